@@ -4,9 +4,11 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import floor
 from typing import NamedTuple
 
 from admission.aging import Aging
+from admission.due_order import DueOrder
 from admission.step_time import plain_sum
 from backend.scheduler.sequence import Sequence
 
@@ -41,18 +43,17 @@ class Load:
 
 @dataclass(slots=True)
 class QueuePosition:
-    """Where a newcomer comes among others: by its class and its age, less its age bonus."""
+    """Where a newcomer comes among others: by its class and by when it is due."""
 
-    key: float  # see `Aging.key`
+    key: float  # see `Aging.due`
     priority_class: int
     aging: Aging
-    overtakes: bool = False  # it has an age bonus
+    is_pressing: bool = False
 
     @classmethod
-    def of(cls, sequence: Sequence, now: float, age_bonus: float, aging: Aging) -> "QueuePosition":
-        """Returns the position of a sequence that arrives now."""
-        level = sequence.priority_class
-        return cls(aging.key(now - age_bonus, level), level, aging, age_bonus > 0)
+    def of(cls, sequence: Sequence, aging: Aging) -> "QueuePosition":
+        """Returns the position of a sequence that has just arrived."""
+        return cls(aging.due(sequence), sequence.priority_class, aging, sequence.is_pressing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +79,31 @@ class WorkAhead(NamedTuple):
 
 
 class _Class:
-    """One tenant's waiting sequences of one class, those that came first in front."""
+    """One tenant's waiting sequences of one class, those that came first in front; of those without pressing deadlines
+    the sums by the second in which they are due (see `Aging.due`).
+    """
 
-    __slots__ = ("load", "sequences")
+    __slots__ = ("due", "load", "num_patient", "patient", "sequences")
 
     def __init__(self) -> None:
         self.load = Load()
-        self.sequences: OrderedDict[Sequence, Load] = OrderedDict()
+        self.patient = self.num_patient = 0  # tokens and requests without pressing deadlines
+        self.sequences: OrderedDict[Sequence, tuple[Load, int]] = OrderedDict()
+        self.due: dict[int, tuple[int, int]] = {}  # tokens and requests
 
     @property
     def oldest(self) -> float:
         return next(iter(self.sequences)).arrival
 
-    def overtaken(self, position: QueuePosition, level: int) -> tuple[int, int]:
-        """Returns tokens and requests of the newest, which rank behind the position. O(those that arrived since)."""
-        tokens = requests = 0
-        for sequence, load in reversed(self.sequences.items()):
-            if position.aging.key(sequence.arrival, level) <= position.key:
-                break
-            if position.aging.key(sequence.arrival - sequence.age_bonus, level) > position.key:
-                tokens += load.tokens
-                requests += 1
-        return tokens, requests
+    def add_patient(self, second: int, tokens: int, requests: int) -> None:
+        before = self.due.get(second, (0, 0))
+        after = before[0] + tokens, before[1] + requests
+        self.patient += tokens
+        self.num_patient += requests
+        if after[1]:
+            self.due[second] = after
+        else:
+            del self.due[second]
 
 
 class TenantBacklog:
@@ -111,25 +115,29 @@ class TenantBacklog:
         self.load = Load()
         self.classes: defaultdict[int, _Class] = defaultdict(_Class)  # those with work
 
+    @property
+    def patient(self) -> tuple[int, int]:
+        """Tokens and requests without pressing deadlines."""
+        waiting = self.classes.values()
+        return sum([one.patient for one in waiting]), sum([one.num_patient for one in waiting])
+
     def before(self, position: QueuePosition) -> tuple[int, int]:
-        """Returns tokens and requests that come before a newcomer: of classes that are as urgent all but what its age
-        bonus overtakes, and of a lower class either nothing or, when its oldest has aged enough, everything.
+        """Returns tokens and requests without pressing deadlines that are due before a newcomer, to the second. O(the
+        seconds for which the oldest has waited).
         """
         tokens = requests = 0
-        for level, waiting in self.classes.items():
-            if level <= position.priority_class or position.aging.key(waiting.oldest, level) < position.key:
-                tokens += waiting.load.tokens
-                requests += waiting.load.count
-                if position.overtakes:
-                    tokens_behind, requests_behind = waiting.overtaken(position, level)
-                    tokens, requests = tokens - tokens_behind, requests - requests_behind
+        for waiting in self.classes.values():
+            for second, (due_tokens, due_requests) in waiting.due.items():
+                if second <= position.key:
+                    tokens += due_tokens
+                    requests += due_requests
         return tokens, requests
 
     def within(self, caps: TokenCaps) -> float:
-        """Returns the tenant's tokens, no class counting for more than its cap."""
+        """Returns the tenant's tokens without pressing deadlines, no class counting for more than its cap."""
         total = 0.0
         for level, waiting in self.classes.items():
-            tokens, cap = waiting.load.tokens, caps.of(level)
+            tokens, cap = waiting.patient, caps.of(level)
             if tokens < cap:  # and no `min`: for each of 64 tenants at every arrival
                 total += tokens
             else:
@@ -140,11 +148,12 @@ class TenantBacklog:
 class _Level:
     """One class over all tenants."""
 
-    __slots__ = ("load", "sizes")
+    __slots__ = ("load", "num_tenants", "sizes")
 
     def __init__(self) -> None:
         self.load = Load()
-        self.sizes: list[int] = []  # tokens of each tenant, ascending
+        self.num_tenants = 0
+        self.sizes: list[int] = []  # tokens of each tenant without pressing deadlines, ascending
 
     def resize(self, before: int, after: int) -> None:
         """Note that a tenant has so many tokens waiting; 0: none. O(tenants), as a move of memory."""
@@ -162,11 +171,13 @@ class _Level:
 class Backlog:
     """The waiting work of all tenants, kept up by telling it of every sequence that begins or ceases to wait."""
 
-    def __init__(self, cost: Callable[[int, float, int], float], shares_blocks: bool = False) -> None:
+    def __init__(self, cost: Callable[[int, float, int], float], aging: Aging, shares_blocks: bool = False) -> None:
         """`cost` returns the seconds of engine time of a whole request, by the tokens of its prompt, of its output, and
         those of its prompt that are cached. `shares_blocks`: answers to one prompt start from one prefill.
         """
         self.total = Load()
+        self.pressing = DueOrder()
+        self.aging = aging  # of those that come from now on
         self._cost = cost
         self._shares_blocks = shares_blocks
         self._groups: Counter[str] = Counter()  # those that wait, by the prompt that they have in common
@@ -198,30 +209,41 @@ class Backlog:
         waiting = tenant.classes[sequence.priority_class]
         if sequence in waiting.sequences:
             return
-        waiting.sequences[sequence] = load
+        level.num_tenants += not waiting.sequences
+        due = self.aging.due(sequence)
+        waiting.sequences[sequence] = load, floor(due)
         if sequence.prompt_group is not None:
             self._groups[sequence.prompt_group] += 1
-        before = waiting.load.tokens
         for sums in (self.total, level.load, tenant.load, waiting.load):
             sums.add(load)
-        level.resize(before, waiting.load.tokens)
+        if sequence.is_pressing:
+            self.pressing.add(sequence, due, load.tokens)
+        else:
+            before = waiting.patient
+            waiting.add_patient(floor(due), load.tokens, 1)
+            level.resize(before, waiting.patient)
 
     def discard(self, sequence: Sequence) -> Load | None:
         """Count a sequence no more; returns the work it had added, or None when it did not wait."""
         waiting = self._class(sequence.tenant, sequence.priority_class)
         if waiting is None or sequence not in waiting.sequences:
             return None
-        load = waiting.sequences.pop(sequence)
+        load, second = waiting.sequences.pop(sequence)
         if (group := sequence.prompt_group) is not None:
             self._groups[group] -= 1
             if not self._groups[group]:
                 del self._groups[group]
         tenant, level = self._tenants[sequence.tenant], self._levels[sequence.priority_class]
-        before = waiting.load.tokens
         for sums in (self.total, level.load, tenant.load, waiting.load):
             sums.take(load)
-        level.resize(before, waiting.load.tokens)
+        if sequence.is_pressing:
+            self.pressing.discard(sequence)
+        else:
+            before = waiting.patient
+            waiting.add_patient(second, -load.tokens, -1)
+            level.resize(before, waiting.patient)
         if not waiting.sequences:
+            level.num_tenants -= 1
             del tenant.classes[sequence.priority_class]
         if not tenant.classes:
             del self._tenants[sequence.tenant]
@@ -260,7 +282,9 @@ class Backlog:
         return backlog.before(position) if backlog else (0, 0)
 
     def within(self, caps: TokenCaps, besides: Iterable[str]) -> float:
-        """Returns tokens of all tenants besides these, no class of a tenant counting for more than its cap."""
+        """Returns tokens without pressing deadlines of all tenants besides these, no class of one counting for more
+        than its cap.
+        """
         total = plain_sum(level.within(caps.of(number)) for number, level in self._levels.items())
         return total - plain_sum(self._tenants[name].within(caps) for name in besides if name in self._tenants)
 
@@ -271,7 +295,7 @@ class Backlog:
     def num_tenants_of(self, priority_class: int) -> int:
         """Returns the number of tenants with work of the class waiting."""
         level = self._levels.get(priority_class)
-        return len(level.sizes) if level else 0
+        return level.num_tenants if level else 0
 
     def _class(self, tenant: str, priority_class: int) -> _Class | None:
         backlog = self._tenants.get(tenant)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from admission.conformal import ConformalBound, Groups
 from admission.estimate import Estimate
+from admission.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
 
 CONFIDENCE = 0.9  # of the bounds that are reported to clients
@@ -20,6 +21,7 @@ DONE_CONFIDENCE = 0.5  # that one admitted is done by its deadline: an answer th
 FIRST_RATE = 0.03  # of adaptation: some 30 promises, as many as are open at a time, move the miss rate by its target
 LAST_RATE = 0.003  # of what an admission is decided by: last tokens are known late
 FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.1, 1e-3  # seconds; no error is taken relative to a shorter estimate
+DECISIVE_RELATIVE_FROM = 0.5  # seconds; the same of what admissions are decided by
 
 
 class LatencyBounds(NamedTuple):
@@ -53,9 +55,10 @@ class CalibratedEstimate(NamedTuple):
 class TokenCalibration:
     """Learns the bounds of first tokens, or of last tokens, of one class.
 
-    Errors grow with what is estimated. Only a first token's deadline is held against errors in seconds, and against
-    those of the whole class: in proportion, or by length, they would be held against long prompts, whose estimates are
-    long. What is reported of last tokens does not adapt to misses, which are known too late for that: hundreds of
+    Errors grow with what is estimated. An admission is decided by the bound that a request has while nobody is let in
+    before it and no step stalls: whoever is let in leaves it in time, and what stalled once says nothing of the next
+    steps. It is that of the whole class: by length, errors would be held against long prompts. What is reported counts
+    both. What is reported of last tokens does not adapt to misses, which are known too late for that: hundreds of
     promises later, adapting to them sways.
     """
 
@@ -67,7 +70,7 @@ class TokenCalibration:
     @classmethod
     def of_first_tokens(cls, confidence: float) -> "TokenCalibration":
         reported = ConformalBound(CONFIDENCE, FIRST_RATE, FIRST_RELATIVE_FROM, extrapolates=True)
-        return cls(reported, ConformalBound(confidence))
+        return cls(reported, ConformalBound(confidence, relative_from=DECISIVE_RELATIVE_FROM))
 
     @classmethod
     def of_last_tokens(cls) -> "TokenCalibration":
@@ -83,26 +86,43 @@ class TokenCalibration:
         """Learns that a token which was reported to have come by now has not."""
         self._is_known(True)
 
-    def came(self, given: LatencyBounds, groups: Groups, seconds: float, has_passed: bool) -> None:
-        """Learns that the token came after so many seconds; `has_passed` says that its bound is known as missed."""
+    def likely(self, estimate: float) -> float:
+        """Returns the bound by which it is decided whether a token that is expected then is in time."""
+        return self._likely.bound(estimate)
+
+    def came(
+        self, given: LatencyBounds, groups: Groups, seconds: float, has_passed: bool, unforeseen: float = 0.0
+    ) -> None:
+        """Learns that the token came after so many seconds, `unforeseen` of which no admission is decided by;
+        `has_passed` says that its bound is known as missed.
+        """
         if not has_passed:
             self._is_known(seconds > given.reported)
-        self._learn(given, groups, seconds, seconds > given.likely)
+        self._reported.observe(given.estimate, seconds, groups)
+        self._decided(given.estimate + unforeseen, seconds)
 
-    def never_came(self, given: LatencyBounds, groups: Groups, least: float, has_passed: bool) -> None:
+    def never_came(
+        self, given: LatencyBounds, groups: Groups, least: float, has_passed: bool, unforeseen: float = 0.0
+    ) -> None:
         """Learns that the token was given up, which would have come after so many seconds at the least: a miss of any
         bound.
         """
         if not has_passed:
             self._is_known(True)
         self._reported.observe(given.estimate, self._reported.beyond(given.estimate, least), groups)
-        self._likely.observe(given.estimate, least)
-        self._likely.adapt(True)
+        if least > given.estimate + unforeseen:
+            self._decided(given.estimate + unforeseen, least)
 
     def gave_up(self, given: LatencyBounds, groups: Groups, least: float) -> None:
         """Learns that nobody waited any more after so many seconds; whether the bound would have held may be open."""
         measured = self._reported.beyond(given.estimate, least)
         self._learn(given, groups, measured, measured > given.likely)
+
+    def _decided(self, estimate: float, seconds: float) -> None:
+        """Learns that a token came after so many seconds for which so many were to be expected."""
+        missed = seconds > self._likely.bound(estimate)
+        self._likely.observe(estimate, seconds)
+        self._likely.adapt(missed)
 
     def _is_known(self, late: bool) -> None:
         self.broken += late
@@ -120,6 +140,7 @@ class _Promise:
     """What a sequence was told, and which of it is known by now."""
 
     given: CalibratedEstimate
+    unforeseen: float  # seconds of those let in before it since; less those for which steps had stalled when it came
     has_first: bool = False  # whether its first token has come
     first_passed: bool = False  # whether what was reported of it has passed before
     last_passed: bool = False
@@ -132,8 +153,11 @@ class EstimateCalibration:
     still, by the time of its own prefill. O(log open) for each event, and what is kept of groups is bounded.
     """
 
-    def __init__(self, decisive: float) -> None:
-        """`decisive` is the confidence with which a first token is held against its deadline."""
+    def __init__(self, decisive: float, pipeline: Pipeline | None = None) -> None:
+        """`decisive` is the confidence with which a first token is held against its deadline; the `pipeline` knows for
+        how long steps have stalled.
+        """
+        self._pipeline = pipeline or Pipeline()
         self._first = defaultdict[int, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
         self._last = defaultdict[int, TokenCalibration](TokenCalibration.of_last_tokens)
         self._open: dict[Sequence, _Promise] = {}
@@ -150,7 +174,7 @@ class EstimateCalibration:
 
     def track(self, sequence: Sequence, given: CalibratedEstimate) -> None:
         """Hold the sequence's tokens against these bounds when they come."""
-        self._open[sequence] = _Promise(given)
+        self._open[sequence] = _Promise(given, -self._pipeline.stalled)
         for is_first, bounds in ((True, given.first_token), (False, given.last_token)):
             heappush(self._due, (given.arrival + bounds.reported, next(self._numbers), is_first, sequence))
         if len(self._due) > self._tolerated:
@@ -158,12 +182,22 @@ class EstimateCalibration:
             heapify(self._due)
             self._tolerated = 2 * len(self._due) + 64
 
+    def likely(self, priority_class: int, estimate: float) -> float:
+        """Returns `TokenCalibration.likely` of a first token of the class."""
+        return self._first[priority_class].likely(estimate)
+
+    def overtaken(self, sequence: Sequence, seconds: float) -> None:
+        """Note that one was let in before the sequence that is expected to take so many seconds."""
+        if (promise := self._open.get(sequence)) is not None:
+            promise.unforeseen += seconds
+
     def first_token(self, sequence: Sequence, now: float) -> None:
         self._pass(now)
         if (promise := self._open.get(sequence)) is not None:
             promise.has_first = True
             given, calibration = promise.given, self._first[sequence.priority_class]
-            calibration.came(given.first_token, _first_groups(sequence), now - given.arrival, promise.first_passed)
+            seconds, unforeseen = now - given.arrival, promise.unforeseen + self._pipeline.stalled
+            calibration.came(given.first_token, _first_groups(sequence), seconds, promise.first_passed, unforeseen)
 
     def last_token(self, sequence: Sequence, now: float) -> None:
         self._pass(now)
@@ -179,7 +213,8 @@ class EstimateCalibration:
         waited = now - given.arrival
         if not sequence.output:
             first = self._first[sequence.priority_class]
-            first.never_came(given.first_token, groups, waited + given.prefill, promise.first_passed)
+            least, unforeseen = waited + given.prefill, promise.unforeseen + self._pipeline.stalled
+            first.never_came(given.first_token, groups, least, promise.first_passed, unforeseen)
         self._last[sequence.priority_class].gave_up(given.last_token, _last_groups(sequence), waited)
 
     def forget(self, sequence: Sequence, now: float) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Listed
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
+from admission.expiry import Expiry
 from admission.idle_calibration import IdleCalibration, work_of_shape
 from admission.kv.copy_time import CopyTime
 from admission.kv.memory import FuturePeak, Gate
@@ -14,7 +15,7 @@ from admission.observer import CoreObserver
 from admission.orderings.ordering import Ordering
 from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
-from admission.overload import AdmissionControl, Expiry
+from admission.overload import AdmissionControl
 from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
@@ -256,12 +257,12 @@ class Controller:
 
     def update_from_output(self, output: StepOutput, now: float) -> list[NewToken]:
         """Account for the oldest step in flight; returns its tokens in row order."""
+        self._pipeline.completed(now)  # first: whoever expired while it stalled, did so for that
         if self._expiry.next_due < now:
             self._expire(now)
         step = self.in_flight[0]
         new_tokens = self.scheduler.update_from_output(output, now)
         self._ledger.completed(output.elapsed)
-        self._pipeline.completed(now)
         for sequence in step.sampled[step.batch.num_decodes :]:  # only prefills bring first tokens
             if len(sequence.output) == 1:
                 self.control.calibration.first_token(sequence, now)

@@ -9,6 +9,7 @@ from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller, TenantHooks
 from admission.estimate import Estimator
+from admission.expiry import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.kv.copy_time import CopyTime
 from admission.kv.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
 from admission.kv.retention import Between, make_retention
@@ -22,9 +23,9 @@ from admission.orderings.ordering import ArrivalOrder, Ordering
 from admission.orderings.tenant_queue import OrderInTenant
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths
-from admission.overload import AdmissionControl, ControlledDelay, DeadlineExpiry, Expiry, NoExpiry, OverloadConfig
+from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
-from admission.scheduling_policy import QueueBounds
+from admission.scheduling_policy import Prefer, QueueBounds
 from admission.step_time import Pipeline, StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.scheduler import Scheduler
@@ -88,7 +89,7 @@ class Scale(NamedTuple):
     deadline_debt_limit: float
 
 
-SCALES = {Unit.ENGINE_TIME: Scale(0.05, 0.25, 1.0), Unit.TOKENS: Scale(512.0, 2560.0, 10_240.0)}
+SCALES = {Unit.ENGINE_TIME: Scale(0.05, 0.25, 16.0), Unit.TOKENS: Scale(512.0, 2560.0, 163_840.0)}
 """The defaults of a configuration in each unit."""
 
 
@@ -111,10 +112,11 @@ class CoreConfig:
     swap: Swap = Swap.MEASURED
     between_turns: Between = Between.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
-    deadline_debt_limit: float = 1.0  # the same, for work with a deadline to be served in the order of age
+    deadline_debt_limit: float = 16.0  # the same, for work to be served in the order of deadlines
     overtaking_seconds: float = 22.0  # in which shorter requests of a tenant may freely overtake; 0: never
     overload: Overload = Overload.DEADLINE
-    confidence: float = 0.4  # that what is admitted meets its deadline
+    confidence: float = 0.9  # that what is admitted meets its deadline
+    prefer: Prefer = Prefer.BALANCED  # what overload spares, until a policy says otherwise
     max_waiting: int | None = 1024  # requests
     max_waiting_tokens: int | None = None
     max_waiting_bytes: int | None = None
@@ -161,10 +163,10 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
-    backlog, drain = Backlog(clock.estimate, engine.shares_blocks), DrainMeter()
     aging = Aging(config.seconds_per_class)
+    backlog, drain = Backlog(clock.estimate, aging, engine.shares_blocks), DrainMeter()
     estimator = Estimator(scheduler, backlog, pipeline, model, lengths, aging, ledger.prepaid)
-    control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator)
+    control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator, pipeline)
     expiry = _expiry(config, estimator)
     return Controller(
         *(scheduler, ordering, ledger, copy_time, lengths, backlog, drain, pipeline, control, expiry, model),
@@ -177,7 +179,7 @@ def _overload_config(config: CoreConfig) -> OverloadConfig:
         return OverloadConfig(deadlines=False, class_bounds=False)
     values = [getattr(config, name) for name in _BOUNDS]
     ours, theirs = QueueBounds(*values[: len(_UNITS)]), QueueBounds(*values[len(_UNITS) :])
-    return OverloadConfig(ours, theirs, config.overload is Overload.DEADLINE, config.confidence)
+    return OverloadConfig(ours, theirs, config.overload is Overload.DEADLINE, config.confidence, prefer=config.prefer)
 
 
 def _expiry(config: CoreConfig, estimator: Estimator) -> Expiry:

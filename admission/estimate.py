@@ -17,109 +17,33 @@ lower class would give up for it, or than the free memory holds of typical reque
 (`departures`).
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
-from itertools import accumulate, count, islice
-from math import ceil, inf
+from itertools import islice
+from math import inf
+from operator import itemgetter
+from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.backlog import Backlog, QueuePosition, TokenCaps, WorkAhead
+from admission.departures import Departures
 from admission.orderings.fair_queue import FairQueue
 from admission.output_length import OutputLengths
 from admission.step_time import Pipeline, StepTimeModel, StepWork, plain_sum
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
-MOST = 8  # quantiles that one sequence stands for
-ENOUGH = 128  # quantiles of all together, from which each has fewer
-COARSE = 8  # of what it has generated, a share that a sequence which outlived its end is expected to last at least
-_GOLDEN = 0.6180339887498949  # multiples of it, less their whole parts, are spread evenly
-
-
-class Departures:
-    """Expects the ends of those running. Each change since the last call costs O(log running), each call O(running)."""
-
-    def __init__(self, lengths: OutputLengths, most_running: int, token_budget: int) -> None:
-        self._lengths, self._token_budget = lengths, token_budget
-        self._each = max(1, min(MOST, ENOUGH // most_running))
-        self._ends: list[int] = []  # sorted numbers of steps, `_each` of each sequence
-        self._of: dict[Sequence, list[int]] = {}
-        self._first: list[tuple[int, int, Sequence]] = []  # heap of each one's first; those that ended leave it lazily
-        self._numbers = count()
-        self._sums = [0]  # of the first n ends
-        self._step = 0
-        self._admissions = 0
-
-    def follow(self, running: Mapping[str, Sequence], step: int, admissions: int) -> None:
-        """Note who runs now, the number of the newest step, and how many sequences were admitted until now."""
-        if step == self._step and len(running) == len(self._of):
-            return
-        self._step = step
-        joined = []
-        if admissions != self._admissions:
-            self._admissions = admissions
-            joined = [sequence for sequence in running.values() if sequence not in self._of]
-        if len(self._of) + len(joined) != len(running):
-            for sequence in [one for one in self._of if one.id not in running]:
-                self._drop(sequence)
-        for sequence in joined:
-            self._expect(sequence)
-        while self._first and self._first[0][0] <= step:
-            end, _, sequence = heappop(self._first)
-            if sequence in self._of and self._of[sequence][0] == end:  # it outlived its first: it is like the rest
-                self._drop(sequence)
-                self._expect(sequence)
-        self._sums = list(accumulate(self._ends, initial=0))
-
-    def steps_until(self, lacking: float, work: float, free: int, length: float) -> int:
-        """Returns the steps until a newcomer has a slot, where so many more have to end for it and those ahead to have
-        one each, whose answers take `work` steps together; `free` slots more are taken now, and `length` is the typical
-        answer's. Monotone: neither more that is lacking nor more work ever makes it sooner.
-        """
-        ends, now, each = self._ends, self._step, self._each
-        first, last = int(each / 2), max(0, int((lacking - 0.5) * each))
-        slots = len(ends) / each + free
-        share = ceil(self._until_served(each * (work - min(work, slots * length) / 2), each * free))
-        if not free:
-            share = max(share, ends[first] - now)
-        return max(0, share if last >= len(ends) else min(share, ends[last] - now))
-
-    def _until_served(self, work: float, free: int) -> float:
-        """Returns the steps until `free` slots, and those that come free, have given so many to those that wait."""
-        ends, sums, now = self._ends, self._sums, self._step
-        low, high = 0, len(ends)
-        while low < high:
-            middle = (low + high) // 2
-            if (middle + free) * ends[middle] - sums[middle] - free * now < work:
-                low = middle + 1
-            else:
-                high = middle
-        return (work + sums[low] + free * now) / (low + free) - now if low + free else 0.0
-
-    def _expect(self, sequence: Sequence) -> None:
-        number, generated, each = next(self._numbers), len(sequence.output), self._each
-        offset = number * _GOLDEN % 1.0
-        shares = [(n + offset) / each for n in range(each)]
-        longer = min(generated + 1 + generated // COARSE, max(sequence.max_tokens, generated + 1))
-        lengths = self._lengths.quantiles(sequence.tenant, sequence.max_tokens, shares, generated, longer)
-        begun = self._step - generated + max(0, sequence.num_uncomputed_tokens - 1) // self._token_budget
-        self._of[sequence] = expected = [begun + length for length in lengths]
-        for end in expected:
-            insort(self._ends, end)
-        heappush(self._first, (expected[0], number, sequence))
-
-    def _drop(self, sequence: Sequence) -> None:
-        for end in self._of.pop(sequence):
-            del self._ends[bisect_left(self._ends, end)]
-
-
 OUTPUT_QUANTILE = 0.9
-AGE_BONUS = 0.4  # of the prefill time beyond the typical prompt's
 TENANTS_EXAMINED = 64  # other tenants, in one estimate
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
+
+
+class Delayed(NamedTuple):
+    """A sequence with a pressing deadline that comes behind a newcomer."""
+
+    sequence: Sequence
+    first_token: float  # seconds from now until its first token is expected, with the newcomer before it
 
 
 @dataclass(slots=True)  # one is made for each newcomer, and frozen ones cost three times as much
@@ -131,8 +55,8 @@ class Estimate:
     wait: float  # until its own prefill
     others_wait: Callable[[], float]  # how long it would be without its tenant's waiting work: for refusals, at once
     prefill: float  # its own
-    typical_prefill: float  # what the typical prompt would take in its place
-    age_bonus: float  # that it gets for having to start sooner, if it has a deadline
+    a_token: float  # of any prefill
+    behind: Callable[[], list[Delayed]]  # those who would have to wait for it: before anything changes
 
     @property
     def own_wait(self) -> float:
@@ -148,12 +72,14 @@ class _CurrentStep:
     seconds: float
     decodes: int
     decode_context: int
-    in_progress: int  # prefill tokens of those running that go before it
+    in_progress: int  # prefill tokens of those running that go before the newcomer
+    behind: list[tuple[float, int, Sequence]]  # of those running with pressing deadlines that do not: keys, tokens
     priority_class: int  # of whose estimate it is
     giving_way: int | None = None  # those running that would give their slots to its class; counted when asked for
 
 
 _NOTHING = WorkAhead(0, 0, 0)
+_KEY = itemgetter(0)
 
 
 class Typical:
@@ -211,17 +137,20 @@ class Estimator:
     def of(self, sequence: Sequence, now: float) -> Estimate:
         """Returns the estimate for a sequence that arrives now."""
         cached = self._backlog.num_cached_tokens(sequence)
+        position = QueuePosition.of(sequence, self.aging)
         step = self._step(sequence, cached)
         a_token = step.seconds / step.prefill_tokens
-        prompt, typical = (len(sequence.prompt) - cached) * a_token, self.typical.prompt * a_token
-        age_bonus = AGE_BONUS * max(0.0, prompt - typical) if sequence.is_pressing else 0.0
-        own, others = self._ahead(sequence, now, age_bonus) if self._backlog.total.count else (_NOTHING, _NOTHING)
+        prompt = (len(sequence.prompt) - cached) * a_token
+        own, others = self._ahead(sequence, position) if self._backlog.total.count else (_NOTHING, _NOTHING)
         wait = self._wait(own, others, step)
-        first = self._pipeline.remaining(now) + wait + prompt + step.seconds / 2
+        soonest = self._pipeline.remaining(now) + step.seconds / 2
+        first = soonest + wait + prompt
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, sequence, step)
         others_wait = partial(self._wait, _NOTHING, others, step)
-        return Estimate(first, last, wait, others_wait, prompt, typical, age_bonus)
+        ahead = step.in_progress + own.tokens + others.tokens + len(sequence.prompt) - cached
+        behind = partial(self._behind, position, step, soonest, ahead)
+        return Estimate(first, last, wait, others_wait, prompt, a_token, behind)
 
     def alone(self, sequence: Sequence) -> float:
         """Returns the seconds of prefill on a machine that does nothing else: no schedule is faster."""
@@ -230,6 +159,19 @@ class Estimator:
         steps, rest = divmod(sequence.num_tokens - cached, config.max_num_batched_tokens)
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
         return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
+
+    def _behind(self, position: QueuePosition, step: _CurrentStep, soonest: float, ahead: float) -> list[Delayed]:
+        """Returns those with pressing deadlines that come behind a newcomer, in their order, if so many tokens with its
+        own come before them. O(all with pressing deadlines).
+        """
+        later = [(due.key, due.tokens, due.sequence) for due in self._backlog.pressing if due.key > position.key]
+        if step.behind:
+            later = sorted(step.behind + later, key=_KEY)
+        a_token, delayed = step.seconds / step.prefill_tokens, []
+        for _, tokens, sequence in later:
+            ahead += tokens
+            delayed.append(Delayed(sequence, soonest + ahead * a_token))
+        return delayed
 
     def _step(self, sequence: Sequence, cached: int) -> _CurrentStep:
         scheduler = self._scheduler
@@ -243,8 +185,14 @@ class Estimator:
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         seconds = self._model.fitted.seconds(work)
         left = self._backlog.total.tokens + len(sequence.prompt) - cached
-        in_progress = scheduler.num_prefill_tokens_before(sequence, left, prefill)
-        return _CurrentStep(prefill, seconds, decodes, context, in_progress, sequence.priority_class)
+        before = scheduler.prefilling_before(sequence, left, prefill)
+        behind = [
+            (self.aging.due(one), one.num_admitted_tokens - one.num_computed_tokens, one)
+            for one in running
+            if one.num_computed_tokens < one.num_admitted_tokens and one.is_pressing and one not in before
+        ]
+        in_progress = sum([one.num_admitted_tokens - one.num_computed_tokens for one in before])
+        return _CurrentStep(prefill, seconds, decodes, context, in_progress, behind, sequence.priority_class)
 
     def _decoding(self, tokens: float, sequence: Sequence, step: _CurrentStep) -> float:
         """Returns the seconds of so many steps: full ones while prompts wait, then such as lately, or its own alone."""
@@ -252,22 +200,38 @@ class Estimator:
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
-    def _ahead(self, sequence: Sequence, now: float, age_bonus: float) -> tuple[WorkAhead, WorkAhead]:
+    def _ahead(self, sequence: Sequence, position: QueuePosition) -> tuple[WorkAhead, WorkAhead]:
         """Returns the waiting work that is served before the newcomer: of its own tenant, and of others."""
         backlog, tenant = self._backlog, sequence.tenant
-        position = QueuePosition.of(sequence, now, age_bonus, self.aging)
-        tokens, requests = backlog.before(tenant, position)
-        own = _NOTHING
-        if requests:
-            own = WorkAhead(tokens, requests, requests * self._lengths.mean(tenant, sequence.max_tokens))
         if self._fair is None:
-            others = backlog.total.count - requests
-            return own, WorkAhead(backlog.total.tokens - tokens, others, others * self.typical.answer)
-        return own, self._of_others(self._fair, tenant, tokens, position)
+            load = backlog.of(tenant)
+            others = backlog.total.count - load.count
+            own = self._of_own(sequence, load.tokens, load.count)
+            return own, WorkAhead(backlog.total.tokens - load.tokens, others, others * self.typical.answer)
+        tokens, requests = backlog.before(tenant, position)
+        patient = self._of_others(self._fair, tenant, tokens, position)
+        pressing_tokens = pressing = 0
+        for due in backlog.pressing:
+            if due.key > position.key:
+                break
+            if due.sequence.tenant == tenant:
+                tokens += due.tokens
+                requests += 1
+            else:
+                pressing_tokens += due.tokens
+                pressing += 1
+        steps = patient.steps + pressing * self.typical.answer
+        others_ahead = WorkAhead(patient.tokens + pressing_tokens, patient.requests + pressing, steps)
+        return self._of_own(sequence, tokens, requests), others_ahead
+
+    def _of_own(self, sequence: Sequence, tokens: int, requests: int) -> WorkAhead:
+        if not requests:
+            return _NOTHING
+        return WorkAhead(tokens, requests, requests * self._lengths.mean(sequence.tenant, sequence.max_tokens))
 
     def _of_others(self, fair: FairQueue, tenant: str, own_tokens: int, position: QueuePosition) -> WorkAhead:
-        """Returns the work of other tenants that goes first: of each that is examined, what its credit lets pass, or
-        what its debt limit lets pass where it is older; and of the rest by their mean.
+        """Returns the work of other tenants without pressing deadlines that goes first: of each that is examined, what
+        its credit lets pass, and before what is pressing no more than is due earlier; of the rest by their mean.
         """
         seen = dict(islice(self._backlog.tenants(), TENANTS_EXAMINED))
         seen.pop(tenant, None)
@@ -275,24 +239,23 @@ class Estimator:
             return _NOTHING
         tokens_of = self.typical.tokens_a_price
         rounds = fair.rounds_before(tenant, own_tokens / tokens_of if tokens_of else 0.0)
-        after = fair.credits_after(seen, rounds)
-        in_turn = self._tokens_for(after)
-        early = self._tokens_for([credit + fair.deadline_debt_limit for credit in after])
+        reaches = self._tokens_for(fair.credits_after(seen, rounds))
+        is_pressing = position.is_pressing and fair.credit(tenant) > -fair.deadline_debt_limit
         a_request = 1 / self.typical.prompt if self.typical.prompt else 0.0
         answers, answer = self._answers, self.typical.answer
         tokens = requests = steps = 0.0
-        for (name, waiting), reach, reach_early in zip(seen.items(), in_turn, early, strict=True):
-            load, passing = waiting.load, float(waiting.load.count)
-            if reach >= load.tokens and reach * a_request >= passing:  # all of it passes, whatever is older
-                tokens += load.tokens
+        for (name, waiting), reach in zip(seen.items(), reaches, strict=True):
+            most, most_requests = waiting.before(position) if is_pressing else waiting.patient
+            passing = float(most_requests)
+            if reach < most:
+                tokens += reach
+                passing = min(passing, reach * a_request)
             else:
-                tokens_before, requests_before = waiting.before(position)
-                tokens += _reached(load.tokens, reach, tokens_before, reach_early)
-                passing = _reached(passing, reach * a_request, requests_before, reach_early * a_request)
+                tokens += most
             requests += passing
             steps += passing * answers.get(name, answer)
         if self._backlog.num_tenants > TENANTS_EXAMINED:
-            mean = TokenCaps(position.priority_class, plain_sum(early) / len(seen), plain_sum(in_turn) / len(seen))
+            mean = TokenCaps(position.priority_class, *2 * [plain_sum(reaches) / len(seen)])
             rest = self._backlog.within(mean, besides=(tenant, *seen))
             tokens, requests = tokens + rest, requests + rest * a_request
             steps += rest * a_request * answer
@@ -350,10 +313,3 @@ class Estimator:
         most = self._scheduler.config.max_preemptions
         lower = [s for s in self._scheduler.running.values() if s.priority_class > priority_class]
         return sum(s.num_preemptions < most for s in lower)
-
-
-def _reached(load: float, reach: float, before: float, reach_early: float) -> float:
-    """Returns the part of a load that its tenant's credit lets pass, or that is older and its debt limit lets pass."""
-    in_turn = reach if reach < load else load  # noqa: FURB136 - twice for each of 64 tenants at every arrival
-    early = reach_early if reach_early < before else before  # noqa: FURB136
-    return early if early > in_turn else in_turn  # noqa: FURB136

@@ -2,9 +2,7 @@
 
 | version | moments and durations | checksum | tokens that could not be drawn | blocks of the prefix cache |
 |---|---|---|---|---|
-| 11 | seconds | over text | not told: a replay draws some, and decides otherwise from then on | there was none |
-| 12 | whole nanoseconds as an integer, others in seconds | over bytes | told by their sequences' ids | there was none |
-| 13 | as in 12 | as in 12 | as in 12 | told: of prompts, of output, found, forked, given up |
+| 13 | whole nanoseconds as an integer, others in seconds | over bytes | told by their sequences' ids | told |
 
 Whole nanoseconds are written in under half of the instructions that the shortest decimal of a float takes, and a
 checksum over bytes in an eighth of those over text.
@@ -49,15 +47,6 @@ def _checksum_of_bytes(numbers: list[int], before: int = 0) -> int:
 FORMATS = {
     one.version: one
     for one in (
-        Format(
-            11,
-            repr,
-            lambda slots: crc32(f"({slots}, ".encode()),
-            lambda starts, slots: crc32(f"{starts})".encode(), slots),
-            tells_failed=False,
-            tells_blocks=False,
-        ),
-        Format(12, _in_nanoseconds, _checksum_of_bytes, _checksum_of_bytes, tells_failed=True, tells_blocks=False),
         Format(13, _in_nanoseconds, _checksum_of_bytes, _checksum_of_bytes, tells_failed=True, tells_blocks=True),
     )
 }

@@ -18,7 +18,7 @@ from admission.kv.retention import Between
 from admission.kv.swap_choice import Swap
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.request import Asked, AskedPrompt
-from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from admission.scheduling_policy import Prefer, QueueBounds, SchedulingPolicy
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
@@ -101,6 +101,7 @@ CORE_FIELDS = Names(
         "leeway": "deadline_debt_limit",
         "overload": "overload",
         "confidence": "confidence",
+        "prefer": "prefer",
         "max_waiting": "max_waiting",
         "max_waiting_tokens": "max_waiting_tokens",
         "max_waiting_bytes": "max_waiting_bytes",
@@ -139,6 +140,7 @@ CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the val
     "memory": Names(
         {"forecast": MemoryGate.FORECAST, "minimum_free": MemoryGate.MINIMUM_FREE, "optimistic": MemoryGate.OPTIMISTIC}
     ),
+    "prefer": Names({one.value: one for one in Prefer}),
     "overload": Names(
         {
             "deadline": Overload.DEADLINE,
@@ -177,6 +179,7 @@ POLICY_FIELDS = (
     "offsets",
     "bounds",
     "may_wait",
+    "prefer",
 )  # fields of `SchedulingPolicy`, which a log has by their places
 BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
 
@@ -219,15 +222,17 @@ def _values(entry: Mapping[str, Any], fields: Names[str]) -> dict[str, Any]:
 
 def policy_entry(policy: SchedulingPolicy) -> list[Any]:
     """Returns what a log says of a scheduling policy."""
-    weights, offsets, bounds, may_wait = (getattr(policy, field) for field in POLICY_FIELDS)
-    return [dict(weights), list(offsets), [[getattr(one, unit) for unit in BOUNDS] for one in bounds], dict(may_wait)]
+    weights, offsets, bounds, may_wait, prefer = (getattr(policy, field) for field in POLICY_FIELDS)
+    each = [[getattr(one, unit) for unit in BOUNDS] for one in bounds]
+    return [dict(weights), list(offsets), each, dict(may_wait), CHOICES["prefer"].of(prefer)]
 
 
 def read_scheduling_policy(entry: list[Any]) -> SchedulingPolicy:
     """Reads a `policy_entry`. Raises `ValueError` or `TypeError` where it is none."""
-    weights, offsets, bounds, may_wait = entry
+    weights, offsets, bounds, may_wait, prefer = entry
     each = tuple(QueueBounds(**dict(zip(BOUNDS, one, strict=True))) for one in bounds)
-    return SchedulingPolicy(**dict(zip(POLICY_FIELDS, (weights, tuple(offsets), each, may_wait), strict=True)))
+    values = weights, tuple(offsets), each, may_wait, CHOICES["prefer"][prefer]
+    return SchedulingPolicy(**dict(zip(POLICY_FIELDS, values, strict=True)))
 
 
 def asked_of(entry: list[Any]) -> Asked:

@@ -56,11 +56,15 @@ class DeadlineInfeasible(AdmissionRefused):
     """The request would miss its deadline for the first or the last token.
 
     `estimate` is when that token would come, in seconds from now; nine in ten such estimates hold. `own_backlog` says
-    that the deadline could be met if the same tenant had nothing waiting already.
+    that the deadline could be met if the same tenant had nothing waiting already. An estimate that is within the
+    deadline says that the time in between is not this request's: others were promised it, or have it as their share.
     """
 
     def __init__(self, what: str, estimate: float, slack: float, own_backlog: bool, retry_after: float) -> None:
-        cause = ", for what the same tenant has waiting already" if own_backlog else ""
+        if own_backlog:
+            cause = ", for what the same tenant has waiting already"
+        else:
+            cause = "; others need the time in between" if estimate <= slack else ""
         super().__init__(
             f"the {what} token is expected in {estimate:.3g} s and must come in {max(0.0, slack):.3g} s{cause}",
             retry_after,

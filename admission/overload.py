@@ -1,33 +1,38 @@
-"""Decides which requests may wait, within bounds on the queue and with deadlines that can be met, and gives up those
-whose answers nobody waits for any more.
+"""Decides which requests may wait, within bounds on the queue and with deadlines that can be met.
 
-A request is refused when it arrives or not at all, with what was estimated. The order of refusal follows from the order
-of service: of a lower class, or of a tenant beyond its share, more is ahead, so its estimate is the longer one. Length
-comes after those: a prompt shorter than the typical one leaves part of the difference to longer ones, and a longer one
-gets an age bonus for having to start sooner, or overload would be paid by long prompts alone.
+A request is refused when it arrives or not at all, with what was estimated. It is let in where it is expected to be in
+time, and where nobody is late for it who was let in before and is due later (admission control for earliest deadline
+first: Liu and Layland, 1973). Tenants beyond their share leave the others the time that these may need (`reserve`). A
+policy may have overload spare requests, or tokens: a prompt then needs more room than its own (`Prefer`).
 """
 
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import count
 from math import inf
-from typing import Protocol
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration
-from admission.estimate import Estimate, Estimator
+from admission.estimate import Delayed, Estimate, Estimator
+from admission.orderings.fair_queue import FairQueue
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
-from admission.scheduling_policy import Excess, QueueBounds, SchedulingPolicy
+from admission.reserve import Reserve
+from admission.scheduling_policy import Excess, Prefer, QueueBounds, SchedulingPolicy
+from admission.step_time import Pipeline
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.sequence import Sequence
 
+TYPICAL_WEIGHT = 0.02  # of each newcomer in the running mean of prompts
 PROBE_EVERY = 64  # borderline refusals; one of them is admitted, so that estimates are not learned from the lucky alone
 BORDERLINE = 1.25  # times the time that is left
-LENGTH_SHARE = 0.45  # of the prefill time by which a prompt is shorter than the typical one: left to longer ones
+ROOM_OF_TOKENS = 2.0
+"""The typical prompts for which there must be room where overload is to spare tokens, so that a long one finds as much
+as a short one.
+"""
+ROOM_OF_REQUESTS = 1.5
+"""The typical prompts of which a prompt may be as long, where overload is to spare requests, before it needs more room
+than its own: from there on, room in proportion to its square, so that a long one makes way for several short ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ class OverloadConfig:
     bounds: QueueBounds = field(default_factory=QueueBounds)
     tenant_bounds: QueueBounds = field(default_factory=QueueBounds)
     deadlines: bool = True  # refuse what cannot be in time
-    confidence: float = 0.4  # that the estimate of one that is admitted holds
+    confidence: float = 0.9  # that the estimate of one that is admitted holds
+    prefer: Prefer = Prefer.BALANCED  # until a policy says otherwise
     class_bounds: bool = True  # those that the policy has for classes hold as well
 
 
@@ -52,13 +58,18 @@ class AdmissionControl:
         drain: DrainMeter,
         lengths: OutputLengths,
         estimator: Estimator,
+        pipeline: Pipeline,
     ) -> None:
-        self.calibration = EstimateCalibration(config.confidence)
+        self.calibration = EstimateCalibration(config.confidence, pipeline)
         self.deferred = 0  # admitted without a deadline, later than their class is meant to be
         self.refuses_late = True  # False: what would be late is let in, as a replay of what became of it does
         self._config, self._scheduler, self._backlog = config, scheduler, backlog
         self._drain, self._lengths, self._estimator = drain, lengths, estimator
-        self._policy = SchedulingPolicy()
+        self._policy = SchedulingPolicy(prefer=config.prefer)
+        fair = scheduler.waiting
+        self._fair = fair if isinstance(fair, FairQueue) else None
+        self._reserve = Reserve()
+        self._typical = 0.0  # prompt tokens, of what is offered
         self._borderline = 0
 
     def admit(self, sequence: Sequence, now: float) -> Load:
@@ -68,6 +79,7 @@ class AdmissionControl:
         """
         output = self._lengths.mean(sequence.tenant, sequence.max_tokens)
         load = self._backlog.load_of(sequence, output)
+        self._offered(sequence, load, now)
         if self._backlog.total.count:  # an empty queue takes anything: it can only run at once
             self._check_bounds(sequence, load)
         if self._config.deadlines and _has_target(sequence):
@@ -77,7 +89,15 @@ class AdmissionControl:
 
     def policy_changed(self, policy: SchedulingPolicy, aging: Aging) -> None:
         self._policy = policy
-        self._estimator.aging = aging
+        self._estimator.aging = self._backlog.aging = aging
+
+    def _offered(self, sequence: Sequence, load: Load, now: float) -> None:
+        """Note what is asked for, whether it is let in or not."""
+        weight = TYPICAL_WEIGHT if self._typical else 1.0
+        self._typical += weight * (load.tokens - self._typical)
+        if self._fair is not None:
+            account = self._fair.account(sequence.tenant)
+            self._reserve.offered(sequence.tenant, account.weight, load.seconds, account.charged, now)
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
         own = self._backlog.of(sequence.tenant)
@@ -105,18 +125,27 @@ class AdmissionControl:
     def _check_deadline(self, sequence: Sequence, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
         calibrated = self.calibration.calibrate(sequence, estimate, now)
-        if self.refuses_late and self._scheduler.has_work:  # an idle machine refuses nobody
-            self._refuse_late(sequence, estimate, calibrated, now)
+        behind = estimate.behind() if sequence.is_pressing else []
+        if self._scheduler.has_work and self.refuses_late:  # an idle machine refuses nobody
+            self._refuse_late(sequence, estimate, calibrated, behind, now)
+        for one in behind:
+            self.calibration.overtaken(one.sequence, estimate.prefill)
         self.calibration.track(sequence, calibrated)
         sequence.first_token_estimate = calibrated.first_token.reported
         sequence.last_token_estimate = calibrated.last_token.reported
-        sequence.age_bonus = estimate.age_bonus
         target = sequence.first_token_target
         if sequence.first_token_by is None and target is not None and calibrated.first_token.reported > target:
             self.deferred += 1
 
-    def _refuse_late(self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float) -> None:
-        late = self._first_token_late(sequence, estimate, calibrated, now)
+    def _refuse_late(
+        self,
+        sequence: Sequence,
+        estimate: Estimate,
+        calibrated: CalibratedEstimate,
+        behind: list[Delayed],
+        now: float,
+    ) -> None:
+        late = self._first_token_late(sequence, estimate, calibrated, behind, now)
         late = late or self._last_token_late(sequence, estimate, calibrated, now)
         if late is None or self._is_probe(late):
             return
@@ -126,18 +155,60 @@ class AdmissionControl:
             del late  # its traceback holds this frame: they would keep each other
 
     def _first_token_late(
-        self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float
+        self,
+        sequence: Sequence,
+        estimate: Estimate,
+        calibrated: CalibratedEstimate,
+        behind: list[Delayed],
+        now: float,
     ) -> DeadlineInfeasible | None:
         if sequence.first_token_by is None:
             return None
         slack = sequence.first_token_by - now
-        longer = estimate.typical_prefill - estimate.prefill
-        excess = calibrated.first_token.likely + LENGTH_SHARE * max(0.0, longer) - slack
+        excess = calibrated.first_token.likely - slack
+        reserve, tenant = self._reserve, sequence.tenant
+        if not reserve.is_needed:
+            excess = max(
+                excess + self._more_room(estimate), self._harm(sequence.priority_class, estimate, behind, 0.0, now)
+            )
+        elif reserve.is_beyond(tenant):
+            room = reserve.room(tenant, slack, now)
+            excess = max(
+                excess + self._more_room(estimate) + room,
+                self._harm(sequence.priority_class, estimate, behind, room, now),
+            )
+        else:
+            reserve.arrived_within(estimate.prefill, slack, now)
         if excess <= 0:
             return None
         own_doing = estimate.own_wait >= excess
         until = self._until_possible(estimate, slack)
         return DeadlineInfeasible("first", calibrated.first_token.most, slack, own_doing, until)
+
+    def _more_room(self, estimate: Estimate) -> float:
+        """Returns the seconds of room that a prompt needs beyond its own prefill, by what overload is to spare."""
+        own, typical = estimate.prefill, self._typical * estimate.a_token
+        match self._policy.prefer:
+            case Prefer.REQUESTS:
+                return own * max(0.0, own / (ROOM_OF_REQUESTS * typical) - 1.0) if typical else 0.0
+            case Prefer.TOKENS:
+                return max(0.0, ROOM_OF_TOKENS * typical - own)
+            case _:
+                return 0.0
+
+    def _harm(self, level: int, estimate: Estimate, behind: list[Delayed], room: float, now: float) -> float:
+        """Returns by how many seconds somebody of a class as urgent is late at the most who would be in time without
+        the newcomer; below 0 if nobody is.
+        """
+        worst, likely = -inf, self.calibration.likely
+        for sequence, first_token in behind:
+            if sequence.first_token_by is None or sequence.priority_class > level:
+                continue
+            slack = sequence.first_token_by - now - room
+            excess = likely(sequence.priority_class, first_token) - slack
+            if excess > worst and likely(sequence.priority_class, first_token - estimate.prefill) <= slack:
+                worst = excess
+        return worst
 
     def _last_token_late(
         self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float
@@ -153,7 +224,7 @@ class AdmissionControl:
         return DeadlineInfeasible("last", calibrated.last_token.most, slack, own_doing, until)
 
     def _is_probe(self, late: DeadlineInfeasible) -> bool:
-        if late.estimate > BORDERLINE * late.slack:
+        if not late.slack < late.estimate <= BORDERLINE * late.slack:
             return False
         self._borderline += 1
         return self._borderline % PROBE_EVERY == 0
@@ -171,137 +242,3 @@ def _has_target(sequence: Sequence) -> bool:
     """Returns whether the sequence has a deadline or a target. One that has none costs no estimate."""
     has_deadline = sequence.first_token_by is not None or sequence.done_by is not None
     return has_deadline or sequence.first_token_target is not None
-
-
-class Expiry(Protocol):
-    """A rule that says which sequences are to be given up. Times are in seconds of the engine's clock."""
-
-    next_due: float  # nobody is due at this moment or before; what follows may be nobody either
-
-    def arrived(self, sequence: Sequence, now: float) -> None: ...
-
-    def left_queue(self, sequence: Sequence, now: float) -> None:
-        """Note that a sequence was admitted, or has ended."""
-        ...
-
-    def due(self, now: float) -> list[Sequence]:
-        """Returns those that are to be ended at this moment."""
-        ...
-
-
-class NoExpiry:
-    """A rule by which nobody is given up."""
-
-    next_due = inf
-
-    def arrived(self, sequence: Sequence, now: float) -> None:
-        pass
-
-    def left_queue(self, sequence: Sequence, now: float) -> None:
-        pass
-
-    def due(self, now: float) -> list[Sequence]:
-        return []
-
-
-class DeadlineExpiry:
-    """A sequence expires when it can have no token in time, or has not ended in time. O(log n) each.
-
-    One that waits expires as soon as the shortest prefill there is would end too late, so that nothing is computed in
-    vain; one that runs, when the deadline itself has passed. A deadline that is feasible never expires.
-    """
-
-    def __init__(self, shortest_prefill: Callable[[Sequence], float]) -> None:
-        """`shortest_prefill` returns the seconds that a prompt takes on a machine that does nothing else."""
-        self._shortest_prefill = shortest_prefill
-        self._heap: list[tuple[float, int, Sequence]] = []  # those that have ended leave it lazily
-        self.next_due = inf
-        self._numbers = count()
-        self._tolerated = 64  # entries, before those that have ended are cleared out
-
-    def arrived(self, sequence: Sequence, now: float) -> None:
-        deadlines = _deadlines(sequence)
-        if deadlines:
-            self._watch(sequence, self._latest_start(sequence))
-        for time in deadlines:
-            self._watch(sequence, time)
-
-    def left_queue(self, sequence: Sequence, now: float) -> None:
-        pass
-
-    def due(self, now: float) -> list[Sequence]:
-        expired: dict[Sequence, None] = {}  # in the order in which their times passed; each has several
-        while self._heap and self._heap[0][0] < now:
-            sequence = heappop(self._heap)[2]
-            if _is_late(sequence, now) or (_is_idle(sequence) and self._is_too_late(sequence, now)):
-                expired[sequence] = None
-        self.next_due = self._heap[0][0] if self._heap else inf
-        return list(expired)
-
-    def _is_too_late(self, sequence: Sequence, now: float) -> bool:
-        """Returns whether it is too late to begin. Prefill may have got faster since the sequence arrived."""
-        latest = self._latest_start(sequence)
-        if latest >= now:
-            self._watch(sequence, latest)
-        return latest < now
-
-    def _latest_start(self, sequence: Sequence) -> float:
-        return min(_deadlines(sequence)) - self._shortest_prefill(sequence)
-
-    def _watch(self, sequence: Sequence, time: float) -> None:
-        heappush(self._heap, (time, next(self._numbers), sequence))
-        self.next_due = self._heap[0][0]
-        if len(self._heap) > self._tolerated:
-            self._heap = [entry for entry in self._heap if entry[2].status is not SequenceStatus.FINISHED]
-            heapify(self._heap)
-            self._tolerated = 2 * len(self._heap) + 64
-
-
-def _deadlines(sequence: Sequence) -> list[float]:
-    return [time for time in (sequence.first_token_by, sequence.done_by) if time is not None]
-
-
-def _is_late(sequence: Sequence, now: float) -> bool:
-    """Returns whether a deadline has passed that the sequence has not met."""
-    if sequence.status is SequenceStatus.FINISHED:
-        return False
-    if sequence.done_by is not None and sequence.done_by < now:
-        return True
-    return not sequence.output and sequence.first_token_by is not None and sequence.first_token_by < now
-
-
-def _is_idle(sequence: Sequence) -> bool:
-    """Returns whether the sequence has had nothing yet, neither prefill nor tokens."""
-    return sequence.status is SequenceStatus.WAITING and sequence.num_computed_tokens == 0 and not sequence.output
-
-
-class ControlledDelay:
-    """Controlled delay (CoDel: Nichols and Jacobson, 2012) for requests: the wait that is allowed is short while the
-    queue does not run empty. `interval` and `target` are in seconds.
-    """
-
-    def __init__(self, interval: float = 2.0, target: float = 0.5) -> None:
-        self.next_due = -inf  # it looks whenever it is asked
-        self._interval, self._target = interval, target
-        self._waiting: OrderedDict[Sequence, float] = OrderedDict()
-        self._empty_at = 0.0
-
-    def arrived(self, sequence: Sequence, now: float) -> None:
-        if not self._waiting:
-            self._empty_at = now
-        self._waiting[sequence] = now
-
-    def left_queue(self, sequence: Sequence, now: float) -> None:
-        self._waiting.pop(sequence, None)
-        if not self._waiting:
-            self._empty_at = now
-
-    def due(self, now: float) -> list[Sequence]:
-        """Returns those that have waited too long; each is to be ended."""
-        allowed = self._interval if now - self._empty_at < self._interval else self._target
-        late = []
-        for sequence, since in self._waiting.items():
-            if now - since <= allowed:
-                break
-            late.append(sequence)
-        return late

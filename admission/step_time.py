@@ -346,6 +346,7 @@ class Pipeline:
         self._predicted: deque[float] = deque()
         self._started = 0.0
         self.typical = 0.0
+        self.stalled = 0.0  # seconds in all by which steps took longer than `FAR_OFF` times their predictions
 
     def planned(self, seconds: float, now: float) -> None:
         """Add a step that is predicted to take so many seconds."""
@@ -355,7 +356,8 @@ class Pipeline:
         self.typical += (_FORGET if self.typical else 1.0) * (seconds - self.typical)
 
     def completed(self, now: float) -> None:
-        self._predicted.popleft()
+        predicted = self._predicted.popleft()
+        self.stalled += max(0.0, now - self._started - FAR_OFF * predicted)
         self._started = now
 
     def lost(self) -> None:

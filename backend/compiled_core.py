@@ -40,7 +40,8 @@ MODULES = (
     *(
         f"admission.{name}"
         for name in (
-            *("aging", "backlog", "calibration", "conformal", "controller", "estimate", "event_log"),
+            *("aging", "backlog", "calibration", "conformal", "controller", "departures", "due_order"),
+            *("estimate", "event_log", "expiry", "reserve"),
             *("event_log_blocks", "event_log_names", "idle_calibration", "least_squares", "ledger", "output_length"),
             *("overload", "prefill_sizer", "step_calibration", "step_time"),
         )

@@ -107,8 +107,8 @@ class FairQueue:
     Idle tenants keep debt, and credit until the round it was granted in ends. Weights count relative to the heaviest,
     which is granted the quantum, so that only their ratios matter; a tenant without one weighs 1.
 
-    Urgent work (class 0) goes on credit only where the turn is of a lower class. The order of age of what has a
-    pressing deadline costs O(log tenants) for each sequence that comes or goes; at a limit of 0 there is none.
+    Urgent work (class 0) goes on credit only where the turn is of a lower class. The order of deadlines
+    costs O(log tenants) for each sequence that comes or goes; at a limit of 0 there is none.
     """
 
     def __init__(
@@ -134,7 +134,9 @@ class FairQueue:
         self._num_waiting, self._now = 0, 0.0
         self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that were admitted and have not ended
         self._ring, self._urgent = _Ring(), _Ring()
-        self._by_age: list[tuple[Place, str]] = []  # heap; an entry that is no tenant's first leaves when it surfaces
+        self._by_deadline: list[
+            tuple[Place, str]
+        ] = []  # heap; an entry that is no tenant's first leaves when it surfaces
         self._debtors: list[tuple[int, str]] = []  # heap of tenants too far in debt, by the round in which that ends
         self._debtor_until: dict[str, int] = {}  # the valid entry of each of them
         self._counter = count(1)
@@ -151,7 +153,7 @@ class FairQueue:
         account.waiting.add(sequence, next(self._counter))
         self._num_waiting += 1
         self._list(account)
-        self._list_by_age(account)
+        self._list_by_due(account)
 
     def restore(self, sequence: Sequence) -> None:
         """Take back a preempted sequence, with its arrival, hence its place among its tenant's, and what it prepaid."""
@@ -166,20 +168,20 @@ class FairQueue:
         if account.num_waiting:
             if self._debt_limit:
                 self._list(account)  # urgent work may be first now
-            self._list_by_age(account)
+            self._list_by_due(account)
 
     def head(self) -> Sequence | None:
         """Returns the next to be admitted, None when nobody may be; the same until something changes."""
         choice = self._by_turn()
-        if choice is None or not (self._by_age or self._debtors):
+        if choice is None or not (self._by_deadline or self._debtors):
             return choice
         account = self.accounts[choice.tenant]
         if self._credit(account) <= -self.deadline_debt_limit:
             return choice  # urgent work that goes first on more credit
         self._forgive()
-        oldest = self._oldest()
-        age = self._first_age(account)
-        return choice if oldest is None or (age is not None and age < oldest[0]) else oldest[1]
+        pressing = self._most_pressing()
+        place = self._first_place(account)
+        return choice if pressing is None or (place is not None and place < pressing[0]) else pressing[1]
 
     def _by_turn(self) -> Sequence | None:
         first = self._ring.first(self._due)
@@ -203,7 +205,7 @@ class FairQueue:
             self._activate(account)
             self._list(account)
         if reason is None:
-            self._list_by_age(account)
+            self._list_by_due(account)
 
     def at(self, now: float) -> None:
         self._now = now
@@ -218,7 +220,7 @@ class FairQueue:
             account.weight = self._weight(account.tenant)
             if account.num_waiting:
                 self._list(account)
-                self._list_by_age(account)
+                self._list_by_due(account)
 
     # paying
 
@@ -256,7 +258,11 @@ class FairQueue:
         if rest:
             self._spend(self.accounts[sequence.tenant], -rest)
         if self._debtor_until.pop(sequence.tenant, None) is not None:
-            self._list_by_age(self.accounts[sequence.tenant])
+            self._list_by_due(self.accounts[sequence.tenant])
+
+    def account(self, tenant: str) -> DeficitAccount:
+        """Returns the tenant's account, which begins with this if it has none."""
+        return self._account(tenant)
 
     def credit(self, tenant: str) -> float:
         return self._credit(self._account(tenant))
@@ -351,37 +357,37 @@ class FairQueue:
         assert first is not None, "it has work waiting"
         return first
 
-    # the order of age
+    # the order of deadlines
 
-    def _first_age(self, account: DeficitAccount) -> Place | None:
+    def _first_place(self, account: DeficitAccount) -> Place | None:
         """Returns the place of the tenant's first sequence; None when it has none that may be admitted."""
         if not account.num_waiting or account.held is not None:
             return None
         return account.waiting.first_place(self._now)
 
-    def _list_by_age(self, account: DeficitAccount) -> None:
+    def _list_by_due(self, account: DeficitAccount) -> None:
         """List the tenant's first sequence, unless it has no pressing deadline or its tenant is too far in debt."""
         if not self.deadline_debt_limit or account.tenant in self._debtor_until:
             return
-        age = self._first_age(account)
-        if age is not None and self._first_of(account).is_pressing:
-            heappush(self._by_age, (age, account.tenant))
+        place = self._first_place(account)
+        if place is not None and self._first_of(account).is_pressing:
+            heappush(self._by_deadline, (place, account.tenant))
 
-    def _oldest(self) -> tuple[Place, Sequence] | None:
-        """Returns the oldest with a pressing deadline, of tenants whose debt is within the limit, and its place."""
-        while self._by_age:
-            age, tenant = self._by_age[0]
+    def _most_pressing(self) -> tuple[Place, Sequence] | None:
+        """Returns the most pressing of tenants whose debt is within the limit, and its place."""
+        while self._by_deadline:
+            place, tenant = self._by_deadline[0]
             account = self.accounts[tenant]
-            is_first = tenant not in self._debtor_until and self._first_age(account) == age
+            is_first = tenant not in self._debtor_until and self._first_place(account) == place
             if is_first and self._credit(account) > -self.deadline_debt_limit:
-                return age, self._first_of(account)
-            heappop(self._by_age)
+                return place, self._first_of(account)
+            heappop(self._by_deadline)
             if is_first:
                 self._set_aside(account)
         return None
 
     def _set_aside(self, account: DeficitAccount) -> None:
-        """Leave a tenant that is too far in debt out of the order of age until its grants have paid for it."""
+        """Leave a tenant that is too far in debt out of the order of deadlines until its grants have paid for it."""
         lacking = -self._credit(account) - self.deadline_debt_limit
         due = self.round + floor(lacking / (self._quantum * account.weight)) + 1
         self._debtor_until[account.tenant] = due
@@ -393,4 +399,4 @@ class FairQueue:
             due, tenant = heappop(self._debtors)
             if self._debtor_until.get(tenant) == due:
                 del self._debtor_until[tenant]
-                self._list_by_age(self.accounts[tenant])
+                self._list_by_due(self.accounts[tenant])

@@ -1,16 +1,16 @@
 """Orders the waiting sequences of one tenant: classes by age, and in a class the shorter first, for a while.
 
-By class and arrival (see `Aging`) the one with the smallest key is the head. Where the head is of the highest class
-that waits, and nothing of the tenant has a pressing deadline, a shorter one of its class goes before it:
+By class and by when they are due (see `Aging.due`) the one with the smallest key is the head. Where the head is of the
+highest class that waits, and nothing of the tenant has a pressing deadline, a shorter one of its class goes before it:
 
-- while the head's key is not `overtaking_seconds` ago: the smallest of those that can still be in time, and where none
-  can, the smallest of all;
+- while the head has not waited for `overtaking_seconds`, beyond the offset of its class: the smallest of those that
+  can still be in time, and where none can, the smallest of all;
 - after that the smallest of those that can still be in time, if the tenant's balance pays for it: what goes in order
   adds `OVERTAKING` of its size to it, up to `SAVED` typical requests, and what goes so takes its size from it.
 
 What was preempted goes on before either. Sizes are in the unit of account, as predicted when a sequence came.
 
-Bound. Once a sequence's key is `overtaking_seconds` ago, the work of its class that goes before it out of order is at
+Bound. Once a sequence has waited for so long, the work of its class that goes before it out of order is at
 most `OVERTAKING` times the work that goes before it in order, and `SAVED` times the largest. `Aging.worst_wait` has the
 wait that follows.
 """
@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from admission.aging import OVERTAKING, SAVED, Aging
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PRESSING, Sequence
 
 IN_TIME = 0.85
 """The share of its target that a sequence may wait and still be in time: what is left is for its own prefill. Recorded
@@ -34,7 +34,7 @@ TARGET = 2.0
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
 Place = tuple[float, int]
-"""A waiting sequence's key by class and arrival, and the number that it was added with: the smaller came first."""
+"""A waiting sequence's key by class and by when it is due, and the number that it was added with."""
 
 _Heap = list[tuple[float, int, Sequence]]  # what was removed leaves it lazily
 
@@ -108,7 +108,7 @@ class TenantQueue:
         """Queue it. Of several with one key, that with the smallest number goes first."""
         assert sequence not in self._waiting, "it waits already"
         order, level = self._order, sequence.priority_class
-        key = sequence.arrival - sequence.age_bonus + order.offset(level)  # as `Aging.key`
+        key = sequence.due + order.offset(level)  # as `Aging.due`
         size = order.size(sequence) if order.overtaking_seconds else 0.0
         self._waiting[sequence] = _Waiting(key, number, size)
         one = self._classes.get(level)
@@ -151,7 +151,7 @@ class TenantQueue:
         one = self._classes[level]
         if one.restored:
             return min(one.restored, key=self._waiting.__getitem__)
-        if now - self._waiting[head].key < seconds:
+        if self._age(head, now) < seconds:
             return self._smallest_in_time(one, now) or self._smallest_late(one)
         small = self._smallest_in_time(one, now)
         return head if small is None or self._waiting[small].size > self._balance else small
@@ -165,7 +165,7 @@ class TenantQueue:
         head, size = self._head(), self._waiting[sequence].size
         if sequence is head:
             self._balance = min(SAVED * self._typical, self._balance + OVERTAKING * size)
-        elif now - self._waiting[head].key >= self._order.overtaking_seconds:
+        elif self._age(head, now) >= self._order.overtaking_seconds:
             self._balance -= size
 
     def _head(self) -> Sequence:
@@ -177,6 +177,10 @@ class TenantQueue:
                 least = entry
         assert least is not None, "it has work waiting"
         return least[2]
+
+    def _age(self, sequence: Sequence, now: float) -> float:
+        """Returns for how long a sequence that does not press has waited, less the offset of its class."""
+        return now - (self._waiting[sequence].key - PRESSING)
 
     def _smallest_in_time(self, one: _Class, now: float) -> Sequence | None:
         while (entry := self._top(one.in_time)) is not None:

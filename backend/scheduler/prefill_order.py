@@ -1,18 +1,19 @@
 """The order in which prompts are computed that hold slots, and which of those that wait may go before them.
 
 A prompt of many steps would keep all of its class waiting that come after it, and taking turns in equal shares would
-keep everyone waiting for everyone. So of one class, who has fewer tokens left goes first (shortest remaining processing
-time: Schrage, 1968), and so does whose first token is due earlier (least slack: SLAI, 2025). It goes before one that
-was admitted earlier
+keep everyone waiting for everyone. So of one class, who has a pressing deadline goes before those that are due later
+(earliest deadline first: Liu and Layland, 1973): that is what estimates have promised. Of all others, who has fewer
+tokens left goes first (shortest remaining processing time: Schrage, 1968) where it costs the other no promise. It goes
+before one that was admitted earlier
 
 - while the other is still expected to have its first token in time, with all that goes before it, and
 - while all that went before the other since it was admitted is at most `prefill_overtaking` of its own prefill.
 
 Bound. A sequence that is admitted with n tokens to compute waits, of its class, for those that were admitted earlier
-and for at most `prefill_overtaking` * n tokens of those that come later, whatever arrives. So each of them progresses.
+for at most `prefill_overtaking` * n tokens of those that come later, and for pressing ones that came before it was due.
+So each of them progresses, whatever arrives.
 """
 
-from math import inf
 from operator import attrgetter
 
 from backend.config import Batching, EngineConfig
@@ -114,7 +115,9 @@ class PrefillOrder:
         running = prefill.sequence
         if head.priority_class != running.priority_class:
             return head.priority_class < running.priority_class
-        if left > prefill.may_wait_for or (left >= _left(running) and _due(head) >= _due(running)):
+        if running.is_pressing or head.presses_before(running):
+            return head.due < running.due
+        if left > prefill.may_wait_for or left >= _left(running):
             return False
         due = running.first_token_by
         return due is None or ahead <= self._hooks.prefill_in_time(running, due, scheduled, room)
@@ -138,7 +141,3 @@ class PrefillOrder:
 
 def _left(sequence: Sequence) -> int:
     return max(0, sequence.num_admitted_tokens - sequence.num_computed_tokens)
-
-
-def _due(sequence: Sequence) -> float:
-    return inf if sequence.first_token_by is None else sequence.first_token_by

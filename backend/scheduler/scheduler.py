@@ -153,16 +153,16 @@ class Scheduler:
             return self.hooks.prefill_budget(num_decodes, decode_context, interval, self._budget.tokens - num_decodes)
         return FixedPrefillBudget(self._budget.tokens)
 
-    def num_prefill_tokens_before(self, sequence: Sequence, left: int, room: int) -> int:
-        """Return the tokens of those running that are computed before one that waits with `left` tokens of its own and
-        of those before it, in steps with `room` for prefill.
+    def prefilling_before(self, sequence: Sequence, left: int, room: int) -> list[Sequence]:
+        """Return those running that are computed before one that waits with `left` tokens of its own and of those
+        before it, in steps with `room` for prefill.
         """
         more_urgent = [s for s in self.running.values() if s.priority_class <= sequence.priority_class]
         prefilling = [s for s in more_urgent if s.num_computed_tokens < s.num_admitted_tokens]
         if prefilling and self.in_flight:
             yielding = self._prefill_order.yielding(sequence, left, self.in_flight[-1], room)
             prefilling = [s for s in prefilling if s not in yielding]
-        return sum([s.num_admitted_tokens - s.num_computed_tokens for s in prefilling])
+        return prefilling
 
     # planning
 

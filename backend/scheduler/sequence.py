@@ -57,7 +57,6 @@ class Sequence:
     prompt_group: str | None = None  # those of a tenant that have the same have one prompt, and start from one prefill
 
     # written by admission
-    age_bonus: float = 0.0  # seconds by which it counts as older in its queue: a long prompt has to start sooner
     first_token_estimate: float | None = None  # seconds from arrival, in which nine in ten have it
     last_token_estimate: float | None = None  # the same for the last token
     charged: float = 0.0  # to its tenant for completed steps, in the unit of account
@@ -126,6 +125,21 @@ class Sequence:
     def is_pressing(self) -> bool:
         """True if its first token is due so soon that others may wait for it."""
         return self.first_token_by is not None and self.first_token_by - self.arrival <= PRESSING
+
+    @property
+    def due(self) -> float:
+        """Return when it is due, in seconds on the engine's clock: at its deadline if that is pressing; else as if what
+        does not press were due when nothing is pressing any more that came with it.
+        """
+        if self.first_token_by is not None and self.first_token_by - self.arrival <= PRESSING:
+            return self.first_token_by
+        return self.arrival + PRESSING
+
+    def presses_before(self, other: "Sequence") -> bool:
+        """Return True if it is computed before another that prefills, because it has a pressing deadline and is due
+        earlier, of a class as urgent.
+        """
+        return self.is_pressing and self.priority_class <= other.priority_class and self.due < other.due
 
     @property
     def is_newcomer(self) -> bool:

@@ -47,7 +47,7 @@ class QueueView:
     def _rank(self, sequence: Sequence, policy: Policy) -> QueueRank:
         scheduler = self._scheduler
         level = policy.classes[min(sequence.priority_class, len(policy.classes) - 1)]
-        aged = sequence.arrival - sequence.age_bonus + level.aging
+        aged = sequence.arrival + level.aging
         return sequence.tenant in scheduler.held_tenants, sequence is not scheduler.waiting_head, aged
 
     def _row(self, sequence: Sequence, record: RequestRecord, now: float) -> Row:

@@ -19,7 +19,7 @@ def sequence(n: int, tenant: str = "a", prompt: int = 8, level: int = 0, arrival
 
 
 def backlog() -> Backlog:
-    return Backlog(lambda prompt, output, cached: 0.1 * prompt)
+    return Backlog(lambda prompt, output, cached: 0.1 * prompt, AGING)
 
 
 def wait(queue: Backlog, sequence: Sequence) -> None:
@@ -61,8 +61,10 @@ def test_the_most_urgent_and_the_oldest_of_those_that_wait_are_known() -> None:
     assert queue.oldest(2) == 6.0
 
 
-def turn(now: float, level: int = 0, age_bonus: float = 0.0) -> QueuePosition:
-    return QueuePosition.of(sequence(0, level=level), now, age_bonus, AGING)
+def turn(now: float, level: int = 0, within: float | None = None) -> QueuePosition:
+    newcomer = sequence(0, level=level, arrival=now)
+    newcomer.first_token_by = None if within is None else now + within
+    return QueuePosition.of(newcomer, AGING)
 
 
 def test_a_lower_class_is_before_a_newcomer_only_once_it_has_aged() -> None:
@@ -73,11 +75,20 @@ def test_a_lower_class_is_before_a_newcomer_only_once_it_has_aged() -> None:
     assert queue.before("a", turn(1.0, level=1))[0] == queue.before("a", turn(1.0, level=2))[0] == 8
 
 
-def test_an_age_bonus_overtakes_what_arrived_since() -> None:
+def test_what_presses_is_behind_what_is_due_before_it_and_has_an_order_of_its_own() -> None:
     queue = backlog()
-    for n, arrival in enumerate((0.0, 1.0, 1.4)):
+    for n, arrival in enumerate((0.0, 1.0, 2.0)):
         wait(queue, sequence(n, prompt=2**n, arrival=arrival))
-    assert [queue.before("a", turn(1.5, age_bonus=early))[0] for early in (0.0, 0.2, 0.6, 2.0)] == [7, 3, 1, 0]
+    assert [queue.before("a", turn(8.5, within=seconds))[0] for seconds in (1.0, 2.0, 3.0, 4.0)] == [0, 1, 3, 7]
+    calm, urgent = sequence(3), sequence(4)
+    calm.first_token_by, urgent.first_token_by = 3.0, 2.0
+    for pressing in (calm, urgent):
+        wait(queue, pressing)
+    assert [due.sequence for due in queue.pressing] == [urgent, calm]
+    assert queue.before("a", turn(20.0)) == (7, 3), "it does not count among those that do not press"
+    assert queue.of("a").count == 5
+    queue.discard(urgent)
+    assert [due.sequence for due in queue.pressing] == [calm]
 
 
 @settings(max_examples=examples(200), deadline=None)

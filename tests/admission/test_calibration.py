@@ -3,6 +3,7 @@ import pytest
 from admission.calibration import CalibratedEstimate, EstimateCalibration
 from admission.conformal import COLD_MARGIN, ENOUGH, GROUP_ENOUGH
 from admission.estimate import Estimate
+from admission.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
 from tests.backend.sequences import make_sequence
 
@@ -47,9 +48,9 @@ def test_a_class_of_which_nothing_is_known_is_told_the_estimate_with_a_margin() 
     )
 
 
-def test_clients_are_told_in_proportion_and_a_first_token_is_decided_by_seconds() -> None:
+def test_errors_are_in_proportion_to_what_was_estimated() -> None:
     calibrated = learned(first=1.5, last=5.0).calibrate(make_sequence(), estimate(3.0, 40.0), 0.0)
-    assert (calibrated.first_token.likely, calibrated.first_token.reported) == (pytest.approx(3.5), pytest.approx(4.5))
+    assert calibrated.first_token.likely == calibrated.first_token.reported == pytest.approx(4.5)
     assert calibrated.last_token.likely == calibrated.last_token.reported == pytest.approx(20.0)
 
 
@@ -163,3 +164,17 @@ def test_short_and_long_prompts_and_tenants_are_told_by_their_own() -> None:
 
     assert {each: told(*each) for each in lasted} == pytest.approx(lasted)
     assert told("new", 10) == pytest.approx(1.0), "as others' prompts of this length"
+
+
+def test_an_admission_is_decided_by_what_could_be_known() -> None:
+    pipeline = Pipeline()
+    calibration = EstimateCalibration(0.9, pipeline)
+    for n in range(60):
+        one = make_sequence(str(n))
+        calibration.track(one, calibration.calibrate(one, estimate(1.0, 10.0), 0.0))
+        calibration.overtaken(one, 0.5)
+        pipeline.planned(0.1, 0.0)
+        pipeline.completed(2.2)
+        calibration.first_token(one, 3.5)
+    assert calibration.likely(0, 1.0) == pytest.approx(1.0)
+    assert calibration.calibrate(make_sequence(), estimate(1.0, 10.0), 4.0).first_token.reported > 3.0

@@ -17,7 +17,7 @@ def test_a_moment_is_read_as_it_was(version: int, seconds: float) -> None:
 
 @given(nanoseconds=st.integers(0, DAYS * 10**9))
 def test_what_a_real_clock_says_is_written_in_whole_nanoseconds(nanoseconds: int) -> None:
-    assert FORMATS[12].moment(nanoseconds / 1e9) == str(nanoseconds)
+    assert FORMATS[13].moment(nanoseconds / 1e9) == str(nanoseconds)
 
 
 @pytest.mark.parametrize("version", FORMATS)

@@ -7,9 +7,9 @@ import pytest
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
 from admission.event_log import replay
+from admission.expiry import ControlledDelay, DeadlineExpiry
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
-from admission.overload import ControlledDelay, DeadlineExpiry
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.simulation.arrival import Arrival
 from admission.simulation.recorder import AttemptOutcome
@@ -81,6 +81,50 @@ def test_a_tenant_beyond_its_share_is_refused_and_the_others_hardly_ever() -> No
     assert lights(fair, AttemptOutcome.GOOD) > 0.9 > lights(fcfs, AttemptOutcome.GOOD)
     turned_away = (AttemptOutcome.REFUSED, AttemptOutcome.EXPIRED)
     assert share(fair, *turned_away, tenant="flood") > 5 * lights(fair, *turned_away)
+
+
+def test_urgent_work_goes_before_what_can_wait_and_the_urgent_pay_for_their_hurry() -> None:
+    arrivals = [
+        arrival._replace(deadline=deadline)
+        for deadline, seed in ((0.7, 1), (2.0, 2), (8.0, 3))
+        for arrival in poisson(2.4, 120, f"tenant-{seed}", seed)
+    ]
+    found = outcomes("order=fair", arrivals)
+    recorder = {deadline: [f for a, f in found if a.deadline == deadline] for deadline in (0.7, 2.0, 8.0)}
+    refused = {deadline: each.count(AttemptOutcome.REFUSED) / len(each) for deadline, each in recorder.items()}
+    assert refused[8.0] < 0.05 and refused[8.0] <= refused[2.0] <= refused[0.7]
+    assert share(found, AttemptOutcome.EXPIRED) < 0.01
+
+
+def test_nobody_is_let_in_for_whom_somebody_who_was_would_be_late() -> None:
+    core = busy()
+    core.arrive(sequence("first", prompt=2000), 0.0)
+    core.schedule(0.0)
+    calm = sequence("calm", prompt=4000, first_token_by=9.9)
+    core.arrive(calm, 0.0)
+    assert calm.first_token_estimate is not None
+    calm.first_token_by = 1.02 * calm.first_token_estimate
+    with pytest.raises(DeadlineInfeasible, match="others need the time in between"):
+        core.arrive(sequence("urgent", prompt=2000, first_token_by=calm.first_token_by - 0.01), 0.0)
+    core.arrive(sequence("more urgent class", prompt=10, first_token_by=0.99 * calm.first_token_by), 0.0)
+
+
+@pytest.mark.parametrize("prefer", ["requests", "tokens"])
+def test_overload_spares_what_it_is_to_prefer(prefer: str) -> None:
+    arrivals = poisson(9.0, 120)
+    found = {each: outcomes(f"order=fair,prefer={each}", arrivals) for each in ("balanced", prefer)}
+
+    def tokens(outcomes: list[tuple[Arrival, AttemptOutcome]]) -> float:
+        return sum(a.prompt_tokens for a, outcome in outcomes if outcome is AttemptOutcome.GOOD)
+
+    def long(outcomes: list[tuple[Arrival, AttemptOutcome]]) -> float:
+        return share([(a, outcome) for a, outcome in outcomes if a.prompt_tokens > 2000], AttemptOutcome.GOOD)
+
+    if prefer == "requests":
+        assert share(found[prefer], AttemptOutcome.GOOD) > share(found["balanced"], AttemptOutcome.GOOD)
+    else:
+        assert tokens(found[prefer]) >= 0.97 * tokens(found["balanced"])
+        assert long(found[prefer]) > long(found["balanced"])
 
 
 def test_a_lower_class_is_refused_before_a_higher_one() -> None:
@@ -210,7 +254,7 @@ def test_baselines_give_up_nobody(overload: Overload) -> None:
 
 
 def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
-    recorder, lines = recorded(f"order=fair,{ENGINE}", poisson(9.0, 20))
+    recorder, lines = recorded(f"order=fair,confidence=0.05,{ENGINE}", poisson(9.0, 20))
     assert {outcome for _, outcome in recorder.outcomes} == {
         AttemptOutcome.GOOD,
         AttemptOutcome.REFUSED,

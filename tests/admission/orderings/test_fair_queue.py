@@ -278,7 +278,7 @@ def flood(deadline: float | None = 10.0) -> list[Sequence]:
     return [*of_a, make_sequence("x", "b", arrival=4.0, first_token_by=deadline)]
 
 
-def test_within_the_limit_on_debt_the_oldest_goes_first_whose_turn_it_may_be() -> None:
+def test_within_the_limit_on_debt_who_is_due_first_goes_first_whose_turn_it_may_be() -> None:
     assert served(queue_of(10.0, *flood())) == "0123x"
 
 
@@ -291,13 +291,22 @@ def test_what_has_no_deadline_is_served_by_turns() -> None:
     assert served(queue_of(10.0, *flood(deadline=None))) == "0x123"
 
 
-def test_an_age_bonus_counts_as_age() -> None:
-    short, long = (
-        make_sequence("s", "a", arrival=1.0, first_token_by=10.0),
-        make_sequence("l", "b", arrival=1.4, first_token_by=10.0),
+def test_who_is_due_earlier_goes_first_whoever_came_first() -> None:
+    patient, calm, urgent = (
+        make_sequence("p", "a", arrival=0.0),
+        make_sequence("c", "b", arrival=1.0, first_token_by=9.0),
+        make_sequence("u", "c", arrival=1.5, first_token_by=2.5),
     )
-    long.age_bonus = 0.5
-    assert served(queue_of(10.0, short, long)) == "ls"
+    assert served(queue_of(10.0, patient, calm, urgent)) == "ucp"
+
+
+def test_whoever_is_not_pressing_is_overtaken_only_until_nothing_presses_that_came_with_it() -> None:
+    patient, early, late = (
+        make_sequence("p", "a", arrival=0.0),
+        make_sequence("e", "b", arrival=7.0, first_token_by=9.9),
+        make_sequence("l", "b", arrival=7.0, first_token_by=10.1),
+    )
+    assert served(queue_of(10.0, patient, early, late)) == "epl"
 
 
 def test_a_held_tenant_is_passed_over_and_comes_back_to_its_place() -> None:

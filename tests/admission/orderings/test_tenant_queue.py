@@ -40,7 +40,7 @@ def test_what_is_removed_is_never_first_and_returns_to_its_place() -> None:
     assert queue.first(3.0) is second
     assert first not in queue
     queue.add(first, 2)
-    assert (queue.first_place(3.0), len(queue)) == ((1.0, 2), 2)
+    assert (queue.first_place(3.0), len(queue)) == ((first.due, 2), 2)
     assert drain(queue) == ["first", "second"]
     assert queue.first_place(3.0) is None
 
@@ -82,10 +82,10 @@ def test_no_size_brings_a_lower_class_before_a_higher_one_that_waits() -> None:
     assert drain(queue, now=3.0) == ["aged 50", "aged 40", "urgent", "short"]
 
 
-def test_where_a_deadline_presses_all_go_by_age() -> None:
+def test_what_presses_goes_first_by_when_it_is_due_whatever_its_size() -> None:
     long, short = make_sequence("long", prompt=100), make_sequence("short", arrival=1.0)
     pressing = make_sequence("pressing", prompt=50, arrival=1.0, first_token_by=4.0)
-    assert drain(by_size(long, pressing, short), now=1.0) == ["long", "pressing", "short"]
+    assert drain(by_size(long, pressing, short), now=1.0) == ["pressing", "short", "long"]
 
 
 def test_what_was_preempted_goes_on_before_shorter_ones() -> None:

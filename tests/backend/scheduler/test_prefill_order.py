@@ -127,33 +127,41 @@ def test_a_prompt_waits_for_none_that_would_make_it_late(
 ) -> None:
     bench, clock = roomy(), Clock(tokens)
     monkeypatch.setattr(bench.scheduler.hooks, "prefill_in_time", clock)
-    long = begun(bench, 128, first_token_by=5.0)
+    long = begun(bench, 128, first_token_by=50.0)
     short = bench.add(4, 2)
     bench.plan()
     assert prefilled(bench) == ({short.id: 4, long.id: BUDGET - 4} if yields else {long.id: BUDGET})
-    assert clock.asked[0] == (5.0, BUDGET)
+    assert clock.asked[0] == (50.0, BUDGET)
     bench.drain()
 
 
-@pytest.mark.parametrize(("due", "goes_first"), [(4.0, True), (5.0, False), (None, False)])
-def test_a_prompt_with_less_time_goes_before_a_longer_one_that_can_wait(due: float | None, goes_first: bool) -> None:
-    bench = roomy(prefill_overtaking=1.0)
-    running = begun(bench, 64, first_token_by=5.0)
-    head = bench.add(60, 2)
-    head.first_token_by = due
-    bench.plan()
-    assert list(prefilled(bench)) == [head.id if goes_first else running.id]
-    bench.drain()
-
-
-def test_the_tokens_before_a_newcomer_are_those_of_prompts_that_do_not_wait_for_it() -> None:
+@pytest.mark.parametrize(("due", "goes_first"), [(4.0, True), (5.0, False), (6.0, False), (None, False)])
+def test_of_two_that_press_who_is_due_earlier_goes_first_whatever_their_lengths(
+    due: float | None, goes_first: bool
+) -> None:
     bench = roomy(prefill_overtaking=0.25)
-    begun(bench, 100, priority_class=1), begun(bench, 128)
+    running = begun(bench, 64, first_token_by=5.0)
+    heads = [bench.add(tokens, 2) for tokens in (100, 4)]
+    for head in heads:
+        head.first_token_by = due
     bench.plan()
-    newcomer, before = bench.add(4, 2), bench.scheduler.num_prefill_tokens_before
-    assert [before(newcomer, left, BUDGET) for left in (4, 32, 33)] == [0, 0, 128 - 2 * BUDGET]
+    assert next(iter(prefilled(bench))) == (heads[0].id if goes_first else running.id)
+    bench.drain()
+
+
+def test_the_prompts_before_a_newcomer_are_those_that_do_not_wait_for_it() -> None:
+    bench = roomy(prefill_overtaking=0.25)
+    lower, running = begun(bench, 100, priority_class=1), begun(bench, 128)
+    bench.plan()
+    newcomer, before = bench.add(4, 2), bench.scheduler.prefilling_before
+    assert [before(newcomer, left, BUDGET) for left in (4, 32, 33)] == [[], [], [running]]
     newcomer.priority_class = 1
-    assert before(newcomer, 4, BUDGET) == 128 - 2 * BUDGET, "and the one of its own class waits"
+    assert before(newcomer, 4, BUDGET) == [running], "and the one of its own class waits"
+    assert lower.num_computed_tokens < 100
+    newcomer.first_token_by = 5.0
+    assert before(newcomer, 33, BUDGET) == [running], "however much it presses"
+    newcomer.priority_class = 0
+    assert before(newcomer, 33, BUDGET) == []
     bench.drain()
 
 

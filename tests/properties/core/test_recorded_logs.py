@@ -22,11 +22,9 @@ from typing import Any
 import pytest
 
 from admission.event_log import VERSION, replay
-from admission.event_log_format import FORMATS
 
 RECORDED = Path(__file__).with_name("recorded")
 LOGS = {path.name.removesuffix(".log.gz"): path for path in sorted(RECORDED.glob("*.log.gz"))}
-EARLIER = sorted(RECORDED.glob("*/*.log.gz"))
 CHOICES = {
     "order": {
         *("fair", "fcfs", "round_robin", "shortest_first"),
@@ -98,17 +96,6 @@ def test_what_was_recorded_is_decided_again_to_the_byte(name: str) -> None:
     assert len(list(replay(recorded))) == len(recorded)
 
 
-@pytest.mark.parametrize("path", EARLIER, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_a_log_of_an_earlier_version_is_decided_again_to_the_byte(path: Path) -> None:
-    recorded = list(lines(path))
-    assert json.loads(recorded[0])[:2] == ["log", int(path.parent.name)]
-    assert len(list(replay(recorded))) == len(recorded)
-
-
-def test_a_log_of_each_version_that_is_read_is_kept() -> None:
-    assert {int(path.parent.name) for path in EARLIER} | {VERSION} == FORMATS.keys()
-
-
 @pytest.mark.parametrize("name", ["fair", "vtc", "flood", "served"])
 def test_a_python_that_sums_floats_exactly_decides_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `sum` does nearly, from Python 3.12 on."""
@@ -124,7 +111,7 @@ def test_a_python_that_sums_floats_exactly_decides_the_same(name: str, monkeypat
 
 
 def test_the_logs_are_small() -> None:
-    assert sum(path.stat().st_size for path in [*LOGS.values(), *EARLIER]) < 360 * 1024
+    assert sum(path.stat().st_size for path in LOGS.values()) < 360 * 1024
 
 
 # what they hold, so that it stays in them

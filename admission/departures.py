@@ -1,0 +1,92 @@
+"""When answers that are being given will end: where slots or memory are lacking, a newcomer waits for that."""
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from itertools import accumulate, count
+from math import ceil
+
+from admission.output_length import OutputLengths
+from backend.scheduler.sequence import Sequence
+
+MOST = 8  # quantiles that one sequence stands for
+ENOUGH = 128  # quantiles of all together, from which each has fewer
+COARSE = 8  # of what it has generated, a share that a sequence which outlived its end is expected to last at least
+_GOLDEN = 0.6180339887498949  # multiples of it, less their whole parts, are spread evenly
+
+
+class Departures:
+    """Expects the ends of those running. Each change since the last call costs O(log running), each call O(running)."""
+
+    def __init__(self, lengths: OutputLengths, most_running: int, token_budget: int) -> None:
+        self._lengths, self._token_budget = lengths, token_budget
+        self._each = max(1, min(MOST, ENOUGH // most_running))
+        self._ends: list[int] = []  # sorted numbers of steps, `_each` of each sequence
+        self._of: dict[Sequence, list[int]] = {}
+        self._first: list[tuple[int, int, Sequence]] = []  # heap of each one's first; those that ended leave it lazily
+        self._numbers = count()
+        self._sums = [0]  # of the first n ends
+        self._step = 0
+        self._admissions = 0
+
+    def follow(self, running: Mapping[str, Sequence], step: int, admissions: int) -> None:
+        """Note who runs now, the number of the newest step, and how many sequences were admitted until now."""
+        if step == self._step and len(running) == len(self._of):
+            return
+        self._step = step
+        joined = []
+        if admissions != self._admissions:
+            self._admissions = admissions
+            joined = [sequence for sequence in running.values() if sequence not in self._of]
+        if len(self._of) + len(joined) != len(running):
+            for sequence in [one for one in self._of if one.id not in running]:
+                self._drop(sequence)
+        for sequence in joined:
+            self._expect(sequence)
+        while self._first and self._first[0][0] <= step:
+            end, _, sequence = heappop(self._first)
+            if sequence in self._of and self._of[sequence][0] == end:  # it outlived its first: it is like the rest
+                self._drop(sequence)
+                self._expect(sequence)
+        self._sums = list(accumulate(self._ends, initial=0))
+
+    def steps_until(self, lacking: float, work: float, free: int, length: float) -> int:
+        """Returns the steps until a newcomer has a slot, where so many more have to end for it and those ahead to have
+        one each, whose answers take `work` steps together; `free` slots more are taken now, and `length` is the typical
+        answer's. Monotone: neither more that is lacking nor more work ever makes it sooner.
+        """
+        ends, now, each = self._ends, self._step, self._each
+        first, last = int(each / 2), max(0, int((lacking - 0.5) * each))
+        slots = len(ends) / each + free
+        share = ceil(self._until_served(each * (work - min(work, slots * length) / 2), each * free))
+        if not free:
+            share = max(share, ends[first] - now)
+        return max(0, share if last >= len(ends) else min(share, ends[last] - now))
+
+    def _until_served(self, work: float, free: int) -> float:
+        """Returns the steps until `free` slots, and those that come free, have given so many to those that wait."""
+        ends, sums, now = self._ends, self._sums, self._step
+        low, high = 0, len(ends)
+        while low < high:
+            middle = (low + high) // 2
+            if (middle + free) * ends[middle] - sums[middle] - free * now < work:
+                low = middle + 1
+            else:
+                high = middle
+        return (work + sums[low] + free * now) / (low + free) - now if low + free else 0.0
+
+    def _expect(self, sequence: Sequence) -> None:
+        number, generated, each = next(self._numbers), len(sequence.output), self._each
+        offset = number * _GOLDEN % 1.0
+        shares = [(n + offset) / each for n in range(each)]
+        longer = min(generated + 1 + generated // COARSE, max(sequence.max_tokens, generated + 1))
+        lengths = self._lengths.quantiles(sequence.tenant, sequence.max_tokens, shares, generated, longer)
+        begun = self._step - generated + max(0, sequence.num_uncomputed_tokens - 1) // self._token_budget
+        self._of[sequence] = expected = [begun + length for length in lengths]
+        for end in expected:
+            insort(self._ends, end)
+        heappush(self._first, (expected[0], number, sequence))
+
+    def _drop(self, sequence: Sequence) -> None:
+        for end in self._of.pop(sequence):
+            del self._ends[bisect_left(self._ends, end)]

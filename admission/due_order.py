@@ -1,0 +1,42 @@
+"""The order of deadlines: who waits with a pressing one, the earliest due first (Liu and Layland, 1973)."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import count
+from typing import NamedTuple
+
+from backend.scheduler.sequence import Sequence
+
+
+class Due(NamedTuple):
+    """A waiting sequence with a pressing deadline."""
+
+    key: float  # see `Aging.due`
+    number: int  # of those with one key, the one that came first goes first
+    sequence: Sequence
+    tokens: int  # of its prompt, that are to be computed
+
+
+class DueOrder:
+    """Keeps them sorted. Adding and removing cost O(log n) and a move of memory."""
+
+    def __init__(self) -> None:
+        self._entries: list[Due] = []
+        self._of: dict[Sequence, Due] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Due]:
+        return iter(self._entries)
+
+    def add(self, sequence: Sequence, key: float, tokens: int) -> None:
+        self._of[sequence] = entry = Due(key, next(self._numbers), sequence, tokens)
+        insort(self._entries, entry)  # numbers differ, so that sequences are never compared
+
+    def discard(self, sequence: Sequence) -> None:
+        """Remove a sequence, if it is there."""
+        entry = self._of.pop(sequence, None)
+        if entry is not None:
+            del self._entries[bisect_left(self._entries, entry)]

@@ -1,0 +1,144 @@
+"""Rules that give up those whose answers nobody waits for any more."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from typing import Protocol
+
+from backend.scheduler.sequence import Sequence, SequenceStatus
+
+
+class Expiry(Protocol):
+    """A rule that says which sequences are to be given up. Times are in seconds of the engine's clock."""
+
+    next_due: float  # nobody is due at this moment or before; what follows may be nobody either
+
+    def arrived(self, sequence: Sequence, now: float) -> None: ...
+
+    def left_queue(self, sequence: Sequence, now: float) -> None:
+        """Note that a sequence was admitted, or has ended."""
+        ...
+
+    def due(self, now: float) -> list[Sequence]:
+        """Returns those that are to be ended at this moment."""
+        ...
+
+
+class NoExpiry:
+    """A rule by which nobody is given up."""
+
+    next_due = inf
+
+    def arrived(self, sequence: Sequence, now: float) -> None:
+        pass
+
+    def left_queue(self, sequence: Sequence, now: float) -> None:
+        pass
+
+    def due(self, now: float) -> list[Sequence]:
+        return []
+
+
+class DeadlineExpiry:
+    """A sequence expires when it can have no token in time, or has not ended in time. O(log n) each.
+
+    One that waits expires as soon as the shortest prefill there is would end too late, so that nothing is computed in
+    vain; one that runs, when the deadline itself has passed. A deadline that is feasible never expires.
+    """
+
+    def __init__(self, shortest_prefill: Callable[[Sequence], float]) -> None:
+        """`shortest_prefill` returns the seconds that a prompt takes on a machine that does nothing else."""
+        self._shortest_prefill = shortest_prefill
+        self._heap: list[tuple[float, int, Sequence]] = []  # those that have ended leave it lazily
+        self.next_due = inf
+        self._numbers = count()
+        self._tolerated = 64  # entries, before those that have ended are cleared out
+
+    def arrived(self, sequence: Sequence, now: float) -> None:
+        deadlines = _deadlines(sequence)
+        if deadlines:
+            self._watch(sequence, self._latest_start(sequence))
+        for time in deadlines:
+            self._watch(sequence, time)
+
+    def left_queue(self, sequence: Sequence, now: float) -> None:
+        pass
+
+    def due(self, now: float) -> list[Sequence]:
+        expired: dict[Sequence, None] = {}  # in the order in which their times passed; each has several
+        while self._heap and self._heap[0][0] < now:
+            sequence = heappop(self._heap)[2]
+            if _is_late(sequence, now) or (_is_idle(sequence) and self._is_too_late(sequence, now)):
+                expired[sequence] = None
+        self.next_due = self._heap[0][0] if self._heap else inf
+        return list(expired)
+
+    def _is_too_late(self, sequence: Sequence, now: float) -> bool:
+        """Returns whether it is too late to begin. Prefill may have got faster since the sequence arrived."""
+        latest = self._latest_start(sequence)
+        if latest >= now:
+            self._watch(sequence, latest)
+        return latest < now
+
+    def _latest_start(self, sequence: Sequence) -> float:
+        return min(_deadlines(sequence)) - self._shortest_prefill(sequence)
+
+    def _watch(self, sequence: Sequence, time: float) -> None:
+        heappush(self._heap, (time, next(self._numbers), sequence))
+        self.next_due = self._heap[0][0]
+        if len(self._heap) > self._tolerated:
+            self._heap = [entry for entry in self._heap if entry[2].status is not SequenceStatus.FINISHED]
+            heapify(self._heap)
+            self._tolerated = 2 * len(self._heap) + 64
+
+
+def _deadlines(sequence: Sequence) -> list[float]:
+    return [time for time in (sequence.first_token_by, sequence.done_by) if time is not None]
+
+
+def _is_late(sequence: Sequence, now: float) -> bool:
+    """Returns whether a deadline has passed that the sequence has not met."""
+    if sequence.status is SequenceStatus.FINISHED:
+        return False
+    if sequence.done_by is not None and sequence.done_by < now:
+        return True
+    return not sequence.output and sequence.first_token_by is not None and sequence.first_token_by < now
+
+
+def _is_idle(sequence: Sequence) -> bool:
+    """Returns whether the sequence has had nothing yet, neither prefill nor tokens."""
+    return sequence.status is SequenceStatus.WAITING and sequence.num_computed_tokens == 0 and not sequence.output
+
+
+class ControlledDelay:
+    """Controlled delay (CoDel: Nichols and Jacobson, 2012) for requests: the wait that is allowed is short while the
+    queue does not run empty. `interval` and `target` are in seconds.
+    """
+
+    def __init__(self, interval: float = 2.0, target: float = 0.5) -> None:
+        self.next_due = -inf  # it looks whenever it is asked
+        self._interval, self._target = interval, target
+        self._waiting: OrderedDict[Sequence, float] = OrderedDict()
+        self._empty_at = 0.0
+
+    def arrived(self, sequence: Sequence, now: float) -> None:
+        if not self._waiting:
+            self._empty_at = now
+        self._waiting[sequence] = now
+
+    def left_queue(self, sequence: Sequence, now: float) -> None:
+        self._waiting.pop(sequence, None)
+        if not self._waiting:
+            self._empty_at = now
+
+    def due(self, now: float) -> list[Sequence]:
+        """Returns those that have waited too long; each is to be ended."""
+        allowed = self._interval if now - self._empty_at < self._interval else self._target
+        late = []
+        for sequence, since in self._waiting.items():
+            if now - since <= allowed:
+                break
+            late.append(sequence)
+        return late
