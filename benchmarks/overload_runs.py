@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from admission.simulation.arrival import Arrival
 from admission.simulation.clients import Clients
+from admission.simulation.device import Device
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import AttemptOutcome, Objective, Recorder, TrackedRequest
 from backend.scheduler.sequence import Sequence as Running
@@ -37,6 +38,8 @@ class Promise(NamedTuple):
     told_last: float
     first: float | None  # None: given up before
     last: float | None
+    prompt: int = 0  # tokens
+    length: int = 0  # tokens of the answer, as far as it came
 
 
 class PromiseRecorder(Recorder):
@@ -69,7 +72,8 @@ class PromiseRecorder(Recorder):
     def _resolve(self, sequence: Running, first: float | None, last: float | None) -> None:
         told_first, told_last = sequence.first_token_estimate, sequence.last_token_estimate
         if (number := self._told.pop(sequence, None)) is not None and told_first is not None and told_last is not None:
-            self.kept.append(Promise(number, sequence.tenant, told_first, told_last, first, last))
+            prompt, length = len(sequence.prompt), len(sequence.output)
+            self.kept.append(Promise(number, sequence.tenant, told_first, told_last, first, last, prompt, length))
 
     def _is_good(self, sequence: Running, first: float, per_token: float) -> bool:
         by = sequence.first_token_by
@@ -219,11 +223,20 @@ def _mean(held: Sequence[bool]) -> float:
     return sum(held) / len(held) if held else 1.0
 
 
-def simulate(policy: str, arrivals: list[Arrival], clients: Clients | None = None, look_into: int = 0) -> Run:
-    """`look_into`: every such refusal is replayed as an admission; 0: none."""
+def simulate(
+    policy: str,
+    arrivals: list[Arrival],
+    clients: Clients | None = None,
+    look_into: int = 0,
+    make_loop: type[ForkingLoop] = ForkingLoop,
+    device: Device = DEVICE,
+) -> Run:
+    """`look_into`: every such refusal is replayed as an admission; 0: none. A `device` may be slower than `DEVICE`, of
+    whose memory it has as much.
+    """
     simulated = parse_simulated_policy(f"{policy},{ENGINE}", DEVICE)
     recorder = PromiseRecorder()
-    loop = ForkingLoop(simulated.make_core(), DEVICE, recorder, simulated.engine.max_model_len, clients)
+    loop = make_loop(simulated.make_core(), device, recorder, simulated.engine.max_model_len, clients)
     loop.every, loop.regrets = look_into, Regrets()
     gc.disable()
     try:
