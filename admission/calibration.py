@@ -20,6 +20,7 @@ CONFIDENCE = 0.9  # of the bounds that are reported to clients
 DONE_CONFIDENCE = 0.5  # that one admitted is done by its deadline: an answer that is cut short was computed in vain
 FIRST_RATE = 0.03  # of adaptation: some 30 promises, as many as are open at a time, move the miss rate by its target
 LAST_RATE = 0.003  # of what an admission is decided by: last tokens are known late
+LAST_WINDOW = 150  # residuals of what is reported of last tokens, which forgets instead of adapting
 FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.1, 1e-3  # seconds; no error is taken relative to a shorter estimate
 DECISIVE_RELATIVE_FROM = 0.5  # seconds; the same of what admissions are decided by
 
@@ -74,7 +75,7 @@ class TokenCalibration:
 
     @classmethod
     def of_last_tokens(cls) -> "TokenCalibration":
-        reported = ConformalBound(CONFIDENCE, 0.0, LAST_RELATIVE_FROM)
+        reported = ConformalBound(CONFIDENCE, 0.0, LAST_RELATIVE_FROM, window=LAST_WINDOW)
         return cls(reported, ConformalBound(DONE_CONFIDENCE, LAST_RATE, LAST_RELATIVE_FROM))
 
     def bounds(self, estimate: float, groups: Groups, least: LatencyBounds = AT_ONCE) -> LatencyBounds:

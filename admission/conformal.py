@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Hashable
 from math import ceil
 
-WINDOW, GROUP_WINDOW = 300, 100  # residuals remembered, of all together and of each group
-ENOUGH, GROUP_ENOUGH = 20, 50  # residuals before they are believed
+WINDOW = 300  # residuals remembered of all together; of each group a third
+ENOUGH = 20  # residuals before they are believed; of a group, half of those remembered
 MOST_GROUPS = 512  # of which residuals are kept; beyond them those go that had none for longest
 COLD_MARGIN = 0.25  # of the estimate: the margin before enough is known
 ADAPTATION_RATE = 0.01
@@ -55,7 +55,7 @@ class Residuals:
 class ConformalBound:
     """Upper bounds that hold with probability `confidence`.
 
-    Each is made of the finest group's residuals of which there are `GROUP_ENOUGH`, else of all. What adapts to misses
+    Each is made of the residuals of the finest group of which enough are known, else of all. What adapts to misses
     is one share for all of them: load changes for everyone at once.
     """
 
@@ -65,11 +65,13 @@ class ConformalBound:
         rate: float = ADAPTATION_RATE,
         relative_from: float | None = None,
         extrapolates: bool = False,
+        window: int = WINDOW,
     ) -> None:
         """`rate`: by how much of a miss the miss rate adapts (Gibbs and Candes, 2021); small where it is known long
         after its bound was given. `relative_from`: the shortest estimate of which residuals are multiples; None: they
         are differences. `extrapolates`: whether misses that go on take bounds beyond the largest residual. Not where
-        a bound decides what is measured: what refuses everything learns nothing any more.
+        a bound decides what is measured: what refuses everything learns nothing any more. `window`:
+        the residuals remembered.
         """
         if not 0 < confidence < 1:
             raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
@@ -77,7 +79,7 @@ class ConformalBound:
         self._rate = rate
         self._relative_from = relative_from
         self._least_miss_rate = -self._target if extrapolates else self._target / 10
-        self._all = Residuals(WINDOW)
+        self._all, self._group_window = Residuals(window), window // 3
         self._groups: dict[Hashable, Residuals] = {}  # the one that had none for longest comes first
 
     def bound(self, estimate: float, groups: Groups = ()) -> float:
@@ -85,7 +87,7 @@ class ConformalBound:
         residuals = self._all
         for group in groups:
             own = self._groups.get(group)
-            if own is not None and len(own) >= GROUP_ENOUGH:
+            if own is not None and len(own) >= self._group_window // 2:
                 residuals = own
                 break
         if len(residuals) < ENOUGH:
@@ -108,7 +110,7 @@ class ConformalBound:
         for group in groups:
             own = self._groups.pop(group, None)
             if own is None:
-                own = Residuals(GROUP_WINDOW)
+                own = Residuals(self._group_window)
                 if len(self._groups) == MOST_GROUPS:
                     del self._groups[next(iter(self._groups))]
             self._groups[group] = own

@@ -1,7 +1,7 @@
 import pytest
 
 from admission.calibration import CalibratedEstimate, EstimateCalibration
-from admission.conformal import COLD_MARGIN, ENOUGH, GROUP_ENOUGH
+from admission.conformal import COLD_MARGIN, ENOUGH, WINDOW
 from admission.estimate import Estimate
 from admission.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
@@ -151,7 +151,7 @@ def test_promises_that_expire_do_not_make_the_next_ones_longer_and_longer() -> N
 def test_short_and_long_prompts_and_tenants_are_told_by_their_own() -> None:
     calibration = EstimateCalibration(0.4)
     lasted = {("a", 10): 1.0, ("a", 1000): 2.0, ("b", 1000): 3.0}
-    for _ in range(GROUP_ENOUGH):
+    for _ in range(WINDOW // 6):
         for (tenant, prompt), seconds in lasted.items():
             waits = make_sequence(tenant=tenant, prompt=prompt)
             calibration.track(waits, calibration.calibrate(waits, estimate(), 0.0))

@@ -2,7 +2,9 @@ from random import Random
 
 import pytest
 
-from admission.conformal import COLD_MARGIN, ENOUGH, GROUP_ENOUGH, GROUP_WINDOW, MOST_GROUPS, ConformalBound
+from admission.conformal import COLD_MARGIN, ENOUGH, MOST_GROUPS, WINDOW, ConformalBound
+
+GROUP_WINDOW, GROUP_ENOUGH = WINDOW // 3, WINDOW // 6
 
 
 def coverage(noise: list[float], confidence: float = 0.9, skip: int = 100) -> float:
