@@ -97,10 +97,14 @@ class TokenCalibration:
         """Learns that the token came after so many seconds, `unforeseen` of which no admission is decided by;
         `has_passed` says that its bound is known as missed.
         """
-        if not has_passed:
-            self._is_known(seconds > given.reported)
+        self.was_kept(given, seconds, has_passed)
         self._reported.observe(given.estimate, seconds, groups)
         self._decided(given.estimate + unforeseen, seconds)
+
+    def was_kept(self, given: LatencyBounds, seconds: float, has_passed: bool) -> None:
+        """Learns no more than whether the bound held, as of a token that came after so many seconds."""
+        if not has_passed:
+            self._is_known(seconds > given.reported)
 
     def never_came(
         self, given: LatencyBounds, groups: Groups, least: float, has_passed: bool, unforeseen: float = 0.0
@@ -142,6 +146,7 @@ class _Promise:
 
     given: CalibratedEstimate
     unforeseen: float  # seconds of those let in before it since; less those for which steps had stalled when it came
+    knows_length: bool
     has_first: bool = False  # whether its first token has come
     first_passed: bool = False  # whether what was reported of it has passed before
     last_passed: bool = False
@@ -173,9 +178,11 @@ class EstimateCalibration:
         last = self._last[sequence.priority_class].bounds(estimate.last_token, _last_groups(sequence), first)
         return CalibratedEstimate(now, estimate.prefill, first, last)
 
-    def track(self, sequence: Sequence, given: CalibratedEstimate) -> None:
-        """Hold the sequence's tokens against these bounds when they come."""
-        self._open[sequence] = _Promise(given, -self._pipeline.stalled)
+    def track(self, sequence: Sequence, given: CalibratedEstimate, knows_length: bool = True) -> None:
+        """Hold the sequence's tokens against these bounds when they come. Without `knows_length`, its last token was
+        estimated by what it declares, and how far that is off says nothing of estimates that are made of answers.
+        """
+        self._open[sequence] = _Promise(given, -self._pipeline.stalled, knows_length)
         for is_first, bounds in ((True, given.first_token), (False, given.last_token)):
             heappush(self._due, (given.arrival + bounds.reported, next(self._numbers), is_first, sequence))
         if len(self._due) > self._tolerated:
@@ -203,8 +210,12 @@ class EstimateCalibration:
     def last_token(self, sequence: Sequence, now: float) -> None:
         self._pass(now)
         if (promise := self._open.pop(sequence, None)) is not None:
-            given, calibration = promise.given, self._last[sequence.priority_class]
-            calibration.came(given.last_token, _last_groups(sequence), now - given.arrival, promise.last_passed)
+            given, calibration = promise.given.last_token, self._last[sequence.priority_class]
+            seconds = now - promise.given.arrival
+            if promise.knows_length:
+                calibration.came(given, _last_groups(sequence), seconds, promise.last_passed)
+            else:
+                calibration.was_kept(given, seconds, promise.last_passed)
 
     def expired(self, sequence: Sequence, now: float) -> None:
         self._pass(now)
@@ -216,7 +227,8 @@ class EstimateCalibration:
             first = self._first[sequence.priority_class]
             least, unforeseen = waited + given.prefill, promise.unforeseen + self._pipeline.stalled
             first.never_came(given.first_token, groups, least, promise.first_passed, unforeseen)
-        self._last[sequence.priority_class].gave_up(given.last_token, _last_groups(sequence), waited)
+        if promise.knows_length:
+            self._last[sequence.priority_class].gave_up(given.last_token, _last_groups(sequence), waited)
 
     def forget(self, sequence: Sequence, now: float) -> None:
         """Stop tracking a sequence that was cancelled: when its tokens would have come stays unknown."""

@@ -130,7 +130,8 @@ class AdmissionControl:
             self._refuse_late(sequence, estimate, calibrated, behind, now)
         for one in behind:
             self.calibration.overtaken(one.sequence, estimate.prefill)
-        self.calibration.track(sequence, calibrated)
+        knows_length = self._lengths.knows(sequence.tenant, sequence.max_tokens)
+        self.calibration.track(sequence, calibrated, knows_length)
         sequence.first_token_estimate = calibrated.first_token.reported
         sequence.last_token_estimate = calibrated.last_token.reported
         target = sequence.first_token_target

@@ -178,3 +178,13 @@ def test_an_admission_is_decided_by_what_could_be_known() -> None:
         calibration.first_token(one, 3.5)
     assert calibration.likely(0, 1.0) == pytest.approx(1.0)
     assert calibration.calibrate(make_sequence(), estimate(1.0, 10.0), 4.0).first_token.reported > 3.0
+
+
+def test_what_was_estimated_by_what_a_request_declares_says_nothing_of_estimates_by_answers() -> None:
+    calibration = learned(first=1.0, last=10.0)
+    for _ in range(200):
+        waits = make_sequence()
+        calibration.track(waits, calibration.calibrate(waits, estimate(1.0, 50.0), 0.0), knows_length=False)
+        calibration.last_token(waits, 10.0)
+    assert calibration.calibrate(make_sequence(), estimate(), 0.0).last_token.reported == pytest.approx(10.0)
+    assert calibration.completion_coverage == 1.0, "whether it held counts all the same"
