@@ -8,7 +8,7 @@ from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 
 SHARE = 0.005  # of the time, that calibration takes of an idle engine
-INTERVAL = 2.0  # seconds between two steps, at least
+INTERVAL = 5.0  # seconds between two steps, at least
 LONGEST = 0.02  # seconds that a step may be predicted to take: a request that comes may have to wait for it
 ENOUGH = 8  # steps, until their errors say anything of all prices
 RECENT = 32  # steps whose errors are remembered

@@ -3,8 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.core import CoreConfig, MemoryGate, Unit, make_core
-from admission.ledger import EngineTimeTariff, TokenTariff
+from admission.idle_calibration import work_of_shape
+from admission.ledger import EngineTimeTariff, TokenTariff, work_of
+from admission.orderings.fair_queue import FairQueue
 from admission.step_time import StepTime, StepTimeModel, StepWork
+from backend.calibration_steps import calibration_series
 from backend.config import EngineConfig
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
@@ -76,3 +79,72 @@ def test_what_is_cached_of_a_prompt_is_not_prepaid(prompt: int, cached: int, out
     assert TokenTariff().estimate(prompt, output, cached) + cached == pytest.approx(
         TokenTariff().estimate(prompt, output)
     )
+
+
+KNEE = StepTime((0.01, 1e-4, 2e-4, 1e-6, 0.0, 0.0, 3e-4), 8)
+
+
+def knee_tariff() -> EngineTimeTariff:
+    """Of a device whose steps turn dearer at 8 tokens, which calibration has found out."""
+    model = StepTimeModel(KNEE)
+    works = [StepWork(count, 0, 0, 0, 0) for count in range(1, 40)] + [StepWork(0, n, 16 * n) for n in range(1, 40)]
+    works += [StepWork(0, n, 1600 * n) for n in range(1, 40)]
+    model.calibrate([(work, KNEE.seconds(work)) for work in works])
+    assert abs(model.fitted.knee - 8) <= 1
+    return EngineTimeTariff(model)
+
+
+def test_what_a_step_takes_beyond_the_knee_is_divided_among_all_its_tokens() -> None:
+    """Twelve decodes and a chunk of twelve tokens: a token of either passes the knee with the others."""
+    tariff = knee_tariff()
+    starts, lengths = [0] * 12 + [0], [1] * 12 + [12]
+    step = ScheduledStep(Batch(0, 12, list(range(13)), starts, lengths, [0] * 12, list(range(12))))
+    each = 3e-4 * (24 - 8) / 24
+    costs = tariff.costs(step, 1.0)
+    assert costs[12] / costs[0] == pytest.approx(12 * (1e-4 + each) / (2e-4 + 1e-6 + each), rel=0.03)
+    assert sum(costs) == pytest.approx(1.0)
+
+
+def test_a_request_beyond_the_knee_is_expected_to_cost_what_its_tokens_are_charged() -> None:
+    tariff = knee_tariff()
+    step = ScheduledStep(Batch(0, 12, list(range(12)), [9] * 12, [1] * 12, [], list(range(12))))
+    for _ in range(400):
+        costs = tariff.costs(step, KNEE.seconds(StepWork(0, 12, 120)))
+    assert tariff.estimate(1, 10) == pytest.approx(11 * costs[0], rel=0.2)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_who_leaves_is_charged_all_that_the_device_did_for_it_steps_in_flight_included(steps: int) -> None:
+    """The device's time is divided by its own prices, to which the ledger's are calibrated."""
+    true = StepTime((0.004, 1e-4, 2e-4, 1e-6, 1e-6, 0.0, 0.0))
+    model = StepTimeModel(true)
+    works = [work_of_shape(step) for series in calibration_series(ENGINE) for step in series]
+    model.calibrate([(work, true.seconds(work)) for work in works])
+    took: dict[str, float] = {"leaves": 0.0, "stays": 0.0}
+
+    def seconds(step: ScheduledStep) -> float:
+        batch = step.batch
+        parts = [
+            true.of_prefill(start, length) if row >= batch.num_decodes else 2e-4 + 1e-6 * (start + 1)
+            for row, (start, length) in enumerate(zip(batch.starts, batch.lengths, strict=True))
+        ]
+        elapsed = 1.3 * true.seconds(work_of(step))
+        for sequence, part in zip(step.sequences, parts, strict=True):
+            took[sequence.tenant] += elapsed * part / sum(parts)
+        return elapsed
+
+    core = make_core(CoreConfig(debt_limit=0.0), ENGINE, model)
+    machine = ClockedCore(core, seconds)
+    leaver = machine.add(make_sequence("leaver", "leaves", 60, 40))
+    machine.add(make_sequence("other", "stays", 10, 40))
+    machine.steps(steps)
+    machine.plan()
+    assert len(core.in_flight) == 2 and leaver in core.in_flight[-1].sequences
+    machine.finish(leaver)
+    machine.drain()
+    queue = core.scheduler.waiting
+    assert isinstance(queue, FairQueue)
+    for tenant, seconds_taken in took.items():
+        assert queue.accounts[tenant].charged == pytest.approx(seconds_taken, rel=0.01)
+        assert queue.credit(tenant) == pytest.approx(-seconds_taken, abs=0.06), "nothing of it is given back"
+    assert not queue.prepaid
