@@ -223,7 +223,7 @@ class StepTimeModel:
         if not len(calibration):
             return
         knee = self.fitted.knee
-        if not self.num_steps:
+        if self._calibrated is None and not self.num_steps:
             self._evidence, knee = Evidence(), calibration.knee(knee)
             self._scale = typical_features(knee)
         self._calibrated = calibration.fit(knee)
