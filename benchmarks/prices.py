@@ -212,7 +212,7 @@ class Figures(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> int:
     parser = scenario_parser(__doc__, runs=3)
-    parser.add_argument("--seconds", type=float, default=200.0, help="simulated, with all tenants' work waiting")
+    parser.add_argument("--seconds", type=float, default=120.0, help="simulated, with all tenants' work waiting")
     parser.add_argument("--first-seed", type=int, default=SEEDS)
     options = parser.parse_args(arguments)
     runs, seconds = (1, 5.0) if options.quick else (options.runs, options.seconds)
