@@ -19,6 +19,7 @@ REASONS = {
     "allowance": "its tenant held as much KV memory as its limit allows",
     "tokens": "its tenant's token limit had no more for it yet",
 }
+SHORTER = "for {} of its tenant"  # and how many
 BEHIND = "behind others, because "  # and the reason of the first in line
 PAUSED = "paused: "  # and the limit that one which runs has met
 
@@ -33,6 +34,8 @@ class _SequenceHistory:
     lines: list[str] = field(default_factory=list)
     waiting_since: float | None = None
     waits: dict[str, float] = field(default_factory=dict)  # seconds by reason
+    level: int = 0
+    overtaken_by: dict[str, None] = field(default_factory=dict)  # those of its class that came later and went first
     over: bool = False
 
     def say(self, now: float, text: str) -> None:
@@ -57,9 +60,11 @@ class _SequenceHistory:
         """Say how long the sequence has waited until now, and for what reasons."""
         assert self.waiting_since is not None
         self.say(now, f"{what} {now - self.waiting_since:.3f} s")
+        count = len(self.overtaken_by)
+        shorter = SHORTER.format(f"{count} shorter request{'s' if count > 1 else ''}")
         for reason, seconds in sorted(self.waits.items(), key=lambda item: -item[1]):
-            self.lines.append(f"{'':13}{seconds:.3f} s: {reason}")
-        self.waiting_since, self.waits = None, {}
+            self.lines.append(f"{'':13}{seconds:.3f} s: {shorter if reason == SHORTER else reason}")
+        self.waiting_since, self.waits, self.overtaken_by = None, {}, {}
 
 
 def explain(lines: Iterable[str], request: str) -> list[str]:
@@ -85,6 +90,9 @@ class _LogReader:
         self._previous = 0.0  # when the last entry was made
         self._held: dict[str, str] = {}  # tenants that are skipped, each with the limit of its own that it has met
         self._prompts: dict[str, int] = {}  # lengths in tokens
+        self._is_by_size = False
+        self._came: dict[str, tuple[str, int, float]] = {}  # tenant, class and arrival of those that have not begun
+        self._began: list[tuple[str, str, int, float]] = []  # those that began with the last plan
         self._engine: dict[str, Any] = {}  # its settings
         self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
         self._readers: dict[str, Callable[..., None]] = {
@@ -116,6 +124,7 @@ class _LogReader:
     def _begin(self, entry: list[Any]) -> None:
         check_version(entry)
         self._engine = entry[2]
+        self._is_by_size = bool(entry[3].get("overtaking_seconds"))
         if CHOICES["overload"][entry[3]["overload"]] is Overload.CONTROLLED_DELAY:
             self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}
 
@@ -123,7 +132,7 @@ class _LogReader:
         """Count the time since the last entry for the reason that the last plan gave."""
         for history in self._open():
             if history.waiting_since is not None:
-                history.wait(_reason(history, self._why, self._held), now - self._previous)
+                history.wait(self._reason(history), now - self._previous)
         self._previous = now
 
     def _asked(self, now: float, name: str, tenant: str, *rest: Any) -> None:
@@ -148,10 +157,12 @@ class _LogReader:
         level: int,
         *rest: Any,
     ) -> None:
+        if self._is_by_size and rest[-1] is None:
+            self._came[name] = tenant, level, now
         request, _, index = name.rpartition("-")
         if name != self._request and not (request == self._request and index.isdecimal()):
             return
-        history = self.histories[name] = _SequenceHistory(name, tenant, now, waiting_since=now)
+        history = self.histories[name] = _SequenceHistory(name, tenant, now, waiting_since=now, level=level)
         history.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
         _, _, first_by, done_by, _, first, last, refusal, *_ = rest
         self._prompts[name] = prompt
@@ -179,6 +190,9 @@ class _LogReader:
         cached = cached or {}
         self._held = self._held if held is None else held
         why_given_up = dict(given_up)
+        for name in why_given_up:
+            self._came.pop(name, None)
+        self._began = [(name, *self._came.pop(name)) for name, _ in chunks if name in self._came]
         for history in self._open():
             if history.name in why_given_up:
                 history.end(now, self._given_up[why_given_up[history.name]])
@@ -200,6 +214,21 @@ class _LogReader:
                 history.waiting_since = now
         self._why = why
 
+    def _reason(self, history: _SequenceHistory) -> str:
+        """Returns why it waits since the last plan: for those that came later and went first, or as that says."""
+        ahead = list(self._began)
+        if self._why is not None and (head := self._why[1]) in self._came:
+            ahead.append((head, *self._came[head]))
+        shorter = [
+            name
+            for name, tenant, level, came in ahead
+            if (tenant, level) == (history.tenant, history.level) and came > history.arrived
+        ]
+        if not shorter or history.tenant in self._held:
+            return _reason(history, self._why, self._held)
+        history.overtaken_by.update(dict.fromkeys(shorter))
+        return SHORTER
+
     def _found(self, name: str, blocks: int) -> str:
         """Returns what is said of blocks that were found; of one that was preempted, they may be of its answer too."""
         tokens, prompt = blocks * self._engine["block_size"], self._prompts[name]
@@ -219,6 +248,7 @@ class _LogReader:
                 history.waiting_since = now
 
     def _finish(self, now: float, name: str, reason: str, *_: Any) -> None:
+        self._came.pop(name, None)
         if name in self.histories:
             self.histories[name].end(now, _ENDINGS.get(reason, reason))
 

@@ -61,6 +61,29 @@ def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> No
     ]
 
 
+def test_a_wait_for_shorter_requests_of_its_tenant_is_told_with_their_number() -> None:
+    def arrival(now: float, name: str, tenant: str, prompt: int) -> list[Any]:
+        return ["arrive", now, name, tenant, prompt, 100, 100, 1, None, 0, None, None, None, None, None, None]
+
+    log = [
+        [*HEADER[:3], {"overload": "deadline", "overtaking_seconds": 22.0}, *HEADER[4:]],
+        arrival(1.0, "r-0", "acme", 400),
+        arrival(1.2, "a-0", "acme", 20),
+        arrival(1.3, "b-0", "acme", 30),
+        arrival(1.3, "c-0", "other", 30),
+        ["plan", 1.5, 0, 3, 0, [["a-0", 20]], [], ["slots", "b-0"], None, []],
+        ["plan", 2.0, 1, 3, 0, [["b-0", 30]], [], ["slots", "c-0"], None, []],
+        ["plan", 2.25, 2, 3, 0, [["c-0", 30]], [], ["slots", "r-0"], None, []],
+        ["plan", 3.25, 3, 3, 0, [["r-0", 400]], [], None, None, []],
+    ]
+    assert explain(map(json.dumps, log), "r")[2:6] == [
+        "    2.250 s  admitted after waiting 2.250 s",
+        "             1.000 s: max_num_seqs sequences were running",
+        "             0.750 s: for 2 shorter requests of its tenant",
+        "             0.500 s: until the next step was planned",
+    ]
+
+
 def test_a_step_without_memory_is_told_by_whoever_gave_way_for_it() -> None:
     log = [*LOG[:7], ["lost", 3.5, 3, ["r-0"]], ["plan", 4.0, 3, 0, 0, [["r-0", 15]], [], None, None, []]]
     assert explain(map(json.dumps, log), "r")[-5:-1] == [
