@@ -11,6 +11,7 @@ from admission.kv.copy_time import CopyTime
 from admission.kv.memory import FuturePeak, Gate
 from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger, work_of
+from admission.length_predictor import LengthPredictor, features_of
 from admission.observer import CoreObserver
 from admission.orderings.ordering import Ordering
 from admission.outcome import AdmissionRefused
@@ -117,10 +118,13 @@ class Controller:
         expiry: Expiry,
         step_time: StepTimeModel,
         calibrates: bool = False,
+        predictor: LengthPredictor | None = None,
     ) -> None:
-        """`calibrates`: whether whoever owns the device is to run calibration steps."""
+        """`calibrates`: whether whoever owns the device is to run calibration steps. A `predictor` is told features and
+        answers.
+        """
         self.scheduler = scheduler
-        self.calibrates = calibrates
+        self.calibrates, self.predictor = calibrates, predictor
         self.idle_calibration = IdleCalibration(scheduler.config, step_time)
         self.in_flight = scheduler.in_flight  # planned and not yet accounted for, the oldest first
         self.lengths, self.step_time = lengths, step_time
@@ -141,6 +145,8 @@ class Controller:
     def arrive(self, sequence: Sequence, now: float) -> None:
         """Queue it. Raises an `AdmissionRefused` that says why not, and then keeps nothing of it."""
         sequence.arrival = now
+        if self.predictor is not None and not sequence.features:
+            sequence.features = features_of(sequence.tenant, sequence.prompt, sequence.max_tokens)
         self.scheduler.pin(sequence, now)
         try:
             load = self.control.admit(sequence, now)
@@ -309,6 +315,8 @@ class Controller:
     def _answered(self, sequence: Sequence, now: float) -> None:
         """Learn from an answer that is complete."""
         self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
+        if self.predictor is not None:
+            self.predictor.observe(sequence.features, len(sequence.output))
         self.control.calibration.last_token(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:

@@ -15,6 +15,7 @@ from admission.kv.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
 from admission.kv.retention import Between, make_retention
 from admission.kv.swap_choice import Swap, SwapChoice
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
+from admission.length_predictor import LengthPredictor
 from admission.orderings.adaptive_lifo import AdaptiveLifo
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
@@ -114,6 +115,7 @@ class CoreConfig:
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
     deadline_debt_limit: float = 16.0  # the same, for work to be served in the order of deadlines
     overtaking_seconds: float = 22.0  # in which shorter requests of a tenant may freely overtake; 0: never
+    predicts_lengths: bool = True  # from prompts, for the order inside a tenant
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.9  # that what is admitted meets its deadline
     prefer: Prefer = Prefer.BALANCED  # what overload spares, until a policy says otherwise
@@ -147,7 +149,8 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     tariff: Tariff = (
         EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff(config.charges_recompute)
     )
-    ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths))
+    predictor = LengthPredictor() if config.predicts_lengths and config.order is Order.FAIR else None
+    ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths, predictor))
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
     ledger = Ledger(ordering, tariff, model, copy_time)
@@ -171,6 +174,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     return Controller(
         *(scheduler, ordering, ledger, copy_time, lengths, backlog, drain, pipeline, control, expiry, model),
         calibrates=config.calibration,
+        predictor=predictor,
     )
 
 
@@ -194,9 +198,15 @@ def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
     return MinimumFree(config.min_free_blocks) if config.memory is MemoryGate.MINIMUM_FREE else Optimistic()
 
 
-def _estimate(tariff: Tariff, lengths: OutputLengths) -> Estimate:
+def _estimate(tariff: Tariff, lengths: OutputLengths, predictor: LengthPredictor | None) -> Estimate:
     """Returns an estimate of a sequence's cost, as far as is known when it arrives."""
-    return lambda s: tariff.estimate(len(s.prompt), lengths.mean(s.tenant, s.max_tokens), s.num_pinned_tokens)
+
+    def estimate(s: Sequence) -> float:
+        output = None if predictor is None else predictor.expected(s.features)
+        output = lengths.mean(s.tenant, s.max_tokens) if output is None else min(output, s.max_tokens)
+        return tariff.estimate(len(s.prompt), output, s.num_pinned_tokens)
+
+    return estimate
 
 
 def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:

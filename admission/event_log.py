@@ -13,7 +13,7 @@ they have a decimal point; all other times are in seconds. How earlier versions 
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
      first token by, done by, first token's target, first and last token as promised, refusal or null,
      blocks of the prompt, seconds after its answer in which its client says that it comes again, the group of those
-     with one prompt, or null]
+     with one prompt, or null, its hashed features]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["cache", t, tenant, floor, ceiling or null]     of its cached blocks that nobody holds
@@ -214,7 +214,7 @@ class EventLog(CoreObserver):
         if not self._format.tells_blocks:
             return ""
         blocks = runs_of([name.ordinal for name in sequence.block_names])
-        return f",{blocks},{_number(sequence.expects_followup)},{_text(sequence.prompt_group)}"
+        return f",{blocks},{_encode([sequence.expects_followup, sequence.prompt_group, sequence.features])[1:-1]}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
@@ -392,7 +392,8 @@ class _Replay:
         sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, size
         sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
         if self._tells_blocks:
-            *_, blocks, sequence.expects_followup, sequence.prompt_group = rest
+            *_, blocks, sequence.expects_followup, sequence.prompt_group, features = rest
+            sequence.features = tuple(features)
             sequence.block_names = self._names.of(blocks)
         sequence.limit_to(allowed)
         self._sequences[name] = sequence

@@ -83,6 +83,7 @@ SINCE: Mapping[str, tuple[int, Any]] = {
     "between_turns": (13, "lru"),
     "calibration": (13, False),
     "overtaking_seconds": (13, 0.0),
+    "predicts_lengths": (13, False),
 }
 """By the field's name in the log, the version that was the first to say it, and what it was before."""
 CORE_FIELDS = Names(
@@ -115,6 +116,7 @@ CORE_FIELDS = Names(
         "prepays_declared": "prepays_declared",
         "calibration": "calibration",
         "overtaking_seconds": "overtaking_seconds",
+        "predicts_lengths": "predicts_lengths",
     }
 )
 CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the values that it may have

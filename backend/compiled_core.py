@@ -42,7 +42,8 @@ MODULES = (
         for name in (
             *("aging", "backlog", "calibration", "conformal", "controller", "departures", "due_order"),
             *("estimate", "event_log", "expiry", "reserve"),
-            *("event_log_blocks", "event_log_names", "idle_calibration", "least_squares", "ledger", "output_length"),
+            *("event_log_blocks", "event_log_names", "idle_calibration", "least_squares", "ledger"),
+            *("length_predictor", "output_length"),
             *("overload", "prefill_sizer", "step_calibration", "step_time"),
         )
     ),

@@ -40,6 +40,7 @@ BOUNDED = CoreConfig(
     min_free_blocks=4,
     prefill_share=0.5,
     overtaking_seconds=0.2,
+    predicts_lengths=False,
     overload=Overload.BOUNDED,
     max_waiting=12,
     max_waiting_tokens=160,

@@ -51,6 +51,9 @@ class Arrival(NamedTuple):
     group: int | None = None  # of one prompt alone: which of the request's it is, where several answers are wanted
     expects: float | None = None  # seconds after its answer in which its client says that it comes again
     turns: tuple[Turn, ...] = ()  # that its session goes on with, one after another, where it is answered
+    features: tuple[
+        int, ...
+    ] = ()  # of its prompt, hashed, which `admission.length_predictor` goes by; none: its length
     began: float | None = None  # when its session's first turn came, if this is not the first
 
     @property
@@ -150,6 +153,7 @@ def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) 
         done_by=None if arrival.done_within is None else now + arrival.done_within,
         body_bytes=arrival.body_bytes,
         expects_followup=arrival.expects,
+        features=arrival.features,
     )
 
 

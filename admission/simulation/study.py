@@ -91,24 +91,24 @@ class SimulatedRun:
         self, policy: SimulatedPolicy, arrivals: Sequence[Arrival], device: Device, objective: Objective | None
     ) -> None:
         self._policy = policy
-        self._recorder = Recorder(device, objective, policy.weights, busiest(arrivals))
-        self._core = policy.make_core()
+        self.recorder = Recorder(device, objective, policy.weights, busiest(arrivals))
+        self.core = policy.make_core()
         gateway = policy.rules.gateway() if policy.rules else None
         longest = policy.engine.max_model_len
-        self.loop = Loop(self._core, device, self._recorder, longest, target=policy.target, gateway=gateway)
+        self.loop = Loop(self.core, device, self.recorder, longest, target=policy.target, gateway=gateway)
         self.loop.expect(arrivals)
 
     @property
     def num_over(self) -> int:
         """The number of requests that have ended or been refused."""
-        return len(self._recorder.outcomes)
+        return len(self.recorder.outcomes)
 
     def summary(self, until: float = inf, seed: int = 1) -> Summary:
         """End the run; returns the summary of what has happened."""
-        seconds, scheduler = self.loop.end(until), self._core.scheduler
+        seconds, scheduler = self.loop.end(until), self.core.scheduler
         counters, evictions = scheduler.counters, scheduler.kv_manager.cache.evictions
         cost = self._policy.rules and self._policy.rules.price
-        return summarise(self._recorder, seed, seconds, counters, evictions, self._policy.class_names, cost or FREE)
+        return summarise(self.recorder, seed, seconds, counters, evictions, self._policy.class_names, cost or FREE)
 
 
 def busiest(arrivals: Iterable[Arrival]) -> frozenset[str]:

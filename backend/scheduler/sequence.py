@@ -54,6 +54,7 @@ class Sequence:
     expects_followup: float | None = None  # seconds after its end in which its client says it comes again; None: none
     cache_root: bytes = b""  # of the names of its blocks: who has the same may share them; empty: it shares none
     block_names: list[BlockName] = field(default_factory=list)  # of its full blocks; those of output are added later
+    features: tuple[int, ...] = ()  # of its prompt, hashed; admission computes them where there are none
     prompt_group: str | None = None  # those of a tenant that have the same have one prompt, and start from one prefill
 
     # written by admission

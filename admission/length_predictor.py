@@ -1,0 +1,152 @@
+"""Ranks answers by how long they will be, from hashed features of their prompts, and learns from every answer.
+
+A linear ranker: the score of a request is the sum of the weights of its features. An answer is compared with some of
+those before it, and where the longer of a pair does not score higher by a margin, the weights of both are moved (a
+pairwise hinge loss, as in Joachims, 2002; ranks are easier to learn than lengths: Fu et al., 2024). What is expected of
+a score is what answers of about the same rank had. Pure: nothing depends on more than the answers and their order, and
+hashes are arithmetic, the same in every process. No prompt can be read from features: of `NUM_WEIGHTS` values, many
+tokens share each.
+
+What a client declares as its most tokens is a feature of its tenant's alone: it counts for as much as the tenant's
+answers say, so that declaring little gains nothing from one answer to the next, and nobody else is judged by it.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from zlib import crc32
+
+NUM_WEIGHTS = 1024
+ENOUGH = 200  # answers, before it says anything
+EDGE = 4  # tokens at either end of a prompt that are looked at
+_LEARNT_FROM = 128  # recent answers that new ones are compared with
+_PAIRS = 8  # of them, for each new one
+_STEP = 0.02  # by which a weight moves
+_UNLIKE = 1.2  # times as long: pairs that differ by less teach nothing
+_RANKED = 512  # recent scores
+_BUCKETS = 16
+_PER_BUCKET = 64  # answers
+_LENGTH, _OF_TENANT, _DECLARED, _HEAD, _TAIL, _HEAD_PAIR, _TAIL_PAIR = range(7)
+
+
+def _hashed(kind: int, value: int, more: int = 0) -> int:
+    """Returns one of `NUM_WEIGHTS` numbers, by multiplication (Knuth, 6.4)."""
+    mixed = (value * 2654435761 + more * 40503 + kind * 97) & 0xFFFFFFFF
+    return (mixed * 2246822519 & 0xFFFFFFFF) >> 22
+
+
+@cache
+def _number_of(tenant: str) -> int:
+    return crc32(tenant.encode())
+
+
+def features_of(tenant: str, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+    """Returns the hashed features of a request: its tenant, its prompt's length and edges, and what it declares."""
+    length, who = len(prompt).bit_length() * 2 + (len(prompt) * 3 >> len(prompt).bit_length() & 1), _number_of(tenant)
+    found = [
+        _hashed(_LENGTH, length),
+        _hashed(_OF_TENANT, who, length),
+        _hashed(_DECLARED, who, max_tokens.bit_length()),
+    ]
+    for token, tail, pairs in ((_HEAD, _HEAD_PAIR, prompt[:EDGE]), (_TAIL, _TAIL_PAIR, prompt[-EDGE:])):
+        found += [_hashed(token, one) for one in pairs]
+        found += [_hashed(tail, pairs[at], pairs[at + 1]) for at in range(0, len(pairs) - 1, 2)]
+    return tuple(sorted(set(found)))
+
+
+class _Bucket:
+    """The lengths of recent answers of about one rank."""
+
+    def __init__(self) -> None:
+        self.lengths: deque[int] = deque()
+        self.sum = 0
+
+    def add(self, length: int) -> None:
+        if len(self.lengths) == _PER_BUCKET:
+            self.sum -= self.lengths.popleft()
+        self.lengths.append(length)
+        self.sum += length
+
+
+class LengthPredictor:
+    """Predicts from features; asking and learning are O(features) and take some microseconds."""
+
+    def __init__(self) -> None:
+        self.count = 0  # answers that it has learned from
+        self._weights = [0.0] * NUM_WEIGHTS
+        self._recent: deque[tuple[tuple[int, ...], int]] = deque(maxlen=_LEARNT_FROM)
+        self._scored: deque[tuple[float, int]] = deque(maxlen=_RANKED)  # scores before learning, and lengths
+        self._sorted: list[float] = []  # those scores
+        self._buckets = [_Bucket() for _ in range(_BUCKETS)]
+
+    def expected(self, features: tuple[int, ...]) -> float | None:
+        """Returns the expected length of the answer, in tokens; None until there were `ENOUGH` answers."""
+        bucket = self._bucket_of(features)
+        return None if bucket is None else bucket.sum / len(bucket.lengths)
+
+    def quantile(self, features: tuple[int, ...], share: float) -> int | None:
+        """Returns the length that `share` of answers of about this rank did not exceed; None as above."""
+        bucket = self._bucket_of(features)
+        if bucket is None:
+            return None
+        ordered = sorted(bucket.lengths)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+    def observe(self, features: tuple[int, ...], length: int) -> None:
+        """Learn from an answer that is complete."""
+        score = self._score(features)
+        if len(self._scored) == _RANKED:
+            del self._sorted[bisect_left(self._sorted, self._scored[0][0])]
+        self._scored.append((score, length))
+        insort(self._sorted, score)
+        self._buckets[self._rank(score)].add(length)
+        self._learn(features, length)
+        self._recent.append((features, length))
+        self.count += 1
+
+    @property
+    def tau(self) -> float | None:
+        """Kendall's tau of scores, as they were before the answer, against lengths, of recent answers; pairs that tie
+        in either do not count. None of nothing.
+        """
+        recent = list(self._scored)[-_LEARNT_FROM:]
+        alike = unlike = 0
+        for at, (score, length) in enumerate(recent):
+            for other, other_length in recent[:at]:
+                sign = (score - other) * (length - other_length)
+                alike, unlike = alike + (sign > 0), unlike + (sign < 0)
+        return (alike - unlike) / (alike + unlike) if alike + unlike else None
+
+    def _score(self, features: tuple[int, ...]) -> float:
+        weights, score = self._weights, 0.0
+        for feature in features:
+            score += weights[feature]
+        return score
+
+    def _rank(self, score: float) -> int:
+        return bisect_left(self._sorted, score) * _BUCKETS // (len(self._sorted) + 1)
+
+    def _bucket_of(self, features: tuple[int, ...]) -> _Bucket | None:
+        if self.count < ENOUGH:
+            return None
+        rank = self._rank(self._score(features))
+        near = sorted(range(_BUCKETS), key=lambda other: abs(other - rank))
+        return next(self._buckets[one] for one in near if self._buckets[one].lengths)
+
+    def _learn(self, features: tuple[int, ...], length: int) -> None:
+        """Compare with answers spread over the recent ones, which are others from one answer to the next."""
+        recent, weights = self._recent, self._weights
+        if not recent:
+            return
+        for turn in range(min(_PAIRS, len(recent))):
+            other, other_length = recent[(self.count * 7 + turn * 17) % len(recent)]
+            if max(length, other_length) < _UNLIKE * min(length, other_length):
+                continue
+            longer, shorter = (features, other) if length > other_length else (other, features)
+            if self._score(longer) - self._score(shorter) >= 1.0:
+                continue
+            for feature in longer:
+                weights[feature] += _STEP
+            for feature in shorter:
+                weights[feature] -= _STEP
