@@ -1,14 +1,15 @@
 """Turns estimates of first and last tokens into bounds that hold as often as they say.
 
 Each estimate of a waiting sequence is compared with what is measured once the token comes; the errors of the past, by
-class, tenant and length of the prompt, are what the next bounds are made of. A bound that passes without its token is
-known to be missed then, and not when the token comes: in a burst, all that is told until then is told the less.
+class, tenant, length of the prompt and deadline, are what the next bounds are made of. A bound that passes without its
+token is known to be missed then, and not when the token comes: until then a burst is told what no longer holds.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import frexp
 from typing import NamedTuple
 
 from admission.conformal import ConformalBound, Groups
@@ -18,7 +19,7 @@ from backend.scheduler.sequence import Sequence
 
 CONFIDENCE = 0.9  # of the bounds that are reported to clients
 DONE_CONFIDENCE = 0.5  # that one admitted is done by its deadline: an answer that is cut short was computed in vain
-FIRST_RATE = 0.03  # of adaptation: some 30 promises, as many as are open at a time, move the miss rate by its target
+FIRST_RATE = 0.05  # of adaptation: some 20 promises, as many as are open at a time, move the miss rate by its target
 LAST_RATE = 0.003  # of what an admission is decided by: last tokens are known late
 LAST_WINDOW = 150  # residuals of what is reported of last tokens, which forgets instead of adapting
 FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.1, 1e-3  # seconds; no error is taken relative to a shorter estimate
@@ -270,8 +271,10 @@ def _length_class(sequence: Sequence) -> int:
 
 
 def _first_groups(sequence: Sequence) -> Groups:
-    length = _length_class(sequence)
-    return (sequence.tenant, length), length
+    """By the power of two below its deadline too: whoever has time is overtaken by those that come after it."""
+    by, length = sequence.first_token_by, _length_class(sequence)
+    alike = length, None if by is None else frexp(by - sequence.arrival)[1]
+    return (sequence.tenant, alike), alike
 
 
 def _last_groups(sequence: Sequence) -> Groups:

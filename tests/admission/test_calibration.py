@@ -188,3 +188,20 @@ def test_what_was_estimated_by_what_a_request_declares_says_nothing_of_estimates
         calibration.last_token(waits, 10.0)
     assert calibration.calibrate(make_sequence(), estimate(), 0.0).last_token.reported == pytest.approx(10.0)
     assert calibration.completion_coverage == 1.0, "whether it held counts all the same"
+
+
+def test_who_has_time_and_is_overtaken_is_told_so_and_who_has_none_is_not() -> None:
+    calibration = EstimateCalibration(0.9)
+
+    def waiting(deadline: float) -> Sequence:
+        waits = make_sequence()
+        waits.first_token_by = waits.arrival + deadline
+        return waits
+
+    for _ in range(WINDOW // 6):
+        for deadline, seconds in ((0.7, 1.0), (8.0, 4.0)):
+            waits = waiting(deadline)
+            calibration.track(waits, calibration.calibrate(waits, estimate(), 0.0))
+            calibration.first_token(waits, seconds)
+    told = [calibration.calibrate(waiting(deadline), estimate(), 0.0).first_token.reported for deadline in (0.6, 7.0)]
+    assert told == pytest.approx([1.0, 4.0])
