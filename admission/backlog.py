@@ -257,6 +257,12 @@ class Backlog:
         waiting = self._class(tenant, priority_class)
         return waiting.load if waiting else Load()
 
+    def tokens_of(self, sequence: Sequence) -> int:
+        """Returns the tokens that a sequence adds while it waits; 0 where it does not."""
+        waiting = self._class(sequence.tenant, sequence.priority_class)
+        found = waiting.sequences.get(sequence) if waiting else None
+        return found[0].tokens if found else 0
+
     def most_urgent(self, tenant: str) -> int | None:
         """Returns the most urgent class in which the tenant has work waiting."""
         backlog = self._tenants.get(tenant)

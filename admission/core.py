@@ -20,7 +20,7 @@ from admission.orderings.adaptive_lifo import AdaptiveLifo
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
 from admission.orderings.fair_queue import FairQueue
-from admission.orderings.ordering import ArrivalOrder, Ordering
+from admission.orderings.ordering import ArrivalOrder, ListedOrdering
 from admission.orderings.tenant_queue import OrderInTenant
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths
@@ -168,7 +168,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
     aging = Aging(config.seconds_per_class)
     backlog, drain = Backlog(clock.estimate, aging, engine.shares_blocks), DrainMeter()
-    estimator = Estimator(scheduler, backlog, pipeline, model, lengths, aging, ledger.prepaid)
+    estimator = Estimator(scheduler, ordering, backlog, pipeline, model, lengths, aging, ledger.prepaid)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator, pipeline)
     expiry = _expiry(config, estimator)
     return Controller(
@@ -221,18 +221,18 @@ def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:
     return deadline
 
 
-def _fair(config: CoreConfig, estimate: Estimate) -> Ordering:
+def _fair(config: CoreConfig, estimate: Estimate) -> FairQueue:
     aging = Aging(config.seconds_per_class)
     order = OrderInTenant(aging, config.overtaking_seconds, estimate)
     return FairQueue(config.quantum, aging, config.weights, config.debt_limit, config.deadline_debt_limit, order)
 
 
-_ORDERINGS: dict[Order, Callable[[CoreConfig, Estimate], Ordering]] = {
+_ORDERINGS: dict[Order, Callable[[CoreConfig, Estimate], FairQueue | ListedOrdering]] = {
     Order.FAIR: _fair,
     Order.FCFS: lambda config, estimate: ArrivalOrder(),
     Order.ROUND_ROBIN: lambda config, estimate: RequestRoundRobin(),
     Order.SHORTEST_FIRST: lambda config, estimate: ShortestPredictedFirst(estimate),
-    Order.VTC: lambda config, estimate: VirtualTokenCounter(config.weights),
+    Order.VTC: lambda config, estimate: VirtualTokenCounter(config.weights, estimate),
     Order.VIRTUAL_FINISH: lambda config, estimate: VirtualFinishWithBoost(estimate, config.weights),
     Order.EARLIEST_DEADLINE: lambda config, estimate: EarliestDeadlineFirst(_deadline(config)),
     Order.ADAPTIVE_LIFO: lambda config, estimate: AdaptiveLifo(),

@@ -6,7 +6,9 @@
     last token  = first token + full * step + (output quantile - full) * min(step, max(own step, recent steps))
     full        = steps until all that waits is prefilled, at most the output quantile
 
-A step carries what the decodes and the promised intervals leave of the token budget. Under the fair queue, what is
+A step carries what the decodes and the promised intervals leave of the token budget. Ahead of a newcomer is what its
+order lists before it (`ListedOrdering`), and of the prompts that are being computed those that would not let it go
+first, or for which something before it waits. Under the fair queue, which is not listed whole, what is
 ahead of a newcomer is its tenant's own waiting work before it and, of every other tenant, no more than its credit lets
 pass meanwhile. `TENANTS_EXAMINED` of the others are looked at, those that have waited longest; any beyond them count
 as having the mean credit of these, and as coming before the newcomer whatever their age. Adding to the backlog never
@@ -29,6 +31,7 @@ from admission.aging import Aging
 from admission.backlog import Backlog, QueuePosition, TokenCaps, WorkAhead
 from admission.departures import Departures
 from admission.orderings.fair_queue import FairQueue
+from admission.orderings.ordering import Line, ListedOrdering
 from admission.output_length import OutputLengths
 from admission.step_time import Pipeline, StepTimeModel, StepWork, plain_sum
 from backend.scheduler.scheduler import Scheduler
@@ -40,7 +43,7 @@ _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
 
 class Delayed(NamedTuple):
-    """A sequence with a pressing deadline that comes behind a newcomer."""
+    """A sequence that comes behind a newcomer and has a promise to keep."""
 
     sequence: Sequence
     first_token: float  # seconds from now until its first token is expected, with the newcomer before it
@@ -107,6 +110,7 @@ class Estimator:
     def __init__(
         self,
         scheduler: Scheduler,
+        ordering: FairQueue | ListedOrdering,
         backlog: Backlog,
         pipeline: Pipeline,
         model: StepTimeModel,
@@ -120,7 +124,7 @@ class Estimator:
         self._scheduler, self._backlog, self._pipeline = scheduler, backlog, pipeline
         self._model, self._lengths = model, lengths
         self.aging, self._prepaid = aging, prepaid
-        self._fair = scheduler.waiting if isinstance(scheduler.waiting, FairQueue) else None
+        self._ordering = ordering
         self.typical = Typical()
         config = scheduler.config
         self._departures = Departures(lengths, config.max_num_seqs, config.max_num_batched_tokens)
@@ -138,10 +142,11 @@ class Estimator:
         """Returns the estimate for a sequence that arrives now."""
         cached = self._backlog.num_cached_tokens(sequence)
         position = QueuePosition.of(sequence, self.aging)
-        step = self._step(sequence, cached)
+        line = self._line(self._ordering, sequence) if not isinstance(self._ordering, FairQueue) else None
+        own, others = self._ahead(sequence, position, line) if self._backlog.total.count else (_NOTHING, _NOTHING)
+        step = self._step(sequence, cached, own, others, line)
         a_token = step.seconds / step.prefill_tokens
         prompt = (len(sequence.prompt) - cached) * a_token
-        own, others = self._ahead(sequence, position) if self._backlog.total.count else (_NOTHING, _NOTHING)
         wait = self._wait(own, others, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
         first = soonest + wait + prompt
@@ -149,7 +154,7 @@ class Estimator:
         last = first + self._decoding(output - 1, sequence, step)
         others_wait = partial(self._wait, _NOTHING, others, step)
         ahead = step.in_progress + own.tokens + others.tokens + len(sequence.prompt) - cached
-        behind = partial(self._behind, position, step, soonest, ahead)
+        behind = partial(self._behind, position, line, step, soonest, ahead)
         return Estimate(first, last, wait, others_wait, prompt, a_token, behind)
 
     def alone(self, sequence: Sequence) -> float:
@@ -160,20 +165,39 @@ class Estimator:
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
         return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
 
-    def _behind(self, position: QueuePosition, step: _CurrentStep, soonest: float, ahead: float) -> list[Delayed]:
-        """Returns those with pressing deadlines that come behind a newcomer, in their order, if so many tokens with its
-        own come before them. O(all with pressing deadlines).
+    def _behind(
+        self, position: QueuePosition, line: Line | None, step: _CurrentStep, soonest: float, ahead: float
+    ) -> list[Delayed]:
+        """Returns those that come behind a newcomer, in their order, if so many tokens with its own come before them:
+        under the fair queue those with pressing deadlines alone. O(all of them).
         """
-        later = [(due.key, due.tokens, due.sequence) for due in self._backlog.pressing if due.key > position.key]
-        if step.behind:
-            later = sorted(step.behind + later, key=_KEY)
+        if line is not None:
+            later = self._merged(step, line)
+        elif position.is_pressing:
+            later = [(due.key, due.tokens, due.sequence) for due in self._backlog.pressing if due.key > position.key]
+            if step.behind:
+                later = sorted(step.behind + later, key=_KEY)
+        else:
+            return []
         a_token, delayed = step.seconds / step.prefill_tokens, []
         for _, tokens, sequence in later:
             ahead += tokens
             delayed.append(Delayed(sequence, soonest + ahead * a_token))
         return delayed
 
-    def _step(self, sequence: Sequence, cached: int) -> _CurrentStep:
+    def _merged(self, step: _CurrentStep, line: Line) -> list[tuple[float, int, Sequence]]:
+        """Returns all behind a newcomer: those running, which let go first who is due earlier, and those waiting."""
+        running, later = sorted(step.behind, key=_KEY, reverse=True), []
+        for one in line.behind:
+            key = self.aging.due(one)
+            while running and running[-1][0] <= key:
+                later.append(running.pop())
+            later.append((key, self._backlog.tokens_of(one), one))
+        return later + running[::-1]
+
+    def _step(
+        self, sequence: Sequence, cached: int, own: WorkAhead, others: WorkAhead, line: Line | None
+    ) -> _CurrentStep:
         scheduler = self._scheduler
         scheduled = scheduler.in_flight[-1] if scheduler.in_flight else None
         decodes, context = (scheduled.batch.num_decodes, scheduled.decode_context) if scheduled else (0, 0)
@@ -184,8 +208,10 @@ class Estimator:
         prefill = max(1, scheduler.prefill_budget(decodes, context, interval).fits(mean_context, budget))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         seconds = self._model.fitted.seconds(work)
-        left = self._backlog.total.tokens + len(sequence.prompt) - cached
-        before = scheduler.prefilling_before(sequence, left, prefill)
+        ahead = self._backlog.total.tokens if line is None else int(own.tokens + others.tokens)
+        before = scheduler.prefilling_before(sequence, ahead + len(sequence.prompt) - cached, prefill)
+        if line is not None and line.before:
+            before = self._with_blocking(before, max(map(self.aging.due, line.before)))
         behind = [
             (self.aging.due(one), one.num_admitted_tokens - one.num_computed_tokens, one)
             for one in running
@@ -194,22 +220,38 @@ class Estimator:
         in_progress = sum([one.num_admitted_tokens - one.num_computed_tokens for one in before])
         return _CurrentStep(prefill, seconds, decodes, context, in_progress, behind, sequence.priority_class)
 
+    def _with_blocking(self, before: list[Sequence], last: float) -> list[Sequence]:
+        """Returns those running that go before a newcomer, and those that it could go before if it did not come behind
+        one that waits for them: due no later than the last of those before it.
+        """
+        due = self.aging.due
+        blocking = [
+            one
+            for one in self._scheduler.running.values()
+            if one.num_computed_tokens < one.num_admitted_tokens and due(one) <= last and one not in before
+        ]
+        return before + blocking
+
     def _decoding(self, tokens: float, sequence: Sequence, step: _CurrentStep) -> float:
         """Returns the seconds of so many steps: full ones while prompts wait, then such as lately, or its own alone."""
         full = min(tokens, (step.in_progress + self._backlog.total.tokens) / step.prefill_tokens)
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
-    def _ahead(self, sequence: Sequence, position: QueuePosition) -> tuple[WorkAhead, WorkAhead]:
+    def _line(self, ordering: ListedOrdering, sequence: Sequence) -> Line:
+        """Returns those that wait around a newcomer, without those of tenants that are held."""
+        line, held = ordering.around(sequence), self._scheduler.held_tenants
+        if not held:
+            return line
+        return Line(*([one for one in part if one.tenant not in held] for part in line))
+
+    def _ahead(self, sequence: Sequence, position: QueuePosition, line: Line | None) -> tuple[WorkAhead, WorkAhead]:
         """Returns the waiting work that is served before the newcomer: of its own tenant, and of others."""
-        backlog, tenant = self._backlog, sequence.tenant
-        if self._fair is None:
-            load = backlog.of(tenant)
-            others = backlog.total.count - load.count
-            own = self._of_own(sequence, load.tokens, load.count)
-            return own, WorkAhead(backlog.total.tokens - load.tokens, others, others * self.typical.answer)
+        backlog, tenant, fair = self._backlog, sequence.tenant, self._ordering
+        if line is not None or not isinstance(fair, FairQueue):
+            return self._ahead_in(line or Line([], []), sequence)
         tokens, requests = backlog.before(tenant, position)
-        patient = self._of_others(self._fair, tenant, tokens, position)
+        patient = self._of_others(fair, tenant, tokens, position)
         pressing_tokens = pressing = 0
         for due in backlog.pressing:
             if due.key > position.key:
@@ -223,6 +265,17 @@ class Estimator:
         steps = patient.steps + pressing * self.typical.answer
         others_ahead = WorkAhead(patient.tokens + pressing_tokens, patient.requests + pressing, steps)
         return self._of_own(sequence, tokens, requests), others_ahead
+
+    def _ahead_in(self, line: Line, sequence: Sequence) -> tuple[WorkAhead, WorkAhead]:
+        tenant, tokens_of = sequence.tenant, self._backlog.tokens_of
+        own = [tokens_of(one) for one in line.before if one.tenant == tenant]
+        others = [tokens_of(one) for one in line.before if one.tenant != tenant]
+        tokens, requests = sum(own), len(own)
+        if tenant in self._scheduler.held_tenants:
+            load = self._backlog.of(tenant)
+            tokens, requests = load.tokens, load.count
+        steps = len(others) * self.typical.answer
+        return self._of_own(sequence, tokens, requests), WorkAhead(sum(others), len(others), steps)
 
     def _of_own(self, sequence: Sequence, tokens: int, requests: int) -> WorkAhead:
         if not requests:

@@ -125,7 +125,7 @@ class AdmissionControl:
     def _check_deadline(self, sequence: Sequence, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
         calibrated = self.calibration.calibrate(sequence, estimate, now)
-        behind = estimate.behind() if sequence.is_pressing else []
+        behind = estimate.behind()
         if self._scheduler.has_work and self.refuses_late:  # an idle machine refuses nobody
             self._refuse_late(sequence, estimate, calibrated, behind, now)
         for one in behind:

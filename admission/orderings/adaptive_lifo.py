@@ -6,7 +6,7 @@ in time. Blind to tenants.
 
 from collections import OrderedDict
 
-from admission.orderings.ordering import Indifferent
+from admission.orderings.ordering import Indifferent, Line
 from backend.scheduler.sequence import Sequence
 
 
@@ -37,8 +37,15 @@ class AdaptiveLifo(Indifferent):
     def head(self) -> Sequence | None:
         if not self._waiting:
             return None
-        busy = self._now - self._empty_at > self._in_order_seconds
-        return next(reversed(self._waiting)) if busy else next(iter(self._waiting))
+        return next(reversed(self._waiting)) if self._is_busy(self._now) else next(iter(self._waiting))
+
+    def around(self, newcomer: Sequence) -> Line:
+        if self._is_busy(max(self._now, newcomer.arrival)):
+            return Line([], list(reversed(self._waiting)))
+        return Line(list(self._waiting), [])
 
     def remove(self, sequence: Sequence) -> None:
         del self._waiting[sequence]
+
+    def _is_busy(self, now: float) -> bool:
+        return bool(self._waiting) and now - self._empty_at > self._in_order_seconds

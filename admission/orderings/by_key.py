@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from operator import itemgetter
 
-from admission.orderings.ordering import Indifferent
+from admission.orderings.ordering import Indifferent, Line
 from backend.scheduler.sequence import Sequence
+
+_KEY = itemgetter(0)
 
 
 class SequenceHeap:
@@ -47,9 +50,14 @@ class SequenceHeap:
             heappop(self._heap)
         return None
 
+    def in_order(self) -> list[tuple[float, Sequence]]:
+        """Returns all that are in it with their keys, the first in front. O(n log n)."""
+        entries = self._entries
+        return [(key, one) for key, number, one in sorted(self._heap) if entries.get(one) == number]
+
 
 Predict = Callable[[Sequence], float]
-"""Returns the amount of work of a sequence, in any unit; called once, when it first waits."""
+"""Returns the amount of work of a sequence, in any unit; called when it comes, and never again."""
 
 
 class ShortestPredictedFirst(Indifferent):
@@ -74,6 +82,11 @@ class ShortestPredictedFirst(Indifferent):
 
     def head(self) -> Sequence | None:
         return self._heap.first()
+
+    def around(self, newcomer: Sequence) -> Line:
+        """The longer make way for it, however late they are."""
+        own = self._predict(newcomer)
+        return Line([one for predicted, one in self._heap.in_order() if predicted <= own], [])
 
     def remove(self, sequence: Sequence) -> None:
         self._heap.remove(sequence)
@@ -118,5 +131,21 @@ class EarliestDeadlineFirst(Indifferent):
     def head(self) -> Sequence | None:
         return self._in_time.first() or self._late.first()
 
+    def around(self, newcomer: Sequence) -> Line:
+        now, due = max(self._now, newcomer.arrival), self._deadline(newcomer)
+        waiting, late = self._in_time.in_order(), self._late.in_order()
+        in_time = [(deadline, one) for deadline, one in waiting if deadline >= now]
+        late = sorted([entry for entry in waiting if entry[0] < now] + late, key=_KEY)
+        if due < now:
+            first, last = [one for _, one in in_time], _split(late, due)
+            return Line([*first, *last.before], last.behind)
+        before, behind = _split(in_time, due)
+        return Line(before, [*behind, *(one for _, one in late)])
+
     def remove(self, sequence: Sequence) -> None:
         (self._in_time if sequence in self._in_time else self._late).remove(sequence)
+
+
+def _split(entries: list[tuple[float, Sequence]], key: float) -> Line:
+    """Returns sequences in order around a newcomer with this key, which goes behind those with the same."""
+    return Line([one for other, one in entries if other <= key], [one for other, one in entries if other > key])

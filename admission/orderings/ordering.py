@@ -2,7 +2,7 @@
 
 from collections import abc
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from admission.aging import Aging
 from backend.scheduler.sequence import Sequence
@@ -46,6 +46,29 @@ class Ordering(SequenceQueue, Protocol):
         ...
 
 
+class Line(NamedTuple):
+    """Those that wait around a newcomer, in the order in which they are served if nobody else comes."""
+
+    before: list[Sequence]
+    behind: list[Sequence]  # those of them whom it must not make late
+
+    @classmethod
+    def split(cls, line: list[Sequence], newcomer: Sequence) -> "Line":
+        """Returns the parts of a line that the newcomer stands in."""
+        place = line.index(newcomer)
+        return cls(line[:place], line[place + 1 :])
+
+
+class ListedOrdering(Ordering, Protocol):
+    """An ordering that can list in which order it would serve all that wait."""
+
+    def around(self, newcomer: Sequence) -> Line:
+        """Returns those that wait before and behind a sequence that arrives at its `arrival` and does not wait yet,
+        by all that is known then. Changes nothing that anybody can see; O(n log n) of those that wait.
+        """
+        ...
+
+
 class Indifferent:
     """The part of an ordering that depends neither on who uses what, nor on time."""
 
@@ -76,3 +99,6 @@ class Indifferent:
 
 class ArrivalOrder(Indifferent, FirstComeFirstServed):
     """First come, first served, as an ordering."""
+
+    def around(self, newcomer: Sequence) -> Line:
+        return Line([*self._restored, *self._arrived.values()], [])

@@ -11,7 +11,7 @@ have waited longest the largest goes first.
 from collections.abc import Callable, Mapping
 
 from admission.aging import Aging
-from admission.orderings.ordering import Indifferent, weight_of
+from admission.orderings.ordering import Indifferent, Line, weight_of
 from backend.scheduler.sequence import Sequence
 
 
@@ -43,8 +43,7 @@ class VirtualFinishWithBoost(Indifferent):
         self._now, self._head = now, None
 
     def add(self, sequence: Sequence) -> None:
-        weight = weight_of(sequence.tenant, self._weights)
-        self._finish[sequence] = self._virtual_time + self._estimate(sequence) / weight
+        self._finish[sequence] = self._finish_of(sequence)
         self.restore(sequence)
         self.at(max(self._now, sequence.arrival))
 
@@ -56,6 +55,13 @@ class VirtualFinishWithBoost(Indifferent):
         if self._head is None and self._waiting:
             self._head = min(self._waiting, key=self._key)
         return self._head
+
+    def around(self, newcomer: Sequence) -> Line:
+        """By the keys of the moment, which change at different rates."""
+        now, own = max(self._now, newcomer.arrival), self._finish_of(newcomer)
+        keys = {one: self._finish[one] * self._boosted(one, now) for one in self._waiting}
+        line = sorted(self._waiting, key=keys.__getitem__)
+        return Line([one for one in line if keys[one] <= own], [one for one in line if keys[one] > own])
 
     def remove(self, sequence: Sequence) -> None:
         if sequence is self.head():
@@ -69,6 +75,12 @@ class VirtualFinishWithBoost(Indifferent):
     def settle(self, sequence: Sequence) -> None:
         self._finish.pop(sequence, None)
 
+    def _finish_of(self, newcomer: Sequence) -> float:
+        return self._virtual_time + self._estimate(newcomer) / weight_of(newcomer.tenant, self._weights)
+
     def _key(self, sequence: Sequence) -> float:
-        waited = max(0.0, self._now - sequence.arrival)
-        return self._finish[sequence] * (1 - self._boost * waited / self._boost_seconds)
+        return self._finish[sequence] * self._boosted(sequence, self._now)
+
+    def _boosted(self, sequence: Sequence, now: float) -> float:
+        waited = max(0.0, now - sequence.arrival)
+        return 1 - self._boost * waited / self._boost_seconds

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig, Overload, make_core
+from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
 from admission.estimate import TENANTS_EXAMINED, Departures, Estimate
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible
@@ -222,9 +222,9 @@ def sequence(name: str, tenant: str, prompt: int, level: int = 0, deadline: floa
     return make_sequence(name, tenant, prompt, 100, arrival=NOW, priority_class=level, first_token_by=deadline)
 
 
-def core_with(waiting: list[Waiting], steps: int = 0) -> Controller:
+def core_with(waiting: list[Waiting], steps: int = 0, order: Order = Order.FAIR) -> Controller:
     """The first of them came first; then some steps were planned and are in flight."""
-    core = make_core(replace(CoreConfig(), overload=Overload.UNBOUNDED), ENGINE)
+    core = make_core(replace(CoreConfig(), order=order, overload=Overload.UNBOUNDED), ENGINE)
     for n, (tenant, prompt, level) in enumerate(waiting):
         core.arrive(sequence(str(n), tenant, prompt, level), 0.1 * n)
     for _ in range(steps):
@@ -238,12 +238,17 @@ def estimate(core: Controller, asked: Sequence, looked_at: int) -> Estimate:
         return core.control._estimator.of(asked, NOW)
 
 
-@pytest.mark.parametrize("examined", [st.integers(2, 4), st.just(TENANTS_EXAMINED)], ids=["few", "all"])
-@settings(max_examples=examples(150), deadline=None)
+@pytest.mark.parametrize(
+    ("order", "examined"),
+    [(Order.FAIR, st.integers(2, 4)), *((order, st.just(TENANTS_EXAMINED)) for order in Order)],
+    ids=["few examined", *Order],
+)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(WAITING, max_size=25), WAITING, WAITING, st.sampled_from([None, NOW + 5.0]), st.integers(0, 2), st.data()
 )
 def test_more_backlog_never_lowers_an_estimate(
+    order: Order,
     examined: st.SearchStrategy[int],
     waiting: list[Waiting],
     more: Waiting,
@@ -253,7 +258,7 @@ def test_more_backlog_never_lowers_an_estimate(
     data: st.DataObject,
 ) -> None:
     looked_at = data.draw(examined)
-    core, asked = core_with(waiting, steps), sequence("asked", *newcomer, deadline)
+    core, asked = core_with(waiting, steps, order), sequence("asked", *newcomer, deadline)
     before = estimate(core, asked, looked_at)
     added = sequence("more", *more)
     core.scheduler.add(added)

@@ -83,13 +83,14 @@ def test_a_tenant_beyond_its_share_is_refused_and_the_others_hardly_ever() -> No
     assert share(fair, *turned_away, tenant="flood") > 5 * lights(fair, *turned_away)
 
 
-def test_urgent_work_goes_before_what_can_wait_and_the_urgent_pay_for_their_hurry() -> None:
+@pytest.mark.parametrize("order", ["fair", "earliest_deadline"])
+def test_urgent_work_goes_before_what_can_wait_and_the_urgent_pay_for_their_hurry(order: str) -> None:
     arrivals = [
         arrival._replace(deadline=deadline)
         for deadline, seed in ((0.7, 1), (2.0, 2), (8.0, 3))
         for arrival in poisson(2.4, 120, f"tenant-{seed}", seed)
     ]
-    found = outcomes("order=fair", arrivals)
+    found = outcomes(f"order={order}", arrivals)
     recorder = {deadline: [f for a, f in found if a.deadline == deadline] for deadline in (0.7, 2.0, 8.0)}
     refused = {deadline: each.count(AttemptOutcome.REFUSED) / len(each) for deadline, each in recorder.items()}
     assert refused[8.0] < 0.05 and refused[8.0] <= refused[2.0] <= refused[0.7]

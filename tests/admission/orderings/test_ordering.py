@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
+from admission.orderings.adaptive_lifo import AdaptiveLifo
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
 from admission.orderings.fair_queue import FairQueue
-from admission.orderings.ordering import ArrivalOrder, Ordering
+from admission.orderings.ordering import ArrivalOrder, ListedOrdering, Ordering
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from backend.scheduler.sequence import Sequence
 from tests.admission.orderings.queues import drain, size
@@ -26,6 +27,53 @@ ORDERINGS: dict[str, Callable[[], Ordering]] = {
     "virtual finish": lambda: VirtualFinishWithBoost(size, {"b": 2.0}),
     "earliest deadline": lambda: EarliestDeadlineFirst(lambda s: s.arrival + 2.0),
 }
+
+
+LISTED: dict[str, Callable[[], ListedOrdering]] = {
+    "fcfs": ArrivalOrder,
+    "round robin": RequestRoundRobin,
+    "shortest first": lambda: ShortestPredictedFirst(size),
+    "virtual token counter": lambda: VirtualTokenCounter({"b": 2.0}, size),
+    "virtual finish": lambda: VirtualFinishWithBoost(size, {"b": 2.0}),
+    "earliest deadline": lambda: EarliestDeadlineFirst(lambda s: s.arrival + len(s.prompt)),
+    "adaptive lifo": lambda: AdaptiveLifo(5.0),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+@settings(max_examples=examples(100), deadline=None)
+@given(data=st.data())
+def test_what_is_listed_around_a_newcomer_is_the_order_in_which_all_are_served(name: str, data: st.DataObject) -> None:
+    ordering, admitted = LISTED[name](), list[Sequence]()
+
+    def admit() -> Sequence | None:
+        if (head := ordering.head()) is not None:
+            ordering.remove(head)
+            ordering.charge([head], [size(head)])
+        return head
+
+    def arriving(number: int) -> Sequence:
+        prompt = data.draw(st.integers(1, 9))
+        return make_sequence(str(number), data.draw(st.sampled_from("abc")), prompt, 3, arrival=float(number))
+
+    count = data.draw(st.integers(0, 20))
+    for number in range(count):
+        action = data.draw(st.sampled_from(("arrive", "arrive", "arrive", "admit", "preempt")))
+        ordering.at(float(number))
+        if action == "arrive":
+            ordering.add(arriving(number))
+        elif action == "preempt" and admitted:
+            ordering.restore(admitted.pop())
+        elif (head := admit()) is not None:
+            admitted.append(head)
+    newcomer = arriving(count)
+    before, behind = ordering.around(newcomer)
+    assert ordering.around(newcomer) == (before, behind), "and asking changes nothing"
+    ordering.at(float(count))
+    ordering.add(newcomer)
+    served = list(iter(admit, None))
+    assert before == served[: served.index(newcomer)]
+    assert behind == ([] if name == "shortest first" else served[served.index(newcomer) + 1 :])
 
 
 @pytest.mark.parametrize("name", ORDERINGS)
