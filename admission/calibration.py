@@ -6,6 +6,7 @@ token is known to be missed then, and not when the token comes: until then a bur
 """
 
 from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -270,16 +271,22 @@ def _length_class(sequence: Sequence) -> int:
     return (len(sequence.prompt).bit_length() + 1) // 2
 
 
+def _alike(sequence: Sequence) -> Hashable:
+    """Returns what such sequences have in common: the length of the prompt, and the power of two that is next above the
+    deadline, for whoever has time is overtaken by those that come after it.
+    """
+    by = sequence.first_token_by
+    return _length_class(sequence), None if by is None else frexp(by - sequence.arrival)[1]
+
+
 def _first_groups(sequence: Sequence) -> Groups:
-    """By the power of two below its deadline too: whoever has time is overtaken by those that come after it."""
-    by, length = sequence.first_token_by, _length_class(sequence)
-    alike = length, None if by is None else frexp(by - sequence.arrival)[1]
+    alike = _alike(sequence)
     return (sequence.tenant, alike), alike
 
 
 def _last_groups(sequence: Sequence) -> Groups:
     """By the tenant, answers are told apart already (`OutputLengths`)."""
-    return (_length_class(sequence),)
+    return (_alike(sequence),)
 
 
 def _coverage(calibrations: dict[int, TokenCalibration]) -> float:
