@@ -52,9 +52,7 @@ class TenantHooks:
         retention: Retention,
         model: StepTimeModel,
         pipeline: Pipeline,
-        prepays_declared: bool = False,
     ) -> None:
-        """`prepays_declared`: where no answer has shown how long such are, half of what is declared is paid ahead."""
         self.prefill_budget = sizer.prefill_budget
         self.swaps = swap_choice.swaps
         self.retention = retention
@@ -64,7 +62,6 @@ class TenantHooks:
         self._forecast = forecast
         self._lengths = lengths
         self._model, self._pipeline = model, pipeline
-        self._prepays_declared = prepays_declared
 
     def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
         """As many as such steps can compute behind those in flight, with `RESERVE` of its time left."""
@@ -83,13 +80,13 @@ class TenantHooks:
     def admitted(self, sequence: Sequence) -> None:
         """A newcomer pays ahead, once: what was preempted is still paid for.
 
-        Of an answer whose length nothing has shown it pays nothing ahead, unless it `prepays_declared`: a tenant alone
-        would be granted what it declares, and have it back as credit once others are there.
+        Of an answer whose length nothing has shown it pays nothing ahead: a tenant alone would be granted what it
+        declares, and have it back as credit once others are there.
         """
         if sequence.is_newcomer:
             tenant, declared = sequence.tenant, sequence.max_tokens
-            is_known = self._prepays_declared or self._lengths.knows(tenant, declared)
-            self._ledger.prepay(sequence, self._lengths.mean(tenant, declared) if is_known else 0.0)
+            output = self._lengths.mean(tenant, declared) if self._lengths.knows(tenant, declared) else 0.0
+            self._ledger.prepay(sequence, output)
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
         """Rank victims by their tenants' debt, the deepest first; then by the work lost, the least first; then

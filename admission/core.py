@@ -108,8 +108,6 @@ class CoreConfig:
     min_free_blocks: int = 0
     memory_risk: float = RISK  # of the forecast
     calibration: bool = True  # whether steps are run for what they take, before the first and while there are none
-    charges_recompute: bool = False  # in tokens: whether tenants pay for what a preemption has computed again
-    prepays_declared: bool = False  # whether half of `max_tokens` is paid ahead where no answer has shown a length
     swap: Swap = Swap.MEASURED
     between_turns: Between = Between.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
@@ -146,9 +144,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     """Makes a core that has seen nothing yet, unless its step-time model has."""
     model = model or StepTimeModel(PRIOR)
     lengths = OutputLengths()
-    tariff: Tariff = (
-        EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff(config.charges_recompute)
-    )
+    tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
     predictor = LengthPredictor() if config.predicts_lengths and config.order is Order.FAIR else None
     ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths, predictor))
     pipeline = Pipeline()
@@ -159,10 +155,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     swap_choice = SwapChoice(config.swap, engine, model)
     retention = make_retention(config.between_turns)
     gate = _gate(config, forecast)
-    hooks = TenantHooks(
-        *(ordering, ledger, sizer, gate, forecast, lengths, swap_choice, retention, model, pipeline),
-        prepays_declared=config.prepays_declared,
-    )
+    hooks = TenantHooks(ordering, ledger, sizer, gate, forecast, lengths, swap_choice, retention, model, pipeline)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)

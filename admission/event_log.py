@@ -1,7 +1,7 @@
 """The event log: each event of the core and each of its decisions, a line each, to be replayed and explained.
 
 One JSON array a line. A moment t of the engine's clock and what elapsed are in whole nanoseconds, or in seconds where
-they have a decimal point; all other times are in seconds. How earlier versions differ is in `event_log_format`.
+they have a decimal point; all other times are in seconds. A log of another version is not read.
 
     ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   first
     ["gateway", t, Unix seconds, model, bytes of a KV block]     by whom it is recorded, and the time of day
@@ -48,14 +48,13 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Listed
 from contextlib import contextmanager, suppress
-from itertools import chain
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
 from admission.event_log_blocks import CacheFindings, NewlyNamed, ReplayedNames, runs_of
-from admission.event_log_format import FORMATS, in_seconds
+from admission.event_log_format import checksum, in_seconds, moment
 from admission.event_log_names import (
     FINISH_REASONS,
     OBSTACLES,
@@ -96,11 +95,9 @@ _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 class EventLog(CoreObserver):
     """Writes a line for each event and decision of a core. `write` gets whole lines without their end."""
 
-    def __init__(self, scheduler: Scheduler, write: Write, version: int = VERSION) -> None:
+    def __init__(self, scheduler: Scheduler, write: Write) -> None:
         self._scheduler = scheduler
         self._write = write
-        self._format = FORMATS[version]
-        self._moment = self._format.moment
         self._held: dict[str, WaitReason] = {}
         self._given_up: list[Sequence] = []  # since the last plan
         self._slots: list[int] = []  # of the last step
@@ -110,9 +107,9 @@ class EventLog(CoreObserver):
 
     def begin(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
         """Write the first line: the configuration and the model that the core was made with."""
-        fitted, version = model.fitted, self._format.version
+        fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
-        self._write(_encode(["log", version, engine_entry(engine, version), core_entry(config, version), *prior]))
+        self._write(_encode(["log", VERSION, engine_entry(engine), core_entry(config), *prior]))
 
     def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
         """Write by which gateway the log is recorded, and the time of day in seconds since 1970."""
@@ -123,7 +120,7 @@ class EventLog(CoreObserver):
         who = f"{_text(asked.id)},{_text(asked.tenant)},{_text(asked.key)},{_text(asked.service_tier)}"
         times = f"{_number(asked.first_token)},{_number(asked.last_token)},{_number(asked.interval)}"
         said = f"{who},{asked.body_bytes},{times},[{','.join(prompts)}],{_text(asked.refusal)}"
-        self._write(f'["request",{self._moment(now)},{said}]')
+        self._write(f'["request",{moment(now)},{said}]')
 
     def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
         prompt, why = len(sequence.prompt), REFUSALS.of(type(refusal)) if refusal else None
@@ -131,14 +128,14 @@ class EventLog(CoreObserver):
         by = f"{_number(sequence.first_token_by)},{_number(sequence.done_by)},{_number(sequence.first_token_target)}"
         promised = f"{_number(sequence.first_token_estimate)},{_number(sequence.last_token_estimate)}"
         self._write(
-            f'["arrive",{self._moment(now)},{_text(sequence.id)},{_text(sequence.tenant)},{tokens},'
+            f'["arrive",{moment(now)},{_text(sequence.id)},{_text(sequence.tenant)},{tokens},'
             f"{sequence.priority_class},{_number(sequence.token_interval)},{sequence.body_bytes},"
             f"{by},{promised},{_text(why)}{self._kept_of(sequence)}]"
         )
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         ended = f"{_text(sequence.id)},{_text(FINISH_REASONS.of(reason))}"
-        self._write(f'["finish",{self._moment(now)},{ended}{self._cached()}]')
+        self._write(f'["finish",{moment(now)},{ended}{self._cached()}]')
 
     def gave_up(self, sequence: Sequence, now: float) -> None:
         self._given_up.append(sequence)
@@ -151,9 +148,8 @@ class EventLog(CoreObserver):
         self._log("cache", now, tenant, floor, ceiling)
 
     def prefixes_pinned(self, tenant: str, names: Collection[BlockName], now: float) -> None:
-        if self._format.tells_blocks:
-            pinned = runs_of([name.ordinal for name in names])
-            self._write(f'["pin",{self._moment(now)},{_text(tenant)},{pinned}]')
+        pinned = runs_of([name.ordinal for name in names])
+        self._write(f'["pin",{moment(now)},{_text(tenant)},{pinned}]')
 
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         self._log("extend", now, sequence.id, tokens)
@@ -165,8 +161,8 @@ class EventLog(CoreObserver):
         self._log("calibrate", now, *step)
 
     def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
-        said = [f"[{','.join(map(str, step))},{self._moment(seconds)}]" for step, seconds in measured]
-        self._write(f'["calibrated",{self._moment(now)},[{",".join(said)}]]')
+        said = [f"[{','.join(map(str, step))},{moment(seconds)}]" for step, seconds in measured]
+        self._write(f'["calibrated",{moment(now)},[{",".join(said)}]]')
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """Write a plan. Lines of each step and of each request are put together by hand: the encoder takes twice as
@@ -180,21 +176,20 @@ class EventLog(CoreObserver):
             held = self._changed_holds()
         if self._given_up:
             ended = self._take_given_up()
-        cached = self._cached(self._findings.take(step)) if self._format.tells_blocks else ""
-        self._write(f'["plan",{self._moment(now)},{planned},{preempted},{blocked},{held},{ended}{cached}]')
+        cached = self._cached(self._findings.take(step))
+        self._write(f'["plan",{moment(now)},{planned},{preempted},{blocked},{held},{ended}{cached}]')
 
     def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
         stopped = complete = "[]"
         if step.ended:
             stopped = _ids([sequence for sequence, reason in step.ended if reason is FinishReason.STOP])
             complete = _ids([sequence for sequence, reason in step.ended if reason is FinishReason.LENGTH])
-        failed = f",{_ids(step.failed)}" if self._format.tells_failed else ""
-        moment, elapsed = self._moment(now), self._moment(output.elapsed)
-        self._write(f'["done",{moment},{output.step},{elapsed},{stopped},{complete}{failed}{self._cached()}]')
+        ended = f"{stopped},{complete},{_ids(step.failed)}{self._cached()}"
+        self._write(f'["done",{moment(now)},{output.step},{moment(output.elapsed)},{ended}]')
 
     def rolled_back(self, step: ScheduledStep, now: float) -> None:
         preempted = _ids(self._scheduler.preempted)
-        self._write(f'["lost",{self._moment(now)},{step.batch.step},{preempted}{self._cached()}]')
+        self._write(f'["lost",{moment(now)},{step.batch.step},{preempted}{self._cached()}]')
 
     def _planned(self, step: ScheduledStep) -> str:
         """Returns what the line of a plan says of its step."""
@@ -203,23 +198,20 @@ class EventLog(CoreObserver):
             prefills = zip(step.sequences[decodes:], batch.lengths[decodes:], strict=True)
             chunks = ",".join([f"[{encode_basestring_ascii(sequence.id)},{length}]" for sequence, length in prefills])
         if batch.slots != self._slots:  # in most steps they are those of the step before
-            self._slots, self._slots_checksum = batch.slots, self._format.checksum_of_slots(batch.slots)
-        checksum = self._format.checksum(batch.starts, self._slots_checksum)
-        return f"{batch.step},{decodes},{checksum},[{chunks}]"
+            self._slots, self._slots_checksum = batch.slots, checksum(batch.slots)
+        return f"{batch.step},{decodes},{checksum(batch.starts, self._slots_checksum)},[{chunks}]"
 
     def _kept_of(self, sequence: Sequence) -> str:
         """Returns how the line of an arrival ends: with the blocks of the prompt, by which others may share them, when
         the next turn of its conversation is expected, and the group of those with the same prompt.
         """
-        if not self._format.tells_blocks:
-            return ""
         blocks = runs_of([name.ordinal for name in sequence.block_names])
         return f",{blocks},{_encode([sequence.expects_followup, sequence.prompt_group, sequence.features])[1:-1]}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
         told = [*said, *self._newly_named.take()]
-        return f",{{{','.join(told)}}}" if told and self._format.tells_blocks else ""
+        return f",{{{','.join(told)}}}" if told else ""
 
     def _changed_holds(self) -> str:
         self._held = dict(self._scheduler.held_tenants)
@@ -230,15 +222,15 @@ class EventLog(CoreObserver):
         return _encode([[one.id, FINISH_REASONS.of(one.finish_reason)] for one in given_up if one.finish_reason])
 
     def _log(self, kind: str, now: float, *said: Any) -> None:
-        self._write(f'["{kind}",{self._moment(now)},{_encode(said)[1:]}')
+        self._write(f'["{kind}",{moment(now)},{_encode(said)[1:]}')
 
 
 def make_logged_core(
-    config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write, version: int = VERSION
+    config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write
 ) -> tuple[Controller, EventLog]:
     """Makes a core, and the log that is the first of its observers; the log's first line is written."""
     core = make_core(config, engine, model)
-    event_log = EventLog(core.scheduler, write, version)
+    event_log = EventLog(core.scheduler, write)
     core.observers.insert(0, event_log)
     event_log.begin(config, engine, model)
     return core, event_log
@@ -290,11 +282,12 @@ def replay(
 
 
 def check_version(entry: Entry) -> None:
-    """Checks a log's first line. Raises `LogError` where it is none, or of a version that is not read any more."""
+    """Checks a log's first line. Raises `LogError` where it is none, or of another version."""
     if entry[0] != "log":
         raise LogError(1, "the log begins in the middle: its first segment is gone, or it is another file")
-    if entry[1] not in FORMATS:
-        raise LogError(1, f"a log of version {entry[1]}; this is version {VERSION}")
+    if entry[1] != VERSION:
+        reason = f"a log of version {entry[1]}; this is version {VERSION}, and reads no other"
+        raise LogError(1, f"{reason}: use the release that recorded it")
 
 
 def _text(text: str | None) -> str:
@@ -327,10 +320,9 @@ class _Replay:
         check_version(header)
         *_, coefficients, knee, prior_weight = header
         model = make_model(StepTime(tuple(coefficients), knee), prior_weight)
-        self._core, self._log = make_logged_core(*make_configs(header), model, write, header[1])
+        self._core, self._log = make_logged_core(*make_configs(header), model, write)
         self._sequences = sequences
         self._names = ReplayedNames()
-        self._tells_blocks = FORMATS[header[1]].tells_blocks
         self._core.scheduler.name_blocks_by(self._names.name)
 
     def apply(self, entry: Entry) -> None:
@@ -351,8 +343,8 @@ class _Replay:
             core.schedule(now)
             core.take_ended()
         elif kind == "done":
-            _, _, step, elapsed, ended, _, *failed = entry
-            drawn = dict.fromkeys(ended, END) | dict.fromkeys(chain(*failed), NO_TOKEN)
+            _, _, step, elapsed, ended, _, failed = entry
+            drawn = dict.fromkeys(ended, END) | dict.fromkeys(failed, NO_TOKEN)
             tokens = [drawn.get(sequence.id, 0) for sequence in core.in_flight[0].sampled]
             core.update_from_output(StepOutput(step, tokens, in_seconds(elapsed)), now)
         elif kind == "lost":
@@ -391,10 +383,9 @@ class _Replay:
         sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END]))
         sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, size
         sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
-        if self._tells_blocks:
-            *_, blocks, sequence.expects_followup, sequence.prompt_group, features = rest
-            sequence.features = tuple(features)
-            sequence.block_names = self._names.of(blocks)
+        *_, blocks, sequence.expects_followup, sequence.prompt_group, features = rest
+        sequence.features = tuple(features)
+        sequence.block_names = self._names.of(blocks)
         sequence.limit_to(allowed)
         self._sequences[name] = sequence
         return sequence

@@ -2,8 +2,7 @@
 
 On the left of each colon is what logs say, in the order in which they say it. It never changes while the version stays,
 or no log that was recorded could be decided again. On the right is what the code calls the same thing today, which
-follows the code wherever a field, a class or a value is renamed. A setting that is younger than the oldest version is
-in `SINCE`; what else differs between versions is in `event_log_format`.
+follows the code wherever a field, a class or a value is renamed.
 
 A field, a refusal or a value that is new gets a name here, in the order in which it is to be written. Since logs of
 before say nothing of it, `VERSION` rises with it, and those of tests/properties/core/recorded are recorded anew
@@ -70,22 +69,6 @@ ENGINE_FIELDS = Names(
         "prefill_overtaking": "prefill_overtaking",
     }
 )
-SINCE: Mapping[str, tuple[int, Any]] = {
-    "prefix_cache": (13, False),
-    "num_host_blocks": (13, 0),
-    "block_copy_seconds": (13, 0.0),
-    "copies_run_ahead": (13, False),
-    "prefill_overtaking": (13, 0.0),
-    "swap": (13, "measured"),
-    "memory_risk": (13, 1.28),
-    "charges_recompute": (13, True),
-    "prepays_declared": (13, True),
-    "between_turns": (13, "lru"),
-    "calibration": (13, False),
-    "overtaking_seconds": (13, 0.0),
-    "predicts_lengths": (13, False),
-}
-"""By the field's name in the log, the version that was the first to say it, and what it was before."""
 CORE_FIELDS = Names(
     {
         "order": "order",
@@ -112,8 +95,6 @@ CORE_FIELDS = Names(
         "tenant_max_waiting_bytes": "tenant_max_waiting_bytes",
         "tenant_max_waiting_seconds": "tenant_max_waiting_seconds",
         "memory_risk": "memory_risk",
-        "charges_recompute": "charges_recompute",
-        "prepays_declared": "prepays_declared",
         "calibration": "calibration",
         "overtaking_seconds": "overtaking_seconds",
         "predicts_lengths": "predicts_lengths",
@@ -186,29 +167,28 @@ POLICY_FIELDS = (
 BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
 
 
-def core_entry(config: CoreConfig, version: int = VERSION) -> dict[str, Any]:
-    """Returns what the first line of a log of this version says of a core's configuration."""
-    return _entry(config, CORE_FIELDS, version)
+def core_entry(config: CoreConfig) -> dict[str, Any]:
+    """Returns what the first line of a log says of a core's configuration."""
+    return _entry(config, CORE_FIELDS)
 
 
-def engine_entry(config: EngineConfig, version: int = VERSION) -> dict[str, Any]:
-    """Returns what the first line of a log of this version says of an engine's configuration."""
-    return _entry(config, ENGINE_FIELDS, version)
+def engine_entry(config: EngineConfig) -> dict[str, Any]:
+    """Returns what the first line of a log says of an engine's configuration."""
+    return _entry(config, ENGINE_FIELDS)
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
-    """Reads a `core_entry` of any version. Raises `KeyError`, `ValueError` or `TypeError` where it is none."""
+    """Reads a `core_entry`. Raises `KeyError`, `ValueError` or `TypeError` where it is none."""
     return CoreConfig(**_values(entry, CORE_FIELDS))
 
 
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
-    """Reads an `engine_entry` of any version. Raises `KeyError`, `TypeError` or `ConfigError` where it is none."""
+    """Reads an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` where it is none."""
     return EngineConfig(**_values(entry, ENGINE_FIELDS))
 
 
-def _entry(config: CoreConfig | EngineConfig, fields: Names[str], version: int) -> dict[str, Any]:
-    said = [(name, field) for name, field in fields.items() if name not in SINCE or SINCE[name][0] <= version]
-    return {name: _said(name, getattr(config, field)) for name, field in said}
+def _entry(config: CoreConfig | EngineConfig, fields: Names[str]) -> dict[str, Any]:
+    return {name: _said(name, getattr(config, field)) for name, field in fields.items()}
 
 
 def _said(name: str, value: Any) -> Any:
@@ -218,8 +198,7 @@ def _said(name: str, value: Any) -> Any:
 
 
 def _values(entry: Mapping[str, Any], fields: Names[str]) -> dict[str, Any]:
-    said = {name: value for name, (_, value) in SINCE.items()} | dict(entry)
-    return {field: CHOICES[name][said[name]] if name in CHOICES else said[name] for name, field in fields.items()}
+    return {field: CHOICES[name][entry[name]] if name in CHOICES else entry[name] for name, field in fields.items()}
 
 
 def policy_entry(policy: SchedulingPolicy) -> list[Any]:

@@ -45,18 +45,14 @@ class Tariff(Protocol):
 class TokenTariff:
     """The tariff in tokens, which tenants can count: each once, whatever a preemption has computed again."""
 
-    charges_recompute: bool = False  # as logs of before version 13 do
     prompt: float = 1.0
     output: float = 2.0
 
     def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
         batch = scheduled.batch
         decodes = batch.num_decodes
-        if self.charges_recompute:
-            prefills = [self.prompt * length for length in batch.lengths[decodes:]]
-        else:
-            rows = zip(scheduled.sequences[decodes:], batch.starts[decodes:], batch.lengths[decodes:], strict=True)
-            prefills = [self.prompt * one.num_new_tokens(start, length) for one, start, length in rows]
+        rows = zip(scheduled.sequences[decodes:], batch.starts[decodes:], batch.lengths[decodes:], strict=True)
+        prefills = [self.prompt * one.num_new_tokens(start, length) for one, start, length in rows]
         costs = [self.output] * decodes + prefills
         for row in batch.sampled[decodes:]:
             costs[row] += self.output

@@ -5,7 +5,7 @@
 They say what the core decided when they were recorded, and whoever changes what it decides learns so from them: they
 are never recorded anew to make a test pass. A change that is meant to decide otherwise, or to write otherwise, raises
 the version of the log. So this writes logs that are not there yet, or that are of another version than the log has
-now, and touches no other. Logs of an earlier version that is still read lie in a folder with its number, and stay.
+now, and touches no other.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ CROWDED = CoreConfig(
     max_waiting=None,
 )
 FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC, overload=Overload.BOUNDED, max_waiting=6)
-VTC = CoreConfig(
-    order=Order.VTC, unit=Unit.TOKENS, weights={"acme": 3.0}, charges_recompute=True, prepays_declared=True
-)
+VTC = CoreConfig(order=Order.VTC, unit=Unit.TOKENS, weights={"acme": 3.0})
 STATIC = {"batching": Batching.STATIC}
 CONTIGUOUS = {"kv_allocation": KVAllocation.CONTIGUOUS}
 

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from admission.controller import Controller
@@ -77,17 +75,13 @@ def test_of_answers_to_one_prompt_the_first_alone_waits_with_its_prefill() -> No
     assert first == alone and first and last and eighth and last < 1.5 * first < 0.5 * eighth
 
 
-@pytest.mark.parametrize(("prepays_declared", "paid"), [(False, 102), (True, 100 + 100_000 / 2)])
-def test_a_newcomer_pays_ahead_for_what_answers_have_shown_and_not_for_what_it_declares(
-    prepays_declared: bool, paid: float
-) -> None:
+def test_a_newcomer_pays_ahead_for_what_answers_have_shown_and_not_for_what_it_declares() -> None:
     """Alone it would be granted all of it, and have it back as credit against those who come later."""
-    config = replace(CONFIG, prepays_declared=prepays_declared)
-    core = make_core(config, EngineConfig(8192, 131_072, max_num_seqs=4, prefix_cache=False))
+    core = make_core(CONFIG, EngineConfig(8192, 131_072, max_num_seqs=4, prefix_cache=False))
     core.arrive(make_sequence("first", "a", 100, 100_000), 0.0)
     before = core.credit("a")
     core.schedule(0.0)
-    assert core.credit("a") == before - paid
+    assert core.credit("a") == before - 102
     core.lengths.observe("a", 100_000, 30)
     core.arrive(make_sequence("second", "a", 100, 100_000), 1.0)
     before = core.credit("a")

@@ -4,10 +4,6 @@ One that is not has caught a change of what the core decides, or of how a log is
 version of the log rises and all logs are recorded anew (`scripts/record_logs.py`); where it is not, the line that
 differs says what happened. They are never recorded anew to make these tests pass. All names here are those of the log,
 which no renaming in the code may change.
-
-Some logs of each earlier version that is still read are kept in a folder with its number. Those of version 12 hold the
-same events as those of version 11, from which they were written by a replay; `failures` and `failing` were new. Version
-13 has a prefix cache, which `sharing` fills.
 """
 
 import builtins
