@@ -5,9 +5,9 @@ Shreedhar and Varghese (1995), for a server that learns a cost only when the wor
 over until its grants have paid for it.
 
 Two kinds of work may be admitted on credit. Urgent work may overtake a lower class while its tenant's debt is less than
-`debt_limit`. And between tenants that are about even, whose turn it is depends on chance, and a newcomer that overtakes
-older work breaks what was estimated for it: so a sequence with a pressing deadline that has waited longer than the one
-whose turn it is goes first, while its tenant's debt is less than `deadline_debt_limit`.
+`debt_limit`. And a turn that comes a little later makes nobody poorer, but late who has a deadline: so of all with
+pressing deadlines the one that is due first (see `Aging.due`) goes before the one whose turn it is, if that is due
+later and while the debt of its tenant is less than `deadline_debt_limit`.
 
 Bound. Over any interval in which tenants i and j both have work waiting and are not held,
 

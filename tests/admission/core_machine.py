@@ -244,8 +244,8 @@ class CoreMachine(RuleBasedStateMachine):
             assert not (decoding and has_memory and not done) or sequence.last_step == batch.step
 
     def check_overtaking(self, admitted: list[Sequence], passed_over: list[Sequence]) -> None:
-        """Within a tenant, a newcomer goes first only if it comes within the window of its class, or is shorter: never
-        before a higher class.
+        """Within a tenant, a newcomer goes first only if it comes within the window of its class and its deadline, or
+        is shorter: never before a higher class that is due earlier.
         """
         aging = Aging(self.config.seconds_per_class)
         by_size = self.config.overtaking_seconds > 0
@@ -253,8 +253,9 @@ class CoreMachine(RuleBasedStateMachine):
             for other in passed_over:
                 if by_size and first.priority_class <= other.priority_class:
                     continue
-                window = aging.overtaking_window(other.priority_class, first.priority_class)
-                assert other.tenant != first.tenant or first.arrival - other.arrival <= window
+                due, first_due = other.due - other.arrival, first.due - first.arrival
+                window = aging.overtaking_window(other.priority_class, first.priority_class, due, first_due)
+                assert other.tenant != first.tenant or first.arrival - other.arrival <= window + 1e-9
 
     # at any time
 

@@ -16,7 +16,7 @@ from admission.orderings.fair_queue import FairQueue
 from admission.simulation.fairness_monitor import FairnessMonitor
 from backend.config import EngineConfig
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.sequence import PRESSING, Sequence, SequenceStatus
 from tests.admission.staged_core import TRUE
 from tests.backend.sequences import make_sequence
 from tests.examples import examples
@@ -209,29 +209,50 @@ def test_a_flood_at_four_times_the_capacity_overtakes_for_as_long_as_its_window_
     seconds_per_class=st.sampled_from([0.0, 1.0, 5.0]),
     burst=st.floats(1, 50),
     rate=st.floats(0, 10),
+    pressing=st.sampled_from([(), (LOWEST,), (0, 1, LOWEST, LOWEST + 1)]),
+    victim_class=st.sampled_from([0, LOWEST]),
 )
 def test_no_more_work_overtakes_than_the_window_lets_in(
-    seed: int, seconds_per_class: float, burst: float, rate: float
+    seed: int, seconds_per_class: float, burst: float, rate: float, pressing: tuple[int, ...], victim_class: int
 ) -> None:
+    """Of higher classes, and of pressing work of any."""
     random, aging = Random(seed), Aging(seconds_per_class)
-    inflows = {level: Inflow(burst, rate) for level in (0, 1)}
-    buckets = {level: Bucket(inflow, burst) for level, inflow in inflows.items()}
+    inflows, in_a_hurry = ({level: Inflow(burst, rate) for level in levels} for levels in ((0, 1), pressing))
+    kinds = [(level, None) for level in inflows] + [(level, random.choice([0.1, 2.0, 9.0])) for level in in_a_hurry]
+    buckets = {kind: Bucket(Inflow(burst, rate), burst) for kind in kinds}
     queue, now = FairQueue(1.0, aging), 0.0
-    victim = make_sequence("victim", "t", priority_class=LOWEST)
+    victim = make_sequence("victim", "t", priority_class=victim_class)
     queue.add(victim)
     for n in range(200):
         seconds = random.uniform(0, 0.2)
         now += seconds
-        for level, bucket in buckets.items():
+        for (level, deadline), bucket in buckets.items():
             bucket.refill(seconds)
             if bucket.take(1.0):
-                queue.add(make_sequence(f"s{n}.{level}", "t", arrival=now, priority_class=level))
+                by = None if deadline is None else now + deadline
+                name = f"s{n}.{level}.{deadline}"
+                queue.add(make_sequence(name, "t", arrival=now, priority_class=level, first_token_by=by))
     overtaking = 0.0
     while (head := queue.head()) is not victim:
         assert head is not None
         queue.remove(head)
         overtaking += 1.0
-    assert overtaking <= aging.most_overtaking(LOWEST, inflows) + 1e-9
+    assert overtaking <= aging.most_overtaking(victim_class, inflows, in_a_hurry) + 1e-9
+
+
+def test_pressing_work_overtakes_for_as_long_as_it_is_due_earlier() -> None:
+    aging, queue = Aging(20.0), FairQueue(1.0, Aging(20.0))
+    window = aging.overtaking_window(1, 1, by_deadline=2.0)
+    assert window == PRESSING - 2.0 == aging.overtaking_window(1, 1, 5.0, 2.0) + 5.0
+    patient = make_sequence("patient", "t", priority_class=1)
+    queue.add(patient)
+    for arrival in (window + 0.1, window - 0.1):
+        queue.add(make_sequence(str(arrival), "t", arrival=arrival, priority_class=1, first_token_by=arrival + 2.0))
+    served = []
+    while (head := queue.head()) is not None:
+        queue.remove(head)
+        served.append(head.id)
+    assert served == [str(window - 0.1), "patient", str(window + 0.1)]
 
 
 def test_classes_may_be_unevenly_apart() -> None:
