@@ -13,6 +13,7 @@ from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger, work_of
 from admission.length_predictor import LengthPredictor, features_of
 from admission.observer import CoreObserver
+from admission.orderings.fair_queue import FairQueue
 from admission.orderings.ordering import Ordering
 from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
@@ -62,6 +63,10 @@ class TenantHooks:
         self._forecast = forecast
         self._lengths = lengths
         self._model, self._pipeline = model, pipeline
+        self._fair = ordering if isinstance(ordering, FairQueue) else None
+
+    def outranks(self, sequence: Sequence, other: Sequence) -> bool:
+        return self._fair is not None and self._fair.outranks(sequence.tenant, other.tenant)
 
     def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
         """As many as such steps can compute behind those in flight, with `RESERVE` of its time left."""

@@ -30,6 +30,7 @@ from typing import NamedTuple
 from admission.aging import Aging
 from admission.backlog import Backlog, QueuePosition, TokenCaps, WorkAhead
 from admission.departures import Departures
+from admission.due_order import Due
 from admission.orderings.fair_queue import FairQueue
 from admission.orderings.ordering import Line, ListedOrdering
 from admission.output_length import OutputLengths
@@ -126,6 +127,7 @@ class Estimator:
         self.aging, self._prepaid = aging, prepaid
         self._ordering = ordering
         self.typical = Typical()
+        self.a_token = 0.0  # seconds of a token of prefill, as last estimated
         config = scheduler.config
         self._departures = Departures(lengths, config.max_num_seqs, config.max_num_batched_tokens)
         self._step_number = 0
@@ -145,7 +147,7 @@ class Estimator:
         line = self._line(self._ordering, sequence) if not isinstance(self._ordering, FairQueue) else None
         own, others = self._ahead(sequence, position, line) if self._backlog.total.count else (_NOTHING, _NOTHING)
         step = self._step(sequence, cached, own, others, line)
-        a_token = step.seconds / step.prefill_tokens
+        self.a_token = a_token = step.seconds / step.prefill_tokens
         prompt = (len(sequence.prompt) - cached) * a_token
         wait = self._wait(own, others, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
@@ -174,7 +176,7 @@ class Estimator:
         if line is not None:
             later = self._merged(step, line)
         elif position.is_pressing:
-            later = [(due.key, due.tokens, due.sequence) for due in self._backlog.pressing if due.key > position.key]
+            later = [(d.key, d.tokens, d.sequence) for d in self._backlog.pressing if not self._is_ahead(d, position)]
             if step.behind:
                 later = sorted(step.behind + later, key=_KEY)
         else:
@@ -254,8 +256,8 @@ class Estimator:
         patient = self._of_others(fair, tenant, tokens, position)
         pressing_tokens = pressing = 0
         for due in backlog.pressing:
-            if due.key > position.key:
-                break
+            if not self._is_ahead(due, position):
+                continue
             if due.sequence.tenant == tenant:
                 tokens += due.tokens
                 requests += 1
@@ -277,6 +279,13 @@ class Estimator:
         steps = len(others) * self.typical.answer
         return self._of_own(sequence, tokens, requests), WorkAhead(sum(others), len(others), steps)
 
+    def _is_ahead(self, due: Due, position: QueuePosition) -> bool:
+        """Returns whether one with a pressing deadline goes before a newcomer."""
+        fair, tenant, other = self._ordering, position.tenant, due.sequence.tenant
+        if isinstance(fair, FairQueue) and (fair.outranks(tenant, other) or fair.outranks(other, tenant)):
+            return fair.outranks(other, tenant)
+        return due.key <= position.key
+
     def _of_own(self, sequence: Sequence, tokens: int, requests: int) -> WorkAhead:
         if not requests:
             return _NOTHING
@@ -284,7 +293,8 @@ class Estimator:
 
     def _of_others(self, fair: FairQueue, tenant: str, own_tokens: int, position: QueuePosition) -> WorkAhead:
         """Returns the work of other tenants without pressing deadlines that goes first: of each that is examined, what
-        its credit lets pass, and before what is pressing no more than is due earlier; of the rest by their mean.
+        its credit lets pass, and before what is pressing no more than is due earlier; nothing of those that the tenant
+        outranks; of the rest by their mean.
         """
         seen = dict(islice(self._backlog.tenants(), TENANTS_EXAMINED))
         seen.pop(tenant, None)
@@ -298,6 +308,8 @@ class Estimator:
         answers, answer = self._answers, self.typical.answer
         tokens = requests = steps = 0.0
         for (name, waiting), reach in zip(seen.items(), reaches, strict=True):
+            if fair.outranks(tenant, name):
+                continue
             most, most_requests = waiting.before(position) if is_pressing else waiting.patient
             passing = float(most_requests)
             if reach < most:

@@ -69,6 +69,8 @@ class AdmissionControl:
         fair = scheduler.waiting
         self._fair = fair if isinstance(fair, FairQueue) else None
         self._reserve = Reserve()
+        if self._fair is not None:
+            self._fair.shares = self._reserve
         self._typical = 0.0  # prompt tokens, of what is offered
         self._borderline = 0
 
@@ -96,8 +98,10 @@ class AdmissionControl:
         weight = TYPICAL_WEIGHT if self._typical else 1.0
         self._typical += weight * (load.tokens - self._typical)
         if self._fair is not None:
-            account = self._fair.account(sequence.tenant)
-            self._reserve.offered(sequence.tenant, account.weight, load.seconds, account.charged, now)
+            reserve, tenant, account = self._reserve, sequence.tenant, self._fair.account(sequence.tenant)
+            reserve.offered(tenant, account.weight, load.seconds, account.charged, now)
+            if reserve.is_within(tenant):
+                reserve.arrived_within(load.tokens * self._estimator.a_token, sequence.due - now, now)
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
         own = self._backlog.of(sequence.tenant)
@@ -178,8 +182,6 @@ class AdmissionControl:
                 excess + self._more_room(estimate) + room,
                 self._harm(sequence.priority_class, estimate, behind, room, now),
             )
-        else:
-            reserve.arrived_within(estimate.prefill, slack, now)
         if excess <= 0:
             return None
         own_doing = estimate.own_wait >= excess

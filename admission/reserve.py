@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import exp, inf
 
 LONG, SHORT = 60.0, 10.0  # seconds over which demand is averaged: the larger counts, so that a flood is seen at once
-QUANTILE = 0.97  # of the virtual queue's lengths, that is left free
+QUANTILE = 0.98  # of the virtual queue's lengths, that is left free
 MEMORY = 120.0  # seconds, after which a length of the virtual queue is forgotten
 SAMPLES = 300  # lengths that are remembered
 MOST_KEPT = 0.75  # of what a request may wait: the rest is for those beyond their share, whatever others bring
@@ -119,6 +119,10 @@ class Reserve:
         demand.weight = weight
         demand.update(seconds, charged, now)
         self._divide(now)
+
+    def is_within(self, tenant: str) -> bool:
+        """Returns whether the tenant asks for less than its share, while there is not enough for all."""
+        return self._level < inf and tenant not in self._beyond
 
     def is_beyond(self, tenant: str) -> bool:
         """Returns whether the tenant asks for more than its share, while there is not enough for all."""

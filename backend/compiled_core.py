@@ -48,7 +48,7 @@ MODULES = (
         )
     ),
     *(f"admission.kv.{name}" for name in ("memory", "retention", "return_time", "swap_choice")),
-    *(f"admission.orderings.{name}" for name in ("fair_queue", "tenant_queue")),
+    *(f"admission.orderings.{name}" for name in ("fair_queue", "ring", "tenant_queue")),
 )
 """What is compiled. Left out is what others derive classes from, refer to weakly, or pickle: compiled, it cannot be. So
 is what tells a whole number from another where a `float` may be either: compiled, a `float` is a float.

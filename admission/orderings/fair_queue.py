@@ -22,14 +22,15 @@ of the interval: its service exceeds that of one which was not by no more.
 """
 
 from collections import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import floor, inf
 
 from admission.aging import Aging
-from admission.orderings.ordering import weight_of
+from admission.orderings.ordering import EnoughForAll, Shares, weight_of
+from admission.orderings.ring import Ring, Turn
 from admission.orderings.tenant_queue import OrderInTenant, Place, TenantQueue
 from backend.scheduler.sequence import Sequence
 
@@ -61,40 +62,6 @@ class DeficitAccount:
     @property
     def num_waiting(self) -> int:
         return len(self.waiting)
-
-
-_Turn = tuple[int, int]  # a round, and a place among the tenants that have their turns in it
-
-
-class _Ring:
-    """Tenants by the round in which their debt falls below a limit, and by their turns in a round."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[_Turn, str]] = []  # a turn may be too early, never too late
-        self._listed: dict[str, _Turn] = {}  # the earliest that a tenant is in the heap with
-
-    def list(self, tenant: str, turn: _Turn) -> None:
-        """Examine the tenant no later than at this turn."""
-        if tenant not in self._listed or turn < self._listed[tenant]:
-            self._listed[tenant] = turn
-            heappush(self._heap, (turn, tenant))
-
-    def first(self, find: Callable[[str], _Turn | None]) -> tuple[int, str] | None:
-        """Returns the round of the first turn, and the tenant that has it; None when the ring is empty.
-
-        `find` returns a tenant's actual turn, None when it is out of the ring.
-        """
-        while self._heap:
-            turn, tenant = self._heap[0]
-            actual = find(tenant) if self._listed.get(tenant) == turn else None
-            if actual == turn:
-                return turn[0], tenant
-            heappop(self._heap)
-            if self._listed.get(tenant) == turn:
-                del self._listed[tenant]
-                if actual is not None:
-                    self.list(tenant, actual)
-        return None
 
 
 class FairQueue:
@@ -132,8 +99,9 @@ class FairQueue:
         self._debt_limit, self.deadline_debt_limit = debt_limit, deadline_debt_limit
         self._set_weights(weights or {})
         self._num_waiting, self._now = 0, 0.0
+        self.shares: Shares = EnoughForAll()
         self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that were admitted and have not ended
-        self._ring, self._urgent = _Ring(), _Ring()
+        self._ring, self._urgent = Ring(), Ring()
         self._by_deadline: list[
             tuple[Place, str]
         ] = []  # heap; an entry that is no tenant's first leaves when it surfaces
@@ -180,6 +148,8 @@ class FairQueue:
             return choice  # urgent work that goes first on more credit
         self._forgive()
         pressing = self._most_pressing()
+        if pressing is not None and self.outranks(choice.tenant, pressing[1].tenant):
+            return choice
         place = self._first_place(account)
         return choice if pressing is None or (place is not None and place < pressing[0]) else pressing[1]
 
@@ -260,6 +230,12 @@ class FairQueue:
         if self._debtor_until.pop(sequence.tenant, None) is not None:
             self._list_by_due(self.accounts[sequence.tenant])
 
+    def outranks(self, tenant: str, other: str) -> bool:
+        """Returns whether the tenant is served before another whatever is due when: it is within its share, and the
+        other is beyond its own, and has left it the time (see `reserve`).
+        """
+        return self.shares.is_beyond(other) and self.shares.is_within(tenant)
+
     def account(self, tenant: str) -> DeficitAccount:
         """Returns the tenant's account, which begins with this if it has none."""
         return self._account(tenant)
@@ -301,6 +277,8 @@ class FairQueue:
         """Join the ring in this round, with its grant or what is left of it; credit from earlier rounds is lost."""
         left = self._quantum * account.weight if account.round == self.round else 0.0
         account.credit = min(account.credit, left)
+        if account.credit < 0 and self.shares.is_within(account.tenant):
+            account.credit = 0.0  # it has asked for less than its share since
         account.round = max(account.round, self.round - 1)
         account.backlog_id = account.turn = next(self._counter)
 
@@ -333,19 +311,21 @@ class FairQueue:
             if self._debt_limit and self._first_of(account).priority_class == URGENT:
                 self._urgent.list(account.tenant, self._next_turn(account, self._debt_limit))
 
-    def _next_turn(self, account: DeficitAccount, debt_limit: float) -> _Turn:
+    def _next_turn(self, account: DeficitAccount, debt_limit: float) -> Turn:
         """Returns the first turn, in this round or later, at which the tenant's debt is below the limit."""
+        if self.shares.is_within(account.tenant):
+            return self.round - 1, account.turn  # before those who are beyond theirs
         due = account.round
         lacking = -(account.credit + debt_limit)
         if lacking >= 0:
             due += floor(lacking / (self._quantum * account.weight)) + 1
         return max(due, self.round), account.turn
 
-    def _due(self, tenant: str) -> _Turn | None:
+    def _due(self, tenant: str) -> Turn | None:
         account = self.accounts[tenant]
         return self._next_turn(account, 0.0) if account.num_waiting and account.held is None else None
 
-    def _urgent_due(self, tenant: str) -> _Turn | None:
+    def _urgent_due(self, tenant: str) -> Turn | None:
         account = self.accounts[tenant]
         if not account.num_waiting or account.held is not None or self._first_of(account).priority_class != URGENT:
             return None

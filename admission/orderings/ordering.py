@@ -102,3 +102,21 @@ class ArrivalOrder(Indifferent, FirstComeFirstServed):
 
     def around(self, newcomer: Sequence) -> Line:
         return Line([*self._restored, *self._arrived.values()], [])
+
+
+class Shares(Protocol):
+    """Who asks for more than its share of the engine's time, and who for less, while there is not enough for all."""
+
+    def is_beyond(self, tenant: str) -> bool: ...
+
+    def is_within(self, tenant: str) -> bool: ...
+
+
+class EnoughForAll:
+    """Shares while there is enough: nobody is beyond its own, and nobody has to be kept from those who are."""
+
+    def is_beyond(self, tenant: str) -> bool:
+        return False
+
+    def is_within(self, tenant: str) -> bool:
+        return False

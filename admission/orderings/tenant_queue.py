@@ -22,15 +22,12 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from admission.aging import OVERTAKING, SAVED, Aging
-from backend.scheduler.sequence import PRESSING, Sequence
+from backend.scheduler.sequence import TARGET, Sequence
 
 IN_TIME = 0.85
 """The share of its target that a sequence may wait and still be in time: what is left is for its own prefill. Recorded
 lengths at 1.3 times capacity had 65 % in time with 0.5, 68 % with this, 63 % with 1.5.
 """
-TARGET = 2.0
-"""Seconds to the first token, where the class of a sequence has no target of its own."""
-
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
 Place = tuple[float, int]
@@ -179,8 +176,8 @@ class TenantQueue:
         return least[2]
 
     def _age(self, sequence: Sequence, now: float) -> float:
-        """Returns for how long a sequence that does not press has waited, less the offset of its class."""
-        return now - (self._waiting[sequence].key - PRESSING)
+        """Returns for how long a sequence has waited, less the offset of its class."""
+        return now - sequence.arrival - self._order.offset(sequence.priority_class)
 
     def _smallest_in_time(self, one: _Class, now: float) -> Sequence | None:
         while (entry := self._top(one.in_time)) is not None:

@@ -25,6 +25,10 @@ class SchedulerHooks(Protocol):
         """
         ...
 
+    def outranks(self, sequence: Sequence, other: Sequence) -> bool:
+        """Return True if it is computed before another of its class, whatever is due when."""
+        ...
+
     def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
         """Return how many tokens of prefill may be computed, its own among them, for the first token of `sequence` to
         be safely in time, which is of no use after `due`: steps from `scheduled` on have its decodes and `room`.
@@ -72,6 +76,9 @@ class DefaultHooks:
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
     ) -> PrefillBudget:
         return FixedPrefillBudget(tokens)
+
+    def outranks(self, sequence: Sequence, other: Sequence) -> bool:
+        return False
 
     def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
         return inf

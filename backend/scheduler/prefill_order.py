@@ -115,6 +115,8 @@ class PrefillOrder:
         running = prefill.sequence
         if head.priority_class != running.priority_class:
             return head.priority_class < running.priority_class
+        if self._hooks.outranks(head, running) or self._hooks.outranks(running, head):
+            return self._hooks.outranks(head, running)
         if running.is_pressing or head.presses_before(running):
             return head.due < running.due
         if left > prefill.may_wait_for or left >= _left(running):

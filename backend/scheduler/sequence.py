@@ -6,6 +6,7 @@ from enum import Enum, auto
 from backend.paged_kv.block_names import BlockName
 from backend.sampling_params import SamplingParams
 
+TARGET = 2.0  # seconds to the first token, where neither a deadline that presses nor a class says when it is wanted
 PRESSING = 10.0  # seconds: a longer wait, such as a client's timeout of minutes, is no hurry
 
 
@@ -129,12 +130,13 @@ class Sequence:
 
     @property
     def due(self) -> float:
-        """Return when it is due, in seconds on the engine's clock: at its deadline if that is pressing; else as if what
-        does not press were due when nothing is pressing any more that came with it.
+        """Return when its first token is due, in seconds on the engine's clock: at its deadline if that is pressing;
+        else when its class is meant to have it, which is no promise.
         """
         if self.first_token_by is not None and self.first_token_by - self.arrival <= PRESSING:
             return self.first_token_by
-        return self.arrival + PRESSING
+        target = self.first_token_target
+        return self.arrival + (TARGET if target is None else target)
 
     def presses_before(self, other: "Sequence") -> bool:
         """Return True if it is computed before another that prefills, because it has a pressing deadline and is due

@@ -17,6 +17,7 @@ from quotas.policy.policy import (
     KeyPolicy,
     Lateness,
     Policy,
+    Preference,
     Price,
     QueueLimits,
     TenantPolicy,
@@ -343,7 +344,15 @@ def parse(trees: Mapping[str, Node], problems: Problems, is_whole: bool) -> Poli
     unnamed = having.value("unnamed_tenants", words.unnamed, allow) if having else allow
     named = {name: tenant for name, (_, tenant) in found.items()}
     sharing = _read_sharing(_only(tops, "prefix_sharing"), named, is_whole)
-    return Policy.of(classes, default, named, unnamed, sharing)
+    return Policy.of(classes, default, named, unnamed, sharing, _read_preference(_only(tops, "overload")))
+
+
+def _read_preference(section: Section | None) -> Preference:
+    default: Preference = "balanced"
+    if section is None:
+        return default
+    section.refuse_unknown(fields_of("", "overload"))
+    return section.value("prefer", words.preference, default)
 
 
 def _only(tops: list[Section], name: str) -> Section | None:

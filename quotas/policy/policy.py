@@ -17,6 +17,7 @@ ALL_MODELS = "*"
 Outage = Literal["closed", "open", "lease"]
 Lateness = Literal["wait", "refuse"]
 Unnamed = Literal["allow", "refuse"]
+Preference = Literal["requests", "balanced", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Policy:
     tenants: Mapping[str, TenantPolicy]
     unnamed_tenants: Unnamed = "allow"  # whether the keys of tenants that are not named open anything
     prefix_sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tenants by group; each in one at most
+    prefer: Preference = "balanced"  # what overload spares
 
     @staticmethod
     def of(
@@ -132,10 +134,11 @@ class Policy:
         tenants: Mapping[str, TenantPolicy] | None = None,
         unnamed_tenants: Unnamed = "allow",
         prefix_sharing: Mapping[str, tuple[str, ...]] | None = None,
+        prefer: Preference = "balanced",
     ) -> "Policy":
         tenants, groups = dict(tenants or {}), dict(prefix_sharing or {})
-        version = _version(classes, default, tenants, unnamed_tenants, groups)
-        return Policy(version, classes, default, tenants, unnamed_tenants, groups)
+        version = _version(classes, default, tenants, unnamed_tenants, groups, prefer)
+        return Policy(version, classes, default, tenants, unnamed_tenants, groups, prefer)
 
     def admits(self, tenant: str) -> bool:
         """Return whether requests of this tenant are served at all."""
@@ -189,6 +192,7 @@ def _version(
     tenants: Mapping[str, TenantPolicy],
     unnamed_tenants: Unnamed,
     prefix_sharing: Mapping[str, tuple[str, ...]],
+    prefer: Preference,
 ) -> str:
     content = [
         [asdict(entry) for entry in classes],
@@ -196,6 +200,7 @@ def _version(
         [asdict(tenants[name]) for name in sorted(tenants)],
         unnamed_tenants,
         {group: sorted(members) for group, members in prefix_sharing.items()},
+        prefer,
     ]
     return sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()[:12]
 

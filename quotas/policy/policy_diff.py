@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from quotas.policy.policy import Policy
-from quotas.policy.policy_text import class_fields, sharing_groups, tenant_fields
+from quotas.policy.policy_text import class_fields, overload_fields, sharing_groups, tenant_fields
 
 UNSET = "unset"
 LONGEST, BEGINNING = 80, 40  # characters of a value that is shown whole, and of what is shown of another
@@ -40,10 +40,11 @@ def policy_diff(old: Policy, new: Policy) -> list[str]:
 
 def policy_changes(old: Policy, new: Policy) -> list[Change]:
     """Return every field that differs once all defaults are filled in: first of the classes, then of tenants that are
-    not named, then of each tenant that either policy names, then of groups that share.
+    not named, then of each tenant that either policy names, then of overload, and of groups that share.
     """
+    overload = _section("overload", "overload", overload_fields(old), overload_fields(new))
     groups = _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))
-    return [*_classes(old, new), *_tenants(old, new), *groups]
+    return [*_classes(old, new), *_tenants(old, new), *overload, *groups]
 
 
 def _classes(old: Policy, new: Policy) -> Iterator[Change]:

@@ -21,6 +21,7 @@ def policy_text(policy: Policy) -> str:
         "defaults": tenant_fields(policy.default),
         "tenants": {name: tenant_fields(policy.tenants[name]) for name in sorted(policy.tenants)},
         "unnamed_tenants": policy.unnamed_tenants,
+        "overload": overload_fields(policy),
         "prefix_sharing": sharing_groups(policy),
     }
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
@@ -29,6 +30,10 @@ def policy_text(policy: Policy) -> str:
 
 def sharing_groups(policy: Policy) -> Plain:
     return {group: sorted(policy.prefix_sharing[group]) for group in sorted(policy.prefix_sharing)}
+
+
+def overload_fields(policy: Policy) -> Plain:
+    return {"prefer": policy.prefer}
 
 
 def class_fields(entry: ClassPolicy) -> Plain:

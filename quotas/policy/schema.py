@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from quotas.policy.limit import TENANT_ONLY, Resource
-from quotas.policy.policy import SCOPES, SERVICE_TIERS, Lateness, Outage, Unnamed
+from quotas.policy.policy import SCOPES, SERVICE_TIERS, Lateness, Outage, Preference, Unnamed
 from quotas.policy.units import COUNT, DURATION, NUMBER, PRICE, RATE, SIZE
 
 UNLIMITED = "unlimited"
@@ -25,6 +25,7 @@ MAX_PROMPT = 65_536  # characters of one
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
 LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
+PREFERENCES: tuple[Preference, ...] = get_args(Preference)
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 GROUP_NAME = TENANT_NAME
@@ -197,6 +198,13 @@ def _schema() -> Schema:
             "enum": list(UNNAMED),
             "description": "Whether tenants that are not named here are served, as defaults says; default: allow.",
         },
+        overload=_fields(
+            "What holds where more has to be in time than can be.",
+            prefer={
+                "enum": list(PREFERENCES),
+                "description": "Whether as many requests as possible are to be in time, or tokens; default: balanced.",
+            },
+        ),
         prefix_sharing=_named(
             GROUP_NAME,
             "Groups of tenants that find each other's cached prefixes; a tenant is in one at most.",

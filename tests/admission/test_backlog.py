@@ -79,7 +79,7 @@ def test_what_presses_is_behind_what_is_due_before_it_and_has_an_order_of_its_ow
     queue = backlog()
     for n, arrival in enumerate((0.0, 1.0, 2.0)):
         wait(queue, sequence(n, prompt=2**n, arrival=arrival))
-    assert [queue.before("a", turn(8.5, within=seconds))[0] for seconds in (1.0, 2.0, 3.0, 4.0)] == [0, 1, 3, 7]
+    assert [queue.before("a", turn(1.5, within=seconds))[0] for seconds in (0.4, 1.0, 2.0, 3.0)] == [0, 1, 3, 7]
     calm, urgent = sequence(3), sequence(4)
     calm.first_token_by, urgent.first_token_by = 3.0, 2.0
     for pressing in (calm, urgent):

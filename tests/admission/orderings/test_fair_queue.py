@@ -287,22 +287,54 @@ def test_beyond_it_the_tenant_that_had_more_waits() -> None:
     assert served(queue_of(0.0, *flood())) == "0x123"
 
 
+class OfTwo:
+    """The tenant a asks for more than its share, and all others for less."""
+
+    def is_beyond(self, tenant: str) -> bool:
+        return tenant == "a"
+
+    def is_within(self, tenant: str) -> bool:
+        return tenant != "a"
+
+
+def beside_a(*sequences: Sequence) -> FairQueue:
+    queue = queue_of(10.0)
+    queue.shares = OfTwo()
+    for each in sequences:
+        queue.add(each)
+    return queue
+
+
+def test_a_tenant_beyond_its_share_overtakes_none_that_is_within_its_own() -> None:
+    assert served(beside_a(*flood())) == "x0123"
+
+
+def test_a_tenant_within_its_share_owes_nothing_and_waits_for_no_turn() -> None:
+    queue = beside_a(*flood())
+    assert admit(queue, 5.0).id == "x"
+    assert queue.credit("b") < 0
+    again = make_sequence("again", "b", arrival=9.0)
+    queue.add(again)
+    assert queue.head() is again
+    assert queue.credit("b") >= 0
+
+
 def test_what_has_no_deadline_is_served_by_turns() -> None:
     assert served(queue_of(10.0, *flood(deadline=None))) == "0x123"
 
 
 def test_who_is_due_earlier_goes_first_whoever_came_first() -> None:
     patient, calm, urgent = (
-        make_sequence("p", "a", arrival=0.0),
-        make_sequence("c", "b", arrival=1.0, first_token_by=9.0),
+        make_sequence("p", "a", arrival=1.0),
+        make_sequence("c", "b", arrival=1.0, first_token_by=2.9),
         make_sequence("u", "c", arrival=1.5, first_token_by=2.5),
     )
     assert served(queue_of(10.0, patient, calm, urgent)) == "ucp"
 
 
-def test_whoever_is_not_pressing_is_overtaken_only_until_nothing_presses_that_came_with_it() -> None:
+def test_whoever_is_not_pressing_is_overtaken_by_what_is_due_before_it_is_meant_to_begin() -> None:
     patient, early, late = (
-        make_sequence("p", "a", arrival=0.0),
+        make_sequence("p", "a", arrival=4.0, first_token_target=6.0),
         make_sequence("e", "b", arrival=7.0, first_token_by=9.9),
         make_sequence("l", "b", arrival=7.0, first_token_by=10.1),
     )

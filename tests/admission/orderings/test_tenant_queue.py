@@ -84,7 +84,7 @@ def test_no_size_brings_a_lower_class_before_a_higher_one_that_waits() -> None:
 
 def test_what_presses_goes_first_by_when_it_is_due_whatever_its_size() -> None:
     long, short = make_sequence("long", prompt=100), make_sequence("short", arrival=1.0)
-    pressing = make_sequence("pressing", prompt=50, arrival=1.0, first_token_by=4.0)
+    pressing = make_sequence("pressing", prompt=50, arrival=1.0, first_token_by=1.9)
     assert drain(by_size(long, pressing, short), now=1.0) == ["pressing", "short", "long"]
 
 

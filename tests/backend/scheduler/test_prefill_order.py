@@ -135,10 +135,8 @@ def test_a_prompt_waits_for_none_that_would_make_it_late(
     bench.drain()
 
 
-@pytest.mark.parametrize(("due", "goes_first"), [(4.0, True), (5.0, False), (6.0, False), (None, False)])
-def test_of_two_that_press_who_is_due_earlier_goes_first_whatever_their_lengths(
-    due: float | None, goes_first: bool
-) -> None:
+@pytest.mark.parametrize(("due", "goes_first"), [(4.0, True), (5.0, False), (6.0, False)])
+def test_of_two_that_press_who_is_due_earlier_goes_first_whatever_their_lengths(due: float, goes_first: bool) -> None:
     bench = roomy(prefill_overtaking=0.25)
     running = begun(bench, 64, first_token_by=5.0)
     heads = [bench.add(tokens, 2) for tokens in (100, 4)]
@@ -158,10 +156,22 @@ def test_the_prompts_before_a_newcomer_are_those_that_do_not_wait_for_it() -> No
     newcomer.priority_class = 1
     assert before(newcomer, 4, BUDGET) == [running], "and the one of its own class waits"
     assert lower.num_computed_tokens < 100
-    newcomer.first_token_by = 5.0
+    newcomer.first_token_by = 1.0
     assert before(newcomer, 33, BUDGET) == [running], "however much it presses"
     newcomer.priority_class = 0
     assert before(newcomer, 33, BUDGET) == []
+    bench.drain()
+
+
+def test_who_outranks_a_prompt_goes_before_it_whatever_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = roomy(prefill_overtaking=0.0001)
+    running = begun(bench, 64, first_token_by=1.0)
+    head = bench.add(100, 2)
+    monkeypatch.setattr(bench.scheduler.hooks, "outranks", lambda one, other: (one, other) == (head, running))
+    bench.plan()
+    assert list(prefilled(bench)) == [head.id]
+    later = bench.add(4, 2)
+    assert set(bench.scheduler.prefilling_before(later, 4, BUDGET)) == {head, running}
     bench.drain()
 
 
