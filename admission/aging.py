@@ -5,15 +5,16 @@ the same pace, the order is that of the static key `arrival + k * A`, and nothin
 overtaken only by higher classes that arrive within (k - k') * A seconds after it, so its wait has a bound. Where
 classes are not evenly apart, k * A is the offset of the class.
 
-Work with a pressing deadline ranks by when it is due, and all other as if it were due `PRESSING` seconds after it came.
-So inside a tenant a sequence without one is overtaken, by pressing work of its class too, which arrives within
-`PRESSING` seconds less its own deadline after it; between tenants by no more than the limit on debt (`fair_queue`).
+Among classes that are meant to begin as soon, that is the order in which all are due (`Sequence.due`), and by that it
+is kept: work with a pressing deadline is due at it, and all other when its class is meant to begin. So inside a tenant
+a sequence is overtaken, by work of its own class too, which arrives within the seconds that it has more to wait;
+between tenants by no more than the limit on debt (`fair_queue`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from backend.scheduler.sequence import PRESSING, Sequence
+from backend.scheduler.sequence import TARGET, Sequence
 
 OVERTAKING = 0.5
 """The work that goes before an old sequence by being shorter, over what goes in order: it makes long waits at most half
@@ -61,24 +62,27 @@ class Aging:
         return sequence.due + self.offset(sequence.priority_class)
 
     def overtaking_window(
-        self, priority_class: int, by_class: int, deadline: float = PRESSING, by_deadline: float = PRESSING
+        self, priority_class: int, by_class: int, due_in: float = TARGET, by_due_in: float = TARGET
     ) -> float:
-        """Returns the seconds after its arrival in which newcomers of `by_class` can overtake a sequence. `deadline`
-        and `by_deadline` are the seconds from its arrival in which it, and each of them, is due: `PRESSING` of those
-        without a pressing deadline.
+        """Returns the seconds after its arrival in which newcomers of `by_class` can overtake a sequence. It is due
+        `due_in` seconds from its arrival, and they `by_due_in` seconds from theirs.
         """
-        return max(0.0, self.offset(priority_class) + deadline - self.offset(by_class) - by_deadline)
+        return max(0.0, self.offset(priority_class) + due_in - self.offset(by_class) - by_due_in)
 
     def most_overtaking(
-        self, priority_class: int, inflows: Mapping[int, Inflow], pressing: Mapping[int, Inflow] | None = None
+        self,
+        priority_class: int,
+        inflows: Mapping[int, Inflow],
+        pressing: Mapping[int, Inflow] | None = None,
+        due_in: float = TARGET,
     ) -> float:
-        """Returns the work of one tenant that can overtake a sequence of this class, by being due earlier: `inflows`
-        are by class, and `pressing` those of work with pressing deadlines, however short.
+        """Returns the work of one tenant that can overtake a sequence of this class, which is due in so many seconds:
+        `inflows` are, by class, those of work that is due no sooner after it came, and `pressing` those of all other.
         """
         higher = [(level, inflow) for level, inflow in inflows.items() if level < priority_class]
         most = sum([flow.burst + flow.rate * self.overtaking_window(priority_class, level) for level, flow in higher])
         for level, flow in (pressing or {}).items():
-            window = self.overtaking_window(priority_class, level, by_deadline=0.0)
+            window = self.overtaking_window(priority_class, level, due_in, by_due_in=0.0)
             most += flow.burst + flow.rate * window if window > 0 else 0.0
         return most
 
@@ -93,12 +97,13 @@ class Aging:
         overtaking_seconds: float = 0.0,
         largest: float = 0.0,
         pressing: Mapping[int, Inflow] | None = None,
+        due_in: float = TARGET,
     ) -> float:
         """Returns a bound on the seconds from a sequence's arrival to its first admission, while the device is busy:
 
             (ahead + sum over higher classes of (burst + inflow * window) + lag) / (share * rate)
 
-        and where its tenant has pressing deadlines (see `most_overtaking`) the same sum over all classes of that work.
+        and the same sum over all classes of work that is due sooner after it came (`pressing`, see `most_overtaking`).
         `ahead` is what its tenant's running sequences and those waiting before it can still cost when it arrives,
         `share` its tenant's weight over those of all tenants, `rate` the service of all in units a second (1 in engine
         time), and `lag` the service by which the tenant may be behind its share: its weight times the bound of
@@ -113,8 +118,9 @@ class Aging:
         times `largest`: any may go first until then, and afterwards only what `tenant_queue` says. It is as true as
         the sizes by which that has ordered them.
         """
-        before = ahead + self.most_overtaking(priority_class, inflows, pressing)
+        before = ahead + self.most_overtaking(priority_class, inflows, pressing, due_in)
         if not overtaking_seconds:
             return (before + lag) / (share * rate)
-        free = overtaking_seconds + self.overtaking_window(priority_class, 0)
+        sooner = 0.0 if pressing else due_in
+        free = overtaking_seconds + self.overtaking_window(priority_class, 0, due_in, sooner)
         return free + ((1 + OVERTAKING) * before + SAVED * largest + lag) / (share * rate)

@@ -16,7 +16,7 @@ from admission.orderings.fair_queue import FairQueue
 from admission.simulation.fairness_monitor import FairnessMonitor
 from backend.config import EngineConfig
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.sequence import PRESSING, Sequence, SequenceStatus
+from backend.scheduler.sequence import TARGET, Sequence, SequenceStatus
 from tests.admission.staged_core import TRUE
 from tests.backend.sequences import make_sequence
 from tests.examples import examples
@@ -242,12 +242,12 @@ def test_no_more_work_overtakes_than_the_window_lets_in(
 
 def test_pressing_work_overtakes_for_as_long_as_it_is_due_earlier() -> None:
     aging, queue = Aging(20.0), FairQueue(1.0, Aging(20.0))
-    window = aging.overtaking_window(1, 1, by_deadline=2.0)
-    assert window == PRESSING - 2.0 == aging.overtaking_window(1, 1, 5.0, 2.0) + 5.0
+    window = aging.overtaking_window(1, 1, by_due_in=0.5)
+    assert window == TARGET - 0.5 == aging.overtaking_window(1, 1, 5.0, 0.5) - 3.0
     patient = make_sequence("patient", "t", priority_class=1)
     queue.add(patient)
     for arrival in (window + 0.1, window - 0.1):
-        queue.add(make_sequence(str(arrival), "t", arrival=arrival, priority_class=1, first_token_by=arrival + 2.0))
+        queue.add(make_sequence(str(arrival), "t", arrival=arrival, priority_class=1, first_token_by=arrival + 0.5))
     served = []
     while (head := queue.head()) is not None:
         queue.remove(head)

@@ -97,8 +97,9 @@ def test_urgent_work_goes_before_what_can_wait_and_the_urgent_pay_for_their_hurr
     assert share(found, AttemptOutcome.EXPIRED) < 0.01
 
 
-def test_nobody_is_let_in_for_whom_somebody_who_was_would_be_late() -> None:
-    core = busy()
+@pytest.mark.parametrize("order", [Order.FAIR, Order.EARLIEST_DEADLINE])
+def test_nobody_is_let_in_for_whom_somebody_who_was_would_be_late(order: Order) -> None:
+    core = busy(order=order)
     core.arrive(sequence("first", prompt=2000), 0.0)
     core.schedule(0.0)
     calm = sequence("calm", prompt=4000, first_token_by=9.9)
