@@ -11,7 +11,7 @@ from admission.kv.copy_time import CopyTime
 from admission.kv.memory import FuturePeak, Gate
 from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger, work_of
-from admission.length_predictor import LengthPredictor, features_of
+from admission.length_predictor import Learned, LengthPredictor, features_of
 from admission.observer import CoreObserver
 from admission.orderings.fair_queue import FairQueue
 from admission.orderings.ordering import Ordering
@@ -217,6 +217,12 @@ class Controller:
         self.idle_calibration.end(measured, now)
         self.step_time.calibrate([(work_of_shape(step), seconds) for step, seconds in measured])
         self._tell(lambda observer: observer.calibrated(measured, now))
+
+    def lengths_learned(self, learned: Learned, now: float) -> None:
+        """Predict lengths by what an earlier core learned, if at all; nothing has arrived yet."""
+        if self.predictor is not None:
+            self.predictor.go_on_from(learned)
+        self._tell(lambda observer: observer.lengths_learned(learned, now))
 
     def credit(self, tenant: str) -> float:
         """Returns the tenant's credit, in the unit of account; below 0 it is in debt."""

@@ -23,6 +23,7 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["calibrate", t, decodes, context of each, prefills, computed tokens before each, tokens of each]
                 the device is idle, and runs a step of this shape for what it takes
     ["calibrated", t, [[a shape as in `calibrate`, elapsed] ...]]    what such steps took, or those before the first
+    ["lengths", t, answers, weights, [[score, length] ...]]      what an earlier core has learned to rank answers by
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
      {tenant: limit of its own that it is passed over for} or null for the same as before,
      [[each that was given up since the last plan, why] ...]]
@@ -68,6 +69,7 @@ from admission.event_log_names import (
     read_engine_config,
     read_scheduling_policy,
 )
+from admission.length_predictor import Learned
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
 from admission.request import Asked, AskedPrompt
@@ -163,6 +165,9 @@ class EventLog(CoreObserver):
     def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
         said = [f"[{','.join(map(str, step))},{moment(seconds)}]" for step, seconds in measured]
         self._write(f'["calibrated",{moment(now)},[{",".join(said)}]]')
+
+    def lengths_learned(self, learned: Learned, now: float) -> None:
+        self._log("lengths", now, *learned)
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """Write a plan. Lines of each step and of each request are put together by hand: the encoder takes twice as
@@ -370,6 +375,8 @@ class _Replay:
             self._core.calibrated(measured, now)
         elif kind == "policy":
             self._core.policy_changed(read_scheduling_policy(said[0]), now)
+        elif kind == "lengths":
+            self._core.lengths_learned(Learned.of(*said), now)
         elif kind == "gateway":
             unix, model, block_bytes = said
             if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):

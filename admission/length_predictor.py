@@ -13,8 +13,10 @@ answers say, so that declaring little gains nothing from one answer to the next,
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import islice
+from typing import Any, NamedTuple
 from zlib import crc32
 
 NUM_WEIGHTS = 1024
@@ -22,9 +24,12 @@ ENOUGH = 200  # answers, before it says anything
 EDGE = 4  # tokens at either end of a prompt that are looked at
 _LEARNT_FROM = 128  # recent answers that new ones are compared with
 _PAIRS = 8  # of them, for each new one
-_STEP = 0.02  # by which a weight moves
+_MARGIN = 50  # steps by which the longer is to score higher; a weight moves by one
 _UNLIKE = 1.2  # times as long: pairs that differ by less teach nothing
 _RANKED = 512  # recent scores
+_JUDGED_WITH = 16  # answers before it, which each is compared with for `tau`
+_LARGEST = 2**40  # of what is saved
+_HASHING = 1  # rises whenever `features_of` changes: weights of before are of other features
 _BUCKETS = 16
 _PER_BUCKET = 64  # answers
 _LENGTH, _OF_TENANT, _DECLARED, _HEAD, _TAIL, _HEAD_PAIR, _TAIL_PAIR = range(7)
@@ -69,16 +74,64 @@ class _Bucket:
         self.sum += length
 
 
+class Learned(NamedTuple):
+    """All that a later start needs to go on: some kilobytes of whole numbers, with which nothing of it is lost."""
+
+    num_answers: int  # that it was learned from
+    weights: list[int]  # `NUM_WEIGHTS`
+    answers: list[tuple[int, int]]  # scores and lengths of recent ones, the oldest first
+
+    def to_json(self) -> dict[str, Any]:
+        return {"hashing": _HASHING, **self._asdict()}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> "Learned":
+        """Returns what `to_json` gave. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+        if saved["hashing"] != _HASHING:
+            raise ValueError(f"features are hashed otherwise than in {saved['hashing']}: {_HASHING}")
+        return cls.of(saved["num_answers"], saved["weights"], saved["answers"])
+
+    @classmethod
+    def of(cls, num_answers: int, weights: Sequence[int], answers: Sequence[Sequence[int]]) -> "Learned":
+        """Returns it checked. Raises `ValueError` or `TypeError`."""
+        learned = cls(num_answers, list(weights), [(score, length) for score, length in answers])
+        numbers = [num_answers, *learned.weights, *(number for answer in learned.answers for number in answer)]
+        if not all(type(number) is int and abs(number) <= _LARGEST for number in numbers):
+            raise ValueError(f"all are whole numbers of at most {_LARGEST}")
+        if len(learned.weights) != NUM_WEIGHTS or len(learned.answers) > _RANKED or num_answers < len(learned.answers):
+            raise ValueError(f"{NUM_WEIGHTS} weights, and at most {_RANKED} of the answers that were learned from")
+        if any(length < 0 for _, length in learned.answers):
+            raise ValueError("an answer has no length below 0")
+        return learned
+
+
 class LengthPredictor:
     """Predicts from features; asking and learning are O(features) and take some microseconds."""
 
     def __init__(self) -> None:
         self.count = 0  # answers that it has learned from
-        self._weights = [0.0] * NUM_WEIGHTS
+        self._weights = [0] * NUM_WEIGHTS  # in steps, so that sums are exact
         self._recent: deque[tuple[tuple[int, ...], int]] = deque(maxlen=_LEARNT_FROM)
-        self._scored: deque[tuple[float, int]] = deque(maxlen=_RANKED)  # scores before learning, and lengths
-        self._sorted: list[float] = []  # those scores
+        self._scored: deque[tuple[int, int]] = deque(maxlen=_RANKED)  # scores before learning, and lengths
+        self._sorted: list[int] = []  # those scores
         self._buckets = [_Bucket() for _ in range(_BUCKETS)]
+        self._pairs: deque[tuple[int, int]] = deque()  # by answer of `_scored`: pairs in order, and against it
+        self._in_order = self._against = 0
+
+    @property
+    def learned(self) -> Learned:
+        """What it has learned until now."""
+        return Learned(self.count, list(self._weights), list(self._scored))
+
+    def go_on_from(self, learned: Learned) -> None:
+        """Begin where an earlier one ended, before anything was observed."""
+        assert not self.count, "it has learned already"
+        self.count, self._weights = learned.num_answers, list(learned.weights)
+        for score, length in learned.answers:
+            self._judge(score, length)
+        self._sorted = sorted(score for score, _ in learned.answers)
+        for score, length in learned.answers:
+            self._buckets[self._rank(score)].add(length)
 
     def expected(self, features: tuple[int, ...]) -> float | None:
         """Returns the expected length of the answer, in tokens; None until there were `ENOUGH` answers."""
@@ -98,7 +151,7 @@ class LengthPredictor:
         score = self._score(features)
         if len(self._scored) == _RANKED:
             del self._sorted[bisect_left(self._sorted, self._scored[0][0])]
-        self._scored.append((score, length))
+        self._judge(score, length)
         insort(self._sorted, score)
         self._buckets[self._rank(score)].add(length)
         self._learn(features, length)
@@ -107,24 +160,32 @@ class LengthPredictor:
 
     @property
     def tau(self) -> float | None:
-        """Kendall's tau of scores, as they were before the answer, against lengths, of recent answers; pairs that tie
-        in either do not count. None of nothing.
+        """Kendall's tau of scores, as they were before the answer, against lengths: of pairs of the last `_RANKED`
+        answers, each with the `_JUDGED_WITH` before it. Pairs that tie in either do not count. None: there are none.
         """
-        recent = list(self._scored)[-_LEARNT_FROM:]
-        alike = unlike = 0
-        for at, (score, length) in enumerate(recent):
-            for other, other_length in recent[:at]:
-                sign = (score - other) * (length - other_length)
-                alike, unlike = alike + (sign > 0), unlike + (sign < 0)
-        return (alike - unlike) / (alike + unlike) if alike + unlike else None
+        pairs = self._in_order + self._against
+        return (self._in_order - self._against) / pairs if pairs else None
 
-    def _score(self, features: tuple[int, ...]) -> float:
-        weights, score = self._weights, 0.0
+    def _judge(self, score: int, length: int) -> None:
+        """Count the pairs of a newcomer in order and against it, and forget those of the oldest."""
+        if len(self._scored) == _RANKED:
+            in_order, against = self._pairs.popleft()
+            self._in_order, self._against = self._in_order - in_order, self._against - against
+        in_order = against = 0
+        for other, other_length in islice(reversed(self._scored), _JUDGED_WITH):
+            sign = (score - other) * (length - other_length)
+            in_order, against = in_order + (sign > 0), against + (sign < 0)
+        self._scored.append((score, length))
+        self._pairs.append((in_order, against))
+        self._in_order, self._against = self._in_order + in_order, self._against + against
+
+    def _score(self, features: tuple[int, ...]) -> int:
+        weights, score = self._weights, 0
         for feature in features:
             score += weights[feature]
         return score
 
-    def _rank(self, score: float) -> int:
+    def _rank(self, score: int) -> int:
         return bisect_left(self._sorted, score) * _BUCKETS // (len(self._sorted) + 1)
 
     def _bucket_of(self, features: tuple[int, ...]) -> _Bucket | None:
@@ -144,9 +205,9 @@ class LengthPredictor:
             if max(length, other_length) < _UNLIKE * min(length, other_length):
                 continue
             longer, shorter = (features, other) if length > other_length else (other, features)
-            if self._score(longer) - self._score(shorter) >= 1.0:
+            if self._score(longer) - self._score(shorter) >= _MARGIN:
                 continue
             for feature in longer:
-                weights[feature] += _STEP
+                weights[feature] += 1
             for feature in shorter:
-                weights[feature] -= _STEP
+                weights[feature] -= 1

@@ -10,7 +10,7 @@ Where slots bind: 27 tenants of unequal rates as in a chat arena, 64 slots, 1.4 
 40 kinds whose answers differ in length, with so much noise that knowing the kind ranks pairs with a Kendall tau of 0.55
 to 0.6, and 8 to 600 tokens long, whatever the kind. "By prompts" is the fair order at `predicts_lengths=off`.
 
-Medians over seeds that nothing was tuned with, from 101 on, with the extremes.
+Medians over seeds from 201 on, with the extremes: those of 101 to 103 were looked at while the rule was made.
 """
 
 import gc
@@ -32,7 +32,7 @@ from admission.simulation.workload import Workload
 from benchmarks.overload_loads import DEVICE, LONGEST, MAX_TOKENS, TENANTS, drawn_trace
 from benchmarks.report import Report, Spread, quantile, scenario_parser
 
-FIRST_SEED = 101
+FIRST_SEED = 201
 PREFILL = "max_num_batched_tokens=512,prefill_chunk=512,overload=unbounded"
 MANY, FEW = f"{PREFILL},max_num_seqs=192", f"{PREFILL},max_num_seqs=64"
 FCFS, BY_AGE, BY_SIZE, BY_PROMPT = "first come, first served", "by age", "by size", "by prompts"

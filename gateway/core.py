@@ -1,4 +1,4 @@
-"""Opens the core of a running gateway by its settings, with the step times that earlier runs measured."""
+"""Opens the core of a running gateway by its settings, with what earlier runs learned of step times and answers."""
 
 import asyncio
 import json
@@ -11,10 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from admission.controller import Controller
 from admission.core import PRIOR, SCALES, CoreConfig, MemoryGate, Order, Overload, Unit, make_core
 from admission.event_log import make_logged_core
+from admission.length_predictor import Learned
 from admission.step_time import StepTimeModel
 from backend.config import Batching, KVAllocation
 from backend.loader import LoadedModel
@@ -28,18 +30,25 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
-    """Yield a core for the running event loop; its step times are saved when the block is left.
+    """Yield a core for the running event loop; its step times, and what it has learned to predict lengths of answers
+    by, are saved when the block is left.
 
     Raises `EventLogError` if its events are to be recorded and cannot be.
     """
-    path = settings.state_dir / "step_time" / f"{_file_name(model, settings)}.json"
+    name = f"{_file_name(model, settings)}.json"
+    path, lengths = settings.state_dir / "step_time" / name, settings.state_dir / "answer_lengths" / name
     step_time = _load(path)
-    try:
-        with _open_core(settings, model, step_time) as core:
-            core.observer_failed = _report
+    with _open_core(settings, model, step_time) as core:
+        core.observer_failed = _report
+        predictor = core.predictor
+        if predictor is not None and (learned := _load_learned(lengths)) is not None:
+            core.lengths_learned(learned, time.monotonic())
+        try:
             yield core
-    finally:
-        _save(path, step_time)
+        finally:
+            _save(path, step_time.to_json())
+            if predictor is not None and predictor.count:
+                _save(lengths, predictor.learned.to_json())
 
 
 @contextmanager
@@ -100,11 +109,21 @@ def _load(path: Path) -> StepTimeModel:
         return StepTimeModel(PRIOR)
 
 
-def _save(path: Path, step_time: StepTimeModel) -> None:
+def _load_learned(path: Path) -> Learned | None:
+    try:
+        return Learned.from_json(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s is not usable (%s); lengths of answers are learned anew", path, error)
+        return None
+
+
+def _save(path: Path, state: dict[str, Any]) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(step_time.to_json()))
+        draft.write_text(json.dumps(state))
         draft.replace(path)
 
 

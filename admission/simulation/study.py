@@ -108,7 +108,9 @@ class SimulatedRun:
         seconds, scheduler = self.loop.end(until), self.core.scheduler
         counters, evictions = scheduler.counters, scheduler.kv_manager.cache.evictions
         cost = self._policy.rules and self._policy.rules.price
-        return summarise(self.recorder, seed, seconds, counters, evictions, self._policy.class_names, cost or FREE)
+        found = summarise(self.recorder, seed, seconds, counters, evictions, self._policy.class_names, cost or FREE)
+        predictor = self.core.predictor
+        return found if predictor is None else replace(found, length_rank_tau=predictor.tau)
 
 
 def busiest(arrivals: Iterable[Arrival]) -> frozenset[str]:

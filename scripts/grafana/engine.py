@@ -46,6 +46,12 @@ ENGINE = (
         (("max by (instance) (sluice_price_drift_ratio{@})", "{{instance}}"),),
     ),
     Panel(
+        "Lengths of answers, as ranked beforehand",
+        "Kendall's tau of expected lengths against true ones. 1: all in order; 0: prompts say nothing of answers.",
+        "none",
+        (("min by (instance) (sluice_length_rank_tau{@})", "{{instance}}"),),
+    ),
+    Panel(
         "Calibration steps",
         "Steps that idle engines ran for what they take.",
         "ops",

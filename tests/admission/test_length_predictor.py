@@ -1,9 +1,10 @@
+import json
 from math import exp
 from random import Random
 
 import pytest
 
-from admission.length_predictor import ENOUGH, LengthPredictor, features_of
+from admission.length_predictor import ENOUGH, NUM_WEIGHTS, Learned, LengthPredictor, features_of
 
 KINDS = 8
 
@@ -68,3 +69,67 @@ def test_features_are_the_same_in_every_process_and_name_no_token() -> None:
 def test_it_decides_alike_from_the_same_answers() -> None:
     features = request(Random(4), 3)[0]
     assert taught(700).expected(features) == taught(700).expected(features)
+
+
+def test_one_that_goes_on_ranks_and_learns_as_the_one_before() -> None:
+    before, after, random = taught(3000), LengthPredictor(), Random(7)
+    after.go_on_from(Learned.from_json(json.loads(json.dumps(before.learned.to_json()))))
+    assert (after.count, after.learned) == (before.count, before.learned)
+    assert after.tau == pytest.approx(before.tau, abs=0.01)  # of the first of its answers, fewer pairs are known
+    for _ in range(300):
+        features, length = request(random, random.randrange(KINDS))
+        expected, as_before = after.expected(features), before.expected(features)
+        assert expected and as_before and 0.4 < expected / as_before < 2.5
+        before.observe(features, length)
+        after.observe(features, length)
+    assert before.tau and after.tau and abs(before.tau - after.tau) < 0.05
+
+
+def test_two_that_go_on_from_the_same_stay_alike() -> None:
+    learned, random = taught(700).learned, Random(8)
+    one, other = LengthPredictor(), LengthPredictor()
+    one.go_on_from(learned)
+    other.go_on_from(Learned.from_json(one.learned.to_json()))
+    for _ in range(400):
+        features, length = request(random, random.randrange(KINDS))
+        assert one.expected(features) == other.expected(features)
+        one.observe(features, length)
+        other.observe(features, length)
+    assert one.learned == other.learned and learned == taught(700).learned
+
+
+def test_what_is_saved_is_bounded_however_many_answers_there_were() -> None:
+    assert len(json.dumps(taught(6000).learned.to_json())) < 16_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hashing": 0},
+        {"num_answers": 3},
+        {"num_answers": "many"},
+        {"weights": [0] * (NUM_WEIGHTS - 1)},
+        {"weights": [0.5] * NUM_WEIGHTS},
+        {"weights": [10**300] * NUM_WEIGHTS},
+        {"answers": [[1, -1]] * 5},
+        {"answers": [[1, 2, 3]] * 5},
+        {"answers": [[1, 1]] * 600},
+        {"answers": None},
+    ],
+)
+def test_what_was_not_saved_so_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Learned.from_json(taught(ENOUGH).learned.to_json() | change)
+
+
+def test_tau_is_of_recent_answers_alone() -> None:
+    """All in order at first, all against it later."""
+    predictor, random = taught(2000), Random(5)
+    high = predictor.tau
+    for n in range(600):
+        kind = random.randrange(KINDS)
+        features, _ = request(random, kind)
+        predictor.observe(features, round(exp(6.0 - 0.4 * kind)))
+        if n == 100:
+            assert high and predictor.tau and predictor.tau < high
+    assert predictor.tau is not None and -1.0 <= predictor.tau < 0.9

@@ -1,3 +1,5 @@
+import asyncio
+import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -8,6 +10,8 @@ import pytest
 import torch
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit, make_core
+from admission.event_log import replay
+from admission.length_predictor import Learned
 from admission.outcome import QueueFull
 from backend.config import EngineConfig
 from backend.loader import LoadedModel
@@ -20,6 +24,8 @@ from gateway.core import core_config, open_core
 from gateway.settings.settings import Settings
 from gateway.tenants.live_policy import scheduling_policy
 from quotas.policy.policy import DEFAULT_POLICY
+from tests.admission.clocked_core import ClockedCore
+from tests.backend.sequences import make_sequence
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128)
 
@@ -71,14 +77,19 @@ def test_every_ordering_serves_in_either_unit(order: Order, charge: Unit) -> Non
     assert all(sequence.finish_reason is FinishReason.LENGTH for sequence in sequences)
 
 
+def loaded(directory: Path, config: ModelConfig) -> LoadedModel:
+    """Returns as much of a model as its core knows."""
+    device = SimpleNamespace(device=torch.device("cpu"))
+    shape = SimpleNamespace(
+        directory=directory, config=config, engine_config=ENGINE, dtype=torch.float32, runner=device, kv_bytes=64_000
+    )
+    return cast(LoadedModel, shape)
+
+
 def run(state: Path, directory: Path, config: ModelConfig, kernels: str = "auto") -> str:
     """A run of a model; returns the name of the file that it kept its step times in."""
     before = {path: path.stat().st_mtime_ns for path in state.glob("step_time/*")}
-    device = SimpleNamespace(device=torch.device("cpu"))
-    model = SimpleNamespace(
-        directory=directory, config=config, engine_config=ENGINE, dtype=torch.float32, runner=device
-    )
-    with open_core(Settings(state_dir=state, kernels=kernels), cast(LoadedModel, model)):
+    with open_core(Settings(state_dir=state, kernels=kernels), loaded(directory, config)):
         pass
     (kept,) = [path for path in state.glob("step_time/*") if before.get(path) != path.stat().st_mtime_ns]
     return kept.name
@@ -92,3 +103,51 @@ def test_step_times_are_kept_for_what_a_model_is_and_not_for_what_its_folder_is_
     assert run(tmp_path, Path("/models/b/model"), config) == first
     assert len({first, run(tmp_path, Path("/models/b/model"), larger)}) == 2
     assert len({first, run(tmp_path, Path("/models/a/model"), config, "reference")}) == 2
+
+
+EMBEDDED = read_model_config(resolve_model("embedded"))
+
+
+async def answered(settings: Settings, answers: int) -> tuple[int, Learned]:
+    """A run of so many answers, long ones to prompts that begin with an odd token; returns how many it had learned from
+    before, and what it has learned by its end.
+    """
+    with open_core(settings, loaded(Path("/models/model"), EMBEDDED)) as core:
+        assert core.predictor is not None
+        before = core.predictor.count
+        run = ClockedCore(core, lambda step: 0.001, time.monotonic())
+        for n in range(answers):
+            prompt = [n % 20, *[7] * 6]
+            run.add(make_sequence(f"{before + n}", "a", prompt, 20 if n % 2 else 1 + n % 3))
+            if n % 4 == 3:
+                run.drain()
+        run.drain()
+        return before, core.predictor.learned
+
+
+def answer(settings: Settings, answers: int) -> tuple[int, Learned]:
+    return asyncio.run(answered(settings, answers))
+
+
+def test_a_restarted_gateway_goes_on_with_what_it_has_learned_of_answers(tmp_path: Path) -> None:
+    logs = [tmp_path / name for name in ("first.log", "second.log")]
+    first, second = (Settings(state_dir=tmp_path, event_log=path, max_waiting=4096) for path in logs)
+    before, learned = answer(first, 240)
+    assert before == 0 and learned.num_answers == 240
+    before, learned = answer(second, 40)
+    assert before == 240 and learned.num_answers == 280
+    told = [list(replay(path.read_text().splitlines())) for path in logs]
+    assert [sum(entry[0] == "lengths" for entry in entries) for entries in told] == [0, 1]
+
+
+@pytest.mark.parametrize("damaged", ["", "{}", '{"hashing":0,"num_answers":1,"weights":[],"answers":[]}', "[" * 9])
+def test_learned_lengths_that_are_damaged_or_older_are_left_alone_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: str
+) -> None:
+    settings = Settings(state_dir=tmp_path)
+    answer(settings, 4)
+    (kept,) = tmp_path.glob("answer_lengths/*")
+    kept.write_text(damaged)
+    assert (answer(settings, 4))[0] == 0
+    assert "lengths of answers are learned anew" in caplog.text
+    assert (answer(settings, 0))[0] == 4
