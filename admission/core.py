@@ -90,7 +90,7 @@ class Scale(NamedTuple):
     deadline_debt_limit: float
 
 
-SCALES = {Unit.ENGINE_TIME: Scale(0.05, 0.25, 16.0), Unit.TOKENS: Scale(512.0, 2560.0, 163_840.0)}
+SCALES = {Unit.ENGINE_TIME: Scale(0.05, 0.25, 4.0), Unit.TOKENS: Scale(512.0, 2560.0, 40_960.0)}
 """The defaults of a configuration in each unit."""
 
 
@@ -111,7 +111,7 @@ class CoreConfig:
     swap: Swap = Swap.MEASURED
     between_turns: Between = Between.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
-    deadline_debt_limit: float = 16.0  # the same, for work to be served in the order of deadlines
+    deadline_debt_limit: float = 4.0  # the same, for work to be served in the order of deadlines
     overtaking_seconds: float = 22.0  # in which shorter requests of a tenant may freely overtake; 0: never
     predicts_lengths: bool = True  # from prompts, for the order inside a tenant
     overload: Overload = Overload.DEADLINE

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import exp, inf
 
 LONG, SHORT = 60.0, 10.0  # seconds over which demand is averaged: the larger counts, so that a flood is seen at once
-QUANTILE = 0.98  # of the virtual queue's lengths, that is left free
+QUANTILE = 0.99  # of the virtual queue's lengths, that is left free
 MEMORY = 120.0  # seconds, after which a length of the virtual queue is forgotten
 SAMPLES = 300  # lengths that are remembered
 MOST_KEPT = 0.75  # of what a request may wait: the rest is for those beyond their share, whatever others bring
