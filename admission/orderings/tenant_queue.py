@@ -26,6 +26,8 @@ from backend.scheduler.sequence import TARGET, Sequence
 
 IN_TIME = 0.85
 """The share of its target that a sequence may wait and still be in time: what is left is for its own prefill.
+Of recorded lengths at 1.3 times capacity 57 % are in time with 0.5, 60 % with this, 61 % with 0.95; where any that is
+shorter may overtake an old head, and not those in time alone, 55 %, though completions where slots bind are 7 % sooner.
 """
 _FORGET = 0.02  # share of a running mean that each newcomer replaces
 
