@@ -66,7 +66,7 @@ class TenantHooks:
         self._fair = ordering if isinstance(ordering, FairQueue) else None
 
     def outranks(self, sequence: Sequence, other: Sequence) -> bool:
-        return self._fair is not None and self._fair.outranks(sequence.tenant, other.tenant)
+        return self._fair is not None and self._fair.outranks(sequence, other)
 
     def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
         """As many as such steps can compute behind those in flight, with `RESERVE` of its time left."""

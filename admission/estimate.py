@@ -281,9 +281,9 @@ class Estimator:
 
     def _is_ahead(self, due: Due, position: QueuePosition) -> bool:
         """Returns whether one with a pressing deadline goes before a newcomer."""
-        fair, tenant, other = self._ordering, position.tenant, due.sequence.tenant
-        if isinstance(fair, FairQueue) and (fair.outranks(tenant, other) or fair.outranks(other, tenant)):
-            return fair.outranks(other, tenant)
+        fair = self._ordering
+        if isinstance(fair, FairQueue) and fair.outranks(position.sequence, due.sequence):
+            return False
         return due.key <= position.key
 
     def _of_own(self, sequence: Sequence, tokens: int, requests: int) -> WorkAhead:
@@ -308,9 +308,10 @@ class Estimator:
         answers, answer = self._answers, self.typical.answer
         tokens = requests = steps = 0.0
         for (name, waiting), reach in zip(seen.items(), reaches, strict=True):
-            if fair.outranks(tenant, name):
+            if fair.shares.is_beyond(name) and fair.shares.is_within(tenant):
                 continue
-            most, most_requests = waiting.before(position) if is_pressing else waiting.patient
+            is_overtaken = is_pressing and not (fair.shares.is_within(name) and fair.shares.is_beyond(tenant))
+            most, most_requests = waiting.before(position) if is_overtaken else waiting.patient
             passing = float(most_requests)
             if reach < most:
                 tokens += reach

@@ -24,7 +24,8 @@ SAMPLES = 300  # lengths that are remembered
 MOST_KEPT = 0.75  # of what a request may wait: the rest is for those beyond their share, whatever others bring
 BANDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds: what may wait longer than a request of a tenant beyond its share is served after it, and needs no room."""
-WELL_WITHIN = 0.8  # of its share: who asks for more than that is no case for protection, as far as demand can be told
+WELL_WITHIN = 0.7  # of its share: who asks for more than that is no case for protection, as far as demand can be told
+EVEN = 1.1  # times the mean use, up to which tenants had as much: chance makes as much of a difference
 LARGEST = 64  # tenants of which demand is followed; all others together are within their shares
 
 
@@ -140,7 +141,7 @@ class Reserve:
             return 0.0
         length = self._queues[_band(slack)].longest(now)
         mean = sum(self._beyond.values()) / len(self._beyond)
-        more = min(use / mean - 1.0, 0.5) if use > mean else 0.0
+        more = min(use / mean - EVEN, 0.5) if use > EVEN * mean else 0.0
         return min(MOST_KEPT * slack, length + more * slack)
 
     def _divide(self, now: float) -> None:

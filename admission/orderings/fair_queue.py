@@ -148,7 +148,7 @@ class FairQueue:
             return choice  # urgent work that goes first on more credit
         self._forgive()
         pressing = self._most_pressing()
-        if pressing is not None and self.outranks(choice.tenant, pressing[1].tenant):
+        if pressing is not None and self.outranks(choice, pressing[1]):
             return choice
         place = self._first_place(account)
         return choice if pressing is None or (place is not None and place < pressing[0]) else pressing[1]
@@ -230,11 +230,13 @@ class FairQueue:
         if self._debtor_until.pop(sequence.tenant, None) is not None:
             self._list_by_due(self.accounts[sequence.tenant])
 
-    def outranks(self, tenant: str, other: str) -> bool:
-        """Returns whether the tenant is served before another whatever is due when: it is within its share, and the
-        other is beyond its own, and has left it the time (see `reserve`).
+    def outranks(self, sequence: Sequence, other: Sequence) -> bool:
+        """Returns whether it is served before another whatever is due when: its tenant is within its share, and the
+        other's beyond its own, and has left it the time (see `reserve`). What has a deadline goes by that: it is in
+        time for what was left to it, and nobody's promise is broken for it.
         """
-        return self.shares.is_beyond(other) and self.shares.is_within(tenant)
+        is_patient = not sequence.is_pressing
+        return is_patient and self.shares.is_beyond(other.tenant) and self.shares.is_within(sequence.tenant)
 
     def account(self, tenant: str) -> DeficitAccount:
         """Returns the tenant's account, which begins with this if it has none."""

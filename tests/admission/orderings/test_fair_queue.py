@@ -305,12 +305,15 @@ def beside_a(*sequences: Sequence) -> FairQueue:
     return queue
 
 
-def test_a_tenant_beyond_its_share_overtakes_none_that_is_within_its_own() -> None:
-    assert served(beside_a(*flood())) == "x0123"
+def test_a_tenant_beyond_its_share_overtakes_nobody_without_a_deadline_who_is_within_its_own() -> None:
+    *of_a, x = flood()
+    assert served(beside_a(*of_a, x)) == "0123x", "deadlines go by when they are due"
+    x.first_token_by = None
+    assert served(beside_a(*of_a, x)) == "x0123"
 
 
 def test_a_tenant_within_its_share_owes_nothing_and_waits_for_no_turn() -> None:
-    queue = beside_a(*flood())
+    queue = beside_a(*flood()[:4], make_sequence("x", "b", arrival=4.0))
     assert admit(queue, 5.0).id == "x"
     assert queue.credit("b") < 0
     again = make_sequence("again", "b", arrival=9.0)
