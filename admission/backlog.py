@@ -47,13 +47,12 @@ class QueuePosition:
 
     key: float  # see `Aging.due`
     priority_class: int
-    sequence: Sequence
     is_pressing: bool = False
 
     @classmethod
     def of(cls, sequence: Sequence, aging: Aging) -> "QueuePosition":
         """Returns the position of a sequence that has just arrived."""
-        return cls(aging.due(sequence), sequence.priority_class, sequence, sequence.is_pressing)
+        return cls(aging.due(sequence), sequence.priority_class, sequence.is_pressing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The order of deadlines: who waits with a pressing one, the earliest due first (Liu and Layland, 1973)."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple
 
 from backend.scheduler.sequence import Sequence
@@ -17,6 +18,9 @@ class Due(NamedTuple):
     tokens: int  # of its prompt, that are to be computed
 
 
+_KEY = attrgetter("key")
+
+
 class DueOrder:
     """Keeps them sorted. Adding and removing cost O(log n) and a move of memory."""
 
@@ -27,6 +31,17 @@ class DueOrder:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def due_by(self, key: float) -> list[Due]:
+        """Returns those that are due at a key or before."""
+        return self._entries[: self._after(key)]
+
+    def due_after(self, key: float) -> list[Due]:
+        """Returns those that are due later."""
+        return self._entries[self._after(key) :]
+
+    def _after(self, key: float) -> int:
+        return bisect_right(self._entries, key, key=_KEY)
 
     def __iter__(self) -> Iterator[Due]:
         return iter(self._entries)

@@ -30,7 +30,6 @@ from typing import NamedTuple
 from admission.aging import Aging
 from admission.backlog import Backlog, QueuePosition, TokenCaps, WorkAhead
 from admission.departures import Departures
-from admission.due_order import Due
 from admission.orderings.fair_queue import FairQueue
 from admission.orderings.ordering import Line, ListedOrdering
 from admission.output_length import OutputLengths
@@ -176,7 +175,7 @@ class Estimator:
         if line is not None:
             later = self._merged(step, line)
         elif position.is_pressing:
-            later = [(d.key, d.tokens, d.sequence) for d in self._backlog.pressing if not self._is_ahead(d, position)]
+            later = [(key, tokens, one) for key, _, one, tokens in self._backlog.pressing.due_after(position.key)]
             if step.behind:
                 later = sorted(step.behind + later, key=_KEY)
         else:
@@ -255,14 +254,12 @@ class Estimator:
         tokens, requests = backlog.before(tenant, position)
         patient = self._of_others(fair, tenant, tokens, position)
         pressing_tokens = pressing = 0
-        for due in backlog.pressing:
-            if not self._is_ahead(due, position):
-                continue
-            if due.sequence.tenant == tenant:
-                tokens += due.tokens
+        for _, _, other, left in backlog.pressing.due_by(position.key):
+            if other.tenant == tenant:
+                tokens += left
                 requests += 1
-            else:
-                pressing_tokens += due.tokens
+            elif position.is_pressing or not fair.outranks(sequence, other):
+                pressing_tokens += left
                 pressing += 1
         steps = patient.steps + pressing * self.typical.answer
         others_ahead = WorkAhead(patient.tokens + pressing_tokens, patient.requests + pressing, steps)
@@ -278,13 +275,6 @@ class Estimator:
             tokens, requests = load.tokens, load.count
         steps = len(others) * self.typical.answer
         return self._of_own(sequence, tokens, requests), WorkAhead(sum(others), len(others), steps)
-
-    def _is_ahead(self, due: Due, position: QueuePosition) -> bool:
-        """Returns whether one with a pressing deadline goes before a newcomer."""
-        fair = self._ordering
-        if isinstance(fair, FairQueue) and fair.outranks(position.sequence, due.sequence):
-            return False
-        return due.key <= position.key
 
     def _of_own(self, sequence: Sequence, tokens: int, requests: int) -> WorkAhead:
         if not requests:
