@@ -315,7 +315,7 @@ class FairQueue:
 
     def _next_turn(self, account: DeficitAccount, debt_limit: float) -> Turn:
         """Returns the first turn, in this round or later, at which the tenant's debt is below the limit."""
-        if self.shares.is_within(account.tenant):
+        if account.credit + self._debt_limit > 0 and self.shares.is_within(account.tenant):
             return self.round - 1, account.turn  # before those who are beyond theirs
         due = account.round
         lacking = -(account.credit + debt_limit)

@@ -111,14 +111,14 @@ async def test_a_sequence_without_numbers_ends_alone_and_its_blocks_are_free(ben
     bench.executor.free()
     with (
         bench.admitted(bench.request("broken")) as broken,
-        bench.admitted(bench.request("whole", (8, 9))) as whole,
+        bench.admitted(bench.request("whole", (8, 9, 10, 11))) as whole,
     ):
         tokens = await drain(broken)
         assert broken.finish_reason is FinishReason.FAILED
         assert tokens == continuation([5, 6, 7], 8, END)[: len(tokens)]
         assert len(tokens) == len(broken.sequence.output) < 8
         rest = await drain(whole)
-        assert rest == continuation([8, 9], 8, END)
+        assert rest == continuation([8, 9, 10, 11], 8, END)
     assert not bench.engine.failed.done()
     assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
     assert bench.scheduler.counters.generation_tokens == len(tokens) + len(rest)

@@ -24,7 +24,7 @@ def test_the_refused_keep_their_deadline_in_the_other_world() -> None:
 def test_a_request_that_would_have_been_in_time_was_wrongly_refused() -> None:
     """Before twenty estimates have been held against the truth they are widened by a quarter."""
     arrivals = [Arrival(float(n), 4000, 10, tenant="a") for n in range(10)]
-    arrivals.append(Arrival(9.01, 4000, 10, tenant="b", deadline=1.1))
+    arrivals.append(Arrival(9.01, 4000, 10, tenant="b", deadline=0.65))
     outcomes, was_good, gains = apart(look_into, DEADLINE, arrivals, 1)
     assert (outcomes[-1], was_good, gains) == ("10 refused", [True], [1])
 

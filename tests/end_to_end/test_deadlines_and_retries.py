@@ -225,7 +225,7 @@ def test_a_spent_budget_is_not_tried_again(site: Site, pauses: Pauses) -> None:
 def test_who_is_refused_again_and_again_gives_up_after_two_retries(site: Site, pauses: Pauses) -> None:
     attempts = Attempts(site.server)
     with site.occupied(waiting=2), pytest.raises(openai.APIStatusError) as refusal:
-        ask(site, attempts, extra_headers={"x-sluice-ttft-ms": "20"})
+        ask(site, attempts, extra_headers={"x-sluice-ttft-ms": "1"})
     assert refusal.value.code == "deadline_unmeetable"
     assert attempts.header("x-stainless-retry-count") == ["0", "1", "2"]
     assert len(pauses.seconds) == 2

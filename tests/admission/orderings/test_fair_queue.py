@@ -298,7 +298,7 @@ class OfTwo:
 
 
 def beside_a(*sequences: Sequence) -> FairQueue:
-    queue = queue_of(10.0)
+    queue = FairQueue(1.0, Aging(2.0), debt_limit=1.0, deadline_debt_limit=10.0)
     queue.shares = OfTwo()
     for each in sequences:
         queue.add(each)
