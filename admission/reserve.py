@@ -25,6 +25,7 @@ MOST_KEPT = 0.75  # of what a request may wait: the rest is for those beyond the
 BANDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds: what may wait longer than a request of a tenant beyond its share is served after it, and needs no room."""
 WELL_WITHIN = 0.7  # of its share: who asks for more than that is no case for protection, as far as demand can be told
+BY_FAR = 1.5  # times its share, that a tenant is seen to be beyond it at once
 EVEN = 1.1  # times the mean use, up to which tenants had as much: chance makes as much of a difference
 LARGEST = 64  # tenants of which demand is followed; all others together are within their shares
 
@@ -45,6 +46,15 @@ class _Demand:
         """Returns the larger of both averages, as of now, over no longer than it has asked, or `SHORT`."""
         since, whole = now - self.at, 1.0 - exp(-max(now - self.since, SHORT) / LONG)
         return max(self.long * exp(-since / LONG) / whole, self.short * exp(-since / SHORT))
+
+    def is_beyond(self, level: float, now: float) -> bool:
+        """Returns whether it is more than the tenant's share, where a tenant of weight 1 has the level: over the long
+        average, for everybody asks for more at times, or by far.
+        """
+        since, share = now - self.at, level * self.weight
+        whole = 1.0 - exp(-max(now - self.since, SHORT) / LONG)
+        long, short = self.long * exp(-since / LONG) / whole, self.short * exp(-since / SHORT)
+        return long >= WELL_WITHIN * share or short >= BY_FAR * share
 
     def use(self, now: float) -> float:
         """Returns what it is charged a second, by weight, as of now."""
@@ -159,9 +169,7 @@ class Reserve:
         for rate, tenant in rates:
             if rate * weights >= left:
                 self._level = level = left / weights
-                self._beyond = {
-                    name: self._demands[name].use(now) for rate, name in rates if rate >= WELL_WITHIN * level
-                }
+                self._beyond = {name: one.use(now) for name, one in self._demands.items() if one.is_beyond(level, now)}
                 return
             weight = self._demands[tenant].weight
             left -= rate * weight
