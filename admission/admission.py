@@ -45,6 +45,10 @@ class Admission:
         self._core.extend(stream.sequence, tokens, self.clock())
         self._engine.schedule_soon()
 
+    def charge(self, tenant: str, seconds: float) -> None:
+        """Charge a tenant, something of which was admitted, for so many seconds of a processor."""
+        self._core.charge(tenant, seconds, self.clock())
+
     def policy_changed(self, policy: SchedulingPolicy) -> None:
         """Schedule by this policy from now on."""
         self._core.policy_changed(policy, self.clock())

@@ -55,10 +55,6 @@ class Aging:
         beyond = max(0, priority_class + 1 - len(self.offsets))
         return self.offsets[min(priority_class, len(self.offsets) - 1)] + beyond * self.seconds_per_class
 
-    def key(self, arrival: float, priority_class: int) -> float:
-        """Returns the key by which sequences are ordered: the smaller goes first. `arrival` is in seconds."""
-        return arrival + self.offset(priority_class)
-
     def due(self, sequence: Sequence) -> float:
         """Returns the key by which sequences are ordered that differ in when they are due (see `Sequence.due`)."""
         return sequence.due + self.offset(sequence.priority_class)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.due_order import DueOrder
-from admission.step_time import plain_sum
+from admission.step_times.step_time import plain_sum
 from backend.scheduler.sequence import Sequence
 
 
@@ -43,28 +43,15 @@ class Load:
 
 @dataclass(slots=True)
 class QueuePosition:
-    """Where a newcomer comes among others: by its class and by when it is due."""
+    """Where a newcomer comes among others of its tenant, and of others with deadlines."""
 
     key: float  # see `Aging.due`
-    priority_class: int
     is_pressing: bool = False
 
     @classmethod
     def of(cls, sequence: Sequence, aging: Aging) -> "QueuePosition":
         """Returns the position of a sequence that has just arrived."""
-        return cls(aging.due(sequence), sequence.priority_class, sequence.is_pressing)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCaps:
-    """Tokens that a tenant's work of one class may count for: of classes as urgent as this one, and of lower ones."""
-
-    priority_class: int
-    urgent: float
-    lower: float
-
-    def of(self, priority_class: int) -> float:
-        return self.urgent if priority_class <= self.priority_class else self.lower
+        return cls(aging.due(sequence), sequence.is_pressing)
 
 
 class WorkAhead(NamedTuple):
@@ -132,11 +119,11 @@ class TenantBacklog:
                     requests += due_requests
         return tokens, requests
 
-    def within(self, caps: TokenCaps) -> float:
-        """Returns the tenant's tokens without pressing deadlines, no class counting for more than its cap."""
+    def within(self, cap: float) -> float:
+        """Returns the tenant's tokens without pressing deadlines, no class counting for more than the cap."""
         total = 0.0
-        for level, waiting in self.classes.items():
-            tokens, cap = waiting.patient, caps.of(level)
+        for waiting in self.classes.values():
+            tokens = waiting.patient
             if tokens < cap:  # and no `min`: for each of 64 tenants at every arrival
                 total += tokens
             else:
@@ -210,7 +197,8 @@ class Backlog:
             return
         level.num_tenants += not waiting.sequences
         due = self.aging.due(sequence)
-        waiting.sequences[sequence] = load, floor(due)
+        second = floor(due)
+        waiting.sequences[sequence] = load, second
         if sequence.prompt_group is not None:
             self._groups[sequence.prompt_group] += 1
         for sums in (self.total, level.load, tenant.load, waiting.load):
@@ -219,7 +207,7 @@ class Backlog:
             self.pressing.add(sequence, due, load.tokens)
         else:
             before = waiting.patient
-            waiting.add_patient(floor(due), load.tokens, 1)
+            waiting.add_patient(second, load.tokens, 1)
             level.resize(before, waiting.patient)
 
     def discard(self, sequence: Sequence) -> Load | None:
@@ -286,12 +274,12 @@ class Backlog:
         backlog = self._tenants.get(tenant)
         return backlog.before(position) if backlog else (0, 0)
 
-    def within(self, caps: TokenCaps, besides: Iterable[str]) -> float:
+    def within(self, cap: float, besides: Iterable[str]) -> float:
         """Returns tokens without pressing deadlines of all tenants besides these, no class of one counting for more
-        than its cap.
+        than the cap.
         """
-        total = plain_sum(level.within(caps.of(number)) for number, level in self._levels.items())
-        return total - plain_sum(self._tenants[name].within(caps) for name in besides if name in self._tenants)
+        total = plain_sum(level.within(cap) for level in self._levels.values())
+        return total - plain_sum(self._tenants[name].within(cap) for name in besides if name in self._tenants)
 
     @property
     def num_tenants(self) -> int:

@@ -6,16 +6,16 @@ token is known to be missed then, and not when the token comes: until then a bur
 """
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import frexp
 from typing import NamedTuple
 
-from admission.conformal import ConformalBound, Groups
-from admission.estimate import Estimate
-from admission.step_time import Pipeline
+from admission.conformal import BoundLine, ConformalBound, Groups
+from admission.estimate import Delayed, Estimate
+from admission.step_times.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
 
 CONFIDENCE = 0.9  # of the bounds that are reported to clients
@@ -89,9 +89,10 @@ class TokenCalibration:
         """Learns that a token which was reported to have come by now has not."""
         self._is_known(True)
 
-    def likely(self, estimate: float) -> float:
-        """Returns the bound by which it is decided whether a token that is expected then is in time."""
-        return self._likely.bound(estimate)
+    @property
+    def likely(self) -> BoundLine:
+        """The bounds by which it is decided whether a token that is expected then is in time."""
+        return self._likely.line()
 
     def came(
         self, given: LatencyBounds, groups: Groups, seconds: float, has_passed: bool, unforeseen: float = 0.0
@@ -192,14 +193,16 @@ class EstimateCalibration:
             heapify(self._due)
             self._tolerated = 2 * len(self._due) + 64
 
-    def likely(self, priority_class: int, estimate: float) -> float:
-        """Returns `TokenCalibration.likely` of a first token of the class."""
-        return self._first[priority_class].likely(estimate)
+    def likely(self, priority_class: int) -> BoundLine:
+        """Returns `TokenCalibration.likely` of first tokens of the class."""
+        return self._first[priority_class].likely
 
-    def overtaken(self, sequence: Sequence, seconds: float) -> None:
-        """Note that one was let in before the sequence that is expected to take so many seconds."""
-        if (promise := self._open.get(sequence)) is not None:
-            promise.unforeseen += seconds
+    def overtaken(self, delayed: Iterable[Delayed], seconds: float) -> None:
+        """Note that one was let in before these sequences that is expected to take so many seconds."""
+        promise_of = self._open.get
+        for sequence, _ in delayed:
+            if (promise := promise_of(sequence)) is not None:
+                promise.unforeseen += seconds
 
     def first_token(self, sequence: Sequence, now: float) -> None:
         self._pass(now)

@@ -5,7 +5,8 @@ prediction), for groups of which enough is known by their own.
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Hashable
-from math import ceil
+from dataclasses import dataclass
+from math import ceil, inf
 
 WINDOW = 300  # residuals remembered of all together; of each group a third
 ENOUGH = 20  # residuals before they are believed; of a group, half of those remembered
@@ -52,6 +53,20 @@ class Residuals:
         return self._sorted[first + larger // 2] if larger else None
 
 
+@dataclass(slots=True)
+class BoundLine:
+    """Bounds as they are at one moment, for many estimates."""
+
+    margin: float  # beyond the estimate, in its unit
+    relative_from: float  # the shortest estimate that is the unit itself; inf: the unit is a second
+
+    def at(self, estimate: float) -> float:
+        """Returns what `ConformalBound.bound` does."""
+        unit = 1.0 if self.relative_from == inf else max(estimate, self.relative_from)
+        bound = estimate + unit * self.margin
+        return bound if bound > 0 else 0.0
+
+
 class ConformalBound:
     """Upper bounds that hold with probability `confidence`.
 
@@ -84,6 +99,10 @@ class ConformalBound:
 
     def bound(self, estimate: float, groups: Groups = ()) -> float:
         """Returns the bound, which is at least 0 and, for the same groups, monotone in the estimate."""
+        return self.line(groups).at(estimate)
+
+    def line(self, groups: Groups = ()) -> BoundLine:
+        """Returns the bounds of all estimates for the same groups, until something is learned."""
         residuals = self._all
         for group in groups:
             own = self._groups.get(group)
@@ -91,9 +110,9 @@ class ConformalBound:
                 residuals = own
                 break
         if len(residuals) < ENOUGH:
-            return estimate * (1 + COLD_MARGIN)
-        bound = estimate + self._unit(estimate) * residuals.margin(self._miss_rate, self._target)
-        return bound if bound > 0 else 0.0
+            return BoundLine(COLD_MARGIN, 0.0)
+        relative_from = inf if self._relative_from is None else self._relative_from
+        return BoundLine(residuals.margin(self._miss_rate, self._target), relative_from)
 
     def beyond(self, estimate: float, least: float) -> float:
         """Returns a value in place of a measurement of which only the least is known: the median of those with a larger

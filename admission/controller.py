@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Listed
+from math import inf
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
-from admission.idle_calibration import IdleCalibration, work_of_shape
 from admission.kv.copy_time import CopyTime
 from admission.kv.memory import FuturePeak, Gate
 from admission.kv.swap_choice import SwapChoice
@@ -21,7 +21,8 @@ from admission.overload import AdmissionControl
 from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
-from admission.step_time import Pipeline, StepTimeModel, StepWork
+from admission.step_times.idle_calibration import IdleCalibration, work_of_shape
+from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork
 from backend.calibration_steps import CalibrationStep
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
@@ -67,6 +68,15 @@ class TenantHooks:
 
     def outranks(self, sequence: Sequence, other: Sequence) -> bool:
         return self._fair is not None and self._fair.outranks(sequence, other)
+
+    def served(self, tenant: str) -> float:
+        return self._fair.account(tenant).served if self._fair is not None else 0.0
+
+    def prefill_cost(self, sequence: Sequence, tokens: int) -> float:
+        """Only the fair queue divides prefill among tenants."""
+        if self._fair is None:
+            return inf
+        return self._ledger.prepaid(tokens, 0.0) / self._fair.account(sequence.tenant).weight
 
     def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
         """As many as such steps can compute behind those in flight, with `RESERVE` of its time left."""
@@ -148,7 +158,7 @@ class Controller:
         """Queue it. Raises an `AdmissionRefused` that says why not, and then keeps nothing of it."""
         sequence.arrival = now
         if self.predictor is not None and not sequence.features:
-            sequence.features = features_of(sequence.tenant, sequence.prompt, sequence.max_tokens)
+            sequence.features = features_of(sequence.tenant, sequence.prompt, sequence.max_tokens, sequence.traits)
         self.scheduler.pin(sequence, now)
         try:
             load = self.control.admit(sequence, now)
@@ -191,6 +201,13 @@ class Controller:
         if sequence.status is not SequenceStatus.FINISHED:
             self.scheduler.extend(sequence, tokens)
         self._tell(lambda observer: observer.extended(sequence, tokens, now))
+
+    def charge(self, tenant: str, seconds: float, now: float) -> None:
+        """Charge a tenant, something of which has arrived, for work beside the engine: seconds of a processor count as
+        those of the engine.
+        """
+        self._ledger.charge(tenant, seconds)
+        self._tell(lambda observer: observer.charged(tenant, seconds, now))
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         """Schedule by this policy's weights, classes and bounds from now on."""
@@ -278,7 +295,7 @@ class Controller:
         new_tokens = self.scheduler.update_from_output(output, now)
         self._ledger.completed(output.elapsed)
         for sequence in step.sampled[step.batch.num_decodes :]:  # only prefills bring first tokens
-            if len(sequence.output) == 1:
+            if step.has_brought_first(sequence):
                 self.control.calibration.first_token(sequence, now)
         for sequence, _ in step.ended:
             self._answered(sequence, now)

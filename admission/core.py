@@ -27,7 +27,7 @@ from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import Prefer, QueueBounds
-from admission.step_time import Pipeline, StepTime, StepTimeModel
+from admission.step_times.step_time import Pipeline, StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
@@ -161,7 +161,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
     aging = Aging(config.seconds_per_class)
     backlog, drain = Backlog(clock.estimate, aging, engine.shares_blocks), DrainMeter()
-    estimator = Estimator(scheduler, ordering, backlog, pipeline, model, lengths, aging, ledger.prepaid)
+    estimator = Estimator(scheduler, ordering, backlog, pipeline, model, lengths, ledger.prepaid)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator, pipeline)
     expiry = _expiry(config, estimator)
     return Controller(

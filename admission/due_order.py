@@ -3,22 +3,15 @@
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from itertools import count
-from operator import attrgetter
-from typing import NamedTuple
+from operator import itemgetter
 
 from backend.scheduler.sequence import Sequence
 
-
-class Due(NamedTuple):
-    """A waiting sequence with a pressing deadline."""
-
-    key: float  # see `Aging.due`
-    number: int  # of those with one key, the one that came first goes first
-    sequence: Sequence
-    tokens: int  # of its prompt, that are to be computed
-
-
-_KEY = attrgetter("key")
+Due = tuple[float, int, Sequence, int]
+"""A waiting sequence with a pressing deadline: its key (see `Aging.due`), its number (of those with one key, the one
+that came first goes first), and the tokens of its prompt that are to be computed.
+"""
+_KEY = itemgetter(0)
 
 
 class DueOrder:
@@ -28,9 +21,6 @@ class DueOrder:
         self._entries: list[Due] = []
         self._of: dict[Sequence, Due] = {}
         self._numbers = count()
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def due_by(self, key: float) -> list[Due]:
         """Returns those that are due at a key or before."""
@@ -47,7 +37,7 @@ class DueOrder:
         return iter(self._entries)
 
     def add(self, sequence: Sequence, key: float, tokens: int) -> None:
-        self._of[sequence] = entry = Due(key, next(self._numbers), sequence, tokens)
+        self._of[sequence] = entry = key, next(self._numbers), sequence, tokens
         insort(self._entries, entry)  # numbers differ, so that sequences are never compared
 
     def discard(self, sequence: Sequence) -> None:

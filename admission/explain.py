@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from admission.core import Overload
-from admission.event_log import check_version, reading
-from admission.event_log_format import in_seconds
-from admission.event_log_names import CHOICES
+from admission.event_logs.event_log import check_version, reading
+from admission.event_logs.names import CHOICES
+from admission.event_logs.numbers import in_seconds
 
 REASONS = {
     "batch": "the static batch had to drain",

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from admission.kv.copy_time import CopyTime
 from admission.orderings.ordering import Ordering
-from admission.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
+from admission.step_times.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
@@ -34,6 +34,10 @@ class Tariff(Protocol):
 
     def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
         """Returns the cost of a whole request, by its numbers of tokens; `cached` of the prompt's are not computed."""
+        ...
+
+    def of_seconds(self, seconds: float) -> float:
+        """Returns the cost of so many seconds of work beside the engine."""
         ...
 
     def correction(self, charged: float, elapsed: float) -> float:
@@ -60,6 +64,9 @@ class TokenTariff:
 
     def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
         return self.prompt * (prompt - cached) + self.output * output
+
+    def of_seconds(self, seconds: float) -> float:
+        return 0.0  # no tokens are computed
 
     def correction(self, charged: float, elapsed: float) -> float:
         return 0.0
@@ -121,6 +128,9 @@ class EngineTimeTariff:
         shared = own * self._total / self._parts if self._parts else own
         return min(shared, own + (1 + output) * fixed)
 
+    def of_seconds(self, seconds: float) -> float:
+        return seconds
+
     def correction(self, charged: float, elapsed: float) -> float:
         return elapsed - charged
 
@@ -162,6 +172,11 @@ class Ledger:
     def prepay(self, sequence: Sequence, output: float) -> None:
         """Let a sequence that was admitted prepay; its answer is expected to have `output` tokens."""
         self._ordering.prepay(sequence, self.prepaid(len(sequence.prompt), output, sequence.num_computed_tokens))
+
+    def charge(self, tenant: str, seconds: float) -> None:
+        """Charge a tenant for so many seconds of work beside the engine."""
+        if cost := self._tariff.of_seconds(seconds):
+            self._ordering.correct([(tenant, cost)])
 
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a step that was planned; returns the seconds that it is predicted to take."""

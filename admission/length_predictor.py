@@ -7,14 +7,15 @@ a score is what answers of about the same rank had. Pure: nothing depends on mor
 hashes are arithmetic, the same in every process. No prompt can be read from features: of `NUM_WEIGHTS` values, many
 tokens share each.
 
-What a client declares as its most tokens is a feature of its tenant's alone: it counts for as much as the tenant's
-answers say, so that declaring little gains nothing from one answer to the next, and nobody else is judged by it.
+What a client declares as its most tokens is a feature of its tenant's alone, and so are its key and the form of its
+conversation: they count for as much as the tenant's answers say, so that declaring little gains nothing from one answer
+to the next, and nobody else is judged by it.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -22,6 +23,7 @@ from zlib import crc32
 NUM_WEIGHTS = 1024
 ENOUGH = 200  # answers, before it says anything
 EDGE = 4  # tokens at either end of a prompt that are looked at
+MOST_TRAITS = 16
 _LEARNT_FROM = 128  # recent answers that new ones are compared with
 _PAIRS = 8  # of them, for each new one
 _MARGIN = 50  # steps by which the longer is to score higher; a weight moves by one
@@ -29,10 +31,11 @@ _UNLIKE = 1.2  # times as long: pairs that differ by less teach nothing
 _RANKED = 512  # recent scores
 _JUDGED_WITH = 16  # answers before it, which each is compared with for `tau`
 _LARGEST = 2**40  # of what is saved
-_HASHING = 1  # rises whenever `features_of` changes: weights of before are of other features
+_HASHING = 2  # rises whenever `features_of` changes: weights of before are of other features
 _BUCKETS = 16
 _PER_BUCKET = 64  # answers
-_LENGTH, _OF_TENANT, _DECLARED, _HEAD, _TAIL, _HEAD_PAIR, _TAIL_PAIR = range(7)
+_TENANTS = 1024  # whose numbers are remembered
+_LENGTH, _OF_TENANT, _DECLARED, _HEAD, _TAIL, _HEAD_PAIR, _TAIL_PAIR, _TRAIT = range(8)
 
 
 def _hashed(kind: int, value: int, more: int = 0) -> int:
@@ -41,13 +44,15 @@ def _hashed(kind: int, value: int, more: int = 0) -> int:
     return (mixed * 2246822519 & 0xFFFFFFFF) >> 22
 
 
-@cache
+@lru_cache(_TENANTS)
 def _number_of(tenant: str) -> int:
     return crc32(tenant.encode())
 
 
-def features_of(tenant: str, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-    """Returns the hashed features of a request: its tenant, its prompt's length and edges, and what it declares."""
+def features_of(tenant: str, prompt: Sequence[int], max_tokens: int, traits: Sequence[int] = ()) -> tuple[int, ...]:
+    """Returns the hashed features of a request: its tenant, its prompt's length and edges, what it declares, and up to
+    `MOST_TRAITS` others that whoever made it knows, such as its key.
+    """
     length, who = len(prompt).bit_length() * 2 + (len(prompt) * 3 >> len(prompt).bit_length() & 1), _number_of(tenant)
     found = [
         _hashed(_LENGTH, length),
@@ -57,6 +62,7 @@ def features_of(tenant: str, prompt: Sequence[int], max_tokens: int) -> tuple[in
     for token, tail, pairs in ((_HEAD, _HEAD_PAIR, prompt[:EDGE]), (_TAIL, _TAIL_PAIR, prompt[-EDGE:])):
         found += [_hashed(token, one) for one in pairs]
         found += [_hashed(tail, pairs[at], pairs[at + 1]) for at in range(0, len(pairs) - 1, 2)]
+    found += [_hashed(_TRAIT, who, trait) for trait in traits[:MOST_TRAITS]]
     return tuple(sorted(set(found)))
 
 

@@ -45,6 +45,9 @@ class CoreObserver:
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         """The sequence may generate this many tokens more than so far."""
 
+    def charged(self, tenant: str, seconds: float, now: float) -> None:
+        """The tenant was charged for so many seconds of a processor that its requests took beside the engine."""
+
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         """These weights, classes and bounds hold from now on."""
 

@@ -7,18 +7,18 @@ policy may have overload spare requests, or tokens: a prompt then needs more roo
 """
 
 from dataclasses import dataclass, field
-from math import inf
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration
-from admission.estimate import Delayed, Estimate, Estimator
+from admission.conformal import BoundLine
+from admission.estimate import Estimate, Estimator
 from admission.orderings.fair_queue import FairQueue
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
 from admission.reserve import Reserve
 from admission.scheduling_policy import Excess, Prefer, QueueBounds, SchedulingPolicy
-from admission.step_time import Pipeline
+from admission.step_times.step_time import Pipeline
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
@@ -91,7 +91,7 @@ class AdmissionControl:
 
     def policy_changed(self, policy: SchedulingPolicy, aging: Aging) -> None:
         self._policy = policy
-        self._estimator.aging = self._backlog.aging = aging
+        self._backlog.aging = aging
 
     def _offered(self, sequence: Sequence, load: Load, now: float) -> None:
         """Note what is asked for, whether it is let in or not."""
@@ -129,11 +129,9 @@ class AdmissionControl:
     def _check_deadline(self, sequence: Sequence, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
         calibrated = self.calibration.calibrate(sequence, estimate, now)
-        behind = estimate.behind()
         if self._scheduler.has_work and self.refuses_late:  # an idle machine refuses nobody
-            self._refuse_late(sequence, estimate, calibrated, behind, now)
-        for one in behind:
-            self.calibration.overtaken(one.sequence, estimate.prefill)
+            self._refuse_late(sequence, estimate, calibrated, now)
+        self.calibration.overtaken(estimate.behind, estimate.prefill)
         knows_length = self._lengths.knows(sequence.tenant, sequence.max_tokens)
         self.calibration.track(sequence, calibrated, knows_length)
         sequence.first_token_estimate = calibrated.first_token.reported
@@ -142,15 +140,8 @@ class AdmissionControl:
         if sequence.first_token_by is None and target is not None and calibrated.first_token.reported > target:
             self.deferred += 1
 
-    def _refuse_late(
-        self,
-        sequence: Sequence,
-        estimate: Estimate,
-        calibrated: CalibratedEstimate,
-        behind: list[Delayed],
-        now: float,
-    ) -> None:
-        late = self._first_token_late(sequence, estimate, calibrated, behind, now)
+    def _refuse_late(self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float) -> None:
+        late = self._first_token_late(sequence, estimate, calibrated, now)
         late = late or self._last_token_late(sequence, estimate, calibrated, now)
         if late is None or self._is_probe(late):
             return
@@ -160,28 +151,17 @@ class AdmissionControl:
             del late  # its traceback holds this frame: they would keep each other
 
     def _first_token_late(
-        self,
-        sequence: Sequence,
-        estimate: Estimate,
-        calibrated: CalibratedEstimate,
-        behind: list[Delayed],
-        now: float,
+        self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float
     ) -> DeadlineInfeasible | None:
         if sequence.first_token_by is None:
             return None
         slack = sequence.first_token_by - now
         excess = calibrated.first_token.likely - slack
         reserve, tenant = self._reserve, sequence.tenant
-        if not reserve.is_needed:
-            excess = max(
-                excess + self._more_room(estimate), self._harm(sequence.priority_class, estimate, behind, 0.0, now)
-            )
-        elif reserve.is_beyond(tenant):
+        if not reserve.is_needed or reserve.is_beyond(tenant):
             room = reserve.room(tenant, slack, now)
-            excess = max(
-                excess + self._more_room(estimate) + room,
-                self._harm(sequence.priority_class, estimate, behind, room, now),
-            )
+            excess += self._more_room(estimate) + room
+            excess = max(excess, self._harm(sequence.priority_class, estimate, room, now))
         if excess <= 0:
             return None
         own_doing = estimate.own_wait >= excess
@@ -199,17 +179,21 @@ class AdmissionControl:
             case _:
                 return 0.0
 
-    def _harm(self, level: int, estimate: Estimate, behind: list[Delayed], room: float, now: float) -> float:
+    def _harm(self, level: int, estimate: Estimate, room: float, now: float) -> float:
         """Returns by how many seconds somebody of a class as urgent is late at the most who would be in time without
-        the newcomer; below 0 if nobody is.
+        the newcomer; 0 if nobody is. O(all of them), which is most of a decision where many wait.
         """
-        worst, likely = -inf, self.calibration.likely
-        for sequence, first_token in behind:
-            if sequence.first_token_by is None or sequence.priority_class > level:
+        worst, prefill, bounds = 0.0, estimate.prefill, dict[int, BoundLine]()
+        for sequence, first_token in estimate.behind:
+            due, of = sequence.first_token_by, sequence.priority_class
+            if due is None or of > level:
                 continue
-            slack = sequence.first_token_by - now - room
-            excess = likely(sequence.priority_class, first_token) - slack
-            if excess > worst and likely(sequence.priority_class, first_token - estimate.prefill) <= slack:
+            likely = bounds.get(of)
+            if likely is None:
+                likely = bounds[of] = self.calibration.likely(of)
+            slack = due - now - room
+            excess = likely.at(first_token) - slack
+            if excess > worst and likely.at(first_token - prefill) <= slack:
                 worst = excess
         return worst
 

@@ -2,10 +2,11 @@
 
     python -m scripts.record_logs [NAME ...]
 
-They say what the core decided when they were recorded, and whoever changes what it decides learns so from them: they
-are never recorded anew to make a test pass. A change that is meant to decide otherwise, or to write otherwise, raises
-the version of the log. So this writes logs that are not there yet, or that are of another version than the log has
-now, and touches no other.
+They say what the core decided when they were recorded, and whoever changes what it decides learns so from them. This
+writes logs that are not there, or that are of another version than the log has now, and touches no other. So a change
+that is meant to decide or to write otherwise deletes them first, and its commit says what they decide otherwise; a
+change that is not meant to is what they are there to find. Once a release has written logs, one that reads them
+otherwise raises the version too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
-from admission.event_log import VERSION, replay
+from admission.event_logs.event_log import VERSION, replay
 from admission.kv.retention import Between
 from admission.kv.swap_choice import Swap
 from backend.config import Batching, KVAllocation
@@ -78,6 +79,7 @@ SCENES: dict[str, Record] = {
     "answers": log_scenes.answers,
     "cancels": log_scenes.cancels,
     "failures": log_scenes.failures,
+    "jumps": log_scenes.jumps,
     "give_ups": log_scenes.give_ups,
     "controlled_delay": log_scenes.controlled_delay,
     "requests": log_scenes.requests,

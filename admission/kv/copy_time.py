@@ -1,6 +1,6 @@
 """Predicts what copies of KV blocks add to the time of a step."""
 
-from admission.step_time import Pipeline
+from admission.step_times.step_time import Pipeline
 from backend.config import EngineConfig
 
 

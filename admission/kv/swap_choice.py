@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from admission.step_time import StepTimeModel
+from admission.step_times.step_time import StepTimeModel
 from backend.config import EngineConfig
 
 

@@ -29,7 +29,7 @@ from itertools import count
 from math import floor, inf
 
 from admission.aging import Aging
-from admission.orderings.ordering import EnoughForAll, Shares, weight_of
+from admission.orderings.ordering import EnoughForAll, FairShares, weight_of
 from admission.orderings.ring import Ring, Turn
 from admission.orderings.tenant_queue import OrderInTenant, Place, TenantQueue
 from backend.scheduler.sequence import Sequence
@@ -55,6 +55,7 @@ class DeficitAccount:
     credit: float = 0.0  # negative when in debt; grants of the rounds after `round` are not in it yet
     round: int = 0
     charged: float = 0.0  # all it ever used
+    served: float = 0.0  # the same, each part over the weight of its time
     backlog_id: int = 0  # changes whenever work begins to wait
     turn: int = 0  # its place in the ring: behind everyone when work begins to wait, and after each admission
     held: str | None = None  # a limit of its own that keeps it out of the ring
@@ -99,7 +100,7 @@ class FairQueue:
         self._debt_limit, self.deadline_debt_limit = debt_limit, deadline_debt_limit
         self._set_weights(weights or {})
         self._num_waiting, self._now = 0, 0.0
-        self.shares: Shares = EnoughForAll()
+        self.shares: FairShares = EnoughForAll()
         self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that were admitted and have not ended
         self._ring, self._urgent = Ring(), Ring()
         self._by_deadline: list[
@@ -214,13 +215,16 @@ class FairQueue:
                 prepaid[sequence] = 0.0
                 self.accounts[tenant].credit += rest
         for tenant, cost in sums.items():
-            self.accounts[tenant].charged += cost
+            account = self.accounts[tenant]
+            account.charged += cost
+            account.served += cost / account.weight
         return sums
 
     def correct(self, costs: Iterable[tuple[str, float]]) -> None:
         for tenant, cost in costs:
             account = self.accounts[tenant]
             account.charged += cost
+            account.served += cost / account.weight
             self._spend(account, cost)
 
     def settle(self, sequence: Sequence) -> None:

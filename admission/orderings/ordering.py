@@ -104,7 +104,7 @@ class ArrivalOrder(Indifferent, FirstComeFirstServed):
         return Line([*self._restored, *self._arrived.values()], [])
 
 
-class Shares(Protocol):
+class FairShares(Protocol):
     """Who asks for more than its share of the engine's time, and who for less, while there is not enough for all."""
 
     def is_beyond(self, tenant: str) -> bool: ...

@@ -54,6 +54,7 @@ class Arrival(NamedTuple):
     features: tuple[
         int, ...
     ] = ()  # of its prompt, hashed, which `admission.length_predictor` goes by; none: its length
+    more_features: tuple[tuple[int, ...], ...] = ()  # of its other prompts
     began: float | None = None  # when its session's first turn came, if this is not the first
 
     @property
@@ -71,17 +72,18 @@ class Arrival(NamedTuple):
         if not self.more_prompts:
             return (self,)
         several = self.num_answers > 1
-        alone = self._replace(more_prompts=(), more_contents=(), group=0 if several else None)
+        alone = self._replace(more_prompts=(), more_contents=(), more_features=(), group=0 if several else None)
         others = [
             alone._replace(
                 prompt_tokens=prompt,
                 output_tokens=output,
                 max_tokens=most,
                 content=content,
+                features=features or (),
                 group=number // self.num_answers if several else None,
             )
-            for number, ((prompt, output, most), content) in enumerate(
-                zip_longest(self.more_prompts, self.more_contents), 1
+            for number, ((prompt, output, most), content, features) in enumerate(
+                zip_longest(self.more_prompts, self.more_contents, self.more_features), 1
             )
         ]
         return (alone, *others)

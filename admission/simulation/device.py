@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admission.core import CoreConfig
-from admission.idle_calibration import work_of_shape
+from admission.length_predictor import Learned
 from admission.scheduling_policy import SchedulingPolicy
 from admission.simulation.arrival import ClassTarget
 from admission.simulation.errors import OptionError
-from admission.step_time import StepTime, StepWork
+from admission.step_times.idle_calibration import work_of_shape
+from admission.step_times.step_time import StepTime, StepWork
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 
@@ -63,6 +64,7 @@ class Served:
     prior: tuple[StepTime, float]  # the step times that it began with, and the steps that these count as
     scheduling_policy: SchedulingPolicy | None = None  # at the end
     targets: tuple[ClassTarget, ...] = ()  # by class
+    lengths: Learned | None = None  # by which it began to rank answers; None: by nothing
 
 
 @dataclass(frozen=True, slots=True)

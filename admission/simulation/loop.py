@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from admission.controller import Controller
-from admission.event_log_names import REFUSALS
+from admission.event_logs.names import REFUSALS
 from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
 from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
@@ -30,7 +30,7 @@ from admission.simulation.gateway_rules import (
     SimulatedGrant,
 )
 from admission.simulation.recorder import Recorder
-from admission.step_time import StepWork
+from admission.step_times.step_time import StepWork
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus

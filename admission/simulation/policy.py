@@ -16,12 +16,13 @@ from typing import Any
 
 from admission.controller import Controller
 from admission.core import SCALES, CoreConfig, Order, make_core
+from admission.length_predictor import Learned
 from admission.scheduling_policy import SchedulingPolicy
 from admission.simulation.arrival import NO_TARGET, ClassTarget
 from admission.simulation.device import Device, Served
 from admission.simulation.errors import OptionError
 from admission.simulation.gateway_rules import GatewayRules
-from admission.step_time import StepTime, StepTimeModel
+from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
 
@@ -42,9 +43,12 @@ class SimulatedPolicy:
     prior: tuple[StepTime, float] | None = None  # step times to begin with, and the steps that these count as
     rules: GatewayRules | None = None  # who is served in which class and up to which limits; None: all as they come
     class_names: tuple[str, ...] = ()
+    lengths: Learned | None = None  # by which it begins to rank answers; None: by nothing
 
     def make_core(self) -> Controller:
         core = make_core(self.core, self.engine, StepTimeModel(*self.prior) if self.prior else None)
+        if self.lengths is not None:
+            core.lengths_learned(self.lengths, 0.0)
         if self.scheduling_policy is not None:
             core.policy_changed(self.scheduling_policy, 0.0)
         return core
@@ -83,7 +87,8 @@ def make_simulated_policy(
 
 def recorded_policy(served: Served) -> SimulatedPolicy:
     return SimulatedPolicy(
-        "as recorded", served.core, served.engine, served.scheduling_policy, served.targets, served.prior
+        *("as recorded", served.core, served.engine, served.scheduling_policy, served.targets, served.prior),
+        lengths=served.lengths,
     )
 
 

@@ -12,7 +12,7 @@ from admission.orderings.ordering import weight_of
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.statistics import MOST_TENANTS, QuantileHistogram, ServiceGap, Timeline
-from admission.step_time import StepWork, prefill_work
+from admission.step_times.step_time import StepWork, prefill_work
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import Sequence
 

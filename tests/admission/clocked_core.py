@@ -19,6 +19,9 @@ class ClockedCore:
         self.now = now
         self.elapsed = 0.0  # in the last step that was completed
         self.launched: deque[ScheduledStep] = deque()
+        self.forced: dict[
+            str, int
+        ] = {}  # ids of sequences, and how many tokens follow each of theirs without being drawn
         self.failing: set[str] = set()  # ids of the sequences for which the model computes no numbers
         self._seconds = seconds
 
@@ -48,7 +51,12 @@ class ClockedCore:
         self.now += self.elapsed
         drawn = dict.fromkeys(ended, END) | dict.fromkeys(self.failing, NO_TOKEN)
         tokens = [drawn.get(sequence.id, TOKEN) for sequence in step.sampled]
-        self.core.update_from_output(StepOutput(step.batch.step, tokens, self.elapsed), self.now)
+        forced = {
+            row: [TOKEN] * self.forced[sequence.id]
+            for row, sequence in enumerate(step.sampled)
+            if sequence.id in self.forced and tokens[row] == TOKEN
+        }
+        self.core.update_from_output(StepOutput(step.batch.step, tokens, self.elapsed, forced=forced or None), self.now)
         for sequence in step.failed:
             self.finish(sequence, FinishReason.FAILED)
 

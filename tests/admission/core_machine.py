@@ -12,14 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from admission.aging import Aging
 from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit
-from admission.event_log import make_logged_core, replay
+from admission.event_logs.event_log import make_logged_core, replay
 from admission.kv.copy_time import CopyTime
 from admission.ledger import EngineTimeTariff
 from admission.orderings.fair_queue import FairQueue
 from admission.outcome import QueueFull
 from admission.prefill_sizer import PrefillSizer
 from admission.simulation.fairness_monitor import FairnessMonitor
-from admission.step_time import Pipeline, StepTimeModel, StepWork
+from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork
 from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
@@ -175,12 +175,17 @@ class CoreMachine(RuleBasedStateMachine):
         self.twin.calibrated(measured, self.now)
 
     @precondition(lambda self: self.flying)
-    @rule(elapsed=st.floats(0.001, 2), failed=st.sampled_from((0, 0, 0, 1, 2)))
-    def complete(self, elapsed: float, failed: int = 0) -> None:
-        """The oldest step is done; the model computed no numbers for the first so many of its rows."""
-        computed = self.device.execute(self.flying.popleft())
+    @rule(elapsed=st.floats(0.001, 2), failed=st.sampled_from((0, 0, 0, 1, 2)), forced=st.sampled_from((0, 0, 1, 2, 5)))
+    def complete(self, elapsed: float, failed: int = 0, forced: int = 0) -> None:
+        """The oldest step is done; the model computed no numbers for the first so many of its rows, and grammars force
+        so many tokens after those of others.
+        """
+        batch = self.flying.popleft()
+        computed = self.device.execute(batch)
         tokens = [NO_TOKEN] * min(failed, len(computed.token_ids)) + computed.token_ids[failed:]
-        output = StepOutput(computed.step, tokens, elapsed)
+        output = StepOutput(
+            computed.step, tokens, elapsed, forced=self.device.forced(batch, forced) if forced else None
+        )
         self.busy += elapsed
         new_tokens = self.core.update_from_output(output, self.now)
         assert self.twin.complete(output, self.now) == [(s.id, token, reason) for s, token, reason in new_tokens]
@@ -305,7 +310,7 @@ class CoreMachine(RuleBasedStateMachine):
                     break
             assert self.flying or not self.scheduler.in_flight, "a step in flight was not computed"
             if self.flying:
-                self.complete(0.5)
+                self.complete(0.5, forced=self.flying[0].step % 4)
 
     def check_end(self, sequence: Sequence) -> None:
         assert self.ends[sequence] == 1, "everyone ends once"

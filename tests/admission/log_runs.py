@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from admission.core import CoreConfig
-from admission.event_log import make_logged_core
+from admission.event_logs.event_log import make_logged_core
 from admission.outcome import AdmissionRefused
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import Prefer, QueueBounds, SchedulingPolicy
@@ -19,7 +19,7 @@ from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
-from admission.step_time import StepTimeModel
+from admission.step_times.step_time import StepTimeModel
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.staged_core import StagedCore
 

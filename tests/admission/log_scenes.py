@@ -285,7 +285,11 @@ def cancels() -> list[str]:
     stage.finish(preempted)
     back = _preempted(stage, "cancelled-waiting-again", SequenceStatus.WAITING)
     stage.finish(back)
-    for name, reason in (("stopped-by-text", FinishReason.STOP), ("failed", FinishReason.FAILED)):
+    for name, reason in (
+        ("stopped-by-text", FinishReason.STOP),
+        ("failed", FinishReason.FAILED),
+        ("allowed-nothing", FinishReason.GRAMMAR),
+    ):
         sequence = stage.arrive(name, 4, 20)
         stage.step(), stage.step(), stage.step()
         assert sequence.output and sequence.status is SequenceStatus.RUNNING
@@ -318,6 +322,30 @@ def failures() -> list[str]:
     stage.finish(late)
     stage.run()
     assert (between.finish_reason, beside.finish_reason) == (FinishReason.FAILED, FinishReason.LENGTH)
+    return stage.lines
+
+
+def jumps() -> list[str]:
+    """Grammars force tokens after the first one, beside others, up to a limit, and in a step that is lost later."""
+    stage = StagedCore(CoreConfig())
+    stage.forced |= {"forced": 3, "forced-to-the-end": 40, "forced-within-a-limit": 5}
+    beside = stage.arrive("beside", 8, 24)
+    forced = stage.arrive("forced", 8, 24)
+    complete = stage.arrive("forced-to-the-end", 8, 20, tenant="b")
+    limited = stage.arrive("forced-within-a-limit", 8, 20, tenant="b", may_have=4)
+    while complete.status is not SequenceStatus.FINISHED or not limited.output or not forced.output:
+        stage.step()
+    assert (complete.finish_reason, len(limited.output)) == (FinishReason.LENGTH, 4)
+    for seconds in (0.25, 0.5, 0.001, 0.125, 2.0):  # for compiling what forces them
+        stage.core.charge("b", seconds, stage.now)
+    stage.plan()
+    stage.lose()
+    stage.extend(limited, 16)
+    stage.step()
+    assert len(forced.output) > len(beside.output)
+    stage.run()
+    assert stage.scheduler.counters.jump_forward_tokens > 30
+    assert {one.finish_reason for one in (beside, limited)} == {FinishReason.LENGTH}
     return stage.lines
 
 

@@ -4,11 +4,11 @@ from random import Random
 from typing import Any
 
 from admission.core import PRIOR, CoreConfig
-from admission.event_log import make_logged_core
-from admission.idle_calibration import work_of_shape
+from admission.event_logs.event_log import make_logged_core
 from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
-from admission.step_time import StepTime, StepTimeModel
+from admission.step_times.idle_calibration import work_of_shape
+from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.paged_kv.block_names import BlockName, BlockNames

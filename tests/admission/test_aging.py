@@ -124,12 +124,11 @@ class Flood:
 
     def _arrive_lowest(self, tenant: str) -> None:
         sequence = self._make(tenant, LOWEST)
-        key = self.aging.key(self.now, LOWEST)
+        offset = self.aging.offset
+        key = self.now + offset(LOWEST)
         own = (s for s in self.live if s.tenant == tenant and s.status is not SequenceStatus.FINISHED)
         before = (
-            s
-            for s in own
-            if s.status is not SequenceStatus.WAITING or self.aging.key(s.arrival, s.priority_class) <= key
+            s for s in own if s.status is not SequenceStatus.WAITING or s.arrival + offset(s.priority_class) <= key
         )
         self.waits[sequence] = Wait(sequence, sum(map(most_cost, before)), self.served)
         self._arrive(sequence)

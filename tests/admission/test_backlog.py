@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
-from admission.backlog import UNMEASURED, Backlog, DrainMeter, Load, QueuePosition, TokenCaps
+from admission.backlog import UNMEASURED, Backlog, DrainMeter, Load, QueuePosition
 from backend.scheduler.sequence import Sequence
 from tests.backend.sequences import make_sequence
 from tests.examples import examples
@@ -84,21 +84,21 @@ def test_what_presses_is_behind_what_is_due_before_it_and_has_an_order_of_its_ow
     calm.first_token_by, urgent.first_token_by = 3.0, 2.0
     for pressing in (calm, urgent):
         wait(queue, pressing)
-    assert [due.sequence for due in queue.pressing] == [urgent, calm]
+    assert [one for _, _, one, _ in queue.pressing] == [urgent, calm]
     assert queue.before("a", turn(20.0)) == (7, 3), "it does not count among those that do not press"
     assert queue.of("a").count == 5
     queue.discard(urgent)
-    assert [due.sequence for due in queue.pressing] == [calm]
+    assert [one for _, _, one, _ in queue.pressing] == [calm]
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.integers(0, 2), st.booleans()), max_size=30),
-    st.tuples(st.integers(0, 2), st.floats(0, 100), st.floats(0, 100)),
+    st.floats(0, 100),
     st.sets(st.sampled_from("abcd")),
 )
-def test_what_lies_within_caps_is_counted_by_tenant_and_class(
-    arrivals: list[tuple[str, int, int, bool]], caps: tuple[int, float, float], besides: set[str]
+def test_what_lies_within_a_cap_is_counted_by_tenant_and_class(
+    arrivals: list[tuple[str, int, int, bool]], cap: float, besides: set[str]
 ) -> None:
     queue, tokens = backlog(), Counter[tuple[str, int]]()
     for n, (tenant, prompt, level, leaves) in enumerate(arrivals):
@@ -107,13 +107,8 @@ def test_what_lies_within_caps_is_counted_by_tenant_and_class(
             queue.discard(waiting)
         else:
             tokens[tenant, level] += prompt
-    level, urgent, lower = caps
-    expected = sum(
-        min(waiting, urgent if own <= level else lower)
-        for (tenant, own), waiting in tokens.items()
-        if tenant not in besides
-    )
-    assert queue.within(TokenCaps(level, urgent, lower), besides) == pytest.approx(expected)
+    expected = sum(min(waiting, cap) for (tenant, _), waiting in tokens.items() if tenant not in besides)
+    assert queue.within(cap, besides) == pytest.approx(expected)
 
 
 def drained(rates: list[float]) -> DrainMeter:

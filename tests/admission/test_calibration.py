@@ -3,7 +3,7 @@ import pytest
 from admission.calibration import CalibratedEstimate, EstimateCalibration
 from admission.conformal import COLD_MARGIN, ENOUGH, WINDOW
 from admission.estimate import Estimate
-from admission.step_time import Pipeline
+from admission.step_times.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
 from tests.backend.sequences import make_sequence
 
@@ -172,11 +172,11 @@ def test_an_admission_is_decided_by_what_could_be_known() -> None:
     for n in range(60):
         one = make_sequence(str(n))
         calibration.track(one, calibration.calibrate(one, estimate(1.0, 10.0), 0.0))
-        calibration.overtaken(one, 0.5)
+        calibration.overtaken([(one, 3.0)], 0.5)
         pipeline.planned(0.1, 0.0)
         pipeline.completed(2.2)
         calibration.first_token(one, 3.5)
-    assert calibration.likely(0, 1.0) == pytest.approx(1.0)
+    assert calibration.likely(0).at(1.0) == pytest.approx(1.0)
     assert calibration.calibrate(make_sequence(), estimate(1.0, 10.0), 4.0).first_token.reported > 3.0
 
 

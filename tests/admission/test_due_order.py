@@ -21,5 +21,4 @@ def test_those_that_wait_are_in_the_order_in_which_they_are_due_and_came(steps: 
             sequence = make_sequence(str(number))
             waiting[sequence] = due, number
             order.add(sequence, float(due), tokens=number)
-        assert [each.sequence for each in order] == sorted(waiting, key=waiting.__getitem__)
-        assert len(order) == len(waiting)
+        assert [each for _, _, each, _ in order] == sorted(waiting, key=waiting.__getitem__)

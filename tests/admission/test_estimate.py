@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
-from admission.estimate import TENANTS_EXAMINED, Departures, Estimate
+from admission.departures import Departures
+from admission.estimate import Estimate
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible
 from admission.output_length import OutputLengths
-from admission.step_time import StepTime, StepTimeModel, StepWork
+from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
+from admission.surroundings import TENANTS_EXAMINED
 from backend.config import EngineConfig
 from backend.paged_kv.block_names import BlockNames
 from backend.scheduler.sequence import Sequence
@@ -234,7 +236,7 @@ def core_with(waiting: list[Waiting], steps: int = 0, order: Order = Order.FAIR)
 
 def estimate(core: Controller, asked: Sequence, looked_at: int) -> Estimate:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("admission.estimate.TENANTS_EXAMINED", looked_at)
+        patch.setattr("admission.surroundings.TENANTS_EXAMINED", looked_at)
         return core.control._estimator.of(asked, NOW)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from admission.core import CoreConfig
-from admission.event_log import VERSION, LogError
+from admission.event_logs.event_log import VERSION, LogError
 from admission.explain import explain
 from tests.admission.staged_core import StagedCore
 from tests.backend.sequences import TOKEN

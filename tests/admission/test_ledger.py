@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.core import CoreConfig, MemoryGate, Unit, make_core
-from admission.idle_calibration import work_of_shape
 from admission.ledger import EngineTimeTariff, TokenTariff, work_of
 from admission.orderings.fair_queue import FairQueue
-from admission.step_time import StepTime, StepTimeModel, StepWork
+from admission.step_times.idle_calibration import work_of_shape
+from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.calibration_steps import calibration_series
 from backend.config import EngineConfig
 from backend.scheduler.batch import Batch

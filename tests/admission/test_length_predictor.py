@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from admission.length_predictor import ENOUGH, NUM_WEIGHTS, Learned, LengthPredictor, features_of
+from admission.length_predictor import ENOUGH, MOST_TRAITS, NUM_WEIGHTS, Learned, LengthPredictor, features_of
 
 KINDS = 8
 
@@ -58,6 +58,25 @@ def test_what_a_tenant_declares_counts_for_what_its_answers_say(seed: int) -> No
     for tenant in ("acme", "liar"):
         little, much = expected[tenant, 1000], expected[tenant, 5000]
         assert max(little, much) < 1.25 * min(little, much)
+
+
+def of_trait(trait: int, prompt: int, tenant: str = "acme") -> tuple[int, ...]:
+    """Features behind a chat template: prompts are of one length, and begin and end alike."""
+    return features_of(tenant, [1, 2, 3, 4, *[prompt] * 20, 5, 6, 7, 8], 100, (trait,))
+
+
+def test_what_else_is_known_of_a_request_tells_its_tenants_answers_apart_and_nobody_elses() -> None:
+    predictor, random = LengthPredictor(), Random(6)
+    for n in range(1200):
+        trait = n % 2
+        predictor.observe(of_trait(trait, random.randrange(9)), round((20 + 200 * trait) * random.uniform(0.8, 1.2)))
+    short, long = (predictor.expected(of_trait(trait, 3)) for trait in (0, 1))
+    assert short and long and long > 5 * short
+    assert predictor.expected(of_trait(0, 3, "other")) == predictor.expected(of_trait(1, 3, "other"))
+
+
+def test_traits_are_bounded() -> None:
+    assert features_of("a", [1], 1, range(MOST_TRAITS)) == features_of("a", [1], 1, range(MOST_TRAITS + 1000))
 
 
 def test_features_are_the_same_in_every_process_and_name_no_token() -> None:

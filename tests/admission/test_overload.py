@@ -6,7 +6,7 @@ import pytest
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
-from admission.event_log import replay
+from admission.event_logs.event_log import replay
 from admission.expiry import ControlledDelay, DeadlineExpiry
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull

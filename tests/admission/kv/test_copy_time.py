@@ -8,7 +8,7 @@ from admission.simulation.contents import Content
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
-from admission.step_time import Pipeline
+from admission.step_times.step_time import Pipeline
 from backend.config import EngineConfig
 from backend.scheduler.batch import Counters
 from tests.admission.simulation.runs import DEVICE

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from admission.controller import Controller
 from admission.core import PRIOR
-from admission.event_log import make_logged_core
+from admission.event_logs.event_log import make_logged_core
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device
 from admission.simulation.loop import Loop
@@ -10,7 +10,7 @@ from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.study import Results, Study
 from admission.simulation.workload import Workload
-from admission.step_time import StepTimeModel
+from admission.step_times.step_time import StepTimeModel
 
 DEVICE = DEVICES["llama3-8b-a100"]
 TRACE = tuple(Arrival(n * 0.2, 50 + 37 * n % 400, 1 + 13 * n % 60, session=n) for n in range(120))

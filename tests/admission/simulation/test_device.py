@@ -5,7 +5,7 @@ import pytest
 
 from admission.simulation.device import DEVICES, find_device
 from admission.simulation.errors import OptionError
-from admission.step_time import StepWork
+from admission.step_times.step_time import StepWork
 from tests.admission.simulation.runs import DEVICE
 
 

@@ -3,7 +3,7 @@ import pytest
 from admission.core import Order
 from admission.simulation.arrival import Arrival
 from admission.simulation.workload import Workload
-from admission.step_time import StepWork
+from admission.step_times.step_time import StepWork
 from tests.admission.simulation.runs import DEVICE, TRACE, simulated
 
 TIGHT = "kv_tokens=1024,max_model_len=512,max_num_seqs=16"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from admission.core import CoreConfig
-from admission.event_log import replay
+from admission.event_logs.event_log import replay
 from backend import compile_core, compiled_core
 from gateway.telemetry.event_log_file import read_event_log
 from tests.admission.log_runs import random_run
@@ -27,7 +27,7 @@ compiled_core.home = lambda: Path(sys.argv[1])
 assert compiled_core.use()
 """
 REPLAYS = """\
-from admission.event_log import replay
+from admission.event_logs.event_log import replay
 from tests.properties.core.test_recorded_logs import LOGS, lines
 for path in LOGS.values():
     recorded = list(lines(path))

@@ -7,7 +7,7 @@ import pytest
 
 from admission.core import CoreConfig, make_core
 from admission.ledger import work_of
-from admission.step_time import StepTime, StepTimeModel
+from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence

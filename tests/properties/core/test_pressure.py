@@ -16,7 +16,7 @@ from admission.simulation.device import DEVICES, Device
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import AttemptOutcome, Objective, Recorder
-from admission.step_time import StepTimeModel, StepWork
+from admission.step_times.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus

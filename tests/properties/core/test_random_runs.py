@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from admission.core import CoreConfig, Unit
-from admission.event_log import replay
+from admission.event_logs.event_log import replay
 from tests.admission.log_runs import random_run
 from tests.examples import examples
 from tests.properties.core.random_runs import random_cancellations, random_schedule

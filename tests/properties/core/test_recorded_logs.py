@@ -1,8 +1,8 @@
 """Event logs that were recorded once are decided again to the byte by the core of today.
 
 One that is not has caught a change of what the core decides, or of how a log is written. Where that is meant, the
-version of the log rises and all logs are recorded anew (`scripts/record_logs.py`); where it is not, the line that
-differs says what happened. They are never recorded anew to make these tests pass. All names here are those of the log,
+logs are deleted and recorded anew, and the commit says what is decided otherwise (`scripts/record_logs.py`); where it
+is not, the line that differs says what happened. All names here are those of the log,
 which no renaming in the code may change.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from admission.event_log import VERSION, replay
+from admission.event_logs.event_log import VERSION, replay
 
 RECORDED = Path(__file__).with_name("recorded")
 LOGS = {path.name.removesuffix(".log.gz"): path for path in sorted(RECORDED.glob("*.log.gz"))}
@@ -117,7 +117,7 @@ def test_they_hold_every_kind_of_entry(logs: dict[str, list[Entry]]) -> None:
     kinds = Counter(entry[0] for log in logs.values() for entry in log)
     assert kinds.keys() == {
         *("log", "gateway", "request", "arrive", "finish", "allow", "extend", "policy", "plan", "done", "lost"),
-        *("cache", "pin", "calibrate", "calibrated"),
+        *("cache", "pin", "calibrate", "calibrated", "charge"),
     }
     assert min(kinds.values()) >= 5
 
@@ -157,13 +157,21 @@ def test_whoever_left_did_so_in_each_state(logs: dict[str, list[Entry]]) -> None
     assert (left["stopped-by-text"], left["stopped-by-token"], left["failed"]) == ("stop", "end token", "failed")
     after_its_end = [entry for entry in logs["cancels"] if entry[0] == "finish" and entry[2] == "stopped-by-token"]
     assert after_its_end, "whoever has ended is not ended again"
-    assert {entry[3] for entry in every("finish", logs)} == {"cancelled", "stop", "failed"}
+    assert {entry[3] for entry in every("finish", logs)} == {"cancelled", "stop", "failed", "grammar"}
+    assert left["allowed-nothing"] == "grammar"
 
 
 def test_there_were_rows_without_numbers(logs: dict[str, list[Entry]]) -> None:
     failed = [name for entry in logs["failures"] if entry[0] == "done" for name in entry[6]]
     assert failed == ["failed-prompt", "failed-together-0", "failed-together-1", "failed-between-tokens"]
     assert any(entry[0] == "done" and entry[6] for entry in logs["failing"])
+
+
+def test_grammars_forced_tokens_up_to_ends_and_limits(logs: dict[str, list[Entry]]) -> None:
+    jumped = [(name, count) for entry in logs["jumps"] if entry[0] == "done" for name, count in entry[7:8] and entry[7]]
+    assert {"forced", "forced-to-the-end", "forced-within-a-limit"} == {name for name, _ in jumped}
+    assert ("forced-to-the-end", 19) in jumped
+    assert ("forced-within-a-limit", 3) in jumped
 
 
 def test_whoever_was_given_up_was_so_for_each_reason(logs: dict[str, list[Entry]]) -> None:

@@ -5,11 +5,11 @@ import pytest
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit, make_core
-from admission.event_log import LogError, ReplayMismatch, make_logged_core, replay
+from admission.event_logs.event_log import LogError, ReplayMismatch, make_logged_core, replay
 from admission.length_predictor import LengthPredictor, features_of
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
-from admission.step_time import StepTime, StepTimeModel
+from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.batch import Batch
 from tests.admission.clocked_core import ClockedCore
@@ -89,7 +89,7 @@ def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:
 @pytest.mark.parametrize(
     ("place", "line", "message"),
     [
-        *((0, f'["log",{n}]', f"line 1: a log of version {n}; this is version 13, .* release") for n in (7, 12, 14)),
+        *((0, f'["log",{n}]', f"line 1: a log of version {n}; this is version 14, .* release") for n in (7, 13, 15)),
         (0, '["plan",12.5]', "line 1: the log begins in the middle"),
         (3, "garbage", "line 4: not an entry of an event log"),
         (3, "7", "line 4: not an entry of an event log"),

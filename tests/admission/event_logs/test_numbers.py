@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.event_log_format import checksum, in_seconds, moment
+from admission.event_logs.numbers import checksum, in_seconds, moment
 
 DAYS = 48 * 86_400  # of a clock that counts from the start of the machine: longer ones have no whole nanoseconds
 

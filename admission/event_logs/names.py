@@ -1,12 +1,12 @@
 """The names that an event log is written in, and what stands behind each of them in the code.
 
-On the left of each colon is what logs say, in the order in which they say it. It never changes while the version stays,
-or no log that was recorded could be decided again. On the right is what the code calls the same thing today, which
-follows the code wherever a field, a class or a value is renamed.
+On the left of each colon is what logs say, in the order in which they say it. Once a release has written logs it does
+not change while the version stays, or no log that was recorded could be decided again. On the right is what the code
+calls the same thing today, which follows the code wherever a field, a class or a value is renamed.
 
-A field, a refusal or a value that is new gets a name here, in the order in which it is to be written. Since logs of
-before say nothing of it, `VERSION` rises with it, and those of tests/properties/core/recorded are recorded anew
-(`python -m scripts.record_logs`).
+A field, a refusal or a value that is new gets a name here, in the order in which it is to be written. Logs of before
+say nothing of it: those of tests/properties/core/recorded are recorded anew (`python -m scripts.record_logs`), and
+`VERSION` rises with it once a release has written any.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
 
-VERSION = 13
+VERSION = 14
 
 T = TypeVar("T")
 
@@ -143,6 +143,7 @@ FINISH_REASONS = Names(
         "cancelled": FinishReason.CANCELLED,
         "expired": FinishReason.EXPIRED,
         "failed": FinishReason.FAILED,
+        "grammar": FinishReason.GRAMMAR,
         "preempted": FinishReason.PREEMPTED,
     }
 )

@@ -16,8 +16,8 @@ from math import isfinite, sqrt
 from operator import add
 from typing import Any
 
-from admission.least_squares import NUM_COEFFICIENTS, Evidence, non_negative_least_squares
-from admission.step_calibration import Amounts, CalibratedFit, StepCalibration, typical_features
+from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, non_negative_least_squares
+from admission.step_times.step_calibration import Amounts, CalibratedFit, StepCalibration, typical_features
 
 FAR_OFF = 2.0  # a prediction further off than this factor, as the first are, says little about a step's weight
 RECENT = 64  # steps whose errors are remembered

@@ -19,6 +19,7 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["cache", t, tenant, floor, ceiling or null]     of its cached blocks that nobody holds
     ["pin", t, tenant, blocks]       of its prompts, which stay cached for it and on its account; no others do any more
     ["extend", t, id, tokens]
+    ["charge", t, tenant, seconds]       of a processor, that its requests took beside the engine
     ["policy", t, [weights, offsets, bounds, may_wait]]
     ["calibrate", t, decodes, context of each, prefills, computed tokens before each, tokens of each]
                 the device is idle, and runs a step of this shape for what it takes
@@ -28,18 +29,19 @@ they have a decimal point; all other times are in seconds. A log of another vers
      {tenant: limit of its own that it is passed over for} or null for the same as before,
      [[each that was given up since the last plan, why] ...]]
     ["done", t, step, elapsed, [id of each that an end token ended ...], [of each that reached max_tokens ...],
-     [of each for which the model computed no numbers to draw a token from ...]]
+     [of each for which there was no token to draw ...],
+     and only where there are any: [[id, tokens that its grammar forced, and that came with the sampled one] ...]]
     ["lost", t, step, [preempted ...]]     there was no memory for it; it and those behind it did not take place
 
-Blocks that may be shared are runs of ordinals (`event_log_blocks`). `finish`, `plan`, `done` and `lost` end with an
-object where there is something of the prefix cache to tell, and without one otherwise:
+Blocks that may be shared are runs of ordinals (`blocks`). `finish`, `plan`, `done` and `lost` end with an object where
+there is something of the prefix cache to tell, and without one otherwise:
 
     {"found": {id: blocks of its prompt, or of what is recomputed, that this plan found}, "forked": {id: the id of the
      one that computes its prompt}, "evicted": blocks given up since the last plan that says so, "idle": cached blocks
      that nobody holds then,
      "blocks": {id: blocks of its output, named as it left them}}
 
-Names of settings, choices, reasons and refusals, and the version, are those of `event_log_names`.
+Names of settings, choices, reasons and refusals, and the version, are those of `names`.
 
 No prompt, no token and no hash of any is in it. The checksum is over slots and starts of all rows, so that a replay
 that decides anything else shows at the first step that differs.
@@ -54,9 +56,8 @@ from typing import Any
 
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
-from admission.event_log_blocks import CacheFindings, NewlyNamed, ReplayedNames, runs_of
-from admission.event_log_format import checksum, in_seconds, moment
-from admission.event_log_names import (
+from admission.event_logs.blocks import CacheFindings, NewlyNamed, ReplayedNames, runs_of
+from admission.event_logs.names import (
     FINISH_REASONS,
     OBSTACLES,
     REFUSALS,
@@ -69,23 +70,24 @@ from admission.event_log_names import (
     read_engine_config,
     read_scheduling_policy,
 )
+from admission.event_logs.numbers import checksum, in_seconds, moment
+from admission.event_logs.replayed_output import END, output_of
+from admission.event_logs.written import ids_of, number_of, prompt_of, text_of
 from admission.length_predictor import Learned
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
-from admission.request import Asked, AskedPrompt
+from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
-from admission.step_time import StepTime, StepTimeModel
+from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.paged_kv.block_names import BlockName
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import NO_TOKEN, StepOutput
+from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
-
-END = 1  # the token that ends a sequence in a replay; all others are 0
 
 Entry = list[Any]
 Write = Callable[[str], object]
@@ -118,25 +120,26 @@ class EventLog(CoreObserver):
         self._log("gateway", now, unix, model, block_bytes)
 
     def requested(self, asked: Asked, now: float) -> None:
-        prompts = [_prompt(one) for one in asked.prompts]
-        who = f"{_text(asked.id)},{_text(asked.tenant)},{_text(asked.key)},{_text(asked.service_tier)}"
-        times = f"{_number(asked.first_token)},{_number(asked.last_token)},{_number(asked.interval)}"
-        said = f"{who},{asked.body_bytes},{times},[{','.join(prompts)}],{_text(asked.refusal)}"
+        prompts = [prompt_of(one) for one in asked.prompts]
+        who = f"{text_of(asked.id)},{text_of(asked.tenant)},{text_of(asked.key)},{text_of(asked.service_tier)}"
+        times = f"{number_of(asked.first_token)},{number_of(asked.last_token)},{number_of(asked.interval)}"
+        said = f"{who},{asked.body_bytes},{times},[{','.join(prompts)}],{text_of(asked.refusal)}"
         self._write(f'["request",{moment(now)},{said}]')
 
     def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
         prompt, why = len(sequence.prompt), REFUSALS.of(type(refusal)) if refusal else None
         tokens = f"{prompt},{sequence.max_tokens},{sequence.token_limit - prompt}"
-        by = f"{_number(sequence.first_token_by)},{_number(sequence.done_by)},{_number(sequence.first_token_target)}"
-        promised = f"{_number(sequence.first_token_estimate)},{_number(sequence.last_token_estimate)}"
+        deadlines = sequence.first_token_by, sequence.done_by, sequence.first_token_target
+        by = ",".join([number_of(seconds) for seconds in deadlines])
+        promised = f"{number_of(sequence.first_token_estimate)},{number_of(sequence.last_token_estimate)}"
         self._write(
-            f'["arrive",{moment(now)},{_text(sequence.id)},{_text(sequence.tenant)},{tokens},'
-            f"{sequence.priority_class},{_number(sequence.token_interval)},{sequence.body_bytes},"
-            f"{by},{promised},{_text(why)}{self._kept_of(sequence)}]"
+            f'["arrive",{moment(now)},{text_of(sequence.id)},{text_of(sequence.tenant)},{tokens},'
+            f"{sequence.priority_class},{number_of(sequence.token_interval)},{sequence.body_bytes},"
+            f"{by},{promised},{text_of(why)}{self._kept_of(sequence)}]"
         )
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        ended = f"{_text(sequence.id)},{_text(FINISH_REASONS.of(reason))}"
+        ended = f"{text_of(sequence.id)},{text_of(FINISH_REASONS.of(reason))}"
         self._write(f'["finish",{moment(now)},{ended}{self._cached()}]')
 
     def gave_up(self, sequence: Sequence, now: float) -> None:
@@ -151,10 +154,13 @@ class EventLog(CoreObserver):
 
     def prefixes_pinned(self, tenant: str, names: Collection[BlockName], now: float) -> None:
         pinned = runs_of([name.ordinal for name in names])
-        self._write(f'["pin",{moment(now)},{_text(tenant)},{pinned}]')
+        self._write(f'["pin",{moment(now)},{text_of(tenant)},{pinned}]')
 
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         self._log("extend", now, sequence.id, tokens)
+
+    def charged(self, tenant: str, seconds: float, now: float) -> None:
+        self._log("charge", now, tenant, seconds)
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         self._log("policy", now, policy_entry(policy))
@@ -174,7 +180,7 @@ class EventLog(CoreObserver):
         long.
         """
         planned = "null,0,0,[]" if step is None else self._planned(step)
-        preempted, blocked, held, ended = _ids(self._scheduler.preempted), "null", "null", "[]"
+        preempted, blocked, held, ended = ids_of(self._scheduler.preempted), "null", "null", "[]"
         if (reason := self._scheduler.wait_reason) and (head := self._scheduler.waiting_head):
             blocked = _encode([OBSTACLES.of(reason), head.id])
         if self._scheduler.held_tenants != self._held:
@@ -187,13 +193,14 @@ class EventLog(CoreObserver):
     def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
         stopped = complete = "[]"
         if step.ended:
-            stopped = _ids([sequence for sequence, reason in step.ended if reason is FinishReason.STOP])
-            complete = _ids([sequence for sequence, reason in step.ended if reason is FinishReason.LENGTH])
-        ended = f"{stopped},{complete},{_ids(step.failed)}{self._cached()}"
+            stopped = ids_of([sequence for sequence, reason in step.ended if reason is FinishReason.STOP])
+            complete = ids_of([sequence for sequence, reason in step.ended if reason is FinishReason.LENGTH])
+        jumped = f",{_encode([[one.id, count] for one, count in step.jumped.items()])}" if step.jumped else ""
+        ended = f"{stopped},{complete},{ids_of(step.failed)}{jumped}{self._cached()}"
         self._write(f'["done",{moment(now)},{output.step},{moment(output.elapsed)},{ended}]')
 
     def rolled_back(self, step: ScheduledStep, now: float) -> None:
-        preempted = _ids(self._scheduler.preempted)
+        preempted = ids_of(self._scheduler.preempted)
         self._write(f'["lost",{moment(now)},{step.batch.step},{preempted}{self._cached()}]')
 
     def _planned(self, step: ScheduledStep) -> str:
@@ -295,23 +302,6 @@ def check_version(entry: Entry) -> None:
         raise LogError(1, f"{reason}: use the release that recorded it")
 
 
-def _text(text: str | None) -> str:
-    return "null" if text is None else encode_basestring_ascii(text)
-
-
-def _prompt(prompt: AskedPrompt) -> str:
-    declared, repeated = "true" if prompt.is_declared else "false", ",true" if prompt.is_repeated else ""
-    return f"[{prompt.prompt_tokens},{prompt.most},{declared}{repeated}]"
-
-
-def _number(number: float | None) -> str:
-    return "null" if number is None else repr(number)
-
-
-def _ids(sequences: list[Sequence]) -> str:
-    return f"[{','.join([encode_basestring_ascii(sequence.id) for sequence in sequences])}]" if sequences else "[]"
-
-
 def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
     """Reads the settings in a log's first line."""
     _, _, engine, config, *_ = header
@@ -344,14 +334,15 @@ class _Replay:
             core.finish(self._sequences[entry[2]], FINISH_REASONS[entry[3]], now)
         elif kind == "extend":
             core.extend(self._sequences[entry[2]], entry[3], now)
+        elif kind == "charge":
+            core.charge(entry[2], entry[3], now)
         elif kind == "plan":
             core.schedule(now)
             core.take_ended()
         elif kind == "done":
-            _, _, step, elapsed, ended, _, failed = entry
-            drawn = dict.fromkeys(ended, END) | dict.fromkeys(failed, NO_TOKEN)
-            tokens = [drawn.get(sequence.id, 0) for sequence in core.in_flight[0].sampled]
-            core.update_from_output(StepOutput(step, tokens, in_seconds(elapsed)), now)
+            _, _, step, elapsed, ended, _, failed, *jumped = entry
+            sampled = [sequence.id for sequence in core.in_flight[0].sampled]
+            core.update_from_output(output_of(sampled, step, in_seconds(elapsed), ended, failed, *jumped), now)
         elif kind == "lost":
             core.rollback(now)
         else:

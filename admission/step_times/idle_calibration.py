@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from admission.step_time import StepTimeModel, StepWork, prefill_pairs
+from admission.step_times.step_time import StepTimeModel, StepWork, prefill_pairs
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 

@@ -7,7 +7,7 @@ from enum import Enum
 import pytest
 
 from admission.core import CoreConfig
-from admission.event_log_names import (
+from admission.event_logs.names import (
     BOUNDS,
     CHOICES,
     CORE_FIELDS,
@@ -32,8 +32,8 @@ from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
 
 REMEDY = (
-    "{} is not in admission/event_log_names.py: give it a name there and raise VERSION, since logs of before do not "
-    "say it; then record the logs of the new version with `python -m scripts.record_logs`"
+    "{} is not in admission/event_logs/names.py: give it a name there; logs of before do not say it, so delete "
+    "those of tests/properties/core/recorded and record them anew with `python -m scripts.record_logs`"
 )
 ENGINE = EngineConfig(num_blocks=40, max_model_len=120)
 

@@ -3,10 +3,10 @@ from random import Random
 import pytest
 
 from admission.core import PRIOR
-from admission.idle_calibration import work_of_shape
 from admission.simulation.device import DEVICES
-from admission.step_calibration import REPEATS
-from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
+from admission.step_times.idle_calibration import work_of_shape
+from admission.step_times.step_calibration import REPEATS
+from admission.step_times.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 

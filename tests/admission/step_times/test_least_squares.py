@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.least_squares import NUM_COEFFICIENTS, Evidence, solve_non_negative
+from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, solve_non_negative
 
 
 def evidence_of(rows: list[list[float]], values: list[float]) -> Evidence:

@@ -1,6 +1,6 @@
 from admission.core import PRIOR, CoreConfig, make_core
-from admission.idle_calibration import INTERVAL, LONGEST, SHARE, IdleCalibration, work_of_shape
-from admission.step_time import StepTime, StepTimeModel
+from admission.step_times.idle_calibration import INTERVAL, LONGEST, SHARE, IdleCalibration, work_of_shape
+from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from tests.backend.sequences import make_sequence

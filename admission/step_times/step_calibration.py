@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
-from admission.least_squares import NUM_COEFFICIENTS, Evidence, solve_non_negative
+from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, solve_non_negative
 
 REPEATS = 5  # times of one shape that are remembered
 EXACT = 0.01  # a relative error that is held against no shape

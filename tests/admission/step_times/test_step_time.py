@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.step_time import StepTime, StepTimeModel, StepWork, prefill_work
+from admission.step_times.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 
 TRUE = StepTime((0.0149, 81.3e-6, 95.2e-6, 0.111e-6, 0.755e-6, 0.0, 10e-6))
 PRIOR = StepTime((0.005, 1e-5, 1e-5, 1e-7, 1e-7, 1e-9, 1e-6))
