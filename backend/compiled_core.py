@@ -18,7 +18,10 @@ from types import ModuleType
 log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("backend", "backend/paged_kv", "backend/scheduler", "admission", "admission/kv", "admission/orderings")
+FOLDERS = (
+    *("backend", "backend/paged_kv", "backend/scheduler"),
+    *("admission", "admission/event_logs", "admission/kv", "admission/orderings", "admission/step_times"),
+)
 """Where the sources are that are compiled, and those whose types are compiled in."""
 
 MODULES = (
@@ -33,7 +36,7 @@ MODULES = (
             *("hooks", "joining"),
             *("kv_accounts", "kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption"),
             *("prefill_order", "prefix_hit"),
-            *("retention", "scheduled_step", "scheduler", "sequence", "swapping", "tenant_limits"),
+            *("retention", "scheduled_step", "scheduler", "sequence", "step_rows", "swapping", "tenant_limits"),
         )
     ),
     "backend.step_loop",
@@ -41,14 +44,17 @@ MODULES = (
         f"admission.{name}"
         for name in (
             *("aging", "backlog", "calibration", "conformal", "controller", "departures", "due_order"),
-            *("estimate", "event_log", "expiry", "reserve"),
-            *("event_log_blocks", "event_log_names", "idle_calibration", "least_squares", "ledger"),
-            *("length_predictor", "output_length"),
-            *("overload", "prefill_sizer", "step_calibration", "step_time"),
+            *("estimate", "expiry", "ledger", "length_predictor", "output_length"),
+            *("overload", "prefill_sizer", "reserve", "surroundings"),
         )
     ),
+    *(f"admission.event_logs.{name}" for name in ("blocks", "event_log", "names", "replayed_output", "written")),
     *(f"admission.kv.{name}" for name in ("memory", "retention", "return_time", "swap_choice")),
     *(f"admission.orderings.{name}" for name in ("fair_queue", "ring", "tenant_queue")),
+    *(
+        f"admission.step_times.{name}"
+        for name in ("idle_calibration", "least_squares", "step_calibration", "step_time")
+    ),
 )
 """What is compiled. Left out is what others derive classes from, refer to weakly, or pickle: compiled, it cannot be. So
 is what tells a whole number from another where a `float` may be either: compiled, a `float` is a float.

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from backend.calibration_steps import CalibrationStep
 from backend.errors import DeviceError, MemoryExhausted
-from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
+from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.step_loop import Core, StepLoop
@@ -207,8 +207,8 @@ class Engine:
             stream = self._streams.get(sequence)
             if stream is None:
                 continue
-            if token_id == NO_TOKEN:
-                stream.end(FinishReason.FAILED)
+            if token_id < 0:
+                stream.end(reason or FinishReason.FAILED)
             elif (reason is not None or len(sequence.output) >= stream.due) and stream.put(reason):
                 self._delivery.add(stream)
             if reason is not None:

@@ -4,7 +4,9 @@ BackendError
 ├── ConfigError          settings that contradict each other or the model; the message carries the arithmetic
 ├── ModelLoadError       a checkpoint that cannot be served: names the file, the tensor or key, and the remedy
 ├── InvalidRequest       one request that can never run: names the field, the limit and what was asked
-│   └── TooManyTokens    a text that encodes to more tokens than was asked for
+│   ├── TooManyTokens    a text that encodes to more tokens than was asked for
+│   └── GrammarInvalid   a grammar that cannot be enforced; the message says what of it
+│       └── GrammarTooComplex  one that takes more time or memory to compile than it may
 └── DeviceError          the device failed and cannot be trusted again; every stream ends, the process exits
     └── MemoryExhausted  it had no memory for one step, which is planned again with less; whoever cannot do that fails
 
@@ -41,6 +43,17 @@ class TooManyTokens(InvalidRequest):
     def __init__(self, num_tokens: int, most: int) -> None:
         super().__init__(f"the text has {num_tokens} tokens, and at most {most} may be had", "prompt")
         self.num_tokens = num_tokens
+
+
+class GrammarInvalid(InvalidRequest):
+    """What the answer has to match cannot be enforced: it is no grammar, or has parts that nothing here enforces."""
+
+    def __init__(self, message: str, param: str = "grammar") -> None:
+        super().__init__(message, param)
+
+
+class GrammarTooComplex(GrammarInvalid):
+    """Compiling the grammar takes more than it may."""
 
 
 class DeviceError(BackendError):

@@ -8,6 +8,7 @@ from collections import abc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Literal, Self
@@ -15,6 +16,7 @@ from typing import Any, Literal, Self
 from backend.errors import DeviceError, InvalidRequest
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import TokenLogprobs
 from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
@@ -22,6 +24,7 @@ from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
+from backend.structured_output.compiler import GrammarCompiler
 from backend.text.detokenizer import IncrementalDetokenizer
 from backend.worker.executor import Executor, InlineDevice
 
@@ -36,8 +39,10 @@ class Completion:
     prompt_token_ids: list[int]
     token_ids: list[int]
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "grammar"]  # "grammar": no token could follow by it
     num_cached_tokens: int = field(default=0, compare=False)  # of the prompt, found in the prefix cache or forked
+    logprobs: list[TokenLogprobs] | None = None  # of each of `token_ids`, where they were asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt from its second token on
 
 
 class LLM:
@@ -79,6 +84,7 @@ class LLM:
         self.model = model
         self._executor = executor
         self._seeds = random.Random(seed)
+        self._compiler: GrammarCompiler | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -88,6 +94,7 @@ class LLM:
         self._engine = OfflineEngine(self.scheduler, self._executor)
         self._names = self.model.block_names(secrets.token_bytes(32))
         self.scheduler.name_blocks_by(self._names.name)
+        self._num_calls = 0
 
     def generate(
         self,
@@ -109,8 +116,10 @@ class LLM:
         if not detokenize and any(one.stop for one in each):
             raise InvalidRequest("stop strings are looked for in text, and detokenize is False", "stop")
         texts = [self._text(index, *pair, detokenize) for index, pair in enumerate(zip(prompts, each, strict=True))]
+        release = self._compile_grammars(each)
         by_sequence = {text.sequence: text for text in texts}
         group_by_prompt(by_sequence)
+        self._name(by_sequence)
         try:
             for text in texts:
                 self.scheduler.add(text.sequence)
@@ -119,7 +128,22 @@ class LLM:
         except BaseException:
             self._begin()
             raise
+        finally:
+            release()
         return [text.completion() for text in texts]
+
+    def _compile_grammars(self, each: list[SamplingParams]) -> Callable[[], object]:
+        """Have all grammars compiled, and return what releases them. Raises `GrammarInvalid`."""
+        grammars = {one.grammar: None for one in each if one.grammar is not None}
+        if not grammars:
+            return bool
+        if self._compiler is None:
+            masks = self.model.runner.masks
+            if masks is None:
+                raise InvalidRequest("answers of this model cannot be constrained: it has no end token", "grammar")
+            self._compiler = GrammarCompiler(masks.processes, sys.maxsize)
+        compiled = [self._compiler.compile_now(grammar) for grammar in grammars]
+        return partial(self._compiler.release_all, compiled)
 
     def step(self) -> list[NewToken]:
         """Return the tokens of the oldest step in flight; those that follow it are planned and launched first."""
@@ -162,9 +186,6 @@ class LLM:
             end_tokens=ends if sampling.ignore_eos else ends | self.model.end_tokens,
             arrival=float(index),
         )
-        if self.scheduler.config.shares_blocks:
-            sequence.cache_root = self._names.root()
-            self._names.name(sequence, len(token_ids) // self.scheduler.config.block_size)
         if not detokenize:
             return _Text(sequence, None)
         tail = () if _is_chat(prompt) else token_ids
@@ -172,6 +193,19 @@ class LLM:
             self.model.tokenizer, sampling.stop, prompt_tail=tail, min_tokens=sampling.min_tokens
         )
         return _Text(sequence, detokenizer)
+
+    def _name(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Name the blocks of prompts, by which they are found. One whose log probabilities are asked is computed again:
+        only the answers to it share its blocks.
+        """
+        if not self.scheduler.config.shares_blocks:
+            return
+        self._num_calls += 1
+        for sequence in sequences:
+            asks = sequence.prompt_logprobs is not None
+            salt = (str(self._num_calls), sequence.prompt_group or sequence.id) if asks else ()
+            sequence.cache_root = self._names.root(*salt)
+            self._names.name(sequence, len(sequence.prompt) // self.scheduler.config.block_size)
 
     def _check_in_vocabulary(self, what: str, token_ids: abc.Sequence[int], param: str) -> None:
         size = self.model.config.vocab_size
@@ -238,11 +272,13 @@ class _Text:
     def take(self, delta: NewToken, scheduler: Scheduler) -> bool:
         """Take one token. Returns True if the text is complete."""
         _, token_id, reason = delta
-        self._token_ids.append(token_id)
         detokenizer = self._detokenizer
+        if token_id >= 0:
+            self._token_ids.append(token_id)
         if detokenizer is None:
             return reason is not None
-        self._pieces.append(detokenizer.push((token_id,)))
+        if token_id >= 0:
+            self._pieces.append(detokenizer.push((token_id,)))
         if detokenizer.stopped is not None:
             scheduler.finish(self.sequence, FinishReason.STOP)
             return True
@@ -253,10 +289,15 @@ class _Text:
     def completion(self) -> Completion:
         at_string = self._detokenizer is not None and self._detokenizer.stopped is not None
         stopped = at_string or self.sequence.finish_reason is FinishReason.STOP
+        unfinished: Literal["length", "grammar"] = "length"
+        if self.sequence.finish_reason is FinishReason.GRAMMAR:
+            unfinished = "grammar"
         return Completion(
             self.sequence.prompt,
             self._token_ids,
             "".join(self._pieces),
-            "stop" if stopped else "length",
+            "stop" if stopped else unfinished,
             self.sequence.num_cached_tokens,
+            None if self.sequence.logprobs is None else self.sequence.logprobs[: len(self._token_ids)],
+            self.sequence.prompt_logprobs,
         )

@@ -19,6 +19,9 @@ from backend.model.weights import Weights, load_weights
 from backend.paged_kv.block_names import BlockNames
 from backend.paged_kv.kv_cache import KVCache, block_bytes
 from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
+from backend.structured_output.masks import TokenMasks
+from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
+from backend.structured_output.processes import GrammarProcesses
 from backend.text.tokenizer import Tokenizer
 from backend.worker.device_errors import placing
 from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
@@ -69,6 +72,7 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     kernels: str = "auto",
+    structured_output: StructuredOutputOptions | None = None,
     progress: Progress = lambda done, total: None,
 ) -> LoadedModel:
     """Read, check and place a model. Raises `ModelLoadError` or `ConfigError` before anything is served."""
@@ -85,7 +89,16 @@ def load_model(
         weights = _load(directory, config, precision, target, progress)
         num_parameters = weights.num_parameters
         runner = place_model(config, options, weights, precision, target, kernels)
+    constrain(runner, directory, config, structured_output or StructuredOutputOptions())
     return LoadedModel(directory, config, runner.config, tokenizer, runner, precision, num_parameters, defaults)
+
+
+def constrain(runner: ModelRunner, directory: Path, config: ModelConfig, options: StructuredOutputOptions) -> None:
+    """Let answers have grammars; their processes start when the first is asked for."""
+    if options.num_processes and config.eos_token_ids:
+        path, end_tokens = str(directory / "tokenizer.json"), list(config.eos_token_ids)
+        setup = ProcessSetup(path, config.vocab_size, end_tokens, runner.config.max_num_seqs, options)
+        runner.masks = TokenMasks(GrammarProcesses(setup), options.jump_forward)
 
 
 def select_device(name: str) -> torch.device:

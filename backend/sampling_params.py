@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 
 from backend.errors import InvalidRequest
+from backend.grammar import Grammar
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
+MAX_BIASED = 300  # tokens, as OpenAI's
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 64  # of each
+MAX_LOGPROBS = 20  # of the most likely tokens at a position, as OpenAI's
 GREEDY_BELOW = 1e-5
 _INT64 = 2**63
 
@@ -30,6 +35,12 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # ends the text before the first of these
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and what is added to their logits; ascending
+    allowed_token_ids: tuple[int, ...] | None = None  # no others are drawn; ascending
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids of texts, none of which is completed
+    logprobs: int | None = None  # of how many most likely tokens beside the one drawn; None: not even of that one
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    grammar: Grammar | None = None  # what the answer has to match
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -48,6 +59,13 @@ class SamplingParams:
             _check_int("seed", self.seed, -_INT64, _INT64 - 1)
         _check_stop(self.stop)
         _check_stop_token_ids(self.stop_token_ids)
+        _check_bias(self.logit_bias)
+        if self.allowed_token_ids is not None:
+            _check_allowed(self.allowed_token_ids)
+        _check_bad_words(self.bad_words)
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _check_int(name, count, 0, MAX_LOGPROBS)
 
     @property
     def greedy(self) -> bool:
@@ -91,6 +109,31 @@ def _check_stop_token_ids(token_ids: tuple[int, ...]) -> None:
         raise InvalidRequest(f"stop_token_ids may hold at most {MAX_STOPS} ids, got {len(token_ids)}", "stop_token_ids")
     for token_id in token_ids:
         _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
+
+
+def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
+    if len(bias) > MAX_BIASED:
+        raise InvalidRequest(f"logit_bias may hold at most {MAX_BIASED} tokens, got {len(bias)}", "logit_bias")
+    for token_id, value in bias:
+        _check_int("logit_bias", token_id, 0, 2**31 - 1)
+        _check_number("logit_bias", value, -100, 100)
+
+
+def _check_allowed(token_ids: tuple[int, ...]) -> None:
+    if not token_ids:
+        raise InvalidRequest("allowed_token_ids must hold at least one token id", "allowed_token_ids")
+    for token_id in (token_ids[0], token_ids[-1]):
+        _check_int("allowed_token_ids", token_id, 0, 2**31 - 1)
+
+
+def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequest(f"bad_words may hold at most {MAX_BAD_WORDS} texts, got {len(words)}", "bad_words")
+    for token_ids in words:
+        if not 1 <= len(token_ids) <= MAX_BAD_WORD_TOKENS:
+            raise InvalidRequest(
+                f"each of bad_words must be 1 to {MAX_BAD_WORD_TOKENS} tokens, got {len(token_ids)}", "bad_words"
+            )
 
 
 def _shown(value: object) -> str:

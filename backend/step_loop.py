@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from backend.errors import MemoryExhausted
-from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput
+from backend.scheduler.batch import NO_TOKEN, NO_TOKEN_ALLOWED, Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
 
@@ -71,13 +71,13 @@ class StepLoop:
 
         A step for which the device had no memory has no tokens, and smaller ones are launched in its place. Raises the
         `MemoryExhausted` when there are none that are smaller. A sequence for which the model computed no numbers has
-        ended as `FAILED`.
+        ended as `FAILED`, and one that may have no token as `GRAMMAR`.
         """
         if isinstance(output, MemoryExhausted):
             new_tokens = self._roll_back(output)
         else:
             new_tokens = self._core.update_from_output(output, self._clock())
-            if NO_TOKEN in output.token_ids:
+            if NO_TOKEN in output.token_ids or NO_TOKEN_ALLOWED in output.token_ids:
                 new_tokens = [self._checked(new_token) for new_token in new_tokens]
         self.schedule()  # before anything is delivered: the device does not wait for clients
         return new_tokens
@@ -89,10 +89,13 @@ class StepLoop:
         return []
 
     def _checked(self, new_token: NewToken) -> NewToken:
-        """End a sequence for which there are no numbers as `FAILED`; those beside it in the batch are served on."""
+        """End a sequence for which there is no token; those beside it in the batch are served on."""
         sequence, token_id, _ = new_token
-        if token_id != NO_TOKEN:
+        if token_id >= 0:
             return new_token
-        log.error("the model computed no numbers for %s: its weights or its dtype are at fault", sequence.id)
-        self._core.finish(sequence, FinishReason.FAILED, self._clock())
-        return sequence, NO_TOKEN, FinishReason.FAILED
+        reason = FinishReason.GRAMMAR
+        if token_id == NO_TOKEN:
+            reason = FinishReason.FAILED
+            log.error("the model computed no numbers for %s: its weights or its dtype are at fault", sequence.id)
+        self._core.finish(sequence, reason, self._clock())
+        return sequence, token_id, reason

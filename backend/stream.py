@@ -20,7 +20,7 @@ class TokenStream:
     """
 
     __slots__ = (
-        "_at_mark", "_eager", "_error", "_mark", "_num_taken", "_receiver", "_waiter",
+        "_at_mark", "_eager", "_error", "_has_begun", "_mark", "_num_taken", "_receiver", "_waiter",
         "due", "finish_reason", "sequence",
     )  # fmt: skip
 
@@ -29,6 +29,7 @@ class TokenStream:
         self.due = 0  # tokens of output, from which on `put` is to be called
         self.finish_reason: FinishReason | None = None
         self._eager = True
+        self._has_begun = False  # `put` was called
         self._num_taken = 0  # tokens of the output
         self._waiter: asyncio.Future[None] | None = None
         self._receiver: Callable[[], bool] | None = None
@@ -82,10 +83,11 @@ class TokenStream:
         self.finish_reason = reason
         if self._at_mark is not None:
             self._look_at_mark()
+        is_first, self._has_begun = not self._has_begun, True
         if self._eager:
             return True
         self._find_due()
-        return reason is not None or len(self.sequence.output) == 1
+        return reason is not None or is_first
 
     def _find_due(self) -> None:
         """Find out which token is the next that anything depends on."""

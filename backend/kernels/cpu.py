@@ -40,6 +40,7 @@ class CpuOps:
         self._silu_mul = library.sluice_silu_mul
         self._rope_and_store = library.sluice_rope_and_store
         self._paged_attention = library.sluice_paged_attention
+        self._apply_token_bitmask = library.sluice_apply_token_bitmask
         self._head_dim_multiple: int = library.sluice_head_dim_multiple()
         self._max_head_dim: int = library.sluice_max_head_dim()
         self._max_group: int = library.sluice_max_group()
@@ -150,6 +151,17 @@ class CpuOps:
             *(NO_WINDOW if window is None else window, torch.get_num_threads()),
         )
         return out
+
+    def apply_token_bitmask(self, logits: Tensor, bitmasks: Tensor, indices: Tensor) -> None:
+        assert logits.dtype == torch.float32
+        assert logits.stride(1) == 1
+        assert bitmasks.is_contiguous()
+        assert bitmasks.dtype == indices.dtype == torch.int32
+        assert len(indices) == len(logits)
+        self._apply_token_bitmask(
+            *(logits.data_ptr(), logits.stride(0), bitmasks.data_ptr(), bitmasks.shape[1]),
+            *(indices.contiguous().data_ptr(), *logits.shape, torch.get_num_threads()),
+        )
 
 
 def select_ops(

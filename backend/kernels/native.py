@@ -34,6 +34,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_int, *(c_void_p,) * 4, *(c_int64,) * 3, *(c_void_p,) * 4),
         *(*(c_int64,) * 5, c_float, c_int64, c_int),
     ),
+    # logits, row_stride, bitmasks, words, indices, rows, vocab, threads
+    "sluice_apply_token_bitmask": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int),
     # dtype, packed, weight, outputs, inputs, threads
     "sluice_pack_weight": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
     # dtype, out, x, packed, bias, rows, outputs, inputs, threads

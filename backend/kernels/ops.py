@@ -148,6 +148,8 @@ class Ops(Protocol):
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
     ) -> Tensor: ...
 
+    def apply_token_bitmask(self, logits: Tensor, bitmasks: Tensor, indices: Tensor) -> None: ...
+
     @property
     def batch_invariant(self) -> bool:
         """True if a row's results, to the last bit, are its own: whatever rows stand beside it, however a sequence is

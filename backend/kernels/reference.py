@@ -110,6 +110,20 @@ def paged_attention(
     return out
 
 
+def apply_token_bitmask(
+    logits: Tensor,  # [rows, vocab] fp32, each row contiguous
+    bitmasks: Tensor,  # [masks, words] int32; bit t % 32 of word t // 32: token t is allowed
+    indices: Tensor,  # [rows] int32, the mask of each row; negative: the row stays as it is
+) -> None:
+    """Write -inf over the logits of tokens that a row's mask does not allow, those beyond its words among them."""
+    for row, index in enumerate(indices.tolist()):
+        if index >= 0:
+            bits = bitmasks[index].unsqueeze(1) >> torch.arange(32, device=logits.device) & 1
+            allowed = bits.flatten()[: logits.shape[1]].bool()
+            logits[row, : len(allowed)].masked_fill_(~allowed, -torch.inf)
+            logits[row, len(allowed) :] = -torch.inf
+
+
 def linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return the product with `weight` [out_features, in_features], which is kept as it is."""
     return partial(torch.nn.functional.linear, weight=weight, bias=bias)
@@ -129,6 +143,7 @@ class ReferenceOps:
     silu_mul = staticmethod(silu_mul)
     rope_and_store = staticmethod(rope_and_store)
     paged_attention = staticmethod(paged_attention)
+    apply_token_bitmask = staticmethod(apply_token_bitmask)
     batch_invariant = False  # torch's products add in an order that depends on the number of rows
     captures = False
     sample = None

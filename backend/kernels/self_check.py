@@ -39,6 +39,12 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
         "rope_and_store": (torch.cat((q.flatten(), kv.flatten())), torch.cat((found_q.flatten(), found_kv.flatten()))),
         "paged_attention": (reference.paged_attention(*attend), ops.paged_attention(*attend)),
     }
+    masked, expected = (torch.zeros((3, 75), device=device) for _ in range(2))
+    bitmasks = torch.tensor([[0x55AA00FF, -1, 2], [0, -1, 0x700]], dtype=torch.int32, device=device)
+    indices = torch.tensor([1, -1, 0], dtype=torch.int32, device=device)
+    ops.apply_token_bitmask(masked, bitmasks, indices)
+    reference.apply_token_bitmask(expected, bitmasks, indices)
+    pairs["apply_token_bitmask"] = (expected, masked)
     tolerance = TOLERANCE[dtype]
     return [name for name, (a, b) in pairs.items() if not torch.allclose(a.float(), b.float(), tolerance, tolerance)]
 

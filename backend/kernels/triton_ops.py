@@ -11,6 +11,7 @@ from backend.kernels.reference import one_by_one
 from backend.kernels.rowwise import launch_add_rms_norm, launch_rms_norm, launch_silu_mul
 from backend.kernels.sampling import sample_rows
 from backend.kernels.store_kv import launch_rope_and_store
+from backend.kernels.token_bitmask import launch_apply_token_bitmask
 
 
 class TritonOps:
@@ -27,6 +28,7 @@ class TritonOps:
     rms_norm = staticmethod(launch_rms_norm)
     add_rms_norm = staticmethod(launch_add_rms_norm)
     silu_mul = staticmethod(launch_silu_mul)
+    apply_token_bitmask = staticmethod(launch_apply_token_bitmask)
     sample = staticmethod(sample_rows)
 
     def __init__(self, kv_scales: tuple[float, float] = (1.0, 1.0)) -> None:

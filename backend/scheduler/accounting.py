@@ -1,8 +1,6 @@
 """Accounting takes the tokens of a step that was computed to its sequences, and ends those that they end."""
 
-from collections.abc import Sequence as Tokens
-
-from backend.scheduler.batch import NO_TOKEN, Counters
+from backend.scheduler.batch import Counters, PromptLogprobs, StepOutput, TokenLogprobs
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -17,17 +15,22 @@ class Accounting:
         self._kv_manager = kv_manager
         self._counters = counters
 
-    def account(self, scheduled: ScheduledStep, token_ids: Tokens[int]) -> list[NewToken]:
+    def account(self, scheduled: ScheduledStep, output: StepOutput) -> list[NewToken]:
         """Take a token to each row of the step that was sampled; returns them, without those that came too late."""
         new_tokens: list[NewToken] = []
-        sampled, counters = scheduled.sampled, self._counters
+        sampled, counters, token_ids = scheduled.sampled, self._counters, output.token_ids
         assert len(sampled) == len(token_ids), f"{len(token_ids)} tokens for {len(sampled)} rows"
-        for sequence, token_id in zip(sampled, token_ids):  # noqa: B905 - as the line above says
-            if sequence.status is _FINISHED:
-                counters.late_tokens += 1
+        if output.prompt_logprobs is not None:
+            _take_prompt_logprobs(scheduled, output.prompt_logprobs)
+        if output.logprobs is not None:
+            _take_logprobs(sampled, token_ids, output.logprobs)
+        for index, sequence in enumerate(sampled):
+            token_id = token_ids[index]
+            if sequence.status is _FINISHED or sequence.num_redundant:
+                self._discard(sequence)
                 continue
-            if token_id == NO_TOKEN:  # whoever runs the engine ends it, with a word to its client
-                new_tokens.append((sequence, NO_TOKEN, None))
+            if token_id < 0:  # there is none: whoever runs the engine ends it, with a word to its client
+                new_tokens.append((sequence, token_id, None))
                 scheduled.failed.append(sequence)
                 counters.generation_tokens -= 1  # it is counted below with the others
                 continue
@@ -39,12 +42,48 @@ class Accounting:
                 if reason is not None:
                     scheduled.ended.append((sequence, reason))
             new_tokens.append((sequence, token_id, reason))
+            if output.forced is not None and reason is None and index in output.forced:
+                self._jump(sequence, output.forced[index], scheduled, new_tokens)
         if scheduled.billed:
             counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)
         counters.recomputed_tokens += scheduled.recomputed_tokens
         counters.generation_tokens += len(new_tokens)
         self._kv_manager.free_idle(scheduled.named)
         return new_tokens
+
+    def _discard(self, sequence: Sequence) -> None:
+        """Take nothing: the sequence has ended, or its token was forced and taken with those before it."""
+        if sequence.status is _FINISHED:
+            self._counters.late_tokens += 1
+        else:
+            sequence.num_redundant -= 1
+
+    def _jump(
+        self, sequence: Sequence, forced: list[int], scheduled: ScheduledStep, new_tokens: list[NewToken]
+    ) -> None:
+        """Take the only tokens that can follow the one just taken, as far as the sequence may have more by now.
+
+        A step in flight may sample the first of them: it is known before. Those that no step in flight computes are
+        computed together by the next.
+        """
+        known = len(sequence.prompt) + len(sequence.output)
+        num_in_flight, count = sequence.num_tokens - known, 0
+        for token_id in forced[: sequence.token_limit - known]:
+            sequence.output.append(token_id)
+            count += 1
+            reason = None
+            if token_id in sequence.end_tokens or len(sequence.output) >= sequence.max_tokens:
+                reason = self._end_of(sequence, token_id)
+            new_tokens.append((sequence, token_id, reason))
+            if reason is not None:
+                scheduled.ended.append((sequence, reason))
+                break
+        if count:
+            scheduled.jumped[sequence] = count
+            self._counters.jump_forward_tokens += count
+            sequence.num_redundant = min(num_in_flight, count)
+            sequence.num_tokens = max(sequence.num_tokens, known + count)
+            sequence.num_admitted_tokens, sequence.jumps = known + count, True
 
     def _end_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         """Finish a sequence whose newest token may end it."""
@@ -56,3 +95,24 @@ class Accounting:
             return None
         self._kv_manager.finish(sequence, reason)
         return reason
+
+
+def _take_logprobs(sampled: list[Sequence], token_ids: list[int], logprobs: dict[int, TokenLogprobs]) -> None:
+    """Take the log probabilities to the sequences whose output the tokens are about to join."""
+    for index, entry in logprobs.items():
+        sequence = sampled[index]
+        if sequence.logprobs is not None and sequence.status is not _FINISHED and token_ids[index] >= 0:
+            sequence.logprobs.append(entry)
+
+
+def _take_prompt_logprobs(scheduled: ScheduledStep, stretches: list[PromptLogprobs]) -> None:
+    """Take the log probabilities of prompts to their sequences, each position once, though it may be computed again.
+
+    Answers to one prompt have one list of them, so that even one that has ended brings it on for the others.
+    """
+    rows = {slot: row for row, slot in enumerate(scheduled.batch.slots)}
+    for stretch in stretches:
+        known = scheduled.sequences[rows[stretch.slot]].prompt_logprobs
+        if known is not None:
+            assert stretch.start <= len(known) + 1, "positions of a prompt were passed over"
+            known += stretch.tokens[len(known) + 1 - stretch.start :]

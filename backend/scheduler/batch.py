@@ -67,6 +67,28 @@ class Batch:
 
 
 NO_TOKEN = -1
+NO_TOKEN_ALLOWED = -2
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """The log probabilities of one token and of the most likely ones in its place, natural, of the model's own logits:
+    before temperature, penalties, biases and masks.
+    """
+
+    logprob: float  # of the token
+    rank: int  # of the token; 1: there is none more likely
+    token_ids: list[int]  # the most likely, in falling order
+    logprobs: list[float]  # theirs
+
+
+@dataclass(slots=True)
+class PromptLogprobs:
+    """The log probabilities of a stretch of one sequence's prompt."""
+
+    slot: int
+    start: int  # position of the first token, at least 1: nothing precedes the one at 0
+    tokens: list[TokenLogprobs]
 
 
 @dataclass(slots=True)
@@ -74,7 +96,8 @@ class StepOutput:
     """The tokens that a step sampled, one for each of `Batch.sampled`, and how long the step took.
 
     Nobody changes it. A token is `NO_TOKEN` where the model computed no numbers to draw from: NaN, or beyond what its
-    type can hold.
+    type can hold; and `NO_TOKEN_ALLOWED` where what forbids tokens of a row, be it a grammar, leaves none, or takes
+    too much work to say which.
 
     `elapsed` is in seconds, from the completion of the step before it (or its own launch, if later) to its own
     completion, so that the times of consecutive steps add up to the time the device was busy.
@@ -83,6 +106,9 @@ class StepOutput:
     step: int
     token_ids: list[int]
     elapsed: float
+    logprobs: dict[int, TokenLogprobs] | None = None  # by index in `token_ids`, of rows that ask; None: of none
+    prompt_logprobs: list[PromptLogprobs] | None = None  # of rows that compute a part of a prompt, and ask
+    forced: dict[int, list[int]] | None = None  # by index in `token_ids`, the only tokens that may follow; None: none
 
 
 @dataclass(slots=True)
@@ -94,6 +120,7 @@ class Counters:
     cached_tokens: int = 0  # of prompts, found in the prefix cache or forked, and not computed
     recomputed_tokens: int = 0  # computed again after a preemption
     generation_tokens: int = 0
+    jump_forward_tokens: int = 0  # of those, forced by grammars and not sampled one by one
     late_tokens: int = 0  # sampled after their sequence had ended; discarded
     preemptions: int = 0  # for the memory or the slot of others
     swapped_out: int = 0  # blocks copied to the host's memory

@@ -19,15 +19,19 @@ from backend.scheduler.sequence import Sequence, SequenceStatus
 def group_by_prompt(sequences: Iterable[Sequence]) -> None:
     """Write `prompt_group` of sequences of one tenant that have the same tokens: the id of the first of them.
 
+    Those of a group ask for the same log probabilities of their prompt, and have one list of them, whoever computes it.
+
     O(tokens) of what is not one list, of which a million take some 10 ms.
     """
-    first: dict[tuple[int, ...], Sequence] = {}
+    first: dict[tuple[int | None, tuple[int, ...]], Sequence] = {}
     leader: Sequence | None = None
     for sequence in sequences:
-        if leader is None or sequence.prompt is not leader.prompt:
-            leader = first.setdefault(tuple(sequence.prompt), sequence)
+        asked = sequence.sampling.prompt_logprobs
+        if leader is None or sequence.prompt is not leader.prompt or asked != leader.sampling.prompt_logprobs:
+            leader = first.setdefault((asked, tuple(sequence.prompt)), sequence)
         if leader is not sequence:
             leader.prompt_group = sequence.prompt_group = leader.id
+            sequence.prompt_logprobs = leader.prompt_logprobs
 
 
 class Forking:

@@ -29,6 +29,14 @@ class SchedulerHooks(Protocol):
         """Return True if it is computed before another of its class, whatever is due when."""
         ...
 
+    def served(self, tenant: str) -> float:
+        """Return what a tenant was served in all, over its weight, in a unit that is the hooks'."""
+        ...
+
+    def prefill_cost(self, sequence: Sequence, tokens: int) -> float:
+        """Return what so many tokens of its prompt cost, over its tenant's weight, in that unit."""
+        ...
+
     def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
         """Return how many tokens of prefill may be computed, its own among them, for the first token of `sequence` to
         be safely in time, which is of no use after `due`: steps from `scheduled` on have its decodes and `room`.
@@ -79,6 +87,12 @@ class DefaultHooks:
 
     def outranks(self, sequence: Sequence, other: Sequence) -> bool:
         return False
+
+    def served(self, tenant: str) -> float:
+        return 0.0
+
+    def prefill_cost(self, sequence: Sequence, tokens: int) -> float:
+        return inf
 
     def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
         return inf

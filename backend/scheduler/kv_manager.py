@@ -89,6 +89,7 @@ class KVManager:
         sequence.slot = self._free_slots.pop()
         sequence.status = _RUNNING
         sequence.num_admitted_tokens = sequence.num_tokens
+        sequence.jumps = False
         self.running[sequence.id] = sequence
         self.counters.admissions += 1
         sequence.admission_number = self.counters.admissions

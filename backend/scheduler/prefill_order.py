@@ -9,9 +9,15 @@ before one that was admitted earlier
 - while the other is still expected to have its first token in time, with all that goes before it, and
 - while all that went before the other since it was admitted is at most `prefill_overtaking` of its own prefill.
 
-Bound. A sequence that is admitted with n tokens to compute waits, of its class, for those that were admitted earlier
-for at most `prefill_overtaking` * n tokens of those that come later, and for pressing ones that came before it was due.
-So each of them progresses, whatever arrives.
+Prefill is divided among tenants as well: one goes before another tenant's, whatever came before it, that needs as many
+tokens and more with those of its tenant before it, once the other tenant was served more than its own by as much as it
+needs, since both have prompts to compute (start-time fair queueing: Goyal et al., 1996). So one tenant's eight long
+prompts, side by side, do not keep another's waiting until all are done.
+
+Bound. A sequence that is admitted with n tokens to compute waits, of its class, besides those that were admitted
+earlier for at most `prefill_overtaking` * n tokens of those that come later, for pressing ones that came before it was
+due, and for those of tenants that were served less than its own. And whatever arrives, of any class, in one of
+`PASSED_OVER` + 1 steps the one that was admitted first is the first of all: so each of them progresses.
 """
 
 from operator import attrgetter
@@ -22,6 +28,10 @@ from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import PrefillBudget, ScheduledStep
 from backend.scheduler.sequence import Sequence
 
+PASSED_OVER = 15
+"""The steps that may pass without a token of the prompt that was admitted first, before it goes first: more urgent
+classes keep 15 of 16 steps, and a prompt of 16 steps under a flood of theirs takes 2 s at 8 ms each, and not forever.
+"""
 _BY_CLASS = attrgetter("sequence.priority_class")
 
 
@@ -47,6 +57,13 @@ class PrefillOrder:
         self._share = config.prefill_overtaking if config.batching is Batching.CONTINUOUS else 0.0
         self._line: list[_Prefill] = []
         self._room = 0  # tokens of prefill that the step has room for, once somebody asks
+        self._served_before: dict[
+            str, float
+        ] = {}  # by tenant with prompts to compute: what does not count of its service
+        self._asking: dict[str, None] = {}  # tenants whose head asked to go before others since the last step
+        self._oldest: Sequence | None = None  # who was admitted first, of those that prefill
+        self._oldest_computed = self._passed_over = 0  # its tokens, and the steps since it had one
+        self._goes_first: Sequence | None = None  # in this step, before anybody who waits as well
 
     def begin(self, prefilling: list[Sequence]) -> list[Sequence]:
         """Return those that prefill as this step is planned, given in the order of admission, as it serves them.
@@ -63,7 +80,14 @@ class PrefillOrder:
             line = [_Prefill(sequence, 0) for sequence in prefilling]
         line.sort(key=_BY_CLASS)
         self._line = line
-        return [prefill.sequence for prefill in line]
+        if self._share:
+            self._divide()
+        self._pass_over(prefilling)
+        served = [prefill.sequence for prefill in self._line]
+        if self._goes_first is not None:
+            served.remove(self._goes_first)
+            served.insert(0, self._goes_first)
+        return served
 
     def goes_before(
         self, head: Sequence, left: int, running: Sequence, scheduled: ScheduledStep, budget: PrefillBudget
@@ -71,6 +95,9 @@ class PrefillOrder:
         """Return True if a sequence that waits, with `left` tokens to compute, may go before one of those that prefill,
         and so before all behind that one.
         """
+        if running is self._goes_first:
+            return False
+        self._asking[head.tenant] = None
         if not self._room:
             self._room = max(1, budget.fits(0, self._config.max_num_batched_tokens))
         return running in self.yielding(head, left, scheduled, self._room)
@@ -81,8 +108,10 @@ class PrefillOrder:
         """
         found = []
         ahead = left + sum([_left(prefill.sequence) for prefill in self._line])
-        for prefill in reversed(self._line):
-            if not self._yields(prefill, sequence, left, ahead, scheduled, room):
+        for place in range(len(self._line) - 1, -1, -1):
+            prefill = self._line[place]
+            yields = self._yields(prefill, sequence, left, ahead, scheduled, room)
+            if not (yields or self._was_served_more(self._line[: place + 1], sequence, left)):
                 break
             found.append(prefill.sequence)
             ahead -= _left(prefill.sequence)
@@ -123,6 +152,51 @@ class PrefillOrder:
             return False
         due = running.first_token_by
         return due is None or ahead <= self._hooks.prefill_in_time(running, due, scheduled, room)
+
+    def _divide(self) -> None:
+        """Let those go first whose tenants were served less, where they may."""
+        tenants = dict.fromkeys([prefill.sequence.tenant for prefill in self._line])
+        tenants.update(self._asking)
+        self._asking = {}
+        if len(tenants) < 2:
+            self._served_before = {}
+            return
+        served, before = self._hooks.served, self._served_before
+        least = min([served(tenant) - before[tenant] for tenant in tenants if tenant in before], default=0.0)
+        self._served_before = {t: before[t] if t in before else served(t) - least for t in tenants}
+        line: list[_Prefill] = []
+        for prefill in self._line:
+            place, left = len(line), _left(prefill.sequence)
+            while place and self._was_served_more(line[:place], prefill.sequence, left):
+                place -= 1
+            line.insert(place, prefill)
+        self._line = line
+
+    def _was_served_more(self, line: list[_Prefill], sequence: Sequence, left: int) -> bool:
+        """Return True if the last of this line lets one of another tenant go first that has `left` tokens to compute,
+        because its own tenant was served more.
+        """
+        last = line[-1].sequence
+        tenant, before = last.tenant, self._served_before
+        if tenant == sequence.tenant or last.priority_class != sequence.priority_class or last.is_pressing:
+            return False
+        if tenant not in before or sequence.tenant not in before or self._hooks.outranks(last, sequence):
+            return False
+        served = self._hooks.served
+        lead = served(tenant) - before[tenant] - served(sequence.tenant) + before[sequence.tenant]
+        if lead < self._hooks.prefill_cost(sequence, left):
+            return False
+        return left <= sum([_left(prefill.sequence) for prefill in line if prefill.sequence.tenant == tenant])
+
+    def _pass_over(self, prefilling: list[Sequence]) -> None:
+        """Count the steps that had nothing of the one that was admitted first."""
+        oldest = prefilling[0] if prefilling else None
+        computed = oldest.num_computed_tokens if oldest is not None else 0
+        if oldest is not self._oldest or computed != self._oldest_computed:
+            self._oldest, self._oldest_computed, self._passed_over = oldest, computed, 0
+        else:
+            self._passed_over += 1
+        self._goes_first = oldest if self._passed_over >= PASSED_OVER else None
 
     def chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:
         """Return how many tokens of a prefill this step can compute beside what was found; 0 when it does not fit.

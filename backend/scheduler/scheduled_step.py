@@ -79,6 +79,7 @@ class ScheduledStep:
     paused: dict[Sequence, WaitReason] = field(default_factory=dict)  # at a limit of their tenants
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)  # by its tokens, once they are known
     failed: list[Sequence] = field(default_factory=list)  # those for which the model computed no numbers
+    jumped: dict[Sequence, int] = field(default_factory=dict)  # forced tokens, taken with those that were sampled
     hits: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)  # cached blocks and their places
     leaders: dict[str, int] = field(default_factory=dict)  # by prompt group, the row that computes of the prompt
     forks: list[Fork] = field(default_factory=list)
@@ -90,7 +91,7 @@ class ScheduledStep:
     @classmethod
     def empty(cls, step: int) -> "ScheduledStep":
         """Return a step without rows. Its lists are made here, because a dataclass takes twice as long to make them."""
-        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {}, [], [], [], {}, [])
+        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {}, [], [], {}, [], {}, [])
 
     @property
     def num_tokens(self) -> int:
@@ -100,6 +101,10 @@ class ScheduledStep:
     def named(self) -> list[Sequence]:
         """The sequences that the step names: those of its rows, and those that are forked."""
         return [*self.sequences, *[sequence for sequence, _, _ in self.forks]] if self.forks else self.sequences
+
+    def has_brought_first(self, sequence: Sequence) -> bool:
+        """Return True if the step, now that its tokens are known, has brought the first one of the sequence."""
+        return len(sequence.output) == 1 + self.jumped.get(sequence, 0)
 
     def admit(self, sequence: Sequence) -> None:
         """Note that a sequence has just taken its slot, for the device as well."""
@@ -172,7 +177,10 @@ class ScheduledStep:
         for sequence, _, _ in self.forks:
             sequence.last_step = -1
         for sequence in self.sampled:
-            sequence.num_tokens -= 1
+            if sequence.num_redundant:
+                sequence.num_redundant -= 1
+            else:
+                sequence.num_tokens -= 1
         for sequence, tokens in self.billed:
             sequence.num_prefilled_tokens -= tokens
 

@@ -22,6 +22,7 @@ from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from backend.scheduler.step_rows import StepRows
 from backend.scheduler.tenant_limits import TenantLimits
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -62,6 +63,7 @@ class Scheduler:
         self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
         self.ended: list[Sequence] = []  # by planning, and not taken yet
         self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
+        self._rows = StepRows(self.kv_manager, self._preemption)
         self._forking = Forking(config, self.kv_manager)
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
@@ -222,11 +224,11 @@ class Scheduler:
         batch, step = scheduled.batch, scheduled.batch.step
         slots, starts, sequences = batch.slots, batch.starts, scheduled.sequences
         block_size = self.config.block_size
-        prefilling = []
+        prefilling, jumping = list[Sequence](), list[Sequence]()
         for sequence in list(self.running.values()):
             start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
             if start < sequence.num_admitted_tokens:
-                prefilling.append(sequence)
+                (jumping if sequence.jumps else prefilling).append(sequence)
                 continue
             if num_tokens == start or num_tokens == sequence.token_limit:  # noqa: PLR1714 - for each row of each step
                 if start < num_tokens < sequence.most_tokens:
@@ -236,7 +238,7 @@ class Scheduler:
                 continue  # preempted for one before it
             if start == len(sequence.block_table) * block_size:
                 self.kv_manager.blocks.name_known(sequence)
-                if not self._grow(sequence, 1, scheduled):
+                if not self._rows.grow(sequence, 1, scheduled):
                     continue
             slots.append(sequence.slot)
             starts.append(start)
@@ -249,6 +251,8 @@ class Scheduler:
         batch.sampled = list(range(rows))
         scheduled.sampled = sequences.copy()
         scheduled.decode_context = sum(starts) + rows
+        if jumping:
+            self._rows.add_jumps(jumping, scheduled, self._budget.tokens)
         return prefilling
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
@@ -259,11 +263,16 @@ class Scheduler:
         much shorter. A decode is not overtaken so: it takes one token of a step, a prefill takes all that is left.
         """
         interval = min([s.token_interval for s in scheduled.sequences if s.token_interval is not None], default=None)
-        budget = self.prefill_budget(scheduled.batch.num_decodes, scheduled.decode_context, interval)
+        batch, decodes = scheduled.batch, scheduled.batch.num_decodes
+        jumps = range(decodes, len(batch.slots))
+        context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
+        budget = self.prefill_budget(len(batch.slots), context, interval)
+        for row in jumps:
+            budget.take(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
         for sequence in self._prefill_order.begin(prefilling):
             self._admit_waiting(scheduled, budget, sequence)
-            if sequence.status is not _RUNNING:
-                continue
+            if sequence.status is not _RUNNING or sequence.last_step == batch.step:
+                continue  # it was preempted for one before it, and may have joined again since
             hit = self._forking.find(sequence, scheduled, budget)
             length = self._prefill_order.chunk(sequence, hit, budget)
             if self._take(sequence, hit, scheduled) and length:
@@ -272,9 +281,8 @@ class Scheduler:
 
     def _prefill(self, sequence: Sequence, length: int, scheduled: ScheduledStep, budget: PrefillBudget) -> None:
         start = sequence.num_computed_tokens
-        if self._grow(sequence, length, scheduled):
-            scheduled.add_prefill(sequence, length)
-            self.kv_manager.blocks.publish(sequence, start, scheduled.batch.step)
+        if self._rows.grow(sequence, length, scheduled):
+            self._rows.add_prefill(sequence, length, scheduled)
             budget.take(start, length)
 
     def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
@@ -332,24 +340,6 @@ class Scheduler:
         self.kv_manager.blocks.unpin(sequence)
         self.hooks.admitted(sequence)
 
-    def _grow(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> bool:
-        """Allocate blocks for `length` more tokens, preempting others if need be; False when there are none yet."""
-        tables, held = self.kv_manager.blocks, len(sequence.block_table)
-        needed = tables.blocks_to_grow(sequence, length)
-        if not needed:
-            return True
-        if not tables.permits(sequence.tenant, needed):
-            scheduled.paused[sequence] = WaitReason.ALLOWANCE
-            return False
-        blocks = tables.allocate(sequence, needed)
-        if blocks is None:
-            self._preemption.preempt_for_running(sequence, needed, scheduled.batch.step)
-            blocks = tables.allocate(sequence, needed)
-        if blocks is None:
-            return False
-        scheduled.batch.new_blocks.append((sequence.slot, held, blocks))
-        return True
-
     # lost steps
 
     def rollback(self, now: float = 0.0) -> bool:
@@ -385,7 +375,7 @@ class Scheduler:
         self.kv_manager.blocks.completed(output.step)
         if self._budget.is_cut:
             self._budget.computed()
-        return self._accounting.account(scheduled, output.token_ids)
+        return self._accounting.account(scheduled, output)
 
     def check_integrity(self) -> None:
         """Assert that every slot and block is free, or held by exactly one sequence that may use it."""

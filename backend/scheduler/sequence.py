@@ -5,6 +5,7 @@ from enum import Enum, auto
 
 from backend.paged_kv.block_names import BlockName
 from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import TokenLogprobs
 
 TARGET = 2.0  # seconds to the first token, where neither a deadline that presses nor a class says when it is wanted
 PRESSING = 10.0  # seconds: a longer wait, such as a client's timeout of minutes, is no hurry
@@ -23,6 +24,7 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"  # its deadline passed before its first token, or before its last
     FAILED = "failed"  # the model computed no numbers to draw its next token from
+    GRAMMAR = "grammar"  # no token may follow by its grammar, or it takes too much work to say which
     PREEMPTED = "preempted"  # it was preempted as often as it may be, and no other sequence could free memory
 
 
@@ -55,7 +57,10 @@ class Sequence:
     expects_followup: float | None = None  # seconds after its end in which its client says it comes again; None: none
     cache_root: bytes = b""  # of the names of its blocks: who has the same may share them; empty: it shares none
     block_names: list[BlockName] = field(default_factory=list)  # of its full blocks; those of output are added later
-    features: tuple[int, ...] = ()  # of its prompt, hashed; admission computes them where there are none
+    traits: tuple[int, ...] = ()  # what else is known of it, such as its key and the form of its prompt, hashed
+    features: tuple[int, ...] = ()  # of prompt and traits, hashed; admission computes them where there are none
+    logprobs: list[TokenLogprobs] | None = None  # of its output, token by token, filled as it grows; None: not asked
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of its prompt from the second token on, a list of its group
     prompt_group: str | None = None  # those of a tenant that have the same have one prompt, and start from one prefill
 
     # written by admission
@@ -89,11 +94,17 @@ class Sequence:
     num_shared_blocks: int = 0  # of its table, those that others hold as well
     num_charged_blocks: int = 0  # those that its tenant is charged for on its account: of its own, others pay for some
     num_computed_tokens: int = 0  # counted when planned: true once the steps in flight are done
-    num_admitted_tokens: int = 0  # prompt and output when it took the slot; the device sampled all that follow
+    num_admitted_tokens: int = 0  # known when it took the slot, or last jumped; the device sampled all that follow
+    jumps: bool = False  # tokens were forced that are not computed yet, and not sampled one by one
+    num_redundant: int = 0  # of the tokens that steps in flight sample, those that are known by now
     last_step: int = -1  # the newest step that names it, and was not lost
     held_since: float = 0.0  # when its block-seconds were last counted, in seconds of the engine's clock
 
     def __post_init__(self) -> None:
+        if self.sampling.logprobs is not None:
+            self.logprobs = []
+        if self.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = []
         self.num_tokens = len(self.prompt) + len(self.output)
         self.most_tokens = self.token_limit = len(self.prompt) + self.max_tokens
 

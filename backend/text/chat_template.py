@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
+from os import urandom
 from typing import Any, TypeVar, cast
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,7 +29,7 @@ from jinja2.visitor import NodeTransformer
 
 from backend.errors import InvalidRequest, ModelLoadError
 
-Message = Mapping[str, str | None]
+Message = Mapping[str, Any]
 MAX_SOURCE = 2**20  # characters; the longest templates in use have some 20,000
 CPU_SECONDS = 0.5  # of one rendering: 2,048 messages take 20 ms
 MAX_CHARACTERS = 2**24  # of one value, and of all output: four times what the largest body can hold
@@ -42,6 +44,7 @@ _SIZED = {
     "batch", "center", "expandtabs", "indent", "lipsum", "ljust", "rjust", "slice", "to_bytes", "tojson", "truncate",
     "wordwrap", "zfill",
 }  # fmt: skip
+_CALL_ID_LENGTH = re.compile(r"\bid\s*\|\s*length\s*!=\s*(\d{1,2})\b")  # as Mistral's refuse others
 _OF_DICTS = frozenset(dir(dict))
 _CHECKED = _SIZED | {"format", "format_map", "replace", "join"}  # what `_check_call` looks at
 
@@ -58,10 +61,13 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str = "chat_template") -> None:
         """`special_tokens` are the names a template may print: bos_token, eos_token and so on."""
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._environment = _environment()
         try:
             self._template = self._environment.from_string(_bounded(source))
+            self.call_id_length = int(found[1]) if (found := _CALL_ID_LENGTH.search(source)) else None
+            self.variables = frozenset(find_undeclared_variables(self._environment.parse(source)))
             self._template.globals = dict(self._template.globals)  # a chain of maps, copied for each rendering
         except (TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as exc:
             raise ModelLoadError(
@@ -69,13 +75,24 @@ class ChatTemplate:
             ) from exc
         self._try_out(origin)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
         """Return the prompt text, special tokens included: encode it with `add_special_tokens=False`.
+
+        `continue_final_message`: it ends where the last message does, so that the answer goes on with it.
+        `variables` are what the template may read besides, such as `tools`; `self.variables` says which it does.
 
         Raises `InvalidRequest` on `messages` when the template refuses them (say, an order of roles), fails, or takes
         more time or memory than a template is allowed.
         """
         try:
+            if continue_final_message:
+                return self._continued(messages, **variables)
             return self._rendered(messages, add_generation_prompt, **variables)
         except Exception as exc:  # a template is code of its own: it can raise whatever Python can
             raise InvalidRequest(f"the chat template refuses these messages: {_reason(exc)}", "messages") from exc
@@ -88,6 +105,14 @@ class ChatTemplate:
             raise ModelLoadError(f"{origin}: the chat template cannot be served: {exc}; correct or remove it") from exc
         except Exception:  # noqa: BLE001, S110 - a template is code of its own, and may want other messages
             pass
+
+    def _continued(self, messages: Sequence[Message], **variables: Any) -> str:
+        mark = f"\u241f{urandom(8).hex()}\u241f"  # no text that anybody could have sent
+        last = {**messages[-1], "content": f"{messages[-1]['content']}{mark}"}
+        text, found, _ = self._rendered([*messages[:-1], last], False, **variables).rpartition(mark)
+        if not found:
+            raise TemplateError("it leaves out the end of the last message, which can therefore not be continued")
+        return text
 
     def _rendered(self, messages: Sequence[Message], add_generation_prompt: bool, **variables: Any) -> str:
         context = {**self._special_tokens, "tools": None, "documents": None, **variables}

@@ -113,6 +113,7 @@ class IncrementalDetokenizer:
     - `prompt_tail` are the last few ids of the prompt when the output continues its text, as in a completion: a leading
       space survives, and a character begun there is completed. Leave it empty where the answer is a text of its own.
     - Stop strings are looked for after the first `min_tokens` ids.
+    - `in_message`: special tokens that delimit the parts of a message are not skipped, so that it can be parsed.
     """
 
     __slots__ = ("_decoder", "_matcher", "_unchecked", "may_stop")
@@ -125,8 +126,9 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         prompt_tail: Sequence[int] = (),
         min_tokens: int = 0,
+        in_message: bool = False,
     ) -> None:
-        self._decoder = _decoder(tokenizer, skip_special_tokens, prompt_tail[-_CONTEXT_TOKENS:])
+        self._decoder = _decoder(tokenizer, skip_special_tokens, prompt_tail[-_CONTEXT_TOKENS:], in_message)
         self.may_stop = bool(stop)  # there are stop strings to look for
         self._matcher = StopMatcher(stop, include_stop) if stop else None
         self._unchecked = min_tokens if stop else 0
@@ -170,10 +172,10 @@ class _Decoder(Protocol):
     def finish(self) -> str: ...
 
 
-def _decoder(tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int]) -> _Decoder:
-    table = tokenizer.token_bytes(skip_special_tokens)
+def _decoder(tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int], in_message: bool) -> _Decoder:
+    table = tokenizer.token_bytes(skip_special_tokens, in_message)
     if table is None:
-        return _WindowDecoder(tokenizer, skip_special_tokens, context)
+        return _WindowDecoder(tokenizer, skip_special_tokens and not in_message, context)
     return _ByteDecoder(table, tokenizer.strip_left, context)
 
 

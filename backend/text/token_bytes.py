@@ -16,13 +16,20 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenBytes(dict[int, bytes]):
     """Maps token ids to bytes, filled as ids are seen. Unknown ids and skipped special tokens stand for no bytes."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, piece_bytes: PieceBytes, skip_special: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        piece_bytes: PieceBytes,
+        skip_special: bool,
+        kept: frozenset[str] = frozenset(),
+    ) -> None:
+        """Special tokens may be skipped, all but some that are `kept`."""
         super().__init__()
         self.texts = TokenTexts(self)
         self._id_to_token = tokenizer.id_to_token
         self._piece_bytes = piece_bytes
         added = tokenizer.get_added_tokens_decoder().values() if skip_special else ()
-        self._skipped = frozenset(token.content for token in added if token.special)
+        self._skipped = frozenset(token.content for token in added if token.special) - kept
 
     def __missing__(self, token_id: int) -> bytes:
         piece = self._id_to_token(token_id)

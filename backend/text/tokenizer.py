@@ -12,11 +12,18 @@ import tokenizers
 from backend.errors import InvalidRequest, ModelLoadError, TooManyTokens
 from backend.json_file import JsonFile
 from backend.text.chat_template import ChatTemplate, Message
+from backend.text.response_templates.builtin import builtin_template
+from backend.text.response_templates.template import ResponseTemplate, TemplateError
 from backend.text.token_bytes import TokenBytes, byte_decoding
 
 INLINE_CHARS = 2048  # encoded on the calling thread in well under a millisecond; longer texts go to the pool
 _ENCODE_THREADS = 2
 _NORMALIZED_CHARS = 4  # most characters that a normalizer makes one of (NFC, NFKC)
+_FILL_IN_THE_MIDDLE = [  # what stands before the text before, before the text behind, and before the answer
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+]
 _SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 
 
@@ -33,8 +40,10 @@ class Tokenizer:
         core: tokenizers.Tokenizer,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: ChatTemplate | None = None,
+        response_template: ResponseTemplate | None = None,
     ) -> None:
         """`special_tokens` maps names such as eos_token to their text."""
+        self.response_template = response_template  # None: the text of an answer is its content
         core.no_truncation()
         core.no_padding()
         remember_no_words(core.model)
@@ -45,9 +54,17 @@ class Tokenizer:
         self._longest_token = max(map(len, core.get_vocab(with_added_tokens=True)), default=1)
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
+        self.fill_in_the_middle = self._fill_in_the_middle()
         decoding = byte_decoding(core)
         self.strip_left = decoding.strip_left if decoding else 0  # spaces that decoding drops before a text begins
+        added = core.get_added_tokens_decoder()
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
+        self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
+        delimiters = (
+            frozenset(filter(response_template.needs, self.special_tokens)) if response_template else frozenset()
+        )
         self._token_bytes = decoding and [TokenBytes(core, decoding.piece_bytes, skip) for skip in (False, True)]
+        self._message_bytes = TokenBytes(core, decoding.piece_bytes, True, delimiters) if decoding else None
         self._pool = ThreadPoolExecutor(_ENCODE_THREADS, thread_name_prefix="tokenizer")
 
     @classmethod
@@ -60,7 +77,7 @@ class Tokenizer:
         special_tokens = _special_tokens(config, _optional(model_dir / "special_tokens_map.json"))
         found = _read_chat_template(model_dir, config)
         template = ChatTemplate(found[0], special_tokens, origin=found[1]) if found else None
-        tokenizer = cls(_read_core(path), special_tokens, template)
+        tokenizer = cls(_read_core(path), special_tokens, template, _read_response_template(config, found))
         if tokenizer.vocab_size > model_vocab_size:
             raise ModelLoadError(
                 f"{path}: the highest token id is {tokenizer.vocab_size - 1}, but the model has {model_vocab_size} "
@@ -102,22 +119,45 @@ class Tokenizer:
         """Return the token as the vocabulary spells it."""
         return self._core.id_to_token(token_id)
 
-    def token_bytes(self, skip_special_tokens: bool) -> TokenBytes | None:
-        """Return the bytes of each token, or None where a token's text depends on its neighbours."""
+    def token_bytes(self, skip_special_tokens: bool, in_message: bool = False) -> TokenBytes | None:
+        """Return the bytes of each token, or None where a token's text depends on its neighbours. `in_message`: special
+        tokens that the response template has as delimiters are not skipped.
+        """
+        if in_message and skip_special_tokens:
+            return self._message_bytes
         return self._token_bytes[skip_special_tokens] if self._token_bytes else None
 
-    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
-        """Return the prompt text of a conversation; see `ChatTemplate.render`."""
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template of conversations. Raises `InvalidRequest` if there is none."""
         if self._chat_template is None:
             raise InvalidRequest(
                 "this model has no chat template: use /v1/completions, or put a chat_template.jinja beside its weights",
                 "messages",
             )
-        return self._chat_template.render(messages, add_generation_prompt, **variables)
+        return self._chat_template
+
+    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
+        """Return the prompt text of a conversation; see `ChatTemplate.render`."""
+        return self.chat_template.render(messages, add_generation_prompt, **variables)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
 
     def close(self) -> None:
         """End the encoding threads; texts still waiting are dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _fill_in_the_middle(self) -> tuple[int, int, int] | None:
+        """Return the ids of the tokens that mark the text before an answer, the text behind it and the answer itself;
+        None where the checkpoint has none.
+        """
+        for names in _FILL_IN_THE_MIDDLE:
+            before, behind, middle = (self._core.token_to_id(name) for name in names)
+            if before is not None and behind is not None and middle is not None:
+                return before, behind, middle
+        return None
 
     def _special_id(self, name: str) -> int | None:
         text = self._special_tokens.get(name)
@@ -165,6 +205,19 @@ def _read_chat_template(model_dir: Path, tokenizer_config: JsonFile) -> tuple[st
     raise tokenizer_config.wrong(
         "chat_template", 'a string, or a list of templates with one named "default", is expected'
     )
+
+
+def _read_response_template(
+    tokenizer_config: JsonFile, chat_template: tuple[str, str] | None
+) -> ResponseTemplate | None:
+    """Return the checkpoint's own template, or the one for what its chat template writes."""
+    source = tokenizer_config.get("response_template")
+    if source is None:
+        return builtin_template(chat_template[0]) if chat_template else None
+    try:
+        return ResponseTemplate(source)
+    except TemplateError as exc:
+        raise ModelLoadError(f"{tokenizer_config.path}: {exc}; correct or remove it") from exc
 
 
 def _default_template(entries: list[Any]) -> str | None:

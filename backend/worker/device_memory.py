@@ -11,6 +11,7 @@ from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import KVCache
 from backend.roofline import RUNTIME_BYTES, Footprint, recorded_bytes, show_bytes
 from backend.worker import graph_shapes
+from backend.worker.logprobs import SLICE_BYTES, SLICE_COPIES
 
 PENALTY_BYTES = 5  # for each slot and token of the vocabulary (`penalties`)
 LOGIT_BYTES = 4
@@ -41,7 +42,7 @@ class DeviceMemory:
             "in use otherwise": elsewhere,
             "activations": self.activations,
             "graphs": self.graphs,
-            "logits and penalties": self.slots,
+            "logits, log probabilities and penalties": self.slots,
             "reserve": self.reserve,
         }
         taken = " - ".join(f"{name} {show_bytes(count)}" for name, count in parts.items())
@@ -96,8 +97,11 @@ def check_fits(memory: DeviceMemory) -> None:
 
 
 def slot_bytes(model: ModelConfig, seqs: int) -> int:
-    """Return the bytes of the logits and of the penalties' counts of `seqs` slots."""
-    return seqs * model.vocab_size * (LOGIT_BYTES + PENALTY_BYTES)
+    """Return the bytes of the logits, of their log probabilities and of the penalties' counts of `seqs` slots; and of
+    the slice of a prompt's logits that is there at a time.
+    """
+    above = 1  # of each log probability, whether it is above that of the token
+    return seqs * model.vocab_size * (2 * LOGIT_BYTES + above + PENALTY_BYTES) + SLICE_COPIES * SLICE_BYTES
 
 
 def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.device) -> StepInputs:

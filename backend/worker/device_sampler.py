@@ -5,10 +5,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import RowPenalties, RowSampling, SampleRows
+from backend.kernels.ops import Ops, RowPenalties, RowSampling, SampleRows
+from backend.kernels.torch_ops import TorchOps
 from backend.scheduler.batch import NewSequence
+from backend.worker.logits_processors import LogitsProcessors, ProcessedRows
 from backend.worker.penalties import PenaltyState
-from backend.worker.sampler import Choose
+from backend.worker.sampler import Choice
 from backend.worker.slot_sampling import SlotSampling
 from backend.worker.staging import Staged, StepFields
 
@@ -26,6 +28,7 @@ class DeviceSampler:
         max_num_seqs: int,
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
+        ops: Ops | None = None,
     ) -> None:
         self._sample = sample
         self._received = received
@@ -33,15 +36,17 @@ class DeviceSampler:
         self._device = received.slots.device
         self._penalties = PenaltyState(max_num_seqs, vocab_size, self._device)
         self._counted = self._penalties.occurrences  # made now, so that no request fails for want of memory
+        self._processors = LogitsProcessors(max_num_seqs, vocab_size, self._device, ops or TorchOps())
         self._impossible = torch.tensor(-torch.inf, device=self._device)
 
     def admit(self, admitted: NewSequence) -> None:
         """Note that a sequence takes the slot; what the slot held before is forgotten."""
         self._slots.admit(admitted)
+        self._processors.admit(admitted)
         if admitted.sampling.penalised:
             self._penalties.admit(admitted)
 
-    def stage(self, staged: Staged) -> Choose:
+    def stage(self, staged: Staged) -> Choice:
         """Write how this step's rows are sampled; the rows' tokens are drawn on the device."""
         numbers, count, known = staged.piece.numbers, staged.num_sampled, self._slots
         slots = numbers.sampled_slots[:count]
@@ -61,7 +66,9 @@ class DeviceSampler:
             "some_top_k": bool((known.top_k[drawn] > 0).any()),
             "some_top_p": bool((known.top_p[drawn] < 1).any()),
         }
-        return partial(self._choose, forbidden=forbidden, arrived=arrived, filters=filters)
+        processed = self._processors.of(slots)
+        choose = partial(self._choose, forbidden=forbidden, arrived=arrived, filters=filters, processed=processed)
+        return Choice(choose, restricts=processed is not None or bool(forbidden))
 
     def _choose(
         self,
@@ -69,8 +76,11 @@ class DeviceSampler:
         forbidden: list[tuple[int, int]],
         arrived: list[NewSequence] | None,
         filters: dict[str, bool],
+        processed: ProcessedRows | None,
     ) -> Tensor:
         """Sample the step's rows. `arrived` is None when no row is penalised."""
+        if processed is not None:
+            processed.apply(logits)
         if forbidden:
             pinned = self._device.type == "cuda"
             pairs = torch.tensor(forbidden, pin_memory=pinned).to(self._device, non_blocking=True)
@@ -79,7 +89,10 @@ class DeviceSampler:
         if arrived is not None:
             self._penalties.load(arrived)
             penalties = self._row_penalties(len(logits))
-        return self._sample(logits, self._row_sampling(len(logits), filters), penalties)
+        tokens = self._sample(logits, self._row_sampling(len(logits), filters), penalties)
+        if processed is not None:
+            processed.count(tokens)
+        return tokens
 
     def _row_sampling(self, count: int, filters: dict[str, bool]) -> RowSampling:
         rows = self._received

@@ -17,13 +17,17 @@ from backend.kernels.ops import StepInputs
 from backend.model.decoder import Decoder
 from backend.paged_kv.kv_cache import KVCache
 from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence, StepOutput
+from backend.structured_output.masks import TokenMasks
 from backend.worker import calibration, warm_up
+from backend.worker.constrained_step import ConstrainedStep, MaskBuffers, NewestTokens
 from backend.worker.cuda_graphs import StepGraphs
 from backend.worker.device_errors import explained, is_device_error, is_out_of_memory
 from backend.worker.device_sampler import DeviceSampler
 from backend.worker.device_stream import DeviceStream, Running, make_device_stream
 from backend.worker.graph_shapes import GraphShapes, StepShape
-from backend.worker.sampler import Choose, SlotSampler
+from backend.worker.logits_processors import where_allowed
+from backend.worker.logprobs import AskedLogprobs, StepLogprobs
+from backend.worker.sampler import Choice, SlotSampler
 from backend.worker.staging import Layout, Staged, Stager
 from backend.worker.swapper import Swapper
 
@@ -33,7 +37,7 @@ class StepSampler(Protocol):
 
     def admit(self, admitted: NewSequence) -> None: ...
 
-    def stage(self, staged: Staged) -> Choose: ...
+    def stage(self, staged: Staged) -> Choice: ...
 
 
 @dataclass(slots=True)
@@ -44,15 +48,29 @@ class LaunchedStep:
     number: int
     staged: Staged
     running: Running
+    logprobs: StepLogprobs | None
+    constrained: ConstrainedStep | None
 
     def wait(self) -> StepOutput:
         try:
             elapsed = self.running.wait()
+            self.note_tokens()
         except (RuntimeError, MemoryError) as error:
             raise self.runner.failure(self.number, error) from error
         token_ids = self.staged.piece.tokens[: self.staged.num_sampled].tolist()
         self.runner.completed()
-        return StepOutput(self.number, token_ids, elapsed)
+        output = StepOutput(self.number, token_ids, elapsed)
+        if self.logprobs is not None:
+            output.logprobs, output.prompt_logprobs = self.logprobs.read()
+        if self.constrained is not None:
+            self.constrained.complete(output)
+        return output
+
+    def note_tokens(self) -> None:
+        """Have the tokens known to steps behind this one, which is done, where any may need them."""
+        masks = self.runner.masks
+        if masks is not None and masks.is_used:
+            self.runner.newest_tokens.sampled(self.staged)
 
 
 class ModelRunner:
@@ -89,7 +107,12 @@ class ModelRunner:
         if self._device_stream.captures:
             self._logits = torch.zeros((seqs, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
         self._sampler = self._make_sampler()
+        self._asked_logprobs = AskedLogprobs(decoder.config.vocab_size, self.device)
         self._swapper = Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None
+        self.masks: TokenMasks | None = None  # of sequences with a grammar; None: there can be none
+        self.newest_tokens = NewestTokens(seqs)
+        self._mask_buffers = MaskBuffers(config, self.device)
+        self._launched: LaunchedStep | None = None  # the last, where steps run before they are waited for
         self._staged: deque[Staged] = deque()  # steps launched and not completed
         self._newest = -1  # step
 
@@ -169,10 +192,10 @@ class ModelRunner:
 
     def _make_sampler(self) -> StepSampler:
         model, seqs = self.decoder.config, self.config.max_num_seqs
-        sample = self.decoder.ops.sample
-        if sample is None:
-            return SlotSampler(seqs, model.vocab_size, model.eos_token_ids, self.device)
-        return DeviceSampler(sample, self._received, seqs, model.vocab_size, model.eos_token_ids)
+        ops = self.decoder.ops
+        if ops.sample is None:
+            return SlotSampler(seqs, model.vocab_size, model.eos_token_ids, self.device, ops)
+        return DeviceSampler(ops.sample, self._received, seqs, model.vocab_size, model.eos_token_ids, ops)
 
     def _warm_device(self) -> None:
         """Record graphs, then run steps without one: recording gives back the memory that those then keep."""
@@ -200,32 +223,83 @@ class ModelRunner:
     def _launch_step(self, batch: Batch) -> LaunchedStep:
         for admitted in batch.admitted:
             self._sampler.admit(admitted)
-        shape = None if self.graphs is None else self.graphs.shape_for(batch)
+            self._asked_logprobs.admit(admitted)
+            if self.masks is not None:
+                self.masks.admit(admitted)
+        logprobs, constrained = self._asked_logprobs.of(batch), self._constrain(batch)
+        hides = logprobs is not None and logprobs.parts  # a graph keeps the hidden states to itself
+        shape = None if self.graphs is None or hides else self.graphs.shape_for(batch)
         staged = self.stager.stage(batch, shape or StepShape.of(batch))
         self._staged.append(staged)
-        choose = self._sampler.stage(staged) if staged.num_sampled else None
-        work = partial(self._run, staged, choose, None if shape is None else self.graphs, batch.block_copies)
+        choice = self._sampler.stage(staged) if staged.num_sampled else None
+        graphs = None if shape is None else self.graphs
+        work = partial(self._run, staged, choice, graphs, batch.block_copies, logprobs, constrained)
         copies = partial(self._swapper.copy, batch) if self._swapper is not None and batch.num_copies else None
-        return LaunchedStep(self, batch.step, staged, self._device_stream.launch(work, copies))
+        step = LaunchedStep(self, batch.step, staged, self._device_stream.launch(work, copies), logprobs, constrained)
+        self._launched = step if self.runs_ahead else None
+        return step
+
+    def _constrain(self, batch: Batch) -> ConstrainedStep | None:
+        """Return what is to be done for the rows of a batch that have a grammar; None where none has."""
+        if self.masks is None or not (rows := self.masks.rows_of(batch)):
+            return None
+        before, newest_tokens = self._launched, self.newest_tokens
+
+        def newest(slots: list[int]) -> list[int]:
+            if before is not None:
+                before.running.wait()
+                before.note_tokens()
+            return newest_tokens.of(slots)
+
+        return ConstrainedStep(rows, self.masks, self._mask_buffers, newest)
 
     @torch.inference_mode()
     def _run(
         self,
         staged: Staged,
-        choose: Choose | None,
+        choice: Choice | None,
         graphs: StepGraphs | None,
         block_copies: Collection[tuple[int, int]],
+        logprobs: StepLogprobs | None,
+        constrained: ConstrainedStep | None,
     ) -> None:
         self._receive(staged)
-        logits = self._compute(staged.shape, staged.num_sampled) if graphs is None else graphs.replay(staged.shape)
+        if constrained is not None and not self.runs_ahead:
+            constrained.ask()  # masks are filled while the step computes
+        if graphs is None:
+            hidden = self.decoder.forward(self._inputs(staged.shape), self.kv)
+            if logprobs is not None:
+                logprobs.score_prompts(hidden, self.decoder.logits)
+            logits = self._logits_of(hidden, staged.num_sampled)
+        else:
+            logits = graphs.replay(staged.shape)
         if block_copies:
             self.kv.copy(block_copies)
-        if choose is None:
-            return
-        logits = logits[: staged.num_sampled]
+        if constrained is not None and self.runs_ahead:
+            constrained.ask()  # the device computes by now, and the step before it is waited for
+        if choice is not None:
+            self._sample(staged, logits[: staged.num_sampled], choice, logprobs, constrained)
+
+    def _sample(
+        self,
+        staged: Staged,
+        logits: Tensor,
+        choice: Choice,
+        logprobs: StepLogprobs | None,
+        constrained: ConstrainedStep | None,
+    ) -> None:
+        """Draw tokens from `logits` [rows, vocab], for the next steps on the device and on their way to the host."""
         is_drawn = logits[:, 0].isfinite()  # one NaN or infinity in a row's state makes all of its logits so
-        tokens = choose(logits)
+        if logprobs is not None:
+            logprobs.score(logits)
+        if constrained is not None:
+            constrained.constrain(logits, self.decoder.ops)
+        tokens = choice.choose(logits)
+        if logprobs is not None:
+            logprobs.pick(tokens)
         self._last_tokens.index_copy_(0, self._received.sampled_slots[: staged.num_sampled], tokens)
+        if constrained is not None or choice.restricts:
+            tokens = where_allowed(logits, tokens)
         staged.piece.tokens[: staged.num_sampled].copy_(tokens.where(is_drawn, NO_TOKEN), non_blocking=True)
 
     def _receive(self, staged: Staged) -> None:
@@ -238,16 +312,16 @@ class ModelRunner:
             blocks.copy_(staged.piece.tensors.table_blocks[:count], non_blocking=True)
             self._tables.view(-1).index_copy_(0, places, blocks)
 
-    @torch.inference_mode()
-    def _compute(self, shape: StepShape, num_sampled: int) -> Tensor:
-        """Compute the logits [num_sampled, vocab] of the rows that sample, from staged numbers."""
-        hidden = self.decoder.forward(self._inputs(shape), self.kv)
+    def _logits_of(self, hidden: Tensor, num_sampled: int) -> Tensor:
+        """Compute the logits [num_sampled, vocab] of the rows that sample, from the step's hidden states."""
         out = None if self._logits is None else self._logits[:num_sampled]
         return self.decoder.logits(hidden[self._received.last_rows[:num_sampled]], out)
 
+    @torch.inference_mode()
     def _compute_padded(self, shape: StepShape) -> None:
         """Compute the step of a graph: what it reads and writes stays where it is, and depends on the shape alone."""
-        self._compute(shape, min(shape.num_seqs, self.config.max_num_seqs))
+        hidden = self.decoder.forward(self._inputs(shape), self.kv)
+        self._logits_of(hidden, min(shape.num_seqs, self.config.max_num_seqs))
 
     def _inputs(self, shape: StepShape) -> StepInputs:
         rows, num_seqs, num_tokens = self._received, shape.num_seqs, shape.num_tokens

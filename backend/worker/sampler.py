@@ -1,7 +1,11 @@
-"""The sampler draws tokens from logits, one row a sequence, in the order that vLLM applies:
+"""The sampler draws tokens from logits, one row a sequence, in the order of vLLM's v1 sampler:
 
-    end tokens forbidden before `min_tokens` -> repetition, frequency and presence penalties -> greedy rows: argmax
-    other rows: temperature -> min-p -> top-k -> top-p -> draw
+    log probabilities of the logits as they are -> masks of grammars and of allowed tokens -> bad words
+    -> end tokens forbidden before `min_tokens` -> logit bias -> repetition, frequency and presence penalties
+    -> greedy rows: argmax; other rows: temperature -> min-p -> top-k -> top-p -> draw
+
+What forbids a token is in no order with a bias: nothing finite brings a token back. A row that has none left has the
+choice of a token whose logit is -inf.
 
 Every filter is a cut-off on a row's own logits, and equal logits are kept or cut together, so that neither the order
 of a sort nor the neighbours of a row can change what it draws. The draw inverts the cumulative distribution at a number
@@ -17,7 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from backend.kernels.ops import Ops
+from backend.kernels.torch_ops import TorchOps
 from backend.scheduler.batch import NewSequence
+from backend.worker.logits_processors import LogitsProcessors, ProcessedRows
 from backend.worker.penalties import Penalties, PenaltyState
 from backend.worker.slot_sampling import SlotSampling
 from backend.worker.staging import Staged
@@ -25,8 +32,12 @@ from backend.worker.staging import Staged
 Integers = npt.NDArray[np.int64]
 
 
-Choose = Callable[[Tensor], Tensor]
-"""Returns token ids [rows] int64 for a step's logits [rows, vocab] fp32, which it may write to."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How the tokens of one step's rows are chosen."""
+
+    choose: Callable[[Tensor], Tensor]  # returns ids [rows] int64 for logits [rows, vocab] fp32, which it may write to
+    restricts: bool  # whether it forbids tokens, and so may leave a row none: its choice then has a logit of -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +51,19 @@ class SamplingBatch:
     top_p: Tensor | None = None  # [rows] fp64, 1: off
     forbidden: tuple[Tensor, Tensor] | None = None  # rows and tokens, int64, in pairs
     penalties: Penalties | None = None
+    processed: ProcessedRows | None = None
+
+    @property
+    def restricts(self) -> bool:
+        """True if it forbids tokens of a row."""
+        return self.processed is not None or self.forbidden is not None
 
 
 @torch.inference_mode()
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """Sample token ids [rows] int64 from `logits` [rows, vocab] fp32, which may be written to."""
+    if batch.processed is not None:
+        batch.processed.apply(logits)
     if batch.forbidden is not None:
         logits[batch.forbidden] = -torch.inf
     if batch.penalties is not None:
@@ -52,6 +71,8 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     tokens = _choose(logits, batch)
     if batch.penalties is not None:
         batch.penalties.count(tokens)
+    if batch.processed is not None:
+        batch.processed.count(tokens)
     return tokens
 
 
@@ -147,22 +168,26 @@ class SlotSampler:
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
         device: torch.device | None = None,
+        ops: Ops | None = None,
     ) -> None:
         self._slots = SlotSampling(max_num_seqs, vocab_size, eos_token_ids)
         self._device = device or torch.device("cpu")
         self._penalties = PenaltyState(max_num_seqs, vocab_size, self._device)
+        self._processors = LogitsProcessors(max_num_seqs, vocab_size, self._device, ops or TorchOps())
 
     def admit(self, admitted: NewSequence) -> None:
         """Note that a sequence takes the slot; what the slot held before is forgotten."""
         self._slots.admit(admitted)
+        self._processors.admit(admitted)
         if admitted.sampling.penalised:
             self._penalties.admit(admitted)
 
-    def stage(self, staged: Staged) -> Choose:
-        """Return a function that samples this step's rows as they are known now."""
+    def stage(self, staged: Staged) -> Choice:
+        """Return how this step's rows are sampled, as they are known now."""
         numbers, count = staged.piece.numbers, staged.num_sampled
         slots, positions = numbers.sampled_slots[:count], numbers.sampled_positions[:count]
-        return partial(sample, batch=self.batch(slots, positions, self._device))
+        batch = self.batch(slots, positions, self._device)
+        return Choice(partial(sample, batch=batch), batch.restricts)
 
     def sample(self, logits: Tensor, slots: Integers, positions: Integers) -> Tensor:
         """Sample tokens [rows] from `logits` [rows, vocab] fp32, which may be written to.
@@ -176,9 +201,10 @@ class SlotSampler:
         known = self._slots
         forbidden = self._forbidden(slots, positions, device)
         penalties = self._penalties.select(slots, known, device)
+        processed = self._processors.of(slots)
         temperature = known.temperature[slots]
         if not temperature.any():
-            return SamplingBatch(forbidden=forbidden, penalties=penalties)
+            return SamplingBatch(forbidden=forbidden, penalties=penalties, processed=processed)
         return SamplingBatch(
             temperature=torch.from_numpy(temperature).to(device),
             uniforms=torch.from_numpy(uniforms(known.seed[slots], positions)).to(device),
@@ -187,6 +213,7 @@ class SlotSampler:
             top_p=_unless_all(known.top_p[slots], 1, device),
             forbidden=forbidden,
             penalties=penalties,
+            processed=processed,
         )
 
     def _forbidden(self, slots: Integers, positions: Integers, device: torch.device) -> tuple[Tensor, Tensor] | None:

@@ -10,6 +10,8 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 
 KINDS = (
+    SamplingParams(allowed_token_ids=(0, 1), bad_words=((1, 0),), logit_bias=((0, 1.0),)),
+    SamplingParams(logprobs=20, prompt_logprobs=20),
     SamplingParams(temperature=1, top_p=0.9),
     SamplingParams(temperature=0, presence_penalty=1, min_tokens=2, stop_token_ids=(0,)),
     SamplingParams(temperature=0),

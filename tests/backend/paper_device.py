@@ -1,9 +1,9 @@
 """A device on paper: executes batches on a dictionary of KV slots, and checks that every context reads back intact."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.batch import Batch, PromptLogprobs, StepOutput, TokenLogprobs
 
 
 def next_token(tokens: list[int]) -> int:
@@ -12,6 +12,11 @@ def next_token(tokens: list[int]) -> int:
     for token in tokens:
         value = (value * 31 + token + 7) % 1_000_003
     return value % 50
+
+
+def logprobs_of(token: int) -> TokenLogprobs:
+    """Log probabilities that tell which token they are of."""
+    return TokenLogprobs(-float(token), 1, [token], [-float(token)])
 
 
 class PaperDevice:
@@ -25,6 +30,7 @@ class PaperDevice:
         self.block_size = block_size
         self.tables: dict[int, list[int]] = {}
         self.known: dict[int, list[int]] = {}  # per slot: every token so far, sampled ones too
+        self.prompt_lengths: dict[int, int] = {}
         self.memory: dict[int, tuple[int, int]] = {}  # KV slot: (position, token)
         self.host: dict[int, list[tuple[int, int] | None]] = {}  # host block: what was copied to it
         self._launched: list[Batch] = []  # and not executed yet
@@ -43,6 +49,16 @@ class PaperDevice:
             _, is_out, source, target = self._copies.popleft()
             self._copy_out(source, target) if is_out else self._copy_in(source, target)
 
+    def forced(self, batch: Batch, count: int) -> dict[int, list[int]]:
+        """Return so many tokens as can only follow those that a batch has sampled, for every other of its rows."""
+        found = {}
+        for index, slot in list(enumerate(batch.sampled_slots))[count % 2 :: 2]:
+            tokens = list(self.known[slot])
+            for _ in range(count):
+                tokens.append(next_token(tokens))
+            found[index] = tokens[len(self.known[slot]) :]
+        return found
+
     def lose(self, copied: int) -> None:
         """Lose what was launched, though some of its copies were made."""
         self.copy(copied)
@@ -57,6 +73,7 @@ class PaperDevice:
         for admitted in batch.admitted:
             self.tables[admitted.slot] = []
             self.known[admitted.slot] = list(admitted.token_ids)
+            self.prompt_lengths[admitted.slot] = admitted.num_prompt_tokens
         for slot, index, blocks in batch.new_blocks:
             table = self.tables[slot]
             assert index <= len(table), "blocks arrive out of order"
@@ -82,7 +99,14 @@ class PaperDevice:
         ends = [batch.starts[row] + batch.lengths[row] for row in batch.sampled]
         assert len(set(batch.sampled_slots)) == len(ends), "a slot samples twice in one step"
         sampled = [self._sample(slot, end) for slot, end in zip(batch.sampled_slots, ends, strict=True)]
-        return StepOutput(batch.step, sampled, 0.0)
+        logprobs = {index: logprobs_of(token) for index, token in enumerate(sampled)}
+        return StepOutput(batch.step, sampled, 0.0, logprobs, [*self._scored(batch)])
+
+    def _scored(self, batch: Batch) -> Iterator[PromptLogprobs]:
+        for slot, start, length in zip(batch.slots, batch.starts, batch.lengths, strict=True):
+            tokens = self.known[slot][start + 1 : min(start + length + 1, self.prompt_lengths[slot])]
+            if tokens:
+                yield PromptLogprobs(slot, start + 1, [logprobs_of(token) for token in tokens])
 
     def _copy_out(self, block: int, host_block: int) -> None:
         content = [self.memory.get(address) for address in self._addresses(block)]
@@ -105,6 +129,8 @@ class PaperDevice:
 
     def _compute(self, slot: int, start: int, token_ids: list[int]) -> None:
         for position, token in enumerate(token_ids, start):
+            if position == len(self.known[slot]):  # it was forced, and not sampled
+                self.known[slot].append(next_token(self.known[slot]))
             true = self.known[slot][position]
             assert token == true, f"slot {slot} was given {token} at {position}, expected {true}"
             self.memory[self._address(slot, position)] = (position, true)

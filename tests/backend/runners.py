@@ -98,18 +98,25 @@ def generate(
     runner: ModelRunner, prompts: abc.Sequence[list[int]], sampling: abc.Sequence[SamplingParams], at_once: int = 1000
 ) -> list[list[int]]:
     """The tokens of each prompt, prompt i with seed i; `at_once` prompts arrive with each step."""
-    scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
     pairs = enumerate(zip(prompts, sampling, strict=True))
-    sequences = deque(
+    sequences = [
         Sequence(str(n), "", prompt, params, params.max_tokens or 8, n, frozenset(params.stop_token_ids), float(n))
         for n, (prompt, params) in pairs
-    )
+    ]
+    complete(runner, sequences, at_once)
+    return [sequence.output for sequence in sequences]
+
+
+def complete(runner: ModelRunner, sequences: abc.Sequence[Sequence], at_once: int = 1000) -> None:
+    """Run sequences to their ends; `at_once` arrive with each step."""
+    scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
+    coming = deque(sequences)
     tokens: dict[str, list[int]] = {sequence.id: [] for sequence in sequences}
     loop = OfflineEngine(scheduler, runner)
-    while sequences or scheduler.has_work:
-        for _ in range(min(at_once, len(sequences))):
-            scheduler.add(sequences.popleft())
+    while coming or scheduler.has_work:
+        for _ in range(min(at_once, len(coming))):
+            scheduler.add(coming.popleft())
         for sequence, token, _ in loop.step():
             tokens[sequence.id].append(token)
     assert scheduler.pool.num_free == runner.config.num_blocks
-    return list(tokens.values())
+    assert [*tokens.values()] == [sequence.output for sequence in sequences]

@@ -1,5 +1,7 @@
 """The whole engine, offline: against transformers' generate on checkpoints it made, and against itself."""
 
+import json
+import re
 import sys
 from dataclasses import replace
 from functools import cache
@@ -13,6 +15,7 @@ import torch
 from backend import LLM, SamplingParams
 from backend.config import Batching, KVAllocation
 from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
+from backend.grammar import Grammar, GrammarKind
 from backend.scheduler.batch import Batch, StepOutput
 from backend.sizing import EngineOptions
 from backend.worker.device_stream import CpuStream, Running, Work
@@ -284,3 +287,38 @@ def test_a_generation_may_be_interrupted_anywhere(checkpoints: dict[str, Path]) 
 def test_memory_that_cannot_hold_one_sequence_is_refused_with_the_arithmetic(checkpoints: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"needs 4 blocks = .* lower max_model_len to 48"):
         LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50, kv_memory_bytes=3 * 12_288))
+
+
+def test_answers_match_their_grammars_and_those_beside_them_are_unchanged() -> None:
+    llm = LLM("embedded", EngineOptions(max_num_seqs=3, max_num_batched_tokens=24, prefill_chunk=7))
+    shown = json.dumps(
+        {
+            "type": "object",
+            "properties": {"to": {"enum": [1, 22, 333]}},
+            "required": ["to"],
+            "additionalProperties": False,
+        }
+    )
+    grammars = [Grammar(GrammarKind.REGEX, r"\d{3}-[a-f]{2}"), None, Grammar(GrammarKind.JSON_SCHEMA, shown)]
+    texts = []
+    for temperature in (0, 1):
+        sampling = [
+            SamplingParams(temperature=temperature, seed=7, max_tokens=60, grammar=grammar) for grammar in grammars
+        ]
+        prompt = [{"role": "user", "content": "Count from 3 to 6."}]
+        texts += llm.generate([prompt] * 3 + ["3, 4"], [*sampling, sampling[0]], progress=False)
+    for completion in texts[0], texts[3], texts[4], texts[7]:
+        assert re.fullmatch(r"\d{3}-[a-f]{2}", completion.text)
+    assert texts[1].text == "3, 4, 5, 6"
+    assert all(json.loads(completion.text)["to"] in (1, 22, 333) for completion in (texts[2], texts[6]))
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        llm.generate(["a"], SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a")), progress=False)
+
+
+def test_an_answer_that_may_have_no_token_ends_and_says_so() -> None:
+    llm = LLM("embedded")
+    grammar = Grammar(GrammarKind.CHOICE, '["yes"]')
+    stuck, free = llm.generate(["a", "a"], [SamplingParams(grammar=grammar, min_tokens=9), GREEDY], progress=False)
+    assert stuck.finish_reason == "grammar"
+    assert stuck.text == "yes"
+    assert len(free.token_ids) == NUM_TOKENS

@@ -1,7 +1,14 @@
 import pytest
 
 from backend.errors import InvalidRequest
-from backend.sampling_params import MAX_STOP_CHARS, MAX_STOPS, SamplingParams
+from backend.sampling_params import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASED,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    SamplingParams,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -21,6 +28,11 @@ NAN, INF = float("nan"), float("inf")
         "min_tokens": (0, 5),
         "stop": ((), ("a",), ("x" * MAX_STOP_CHARS,) * MAX_STOPS),
         "stop_token_ids": ((), (0, 5)),
+        "logit_bias": ((), ((0, -100), (5, 100.0)), tuple((i, 1.0) for i in range(MAX_BIASED))),
+        "allowed_token_ids": (None, (3,), (0, 2**31 - 1)),
+        "bad_words": ((), ((1,), (1, 2)), ((1,) * MAX_BAD_WORD_TOKENS,) * MAX_BAD_WORDS),
+        "logprobs": (None, 0, 20),
+        "prompt_logprobs": (None, 0, 20),
     }.items(),
 )
 def test_values_in_range_are_taken(param: str, values: tuple[object, ...]) -> None:
@@ -42,6 +54,11 @@ def test_values_in_range_are_taken(param: str, values: tuple[object, ...]) -> No
         "max_tokens": (0, -1, 1.5, 10**5000),
         "min_tokens": (-1, None),
         "stop": ("text", ["a"], ("",), (1,), ("x" * (MAX_STOP_CHARS + 1),), ("a",) * (MAX_STOPS + 1)),
+        "logit_bias": (((-1, 1),), ((0, 101),), ((0, NAN),), tuple((i, 1.0) for i in range(MAX_BIASED + 1))),
+        "allowed_token_ids": ((), (-1,), (0, 2**31)),
+        "bad_words": (((),), ((1,) * (MAX_BAD_WORD_TOKENS + 1),), ((1,),) * (MAX_BAD_WORDS + 1)),
+        "logprobs": (-1, 21, 1.5),
+        "prompt_logprobs": (-1, 21, True),
         "stop_token_ids": ([1], (-1,), (2**31,), ("1",), (1,) * (MAX_STOPS + 1)),
     }.items(),
 )

@@ -32,6 +32,12 @@ int sluice_max_group();
 int sluice_max_head_dim();
 int sluice_head_dim_multiple();
 
+// Writes -inf over the fp32 logits of tokens that the mask of a row does not allow: bit t % 32 of word t / 32 is token
+// t's. A row of a negative index stays as it is; tokens beyond `words` are not allowed.
+void sluice_apply_token_bitmask(
+    float* logits, int64_t row_stride, const uint32_t* bitmasks, int64_t words, const int32_t* indices, int64_t rows,
+    int64_t vocab, int threads);
+
 // A packed weight has room for a multiple of `linear_panel` outputs, and so has its bias. fp16 is not among the types.
 int sluice_linear_panel();
 void sluice_pack_weight(int dtype, void* packed, const void* weight, int64_t outputs, int64_t inputs, int threads);

@@ -43,3 +43,19 @@ def check_extremes(ops: Ops, dtype: torch.dtype) -> None:
     gate = torch.tensor([[0.0, -0.0, 88.0, -88.0, 200.0, -200.0, 6e4, -6e4, 6e-8, -6e-8, torch.inf, torch.nan]])
     gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1).to(dtype)
     torch.testing.assert_close(ops.silu_mul(gate_up), reference.silu_mul(gate_up), equal_nan=True)
+
+
+def check_bitmask(ops: Ops, vocab: int, words: int) -> None:
+    """Mask random rows of which words are empty, full and mixed, in logits whose rows have room behind them."""
+    generator = torch.Generator().manual_seed(vocab)
+    masks = torch.randint(-(2**31), 2**31, (5, words), generator=generator).to(torch.int32)
+    kinds = torch.randint(0, 3, (5, words), generator=generator)
+    bitmasks = masks.where(kinds == 0, -(kinds == 1).to(torch.int32)).contiguous()
+    indices = torch.tensor([3, -1, 0, 3, 4, -1, 1], dtype=torch.int32)
+    whole = torch.randn(7, vocab + 5, generator=generator)
+    whole[2, 0] = torch.nan
+    expected = whole.clone()
+    reference.apply_token_bitmask(expected[:, :vocab], bitmasks, indices)
+    ops.apply_token_bitmask(whole[:, :vocab], bitmasks, indices)
+    torch.testing.assert_close(whole, expected, rtol=0, atol=0, equal_nan=True)
+    assert not expected[1].isinf().any()

@@ -11,7 +11,14 @@ from backend.kernels.cpu import CpuOps, select_ops
 from backend.kernels.ops import Ops, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.torch_ops import TorchOps
-from tests.backend.kernels.closeness import ROWWISE, assert_within, check_extremes, check_residual, rowwise_results
+from tests.backend.kernels.closeness import (
+    ROWWISE,
+    assert_within,
+    check_bitmask,
+    check_extremes,
+    check_residual,
+    rowwise_results,
+)
 from tests.backend.kernels.ragged import Heads, Ragged, ragged
 
 CPU = torch.device("cpu")
@@ -264,3 +271,16 @@ def test_without_a_library_torch_serves_and_native_is_refused(monkeypatch: pytes
     assert isinstance(select_ops(CPU, torch.float32), TorchOps)
     with pytest.raises(ConfigError, match="no compiled kernels"):
         select_ops(CPU, torch.float32, "native")
+
+
+@pytest.mark.parametrize(("vocab", "words"), [(1, 1), (32, 1), (75, 3), (1000, 30), (64, 5), (70_001, 2188)])
+@pytest.mark.usefixtures("_threads")
+def test_masks_of_tokens_are_the_references(ops: Ops, vocab: int, words: int) -> None:
+    check_bitmask(ops, vocab, words)
+
+
+def test_a_mask_allows_the_tokens_whose_bits_are_set(ops: Ops) -> None:
+    logits, words = torch.zeros(1, 40), torch.zeros(1, 2, dtype=torch.int32)
+    words[0, 0], words[0, 1] = -(2**31) | 5, 1 << 7
+    ops.apply_token_bitmask(logits, words, torch.zeros(1, dtype=torch.int32))
+    assert logits[0].isfinite().nonzero().flatten().tolist() == [0, 2, 31, 39]

@@ -464,6 +464,15 @@ def test_a_pin_is_within_a_lease_and_gives_way_to_what_runs() -> None:
     assert kv.allowances.held["a"] <= 3
 
 
+def test_one_that_is_preempted_and_joins_again_in_one_step_is_planned_once() -> None:
+    """It is forked while it is still among those that were to be computed."""
+    bench = Bench(num_blocks=8, max_model_len=24, max_num_batched_tokens=4, prefill_chunk=4, steps_in_flight=1)
+    for common, group, priority_class in ((5, "long", 1), (5, "long", 1), (5, "long", 1), (1, "short", 0)):
+        bench.say(PROMPT[:common], 1, "a", priority_class=priority_class, prompt_group=group)
+    bench.say(PROMPT[:1], 1, "a", prompt_group="short")
+    bench.drain()
+
+
 class SharingMachine(LossyMachine):
     @initialize(
         num_blocks=st.one_of(st.integers(8, 14), st.integers(24, 40)),

@@ -17,7 +17,7 @@ from backend.scheduler.retention import Retention
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from tests.backend.paper_device import PaperDevice, continuation
+from tests.backend.paper_device import PaperDevice, continuation, logprobs_of
 from tests.backend.sequences import make_sequence
 
 END = 3
@@ -67,6 +67,8 @@ class Bench:
         self, n: int, prompt: list[int], max_tokens: int, tenant: str, is_pinned: bool = False, **fields: Any
     ) -> Sequence:
         sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, [END], arrival=float(n), **fields)
+        sequence.logprobs = []
+        sequence.prompt_logprobs = None if sequence.cache_root else []
         self.names.name(sequence, len(prompt) // self.config.block_size)
         if is_pinned:
             self.scheduler.pin(sequence, self.now)
@@ -92,9 +94,14 @@ class Bench:
             self.device.launch(batch)
         return batch
 
-    def complete(self, now: float | None = None) -> None:
+    def complete(self, now: float | None = None, forced: int = 0) -> None:
+        """Complete the oldest step; after the tokens of every other of its rows so many are `forced`."""
         self.now = self.now if now is None else now
-        self.scheduler.update_from_output(self.device.execute(self.in_flight.popleft()), self.now)
+        batch = self.in_flight.popleft()
+        output = self.device.execute(batch)
+        if forced:
+            output.forced = self.device.forced(batch, forced)
+        self.scheduler.update_from_output(output, self.now)
         self.scheduler.check_integrity()
         if isinstance(self.scheduler.pool, PagedPool):
             leaving = self.scheduler.kv_manager.blocks.swapping.leaving
@@ -150,9 +157,19 @@ class BenchMachine(RuleBasedStateMachine):
         if hasattr(self, "bench"):
             self.bench.scheduler.check_integrity()
 
+    @invariant()
+    def log_probabilities_are_those_of_the_tokens(self) -> None:
+        for sequence in self.sequences if hasattr(self, "bench") else ():
+            assert sequence.logprobs == list(map(logprobs_of, sequence.output))
+            scored = sequence.prompt_logprobs
+            if scored is not None:
+                assert scored == list(map(logprobs_of, sequence.prompt[1 : len(scored) + 1]))
+                assert len(scored) == len(sequence.prompt) - 1 or not sequence.output
+
     def teardown(self) -> None:
         if hasattr(self, "bench"):
             self.bench.drain()
+            self.log_probabilities_are_those_of_the_tokens()
             self.check_ends()
             self.bench.scheduler.kv_manager.cache.clear()
             assert self.bench.scheduler.pool.num_free == self.bench.config.num_blocks

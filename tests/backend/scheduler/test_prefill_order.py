@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.config import Batching
+from backend.scheduler.prefill_order import PASSED_OVER
 from backend.scheduler.scheduled_step import ScheduledStep
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import FinishReason, Sequence
 from tests.backend.scheduler.bench import Bench
 from tests.examples import examples
 
@@ -172,6 +173,88 @@ def test_who_outranks_a_prompt_goes_before_it_whatever_is_due(monkeypatch: pytes
     assert list(prefilled(bench)) == [head.id]
     later = bench.add(4, 2)
     assert set(bench.scheduler.prefilling_before(later, 4, BUDGET)) == {head, running}
+    bench.drain()
+
+
+def served_by_tokens(bench: Bench, monkeypatch: pytest.MonkeyPatch, weights: dict[str, float]) -> list[Sequence]:
+    """Has tenants' service be the tokens of their prompts that were computed; returns the list of all sequences."""
+    known: list[Sequence] = []
+
+    def served(tenant: str) -> float:
+        return sum(s.num_computed_tokens for s in known if s.tenant == tenant) / weights.get(tenant, 1.0)
+
+    def prefill_cost(sequence: Sequence, tokens: int) -> float:
+        return tokens / weights.get(sequence.tenant, 1.0)
+
+    monkeypatch.setattr(bench.scheduler.hooks, "served", served)
+    monkeypatch.setattr(bench.scheduler.hooks, "prefill_cost", prefill_cost)
+    return known
+
+
+def test_one_tenants_prompts_side_by_side_do_not_keep_anothers_until_all_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = roomy(prefill_chunk=2)
+    known = served_by_tokens(bench, monkeypatch, {})
+    known += [bench.add(64, 2, "many") for _ in range(8)]
+    bench.step()
+    known.append(one := bench.add(64, 2, "one"))
+    steps, computed = 0, 0
+    while one.num_computed_tokens < 64:
+        bench.step()
+        steps += 1
+        computed += not one.num_computed_tokens
+    assert computed <= 64 // BUDGET + 1, "until the other tenant was served as much more"
+    assert steps <= computed + 64 // 2 + 1, "and then it has its chunk of each step"
+    bench.drain()
+
+
+@pytest.mark.parametrize(("weight", "goes_first"), [(1.0, False), (4.0, True)])
+def test_a_weight_counts_in_what_tenants_were_served(
+    monkeypatch: pytest.MonkeyPatch, weight: float, goes_first: bool
+) -> None:
+    bench = roomy(prefill_overtaking=0.1, max_num_seqs=4)
+    known = served_by_tokens(bench, monkeypatch, {"heavy": weight})
+    known.append(long := begun(bench, 190))
+    known.append(other := bench.add(80, 2, "heavy"))
+    for _ in range(4):
+        bench.step()
+    assert bool(other.num_computed_tokens) is goes_first
+    assert long.num_computed_tokens < 190
+    bench.drain()
+
+
+def test_who_is_pressing_or_outranks_is_not_overtaken_for_what_its_tenant_was_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for changes in ({"first_token_by": 2.5}, {"outranks": True}):
+        bench = roomy(prefill_overtaking=0.1, max_num_seqs=4)
+        known = served_by_tokens(bench, monkeypatch, {"other": 100.0})
+        if changes.pop("outranks", None):
+            monkeypatch.setattr(bench.scheduler.hooks, "outranks", lambda one, _: one.tenant == "t")
+        known.append(long := begun(bench, 190, **changes))
+        known.append(bench.add(40, 2, "other"))
+        while long.num_computed_tokens < 190:
+            assert not known[1].num_computed_tokens
+            bench.step()
+        bench.drain()
+
+
+@pytest.mark.parametrize("chunk", [BUDGET, 4])
+def test_the_prompt_admitted_first_progresses_under_a_flood_of_a_more_urgent_class(chunk: int) -> None:
+    bench = roomy(prefill_chunk=chunk, max_num_seqs=14)
+    lower = bench.add(64, 2)
+    lower.priority_class = 1
+    bench.step()
+    steps, at = 0, lower.num_computed_tokens
+    while not lower.output:
+        while len(bench.scheduler.waiting) < 8:
+            bench.add(40, 1)
+        bench.step()
+        steps += 1
+        assert steps < (64 // chunk + 1) * (PASSED_OVER + 2), f"{lower.num_computed_tokens} of 64 tokens, {at} at first"
+    for waiting in list(bench.scheduler.running.values()):
+        bench.scheduler.finish(waiting, FinishReason.CANCELLED)
     bench.drain()
 
 

@@ -117,7 +117,7 @@ def test_the_window_of_a_neighbourly_decoder_is_bounded() -> None:
     class Undecodable:
         strip_left = 0
 
-        def token_bytes(self, skip_special_tokens: bool) -> None:
+        def token_bytes(self, skip_special_tokens: bool, in_message: bool) -> None:
             return None
 
         def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:

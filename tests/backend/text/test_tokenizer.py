@@ -143,3 +143,20 @@ def test_a_tokenizer_remembers_no_words(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("backend.text.tokenizer.remember_no_words", seen.append)
     Tokenizer.from_dir(write_model(tmp_path), model_vocab_size=1024).close()
     assert len(seen) == 1
+
+
+def test_the_response_template_is_the_checkpoints_own_or_that_of_its_chat_template(tmp_path: Path) -> None:
+    own = {"start_anchor": "A:", "fields": {"content": {"close": "B"}}}
+    write_model(tmp_path, response_template=own, chat_template="<tool_call>")
+    template = Tokenizer.from_dir(tmp_path, 1024).response_template
+    assert template is not None and [field.name for field in template.fields] == ["content"]
+    write_model(tmp_path, chat_template="<tool_call>")
+    template = Tokenizer.from_dir(tmp_path, 1024).response_template
+    assert template is not None and [field.name for field in template.fields] == ["tool_calls", "content"]
+    write_model(tmp_path, chat_template="plain")
+    assert Tokenizer.from_dir(tmp_path, 1024).response_template is None
+    write_model(tmp_path, response_template={"fields": {"content": {"open_pattern": "(a"}}})
+    with pytest.raises(
+        ModelLoadError, match=r"tokenizer_config\.json: .*content\.open_pattern: .* not closed.*correct or"
+    ):
+        Tokenizer.from_dir(tmp_path, 1024)

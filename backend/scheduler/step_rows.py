@@ -1,0 +1,53 @@
+"""The rows of a step beside its decodes: blocks for their tokens, and tokens that need no sampling."""
+
+from backend.scheduler.kv_manager import KVManager
+from backend.scheduler.preemption import Preemption
+from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
+from backend.scheduler.sequence import Sequence, SequenceStatus
+
+_RUNNING = SequenceStatus.RUNNING  # see `kv_manager`: looking it up takes time
+
+
+class StepRows:
+    """Adds rows to a step that is planned."""
+
+    def __init__(self, kv_manager: KVManager, preemption: Preemption) -> None:
+        self._blocks = kv_manager.blocks
+        self._preemption = preemption
+
+    def grow(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> bool:
+        """Allocate blocks for `length` more tokens, preempting others if need be; False when there are none yet."""
+        tables, held = self._blocks, len(sequence.block_table)
+        needed = tables.blocks_to_grow(sequence, length)
+        if not needed:
+            return True
+        if not tables.permits(sequence.tenant, needed):
+            scheduled.paused[sequence] = WaitReason.ALLOWANCE
+            return False
+        blocks = tables.allocate(sequence, needed)
+        if blocks is None:
+            self._preemption.preempt_for_running(sequence, needed, scheduled.batch.step)
+            blocks = tables.allocate(sequence, needed)
+        if blocks is None:
+            return False
+        scheduled.batch.new_blocks.append((sequence.slot, held, blocks))
+        return True
+
+    def add_jumps(self, jumping: list[Sequence], scheduled: ScheduledStep, most: int) -> None:
+        """Have tokens computed that a grammar has forced: they are decodes, in fewer steps, and wait for no prefill.
+
+        The step has at most so many tokens: each sequence can have one at least, as decodes can.
+        """
+        left = most - len(scheduled.sequences)
+        for behind, sequence in enumerate(jumping, 1 - len(jumping)):
+            length = min(sequence.num_uncomputed_tokens, left + behind)
+            if length > 0 and sequence.status is _RUNNING and self.grow(sequence, length, scheduled):
+                self.add_prefill(sequence, length, scheduled)
+                left -= length
+                sequence.jumps = sequence.num_computed_tokens < sequence.num_admitted_tokens
+
+    def add_prefill(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> None:
+        """Add a row of `length` tokens, for which there are blocks."""
+        start = sequence.num_computed_tokens
+        scheduled.add_prefill(sequence, length)
+        self._blocks.publish(sequence, start, scheduled.batch.step)

@@ -1,0 +1,268 @@
+"""Has grammars compiled before the sequences that ask for them are queued, within what each owner may take of it.
+
+What nobody has seen yet is compiled in a process that is killed when it takes too long, and then once more in the one
+that will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, and what it has
+compiled is kept for it, and for nobody else, up to a number of bytes: how soon an answer begins tells nobody what
+others ask for.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from backend.errors import GrammarInvalid, GrammarTooComplex
+from backend.grammar import Grammar
+from backend.structured_output.frames import receive_frame, send_frame
+from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess
+
+MOST_WAITING = 32  # of an owner's, behind the one that is compiled
+WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
+
+
+class TooManyGrammars(Exception):
+    """The owner has too many grammars waiting to be compiled, or too much compiled for what it runs at present."""
+
+
+@dataclass(slots=True)
+class CompiledGrammar:
+    """A grammar that was compiled, and for whom."""
+
+    grammar: Grammar
+    num_bytes: int
+    seconds: float  # of a processor, that compiling it took
+    process: MatchingProcess  # that has it
+    num_users: int = 0  # sequences, queued or running, that need it
+
+    @property
+    def owner(self) -> str:
+        return self.grammar.owner
+
+
+class _Job:
+    """Compiling one grammar, on a thread that waits for the processes. It may be given up at any time."""
+
+    def __init__(self, grammar: Grammar, processes: GrammarProcesses, idle: SimpleQueue[ForkedProcess]) -> None:
+        self._grammar, self._processes, self._idle = grammar, processes, idle
+        self._process: ForkedProcess | None = None  # that compiles
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Give it up: who compiles is killed, and nobody waits for what comes of it."""
+        self._is_cancelled = True
+        if self._process is not None:
+            self._process.kill()
+
+    def run(self) -> CompiledGrammar:
+        """Raises `GrammarInvalid`, as `GrammarTooComplex` where it takes too long or too much memory."""
+        seconds, num_bytes = self._try()
+        index = self._processes.index_of(self._grammar)
+        for _ in range(2):
+            process = self._processes.matching(index)
+            try:
+                process.compile(self._grammar)
+                return CompiledGrammar(self._grammar, num_bytes, 2 * seconds, process)
+            except (EOFError, OSError):
+                self._processes.lost(process)
+        raise GrammarTooComplex("the grammar takes more memory than there is for it; simplify it")
+
+    def _try(self) -> tuple[float, int]:
+        """Compile it where that may fail in any way; returns the seconds of a processor and the bytes that it took.
+
+        A process that somebody else has killed says nothing of the grammar: another one is asked.
+        """
+        for is_last in (False, True):
+            process = self._ready_process()
+            try:
+                answer = self._ask(process)
+            except TimeoutError:
+                self._processes.end(process)
+                raise self._too_complex(f"{WALL_SECONDS:.0f} s") from None
+            except (EOFError, OSError):
+                status = self._processes.end(process)
+                if is_last or self._is_cancelled or os.WIFEXITED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+                    raise self._too_complex(self._limit_of(status)) from None
+            else:
+                break
+            finally:
+                self._process = None
+        self._idle.put(process)
+        if answer["error"] is not None:
+            raise (GrammarTooComplex if answer["is_too_complex"] else GrammarInvalid)(answer["error"])
+        return answer["seconds"], answer["num_bytes"]
+
+    def _ready_process(self) -> ForkedProcess:
+        try:
+            process = self._idle.get_nowait()
+        except Empty:
+            process = self._processes.fork_compiler()
+        self._process = process
+        if self._is_cancelled:
+            process.kill()
+        return process
+
+    def _ask(self, process: ForkedProcess) -> dict[str, Any]:
+        link = process.links[0]
+        link.settimeout(WALL_SECONDS)
+        send_frame(link, f"{self._grammar.kind}\n{self._grammar.source}".encode("utf-8", "surrogatepass"))
+        answer: dict[str, Any] = json.loads(receive_frame(link))
+        return answer
+
+    def _limit_of(self, status: int) -> str:
+        """Return the limit that ended a process with this status."""
+        options = self._processes.setup.options
+        if not os.WIFEXITED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+            return f"{1000 * options.compile_seconds:.0f} ms of a processor"
+        return f"{options.compile_bytes / 2**20:.0f} MiB of memory"
+
+    def _too_complex(self, limit: str) -> GrammarTooComplex:
+        return GrammarTooComplex(
+            f"the grammar takes more than {limit} to compile, which is the most that it may; simplify it"
+        )
+
+
+class GrammarCompiler:
+    """Keeps what was compiled. Its methods are called by one thread, which is never held up but by `compile_now`."""
+
+    def __init__(self, processes: GrammarProcesses, owner_bytes: int = 64 << 20, num_compiling: int = 1) -> None:
+        """`owner_bytes` is what compiled grammars of one owner may take; `num_compiling` are compiled at a time."""
+        self.processes = processes
+        self.owner_bytes = owner_bytes
+        self.num_hits = self.num_misses = self.num_invalid = self.num_too_complex = 0
+        self.seconds = 0.0  # of processors, that compiling has taken
+        self.on_compiled: list[Callable[[str, float], object]] = []  # with the owner, and seconds of a processor
+        self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()  # by hash, the last used last
+        self._bytes: dict[str, int] = {}  # by owner, of what is compiled
+        self._turns: dict[str, asyncio.Lock] = {}  # by owner, while any of its grammars waits to be compiled
+        self._waiting: dict[str, int] = {}
+        self._idle: SimpleQueue[ForkedProcess] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
+
+    async def acquire(self, grammar: Grammar) -> CompiledGrammar:
+        """Return a grammar that was compiled, and stays so until it is released. What only waits may be cancelled.
+
+        Raises `GrammarInvalid`, and `TooManyGrammars` for an owner that is to try again later.
+        """
+        if (found := self._find(grammar)) is not None:
+            return self._use(found)
+        owner = grammar.owner
+        if self._waiting.get(owner, 0) > MOST_WAITING:
+            raise TooManyGrammars(f"{MOST_WAITING} grammars wait to be compiled, which is the most that may")
+        self._waiting[owner] = self._waiting.get(owner, 0) + 1
+        try:
+            async with self._turns.setdefault(owner, asyncio.Lock()):
+                found = self._find(grammar)
+                return self._use(found if found is not None else await self._compile(grammar))
+        finally:
+            self._waiting[owner] -= 1
+            if not self._waiting[owner]:
+                del self._waiting[owner], self._turns[owner]
+
+    def compile_now(self, grammar: Grammar) -> CompiledGrammar:
+        """Return a grammar as `acquire` does, once it is compiled; meanwhile the caller waits."""
+        found = self._find(grammar)
+        if found is None:
+            job = _Job(grammar, self.processes, self._idle)
+            try:
+                found = self._threads.submit(job.run).result()
+            except GrammarInvalid as error:
+                self._count(error)
+                raise
+            found = self._keep(found)
+        return self._use(found)
+
+    def release(self, compiled: CompiledGrammar) -> None:
+        """Take note that one that has acquired a grammar has no use for it any more."""
+        compiled.num_users -= 1
+        self._trim(compiled.owner)
+
+    def release_all(self, several: Iterable[CompiledGrammar]) -> None:
+        """Release each of several."""
+        for compiled in several:
+            self.release(compiled)
+
+    def close(self) -> None:
+        """End the processes, and the threads that wait for them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.processes.stop()
+
+    def _use(self, compiled: CompiledGrammar) -> CompiledGrammar:
+        compiled.num_users += 1
+        return compiled
+
+    def _find(self, grammar: Grammar) -> CompiledGrammar | None:
+        """Return what is compiled of it, unless the process that had it is gone."""
+        found = self._compiled.get(grammar.hash)
+        if found is not None and self.processes.has(found.process):
+            self._compiled.move_to_end(grammar.hash)
+            self.num_hits += 1
+            return found
+        return None
+
+    async def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        job = _Job(grammar, self.processes, self._idle)
+        try:
+            compiled = await asyncio.get_running_loop().run_in_executor(self._threads, job.run)
+        except asyncio.CancelledError:
+            job.cancel()
+            raise
+        except GrammarInvalid as error:
+            self._count(error)
+            if isinstance(error, GrammarTooComplex):
+                self._charge(grammar.owner, self.processes.setup.options.compile_seconds)
+            raise
+        return self._keep(compiled)
+
+    def _count(self, error: GrammarInvalid) -> None:
+        self.num_too_complex += isinstance(error, GrammarTooComplex)
+        self.num_invalid += not isinstance(error, GrammarTooComplex)
+
+    def _charge(self, owner: str, seconds: float) -> None:
+        self.seconds += seconds
+        for tell in self.on_compiled:
+            tell(owner, seconds)
+
+    def _keep(self, compiled: CompiledGrammar) -> CompiledGrammar:
+        """Keep what was compiled, at the cost of what its owner has not used for longest."""
+        owner, name = compiled.owner, compiled.grammar.hash
+        self.num_misses += 1
+        self._charge(owner, compiled.seconds)
+        if (before := self._compiled.get(name)) is not None:
+            before.process = compiled.process
+            return before
+        self._bytes[owner] = self._bytes.get(owner, 0) + compiled.num_bytes
+        self._compiled[name] = compiled
+        compiled.num_users += 1  # it is not given up for itself
+        self._trim(owner)
+        compiled.num_users -= 1
+        if self._bytes.get(owner, 0) > self.owner_bytes:
+            self._forget(compiled)
+            raise TooManyGrammars(
+                f"the compiled grammars of what runs and waits take more than {self.owner_bytes} bytes; use fewer "
+                "different ones at a time"
+            )
+        return compiled
+
+    def _trim(self, owner: str) -> None:
+        if self._bytes.get(owner, 0) <= self.owner_bytes:
+            return
+        for compiled in [one for one in self._compiled.values() if one.owner == owner and not one.num_users]:
+            self._forget(compiled)
+            if self._bytes.get(owner, 0) <= self.owner_bytes:
+                return
+
+    def _forget(self, compiled: CompiledGrammar) -> None:
+        owner = compiled.owner
+        if self._compiled.pop(compiled.grammar.hash, None) is not None:
+            self._bytes[owner] -= compiled.num_bytes
+            if not self._bytes[owner]:
+                del self._bytes[owner]
+        with suppress(RuntimeError):  # it is closed
+            self._threads.submit(compiled.process.forget, compiled.grammar)

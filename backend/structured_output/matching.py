@@ -1,0 +1,73 @@
+"""Matchers of the slots of a running batch: each consumes its slot's tokens, and says which may come next."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from backend.structured_output.frames import RowStatus
+
+
+class Matcher(Protocol):
+    """llguidance's `LLMatcher`, as far as it is used."""
+
+    def deep_copy(self) -> "Matcher": ...
+
+    def is_error(self) -> bool: ...
+
+    def stop_reason(self) -> str: ...
+
+    def consume_token(self, sampled_token: int) -> bool: ...
+
+    def compute_ff_tokens(self) -> list[int]: ...
+
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
+
+
+class SlotMatcher:
+    """The matcher of one sequence's output.
+
+    Where the grammar leaves one continuation, its tokens are `forced`: worked out once, and then the mask of each of
+    their places has one bit, until another token is consumed. All of it depends on the output alone: who consumes the
+    same tokens again has the same masks again.
+    """
+
+    def __init__(self, compiled: Matcher) -> None:
+        self.tokens: list[int] = []
+        self.forced: list[int] = []
+        self._compiled = compiled
+        self._matcher = compiled.deep_copy()
+        self._looked_at = -1  # tokens that there were when it was worked out what is forced behind them
+
+    def output_is(self, start: int, tokens: Iterable[int]) -> None:
+        """Take note that the output from place `start` on is these tokens: begin anew where it was another before."""
+        known = self.tokens
+        if start < len(known):
+            tokens = list(tokens)
+            if known[start : start + len(tokens)] == tokens and len(known) == start + len(tokens):
+                return
+            tokens = [*known[:start], *tokens]
+            self.tokens, self.forced, self._looked_at = [], [], -1
+            self._matcher = self._compiled.deep_copy()
+        assert start <= len(known), "tokens were left out"
+        for token in tokens:
+            self._force()
+            if self.forced:
+                self.forced = self.forced[1:] if self.forced[0] == token else []
+            self.tokens.append(token)
+            self._matcher.consume_token(token)
+
+    def fill(self, address: int, num_bytes: int) -> RowStatus:
+        """Write the mask of the next token to memory, bit t % 32 of word t // 32 for token t; what is not filled is
+        left as it is.
+        """
+        self._force()
+        matcher = self._matcher
+        if not self.forced and not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(address, num_bytes)
+        if not matcher.is_error():
+            return RowStatus.MASKED
+        return RowStatus.EXHAUSTED if matcher.stop_reason().endswith("TooComplex") else RowStatus.NOTHING
+
+    def _force(self) -> None:
+        if not self.forced and self._looked_at != len(self.tokens) and not self._matcher.is_error():
+            self._looked_at = len(self.tokens)
+            self.forced = self._matcher.compute_ff_tokens()

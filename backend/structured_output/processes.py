@@ -1,0 +1,207 @@
+"""The engine's side of its grammar processes: starts them, has them killed, and starts others in their place."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import zlib
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from backend.errors import GrammarInvalid
+from backend.grammar import Grammar
+from backend.structured_output.frames import receive_frame, send_frame
+from backend.structured_output.process_setup import ProcessSetup
+from backend.structured_output.shared_memory import SharedMemory
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 60.0  # in which a vocabulary can be taken in
+FORK_SECONDS = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class ForkedProcess:
+    """A process that was forked, and our ends of its links. It stays a zombie until it is reaped."""
+
+    pid: int
+    links: list[socket.socket]
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class MatchingProcess(ForkedProcess):
+    """A process that matches. One thread asks for steps; any may have grammars compiled, one at a time."""
+
+    def __init__(self, pid: int, links: list[socket.socket]) -> None:
+        super().__init__(pid, links)
+        self.steps, self._grammars = links
+        self._compiling = threading.Lock()
+
+    def compile(self, grammar: Grammar) -> None:
+        """Have it compile a grammar that was found fit for it, beside whatever steps ask for.
+
+        Raises `GrammarInvalid`, and `EOFError` or `OSError` where the process is gone.
+        """
+        with self._compiling:
+            send_frame(self._grammars, grammar.hash + f"{grammar.kind}\n{grammar.source}".encode())
+            error = json.loads(receive_frame(self._grammars))
+        if error is not None:
+            raise GrammarInvalid(error)
+
+    def forget(self, grammar: Grammar) -> None:
+        """Have it forget a grammar, which those that match it by now go on with."""
+        with self._compiling, suppress(OSError):
+            send_frame(self._grammars, grammar.hash)
+
+
+class GrammarProcesses:
+    """Owns the processes of one engine; every method may be called by any thread, and blocks.
+
+    They are started when they are first needed. Whoever finds one gone asks for another in its place.
+    """
+
+    def __init__(self, setup: ProcessSetup) -> None:
+        self.setup = setup
+        self.num_matching = setup.options.num_processes
+        self.num_restarts = 0
+        self._memory: SharedMemory | None = None
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self._compiling: set[ForkedProcess] = set()
+        self._matching: list[MatchingProcess | None] = [None] * self.num_matching
+
+    def __del__(self) -> None:
+        self.stop()
+
+    @property
+    def memory(self) -> SharedMemory:
+        """The memory that masks are written to."""
+        with self._lock:
+            if self._memory is None:
+                self._memory = SharedMemory(self.setup.shared_bytes)
+            return self._memory
+
+    def start(self) -> None:
+        """Start what forks others, unless it runs. Raises `GrammarInvalid` where the tokenizer is of no use to it."""
+        with self._lock:
+            if self._link is not None:
+                return
+            ours, theirs = socket.socketpair()
+            with theirs:
+                fds = (theirs.fileno(), self.memory.fd)
+                command = [sys.executable, "-P", "-m", "backend.structured_output.grammar_process", *map(str, fds)]
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)  # noqa: S603
+            ours.settimeout(START_SECONDS)
+            send_frame(ours, json.dumps(asdict(self.setup)).encode())
+            try:
+                error = json.loads(receive_frame(ours))["error"]
+            except (EOFError, OSError) as failure:
+                error = f"its process does not start ({failure})"
+            if error is not None:
+                ours.close()
+                self._end_process()
+                raise GrammarInvalid(f"answers of this model cannot be constrained: {error}")
+            ours.settimeout(FORK_SECONDS)
+            self._link = ours
+
+    def stop(self) -> None:
+        """End all processes."""
+        with self._lock:
+            self._forget_all()
+            self._end_process()
+            if self._memory is not None:
+                self._memory.close()
+                self._memory = None
+
+    def index_of(self, grammar: Grammar) -> int:
+        """Return which process matches a grammar: all of one owner's are in one."""
+        return zlib.crc32(grammar.owner.encode("utf-8", "surrogatepass")) % self.num_matching
+
+    def matching(self, index: int) -> MatchingProcess:
+        """Return the process that matches in this place, which may be gone without anyone's knowledge."""
+        with self._lock:
+            process = self._matching[index]
+            if process is None:
+                pid, links = self._fork({"role": "match", "index": index}, 2)
+                process = self._matching[index] = MatchingProcess(pid, links)
+            return process
+
+    def has(self, process: MatchingProcess) -> bool:
+        """Return True unless a process is known to be gone."""
+        return process in self._matching
+
+    def lost(self, process: MatchingProcess) -> None:
+        """Take note that a process is gone or of no use: it is killed, and another takes its place once needed."""
+        with self._lock:
+            if process in self._matching:
+                self.num_restarts += 1
+                self._matching[self._matching.index(process)] = None
+                self.end(process)
+
+    def fork_compiler(self) -> ForkedProcess:
+        """Return a new process that compiles what nobody has seen yet."""
+        with self._lock:
+            process = ForkedProcess(*self._fork({"role": "compile"}, 1))
+            self._compiling.add(process)
+            return process
+
+    def end(self, process: ForkedProcess) -> int:
+        """Kill a process if it still runs, close its links, and return its status as `os.waitpid` has it."""
+        process.kill()
+        for link in process.links:
+            link.close()
+        with self._lock, suppress(EOFError, OSError):
+            self._compiling.discard(process)
+            status: int = self._ask({"reap": process.pid}, [])
+            return status
+        return 0
+
+    def _fork(self, command: dict[str, Any], num_links: int) -> tuple[int, list[socket.socket]]:
+        """Fork; where what forks is gone, with all that it has forked, it is started again."""
+        for _ in range(2):
+            self.start()
+            pairs = [socket.socketpair() for _ in range(num_links)]
+            try:
+                pid: int = self._ask(command, [theirs.fileno() for _, theirs in pairs])
+                return pid, [ours for ours, _ in pairs]
+            except (EOFError, OSError):
+                log.exception("the process that forks grammar processes is gone")
+                for ours, _ in pairs:
+                    ours.close()
+                self._forget_all()
+                self._end_process()
+            finally:
+                for _, theirs in pairs:
+                    theirs.close()
+        raise GrammarInvalid("answers cannot be constrained at present: no grammar process can be started")
+
+    def _ask(self, command: dict[str, Any], fds: list[int]) -> Any:
+        if self._link is None:
+            raise EOFError
+        socket.send_fds(self._link, [json.dumps(command).encode()], fds)
+        return json.loads(receive_frame(self._link))
+
+    def _forget_all(self) -> None:
+        matching, self._matching = self._matching, [None] * self.num_matching
+        for process in [*filter(None, matching), *self._compiling]:
+            for link in process.links:
+                link.close()
+        self._compiling.clear()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

@@ -1,0 +1,351 @@
+"""Readers make calls of the text in a region of calls: names as soon as they are known, and arguments as they come.
+
+A call is one once its name and the first character of its arguments have come. What comes after that is delivered as it
+was written, even where it is malformed or cut short: nothing is repaired. What does not get that far is no call, and
+stays content.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from backend.text.response_templates.contents import ContentError, TagReader, coerced, parse, tag_pattern, value_of
+from backend.text.response_templates.json_value import JsonValue
+from backend.text.response_templates.template import Field
+
+_SPACE = " \t\r\n"
+_DIALECT = ("unquoted_keys", "string_delims", "allow_non_json")
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call begins: the next of the message."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of the last call's arguments, which are JSON when it has ended."""
+
+    text: str
+
+
+CallEvent = CallStart | CallArguments
+Properties = Mapping[str, Mapping[str, Any]]  # of the tools by name: the schemas of their arguments
+
+
+class CallReader(Protocol):
+    """Reads one region. `unread` is text of it that was no part of a call, when it has ended: all, if nothing was."""
+
+    unread: str
+
+    @property
+    def is_in_string(self) -> bool:
+        """Whether what comes next belongs to a string, where no delimiter ends the region."""
+        ...
+
+    def push(self, text: str) -> list[CallEvent]: ...
+
+    def close(self, is_cut: bool) -> list[CallEvent]:
+        """End the region. `is_cut`: its text is not whole, since the answer has reached its limit in it."""
+        ...
+
+
+def call_reader(field: Field, groups: Mapping[str, str], tools: Properties) -> CallReader:
+    """Return the reader for a region of calls whose opening delimiter had these groups."""
+    shape = field.shape
+    assert shape is not None, "a field of calls has a shape"
+    name = groups.get(shape.name[0]) if len(shape.name) == 1 else None
+    is_plain = takes_plain_json(field)
+    if name and shape.arguments == ("content",) and not field.is_each:
+        if is_plain:
+            return _ArgumentsReader(name)
+        if field.content == "xml-inline" and not field.args.get("merge_duplicates"):
+            return _TagCallReader(name, field, tools.get(name, {}))
+    keys = object_keys(field)
+    if is_plain and keys is not None:
+        return _ObjectReader(*keys, is_list=field.is_each)
+    return _WholeReader(field, groups, tools)
+
+
+def takes_plain_json(field: Field) -> bool:
+    """Return True if the text of a region is JSON as it is standardised."""
+    return field.content == "json" and not any(field.args.get(key) for key in _DIALECT)
+
+
+def object_keys(field: Field) -> tuple[str, str] | None:
+    """Return the keys of a body's object for the name and the arguments, if both stand there."""
+    shape = field.shape
+    assert shape is not None
+    match field.is_each, shape.name, shape.arguments:
+        case (False, ("content", name), ("content", arguments)) | (True, (name,), (arguments,)):
+            return name, arguments
+    return None
+
+
+class _ArgumentsReader:
+    """The name is known, and the whole body is the arguments."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._has_begun = False
+        self._held = ""  # space that belongs to the arguments only if more comes
+        self._value = JsonValue("{")
+        self.unread = ""
+
+    @property
+    def is_in_string(self) -> bool:
+        return self._value.is_in_string
+
+    def push(self, text: str) -> list[CallEvent]:
+        if not self._has_begun:
+            self.unread += text
+            text = self.unread.lstrip(_SPACE)
+            if not text.startswith("{"):
+                return []
+            self.unread = ""
+            self._value.push(text, 1)
+        else:
+            self._value.push(text, 0)
+        text = self._held + text
+        stripped = text.rstrip(_SPACE)
+        self._held = text[len(stripped) :]
+        events: list[CallEvent] = [] if self._has_begun else [CallStart(self._name)]
+        self._has_begun = True
+        return [*events, CallArguments(stripped)] if stripped else events
+
+    def close(self, is_cut: bool) -> list[CallEvent]:
+        return []
+
+
+class _At(Enum):
+    LIST = auto()
+    OBJECT = auto()  # before one
+    KEY = auto()
+    IN_KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    IN_VALUE = auto()
+    COMMA = auto()  # after a value
+    NEXT = auto()  # after an object
+    DONE = auto()
+    FAILED = auto()
+
+
+_NEXT = {
+    (_At.LIST, "["): _At.OBJECT,
+    (_At.COLON, ":"): _At.VALUE,
+    (_At.COMMA, ","): _At.KEY,
+    (_At.NEXT, ","): _At.OBJECT,
+}
+
+
+class _ObjectReader:
+    """The body is an object with the name and the arguments under keys of its own, or a list of such objects."""
+
+    def __init__(self, name_key: str, arguments_key: str, is_list: bool) -> None:
+        self._name_key, self._arguments_key = name_key, arguments_key
+        self._is_list = is_list
+        self._at = _At.LIST if is_list else _At.OBJECT
+        self.unread = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._key = ""
+        self._raw = ""  # of the key or the value that is being read
+        self._value = JsonValue("0")
+        self._name: str | None = None
+        self._early = ""  # arguments that have come before the name
+        self._has_arguments = False
+        self._has_begun = False
+
+    def push(self, text: str) -> list[CallEvent]:
+        events: list[CallEvent] = []
+        at = start = 0
+        while at < len(text) and not self._has_failed:
+            if self._at in (_At.IN_KEY, _At.IN_VALUE):
+                end = self._value.push(text, at)
+                self._take(text[at:end], events)
+                at = end
+            elif text[at] in _SPACE:
+                at += 1
+            else:
+                self._step(text[at], events)
+                at += not self._has_failed
+            if self._has_begun and not self._has_failed:
+                self.unread, start = "", at
+        self.unread += text[start:]
+        return events
+
+    def close(self, is_cut: bool) -> list[CallEvent]:
+        if self._has_begun and not self._has_failed:
+            self.unread = ""
+        return []
+
+    @property
+    def is_in_string(self) -> bool:
+        return self._at in (_At.IN_KEY, _At.IN_VALUE) and self._value.is_in_string
+
+    @property
+    def _has_failed(self) -> bool:
+        return self._at is _At.FAILED
+
+    def _step(self, char: str, events: list[CallEvent]) -> None:
+        """Go on by one character between keys and values."""
+        if (self._at, char) in _NEXT:
+            self._at = _NEXT[self._at, char]
+            return
+        match self._at, char:
+            case (_At.OBJECT, "{"):
+                self._begin()
+                self._at = _At.KEY
+            case (_At.KEY, '"'):
+                self._at, self._value, self._raw = _At.IN_KEY, JsonValue(char), char
+            case (_At.VALUE, _) if char not in ",:]}":
+                self._at, self._value, self._raw = _At.IN_VALUE, JsonValue(char), char
+                if self._is_arguments and char != '"':
+                    self._emit(char, events)
+            case (_At.COMMA, "}") | (_At.KEY, "}") if self._has_begun:
+                self._at = _At.NEXT if self._is_list else _At.DONE
+            case (_At.NEXT, "]") | (_At.OBJECT, "]") if self._is_list:
+                self._at = _At.DONE
+            case _:
+                self._at = _At.FAILED
+
+    @property
+    def _is_arguments(self) -> bool:
+        return self._key == self._arguments_key and not self._has_arguments
+
+    def _take(self, text: str, events: list[CallEvent]) -> None:
+        """Take text of a key or of a value, and note where that ends."""
+        is_done, is_key = self._value.is_done, self._at is _At.IN_KEY
+        if self._is_arguments and not is_key and self._raw[0] != '"':
+            self._emit(text, events)
+        else:
+            self._raw += text
+        if not is_done:
+            return
+        if is_key:
+            self._key, self._at = _string(self._raw) or "", _At.COLON
+            return
+        self._at = _At.COMMA
+        if self._is_arguments:
+            self._has_arguments = True
+            if self._raw[0] == '"':  # JSON in a string, as some models write it
+                self._emit(_string(self._raw) or self._raw, events)
+        elif self._key == self._name_key and self._name is None:
+            self._name = _string(self._raw)
+            if not self._name:
+                self._at = _At.FAILED
+            elif self._early:
+                self._emit("", events)
+
+    def _emit(self, text: str, events: list[CallEvent]) -> None:
+        if self._name is None:
+            self._early += text
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            events.append(CallStart(self._name))
+            text = self._early + text
+        if text:
+            events.append(CallArguments(text))
+
+
+def _string(raw: str) -> str | None:
+    try:
+        value = json.loads(raw, strict=False)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None
+
+
+class _TagCallReader:
+    """The name is known, and each argument is a tag. Each is written as JSON once its tag is complete."""
+
+    def __init__(self, name: str, field: Field, properties: Mapping[str, Any]) -> None:
+        self._name = name
+        self._args = field.args
+        self._properties = properties
+        self._tags = TagReader(tag_pattern(field.args))
+        self._separator = "{"
+        self._has_begun = False
+        self.unread = ""
+        self.is_in_string = False
+
+    def push(self, text: str) -> list[CallEvent]:
+        return [*self._start(), *self._written(self._tags.push(text))]
+
+    def close(self, is_cut: bool) -> list[CallEvent]:
+        events = [*self._start(), *self._written(self._tags.finish())]
+        if not is_cut:
+            events.append(CallArguments("{}" if self._separator == "{" else "}"))
+        return events
+
+    def _start(self) -> list[CallEvent]:
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        return [CallStart(self._name)]
+
+    def _written(self, tags: Iterator[tuple[str, str]]) -> Iterator[CallEvent]:
+        for key, raw in tags:
+            try:
+                value = value_of(raw, self._args)
+            except ContentError:
+                value = raw
+            value = coerced(value, self._properties.get(key))
+            yield CallArguments(f"{self._separator}{_dumps(key)}: {_dumps(value)}")
+            self._separator = ", "
+
+
+class _WholeReader:
+    """The body has to be whole before it is read."""
+
+    def __init__(self, field: Field, groups: Mapping[str, str], tools: Properties) -> None:
+        self._field = field
+        self._groups = groups
+        self._tools = tools
+        self.unread = ""
+        self.is_in_string = False
+
+    def push(self, text: str) -> list[CallEvent]:
+        self.unread += text
+        return []
+
+    def close(self, is_cut: bool) -> list[CallEvent]:
+        try:
+            value = parse(self._field.content, self.unread, self._field.args)
+            items = value if self._field.is_each else [value]
+            calls = [self._call(item) for item in items]
+        except (ContentError, LookupError, TypeError):
+            return []
+        self.unread = ""
+        return [event for call in calls for event in call]
+
+    def _call(self, item: Any) -> list[CallEvent]:
+        """Raises `LookupError` or `TypeError` where a part is missing."""
+        shape = self._field.shape
+        assert shape is not None
+        scope = {**self._groups, **item} if self._field.is_each else {**self._groups, "content": item}
+        name, arguments = _at_path(scope, shape.name), _at_path(scope, shape.arguments)
+        if not isinstance(name, str) or not name:
+            raise TypeError(name)
+        if isinstance(arguments, dict) and self._field.content != "json":
+            properties = self._tools.get(name, {})
+            arguments = {key: coerced(value, properties.get(key)) for key, value in arguments.items()}
+        return [CallStart(name), CallArguments(arguments if isinstance(arguments, str) else _dumps(arguments))]
+
+
+def _at_path(scope: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = scope
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,199 @@
+"""Writes text, expressions and schemas in the notation of Lark that llguidance reads."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+from backend.text.response_templates.pattern_syntax import (
+    CharClass,
+    Choice,
+    Concat,
+    End,
+    Group,
+    Literal,
+    Node,
+    Repeat,
+    Start,
+    predicate,
+)
+
+MOST_SPACE = 2  # characters, where an expression allows any number
+MOST_OTHER = 32
+SPACE = f"(/[ \\n]/){{0,{MOST_SPACE}}}"
+TEXT = "TEXT"  # any, but no special token
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As `json.dumps` writes, and chat templates show calls to the model: most tokens between values are then forced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The special tokens of a model, by their text, and those of them that end an answer. No text holds the bytes of a
+    special token, so that a grammar has to name it.
+    """
+
+    special: Mapping[str, int]
+    ends: frozenset[str]
+    end_ids: tuple[int, ...] = ()  # of the latter
+
+
+@dataclass(slots=True)
+class Lark:
+    """Collects the rules of one grammar."""
+
+    vocabulary: Vocabulary
+    rules: list[str] = field(default_factory=list)
+
+    def rule(self, name: str, body: str, options: str = "") -> str:
+        """Add a rule, and return a name for it that no other has."""
+        name = f"{name}_{len(self.rules)}"
+        self.rules.append(f"{name}{options}: {body}")
+        return name
+
+    def text(self, text: str) -> str:
+        """Return what a text is, special tokens by their numbers."""
+        return " ".join(self._pieces(text))
+
+    def until(self, text: str, free: str = TEXT) -> str:
+        """Return what any text is that ends with this one, and has it nowhere else. `free` is a terminal for the text
+        before it.
+        """
+        first, *rest = self._pieces(text)
+        if first.startswith("<["):
+            return " ".join([f"{free}?", first, *rest])
+        return " ".join([self.rule("until", f"{free}? {first}", "[lazy]"), *rest])
+
+    def until_token(self, text: str, most: int) -> str | None:
+        """Return what any text is of at most so many tokens that ends with this one; None where that does not begin
+        with a token of its own, which can be forced.
+        """
+        first, *rest = self._pieces(text)
+        if not first.startswith("<["):
+            return None
+        free = [self.rule("bounded", TEXT, f"[max_tokens={most}]")] if most else []
+        return " ".join([*free, first, *rest])
+
+    def token(self, text: str) -> int | None:
+        """Return the special token that a text is."""
+        return self.vocabulary.special.get(text)
+
+    def without(self, text: str) -> str:
+        """Return a terminal for any text in which this one is not."""
+        name = f"WITHOUT_{len(self.rules)}"
+        self.rules.append(f"{name}: /(.|\\n)*/ & ~/(?s:.*){re.escape(text).replace('/', chr(92) + '/')}(?s:.*)/")
+        return name if text else TEXT
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Return what a JSON document of a schema is."""
+        return self.rule("json", f"%json {json.dumps({'x-guidance': _JSON_STYLE, **schema})}")
+
+    def is_end(self, text: str) -> bool:
+        return text in self.vocabulary.ends
+
+    def node(self, node: Node, groups: Mapping[str, str], at_start: bool = False) -> str | None:
+        """Return what is simplest of the texts that an expression matches; None where that is none. `groups` are the
+        texts of named groups; `at_start`: nothing is before it.
+        """
+        written: str | None = ""
+        match node:
+            case Concat(parts):
+                written = self._concat(parts, groups, at_start)
+            case Choice(options):
+                possible = [one for option in options if (one := self.node(option, groups, at_start)) is not None]
+                written = f"({' | '.join(map(_or_nothing, possible))})" if possible else None
+            case Repeat():
+                written = self._repeat(node, groups)
+            case Group(name, part):
+                written = self.text(groups[name]) if name in groups else self.node(part, groups)
+            case CharClass(source):
+                written = _character(source)
+            case Literal(char):
+                written = self.text(char)
+            case Start() if not at_start:
+                written = None
+        return written
+
+    def _concat(self, parts: tuple[Node, ...], groups: Mapping[str, str], at_start: bool) -> str | None:
+        written: list[str] = []
+        run = ""
+        for part in (*parts, End()):
+            if isinstance(part, Literal):
+                run += part.char
+                continue
+            if run:
+                written.append(self.text(run))
+            run, one = "", self.node(part, groups, at_start and not written)
+            if one is None:
+                return None
+            written.append(one)
+        return " ".join(filter(None, written))
+
+    def _repeat(self, node: Repeat, groups: Mapping[str, str]) -> str | None:
+        most = node.most if node.is_greedy else node.least
+        if most is None:
+            most = max(node.least, MOST_SPACE if node.part == CharClass("\\s") else MOST_OTHER)
+        part = self.node(node.part, groups) if most != 0 else ""
+        if not part:
+            return None if node.least and part is None else ""
+        return f"({part}){{{node.least},{most}}}"
+
+    def _pieces(self, text: str) -> list[str]:
+        special = self.vocabulary.special
+        if not special:
+            return [_quoted(text)] if text else []
+        split = re.split("|".join(f"({re.escape(one)})" for one in sorted(special, key=len, reverse=True)), text)
+        return [f"<[{special[one]}]>" if one in special else _quoted(one) for one in split if one]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.rules, f"{TEXT}: /(.|\\n)*/", ""])
+
+
+def parts(node: Node) -> Iterator[tuple[Node, ...]]:
+    """Yield the ways in which an expression may begin, each as what follows one another: a choice at the beginning is
+    taken apart, and what may be there or not.
+    """
+    match node:
+        case Concat(()):
+            yield ()
+        case Concat((first, *rest)):
+            for option in parts(first):
+                if option:
+                    yield (*option, *rest)
+                else:
+                    yield from parts(Concat(tuple(rest)))
+        case Repeat(optional, 0, 1):
+            yield from parts(optional)
+            yield ()
+        case Choice(options):
+            for choice in options:
+                yield from parts(choice)
+        case _:
+            yield (node,)
+
+
+def literal_start(way: Sequence[Node]) -> str:
+    """Return the text with which a sequence begins letter by letter."""
+    return "".join([node.char for node in takewhile(_is_literal, way) if isinstance(node, Literal)])
+
+
+def _is_literal(node: Node) -> bool:
+    return isinstance(node, Literal)
+
+
+def _character(source: str) -> str:
+    """Return one character of a set: of those in ASCII, which the expression has too whatever the engine, and of spaces
+    those that models write.
+    """
+    accepts = predicate(source)
+    codes = [code for code in (0x0A, *range(0x20, 0x7F)) if accepts(chr(code))]
+    return f"/[{''.join([f'{chr(92)}x{code:02x}' for code in codes])}]/"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _or_nothing(written: str) -> str:
+    return written or '""'

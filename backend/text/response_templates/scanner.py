@@ -1,0 +1,185 @@
+"""Finds the next of several delimiters in text that comes in pieces, whatever the pieces."""
+
+import re
+from dataclasses import dataclass
+
+from backend.text.response_templates.pattern import AHEAD_SLOT, Pattern, Saves
+
+MAX_DELIMITER = 1024  # characters of one; a longer beginning of a delimiter is text
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A delimiter: which of those looked for, where it begins and ends in the scanner's text, and its groups."""
+
+    index: int
+    start: int
+    end: int
+    groups: dict[str, str]
+
+
+class Watch:
+    """Patterns that are looked for together. Of several matches the one counts that begins first, then the longest,
+    then the pattern that stands first.
+    """
+
+    def __init__(self, patterns: list[Pattern]) -> None:
+        self.patterns = patterns
+        firsts = [pattern.first for pattern in patterns]
+        self.first = re.compile("|".join(one or "" for one in firsts) or "(?!)", re.DOTALL).search
+        self.firsts = [re.compile(first or "", re.DOTALL).match for first in firsts]
+
+
+class _Run:
+    """The search for one pattern: its threads in order of preference, and the match that none of them has overtaken."""
+
+    __slots__ = ("_fresh", "_positions", "match", "pattern", "threads")
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self.threads: tuple[int, ...] = ()
+        self._positions: list[tuple[int, ...]] = []  # of each thread: what it has saved, -1 for nothing
+        self._fresh = (-1,) * (pattern.num_slots - 1)
+        self.match: tuple[int, ...] | None = None  # its saved positions, the end in place of AHEAD_SLOT
+
+    @property
+    def pending_from(self) -> int | None:
+        """Where the match begins that may still come; None if there is none."""
+        return self._positions[0][0] if self.threads else None
+
+    @property
+    def held_from(self) -> int | None:
+        """Where the match begins that has come or may still come; None if there is none."""
+        if self.threads:
+            return self._positions[0][0]  # those that may still overtake a match begin no later
+        return None if self.match is None else self.match[0]
+
+    def step(self, char: str, at: int, longest: int | None) -> None:
+        """Go on by the character that is the `at`-th of the text."""
+        if self.match is not None and not self.threads:
+            return
+        begins = self.match is None
+        if longest is not None and self.threads and at - self._positions[0][0] >= longest:
+            self._drop_before(at - longest + 1)
+        self.threads, sources, match = self.pattern.step(self.threads, char, begins, not at)
+        if match is None and not sources:
+            self._positions = []
+            return
+        old = [*self._positions, (at, *self._fresh)]  # of a new thread last, as its index of -1 says
+        if match is not None:
+            source, offset, saves = match
+            self._keep(_saved(old[source], saves, at), at + offset)
+        self._positions = [_saved(old[source], saves, at) if saves else old[source] for source, saves in sources]
+
+    def finish(self, at: int) -> None:
+        """End the text after `at` characters."""
+        found = self.pattern.at_end(self.threads)
+        if found is not None:
+            index, saves = found
+            self._keep(_saved(self._positions[index], saves, at), at)
+        self.threads, self._positions = (), []
+
+    def _keep(self, positions: tuple[int, ...], end: int) -> None:
+        ahead = positions[AHEAD_SLOT]
+        self.match = (positions[0], end if ahead < 0 else ahead, *positions[2:])
+
+    def _drop_before(self, start: int) -> None:
+        kept = [index for index, positions in enumerate(self._positions) if positions[0] >= start]
+        self.threads = tuple([self.threads[index] for index in kept])
+        self._positions = [self._positions[index] for index in kept]
+
+
+def _saved(positions: tuple[int, ...], saves: Saves, at: int) -> tuple[int, ...]:
+    changed = list(positions)
+    for slot, offset in saves:
+        changed[slot] = at + offset
+    return tuple(changed)
+
+
+class Scanner:
+    """Looks for the delimiters of a watch. `text` is what has been pushed and not taken yet.
+
+    `find` returns the first delimiter as soon as it is certain that it is the first; where there is none, `num_free`
+    characters of the text can no longer belong to one. Both depend on the text alone, not on how it was pushed.
+    """
+
+    __slots__ = ("_at", "_base", "_is_idle", "_longest", "_pairs", "_runs", "_watch", "text")
+
+    def __init__(self, watch: Watch, longest: int | None = MAX_DELIMITER) -> None:
+        self.text = ""
+        self._base = 0  # characters that were taken; positions count them too
+        self._longest = longest
+        self.watch(watch)
+
+    def watch(self, watch: Watch) -> None:
+        """Look for these delimiters, from the beginning of the text that is left."""
+        self._watch = watch
+        self._runs = [_Run(pattern) for pattern in watch.patterns]
+        self._pairs = list(zip(self._runs, watch.firsts, strict=True))
+        self._is_idle = True
+        self._at = self._base
+
+    def find(self) -> Found | None:
+        text, base, end = self.text, self._base, self._base + len(self.text)
+        while self._at < end:
+            if self._is_idle and self._at:
+                candidate = self._watch.first(text, self._at - base)
+                if candidate is None:
+                    self._at = end
+                    break
+                self._at = base + candidate.start()
+            if self._step(text[self._at - base]) and (found := self._decided()) is not None:
+                return found
+        return None
+
+    def finish(self) -> Found | None:
+        """Return the first delimiter where no more text comes, after `find` returned None."""
+        for run in self._runs:
+            run.finish(self._at)
+        return self._decided()
+
+    @property
+    def num_free(self) -> int:
+        held = [start for run in self._runs if (start := run.held_from) is not None]
+        return min(held, default=self._at) - self._base
+
+    def take(self, count: int) -> str:
+        """Return so many characters of the beginning of the text, which is left without them."""
+        taken, self.text = self.text[:count], self.text[count:]
+        self._base += len(taken)
+        return taken
+
+    def _step(self, char: str) -> bool:
+        """Go on by a character. Returns True if there is a match."""
+        at, is_idle, has_match = self._at, True, False
+        for run, first in self._pairs:
+            if run.threads or run.match is not None or not at or first(char):
+                run.step(char, at, self._longest)
+                has_match = has_match or run.match is not None
+                is_idle = is_idle and not run.threads
+        self._at, self._is_idle = at + 1, is_idle and not has_match
+        return has_match
+
+    def _decided(self) -> Found | None:
+        """Return the first match, unless one that begins no later may still come."""
+        best: tuple[int, int, int] | None = None
+        for index, run in enumerate(self._runs):
+            if run.match is not None and run.pending_from is None:
+                start, end = run.match[:2]
+                best = min(best or (start, start - end, index), (start, start - end, index))
+        if best is None:
+            return None
+        start, negative_length, index = best
+        if any(run.pending_from is not None and run.pending_from <= start for run in self._runs):
+            return None
+        base, run = self._base, self._runs[index]
+        return Found(index, start - base, start - negative_length - base, self._groups(run))
+
+    def _groups(self, run: _Run) -> dict[str, str]:
+        assert run.match is not None
+        base, spans = self._base, zip(run.match[2::2], run.match[3::2], strict=True)
+        return {
+            name: self.text[start - base : end - base]
+            for name, (start, end) in zip(run.pattern.groups, spans, strict=True)
+            if 0 <= start <= end
+        }

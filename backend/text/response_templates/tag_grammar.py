@@ -1,0 +1,105 @@
+"""What arguments are that stand in tags, one for each property of a schema: text as it is, and all else as JSON."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from backend.text.response_templates.contents import tag_pattern
+from backend.text.response_templates.lark import TEXT, Lark, literal_start, parts
+from backend.text.response_templates.pattern_syntax import Concat, Group, Literal, Node
+from backend.text.response_templates.template import Field
+
+_PLAIN = frozenset({"type", "description", "title", "default", "examples", "enum", "const", "nullable"})
+_DEFINITIONS = ("$defs", "definitions")
+
+
+class UnsupportedSchema(ValueError):
+    """A schema says of text in a tag what nothing can enforce there. The message names the property."""
+
+
+def tag_arguments(lark: Lark, field: Field, schema: Mapping[str, Any], is_strict: bool) -> str:
+    """Return what the tags of a call's arguments are, in the order of the properties. Raises `UnsupportedSchema`, which
+    of a property it does if the schema is strict; else that may be any text.
+    """
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise UnsupportedSchema("its properties must be an object, and what is required an array")
+    definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    node = tag_pattern(field.args).node
+    around, free = _around(node), lark.without(_beginning(field.close.node)) if field.close else TEXT
+    written = []
+    for name, one in properties.items():
+        tag = _tag(lark, name, _checked(name, one, is_strict), definitions, around, free)
+        written.append(f"({tag} (/\\n/)?)" + ("" if name in required else "?"))
+    return " ".join(written)
+
+
+def _around(node: Node) -> tuple[Node, Node]:
+    """Return what is before the value of a tag and after it."""
+    if isinstance(node, Concat):
+        for index, part in enumerate(node.parts):
+            if isinstance(part, Group) and part.name == "value":
+                return Concat(node.parts[:index]), Concat(node.parts[index + 1 :])
+    raise UnsupportedSchema("the format of the model's calls has no value that stands by itself")
+
+
+def _tag(
+    lark: Lark,
+    name: str,
+    schema: Mapping[str, Any],
+    definitions: Mapping[str, Any],
+    around: tuple[Node, Node],
+    free: str,
+) -> str:
+    before, after = around
+    opening = lark.node(before, {"key": name})
+    closing = "".join(_last_literals(after))
+    if not opening or not closing:
+        raise UnsupportedSchema("the format of the model's calls has no delimiters around a value")
+    texts = _texts(schema)
+    if texts is None:
+        return f"{opening} {lark.json({**schema, **definitions})} {lark.node(after, {})}"
+    if texts:
+        options = " | ".join(lark.text(text) for text in texts)
+        return f"{opening} ({options}) {lark.node(after, {})}"
+    return f"{opening} {lark.until(closing, free)}"
+
+
+def _checked(name: str, schema: Any, is_strict: bool) -> Mapping[str, Any]:
+    """Return a property's schema, or that of any text where it says more than is enforced and is not strict."""
+    texts: Mapping[str, Any] = schema if isinstance(schema, dict) else {}
+    types = texts.get("type")
+    if isinstance(types, str) and types != "string":
+        return texts
+    enum = texts.get("enum", [""])
+    is_plain = types == "string" and not set(texts) - _PLAIN and not texts.get("nullable")
+    if is_plain and isinstance(enum, list) and all(isinstance(one, str) for one in enum):
+        return texts
+    if is_strict:
+        raise UnsupportedSchema(
+            f"its property {name!r} stands as text in a tag, where a string with an enum or without is enforced, "
+            "and any other single type"
+        )
+    return {"type": "string"}
+
+
+def _texts(schema: Mapping[str, Any]) -> list[str] | None:
+    """Return the texts that a value may be: [] for any, None for a value that is written as JSON."""
+    if schema["type"] != "string":
+        return None
+    enum = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    return [text for text in enum if isinstance(text, str)]
+
+
+def _beginning(node: Node) -> str:
+    """Return the first characters of what closes a region."""
+    return literal_start(next(parts(node)))
+
+
+def _last_literals(node: Node) -> Iterator[str]:
+    """Yield the characters with which a sequence must end."""
+    if isinstance(node, Concat):
+        literal = ""
+        for part in node.parts:
+            literal = literal + part.char if isinstance(part, Literal) else ""
+        yield literal

@@ -1,0 +1,138 @@
+"""Compiling for owners: what it may take, what is kept for whom, and what is given up."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from backend.errors import GrammarInvalid, GrammarTooComplex
+from backend.grammar import Grammar
+from backend.structured_output import compiler as module
+from backend.structured_output.compiler import MOST_WAITING, CompiledGrammar, GrammarCompiler, TooManyGrammars
+from backend.structured_output.processes import GrammarProcesses
+from tests.backend.structured_output.grammars import PERSON, branching, crossing, regex, running_processes, schema
+
+HARD = schema(branching(12))
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[GrammarProcesses]:
+    with running_processes(compile_seconds=0.1) as running:
+        yield running
+
+
+@pytest.fixture
+def compiler(processes: GrammarProcesses) -> GrammarCompiler:
+    return GrammarCompiler(processes)
+
+
+def test_what_is_compiled_is_kept_for_its_owner_alone(compiler: GrammarCompiler) -> None:
+    charged: list[tuple[str, float]] = []
+    compiler.on_compiled.append(lambda owner, seconds: charged.append((owner, seconds)))
+    first = compiler.compile_now(regex("[a-z]+", "a"))
+    assert compiler.compile_now(regex("[a-z]+", "a")) is first
+    assert compiler.compile_now(regex("[a-z]+", "b")) is not first
+    assert (compiler.num_misses, compiler.num_hits) == (2, 1)
+    assert [owner for owner, _ in charged] == ["a", "b"]
+    assert all(seconds > 0 for _, seconds in charged)
+    assert first.num_bytes > 0
+
+
+def test_a_grammar_that_takes_too_long_is_refused_with_the_limit_and_harms_no_other(compiler: GrammarCompiler) -> None:
+    with pytest.raises(GrammarTooComplex, match="more than 100 ms of a processor"):
+        compiler.compile_now(HARD)
+    assert compiler.compile_now(PERSON).num_users == 1
+    assert (compiler.num_too_complex, compiler.num_invalid) == (1, 0)
+
+
+def test_a_grammar_that_takes_too_much_memory_is_refused_with_the_limit() -> None:
+    with running_processes(compile_seconds=60, compile_bytes=12 << 20) as processes:
+        compiler = GrammarCompiler(processes)
+        with pytest.raises(GrammarTooComplex, match="more than 12 MiB of memory"):
+            compiler.compile_now(schema({"enum": [f"value {n} {'x' * 100}" for n in range(30_000)]}))
+        assert compiler.compile_now(PERSON).num_users == 1
+
+
+def test_a_grammar_that_is_none_is_refused_with_what_is_wrong(compiler: GrammarCompiler) -> None:
+    with pytest.raises(GrammarInvalid, match="unclosed group") as refused:
+        compiler.compile_now(regex("(a"))
+    assert not isinstance(refused.value, GrammarTooComplex)
+
+
+def test_a_grammar_beyond_a_limit_of_the_library_is_told_apart_from_one_that_is_none(
+    compiler: GrammarCompiler,
+) -> None:
+    with pytest.raises(GrammarTooComplex, match="too large"):
+        compiler.compile_now(schema(crossing(16)))
+
+
+def test_a_tokenizer_that_is_of_no_use_is_told(tmp_path: object) -> None:
+    with running_processes() as processes:
+        object.__setattr__(processes.setup, "tokenizer_path", f"{tmp_path}/none.json")
+        with pytest.raises(GrammarInvalid, match=r"answers of this model cannot be constrained: .*none.json"):
+            GrammarCompiler(processes).compile_now(PERSON)
+
+
+def test_an_owners_bytes_are_bounded_and_what_was_not_used_for_longest_goes_first(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = processes.matching(0)
+    monkeypatch.setattr(module._Job, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
+    compiler = GrammarCompiler(processes, owner_bytes=250)
+    first, second = (compiler.compile_now(regex(source)) for source in ("b+", "c+"))
+    with pytest.raises(TooManyGrammars, match="take more than"):
+        compiler.compile_now(regex("d+"))
+    compiler.release(first)
+    compiler.compile_now(regex("d+"))
+    assert compiler.compile_now(regex("c+")) is second
+    assert compiler.compile_now(regex("z+", "another")).num_users == 1
+    with pytest.raises(TooManyGrammars):
+        compiler.compile_now(regex("b+"))
+
+
+def test_what_a_process_had_compiled_is_compiled_again_when_it_is_gone(compiler: GrammarCompiler) -> None:
+    compiled = compiler.compile_now(PERSON)
+    compiler.processes.lost(compiled.process)
+    assert compiler.compile_now(PERSON) is compiled
+    assert compiled.num_users == 2
+    assert (compiler.num_hits, compiler.num_misses) == (0, 2)
+
+
+def test_an_owner_has_one_compiled_at_a_time_and_so_many_wait(compiler: GrammarCompiler) -> None:
+    async def run() -> list[object]:
+        asked = [compiler.acquire(regex(f"a{{{n}}}", "a")) for n in range(1, MOST_WAITING + 4)]
+        beside = compiler.acquire(regex("a", "b"))
+        return await asyncio.gather(*asked, beside, return_exceptions=True)
+
+    *own, beside = asyncio.run(run())
+    kinds = [type(one) for one in own]
+    assert kinds == [CompiledGrammar] * (MOST_WAITING + 1) + [TooManyGrammars] * 2
+    assert isinstance(beside, CompiledGrammar)
+
+
+def test_the_same_grammar_asked_for_at_once_is_compiled_once(compiler: GrammarCompiler) -> None:
+    async def run() -> list[CompiledGrammar]:
+        return await asyncio.gather(*[compiler.acquire(PERSON) for _ in range(5)])
+
+    assert len({id(compiled) for compiled in asyncio.run(run())}) == 1
+    assert compiler.num_misses == 1
+
+
+def test_compiling_is_given_up_when_nobody_waits_for_it_any_more() -> None:
+    with running_processes(compile_seconds=60) as processes:
+        compiler = GrammarCompiler(processes)
+
+        async def run() -> CompiledGrammar:
+            waiting = asyncio.create_task(compiler.acquire(HARD))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            return await compiler.acquire(PERSON)
+
+        assert asyncio.run(run()).num_users == 1
+
+
+def test_names_of_grammars_differ_by_kind_source_and_owner() -> None:
+    grammars = [regex("a"), schema("a"), regex("a", "b"), Grammar(regex("a").kind, "b"), regex("ab")]
+    assert len({grammar.hash for grammar in grammars}) == len(grammars)

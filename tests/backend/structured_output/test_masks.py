@@ -1,0 +1,198 @@
+"""Masks of a step's rows: from whichever process, in whatever order steps come, and after one has failed."""
+
+import os
+import signal
+import socket
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from backend.grammar import Grammar
+from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import Batch, NewSequence
+from backend.structured_output import masks as module
+from backend.structured_output.compiler import GrammarCompiler
+from backend.structured_output.frames import receive_frame, send_frame
+from backend.structured_output.masks import Masks, TokenMasks
+from backend.structured_output.processes import GrammarProcesses, MatchingProcess
+from tests.backend.structured_output.grammars import CONFIG, END, PERSON, regex, running_processes
+
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[GrammarProcesses]:
+    with running_processes(num_seqs=4, num_processes=2) as running:
+        compiler = GrammarCompiler(running)
+        for grammar in (PERSON, regex("ab+", "b")):
+            compiler.compile_now(grammar)
+        yield running
+
+
+class Rows:
+    """Slots that generate what their masks allow: the first token of each mask."""
+
+    def __init__(self, processes: GrammarProcesses, grammars: list[Grammar | None], **sampling: Any) -> None:
+        self.masks = TokenMasks(processes)
+        self.outputs: dict[int, list[int]] = {}
+        self.step = 0
+        self.admit(grammars, [[] for _ in grammars], **sampling)
+
+    def admit(self, grammars: list[Grammar | None], outputs: list[list[int]], **sampling: Any) -> None:
+        self.fresh = set(range(len(grammars)))
+        for slot, (grammar, output) in enumerate(zip(grammars, outputs, strict=True)):
+            self.outputs[slot] = list(output)
+            params = SamplingParams(grammar=grammar, **sampling)
+            self.masks.admit(NewSequence(slot, params, 0, PROMPT + output, len(PROMPT)))
+
+    def batch(self) -> Batch:
+        """Returns a step of all slots: those that were just admitted prefill, all others decode."""
+        batch = Batch(self.step)
+        self.step += 1
+        for slot in sorted(self.outputs, key=lambda slot: slot in self.fresh):
+            known = PROMPT + self.outputs[slot]
+            is_new = slot in self.fresh
+            batch.num_decodes += not is_new
+            batch.slots.append(slot)
+            batch.starts.append(0 if is_new else len(known) - 1)
+            batch.lengths.append(len(known) if is_new else 1)
+            batch.token_ids += known if is_new else []
+        batch.sampled = list(range(len(batch.slots)))
+        self.fresh = set()
+        return batch
+
+    def ask(self, batch: Batch) -> Masks:
+        self.masks.ask(self.masks.rows_of(batch), lambda slots: [self.outputs[slot][-1] for slot in slots])
+        return self.masks.answer()
+
+    def allowed(self, taken: Masks) -> dict[int, set[int]]:
+        """Returns by slot which tokens a step's masks allow."""
+        words = taken.words.numpy().view("uint32")
+        return {
+            slot: {token for token in range(CONFIG.vocab_size) if words[slot][token // 32] >> token % 32 & 1}
+            for slot in taken.slots.values()
+        }
+
+    def run(self) -> Masks:
+        batch = self.batch()
+        taken = self.ask(batch)
+        for slot, tokens in self.allowed(taken).items():
+            self.outputs[slot].append(max(tokens))
+        for slot in set(batch.slots) - set(taken.slots.values()):
+            self.outputs[slot].append(0)
+        return taken
+
+
+def test_rows_of_several_owners_match_and_others_are_left_alone(processes: GrammarProcesses) -> None:
+    rows = Rows(processes, [PERSON, None, regex("ab+", "b")])
+    assert rows.run().slots == {0: 0, 2: 2}
+    for _ in range(80):
+        rows.run()
+    assert rows.outputs[0][-1] == END
+    assert rows.outputs[1] == [0] * 81
+    assert rows.masks.num_failures == 0
+    assert rows.masks.num_rows == 162
+
+
+def test_forced_tokens_are_told_where_they_may_be_taken_at_once(processes: GrammarProcesses) -> None:
+    rows = Rows(processes, [PERSON, regex("ab+", "b")])
+    told = dict[int, list[int]]()
+    for _ in range(40):
+        taken = rows.run()
+        place = len(rows.outputs[0])
+        if 0 in taken.forced:
+            told[place] = taken.forced[0]
+    assert told
+    for place, tokens in told.items():
+        assert rows.outputs[0][place : place + len(tokens)] == tokens[: len(rows.outputs[0]) - place]
+    for asked in ({"logprobs": 0}, {"bad_words": ((3, 4),)}, {"allowed_token_ids": (3,)}, {"min_tokens": 2}):
+        shown = Rows(processes, [PERSON], **asked)
+        assert not any(shown.run().forced for _ in range(15))
+
+
+def test_a_chunk_of_known_tokens_and_a_step_that_comes_again_change_nothing(processes: GrammarProcesses) -> None:
+    rows = Rows(processes, [PERSON])
+    for _ in range(12):
+        rows.run()
+    output = rows.outputs[0]
+    expected = rows.allowed(rows.ask(rows.batch()))
+    assert rows.allowed(rows.ask(rows.batch())) == expected
+    chunk = Batch(99, 0, [0], [len(PROMPT) + 4], [len(output) - 4], output[4:], [0])
+    assert rows.allowed(rows.ask(chunk)) == expected
+    cut = Batch(100, 0, [0], [len(PROMPT) + 2], [3], output[2:5], [])
+    assert rows.ask(cut).slots == {}
+    rest = Batch(101, 0, [0], [len(PROMPT) + 5], [len(output) - 5], output[5:], [0])
+    assert rows.allowed(rows.ask(rest)) == expected
+    rows.admit([PERSON], [output])  # as after a preemption
+    assert rows.allowed(rows.ask(rows.batch())) == expected
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(processes: GrammarProcesses) -> None:
+    undisturbed = Rows(processes, [PERSON])
+    for _ in range(6):
+        undisturbed.run()
+    rows = Rows(processes, [PERSON])
+    for _ in range(6):
+        rows.run()
+        asked = rows.masks.rows_of(rows.batch())
+        rows.masks.ask(asked, lambda slots: [rows.outputs[slot][-1] for slot in slots])
+    assert rows.outputs == undisturbed.outputs
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_matchers_are_made_again_where_a_process_has_ended_or_does_not_answer(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    monkeypatch.setattr(module, "STEP_SECONDS", 1.0)
+    undisturbed, rows = (Rows(processes, [PERSON, regex("ab+", "b"), PERSON]) for _ in range(2))
+    for _ in range(6):
+        undisturbed.run()
+    for step in range(6):
+        if step == 3:
+            killed = processes.matching(processes.index_of(PERSON))
+            os.kill(killed.pid, signal.SIGSTOP if is_stopped else signal.SIGKILL)
+        rows.run()
+    assert rows.outputs == undisturbed.outputs
+    assert rows.masks.num_failures == 0
+
+
+def test_a_row_that_a_process_ends_with_fails_and_its_neighbours_go_on(processes: GrammarProcesses) -> None:
+    rows, index = Rows(processes, [PERSON, PERSON]), processes.index_of(PERSON)
+    rows.run()
+    ours, theirs = socket.socketpair()
+    real = processes.matching(index)
+    doomed = MatchingProcess(real.pid, [ours, real.links[1]])
+    processes._matching[index] = doomed
+    batch = rows.batch()
+    asked = rows.masks.rows_of(batch)
+    rows.masks.ask(asked, lambda slots: [rows.outputs[slot][-1] for slot in slots])
+    receive_frame(theirs)
+    rows.masks._shared()[index - 2] = 1  # it works on slot 1
+    theirs.close()
+    taken = rows.masks.answer()
+    real.steps.close()
+    assert taken.failed == [1]
+    assert taken.slots == {0: 0}
+    assert rows.masks.num_failures == 1
+
+
+def test_a_row_without_a_token_fails(processes: GrammarProcesses) -> None:
+    rows = Rows(processes, [PERSON])
+    rows.run()
+    rows.outputs[0][-1] = 17
+    assert rows.ask(rows.batch()).failed == [0]
+
+
+def test_frames_of_any_size_cross_whole() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        payload = array("i", range(2000)).tobytes()
+        send_frame(ours, payload)
+        send_frame(ours, b"")
+        assert receive_frame(theirs) == payload
+        assert receive_frame(theirs) == b""
+        ours.close()
+        with pytest.raises(EOFError):
+            receive_frame(theirs)
