@@ -40,16 +40,18 @@ from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app, make_probes
 from gateway.api.service import Service
 from gateway.background import beside
-from gateway.core import engine_options, make_prompt_names, open_core
+from gateway.core import engine_options, make_grammar_compiler, make_prompt_names, open_core, structured_output_options
 from gateway.http.connection_table import ConnectionCounts
+from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server, check_tls, open_ports
-from gateway.openai.requests import Limits
+from gateway.openai.limits import Limits
 from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.logs.logs import STDERR
 from gateway.telemetry.logs.request_log import RequestLog
+from gateway.telemetry.metrics.grammars import GrammarSources
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.metrics.process import count_losses, memory_by_use
 from gateway.telemetry.metrics.push import pushing
@@ -110,6 +112,7 @@ async def open_service(
             quotas.store.on_command.append(record_store_call)
         admission = Admission(engine, core)
         accounts, prompt_names = KVAccounts(core.scheduler.kv_manager), make_prompt_names(model, core)
+        grammars, masks = make_grammar_compiler(settings, model), model.runner.masks
         metrics = Metrics(
             Sources(
                 model=settings.served_name,
@@ -122,6 +125,7 @@ async def open_service(
                 block_bytes=kv_shape.block_bytes,
                 memory=partial(memory_by_use, model),
                 connections=connections,
+                grammars=GrammarSources(grammars, masks) if grammars is not None and masks is not None else None,
             )
         )
         count_losses(metrics.process, tracing)
@@ -146,6 +150,7 @@ async def open_service(
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
             prompt_names=prompt_names,
+            grammars=grammars,
             seeds=random.Random(settings.seed),
         )
 
@@ -153,7 +158,16 @@ async def open_service(
 def served_model(settings: Settings, model: LoadedModel, service: Service) -> ServedModel:
     """Returns what the API's clients see of a model."""
     limits = Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults)
-    return ServedModel(service.model, service.created, limits, settings.default_max_tokens, service.kv_shape)
+    return ServedModel(
+        service.model,
+        service.created,
+        limits,
+        settings.default_max_tokens,
+        model.end_tokens,
+        settings.tool_followup or None,
+        service.kv_shape,
+        has_grammars=service.grammars is not None,
+    )
 
 
 CALIBRATION_SECONDS = 1.0  # before the first request
@@ -223,6 +237,8 @@ async def serve(
             return await serve_engine(settings, model, engine, core_telemetry, tenants, socks, on_started, admin)
         finally:
             await engine.stop()
+            if model.runner.masks is not None:
+                model.runner.masks.processes.stop()
             model.tokenizer.close()
 
 
@@ -257,6 +273,7 @@ async def serve_engine(
             active_requests=active_requests,
             body_reader=body_reader,
             engine=client,
+            cors=Cors.of(settings.cors_origins),
         )
         probes = make_probes(frontend)
         (server.table if isinstance(server, WorkerPool) else PoolStats(0, int)).show(service.metrics.registry)
@@ -339,6 +356,7 @@ def _load(settings: Settings) -> LoadedModel:
             dtype=settings.dtype,
             device=settings.device,
             kernels=settings.kernels,
+            structured_output=structured_output_options(settings),
             progress=progress,
         )
     model.runner.warm_up()

@@ -15,12 +15,14 @@ from typing import Any
 
 from admission.controller import Controller
 from admission.core import PRIOR, SCALES, CoreConfig, MemoryGate, Order, Overload, Unit, make_core
-from admission.event_log import make_logged_core
+from admission.event_logs.event_log import make_logged_core
 from admission.length_predictor import Learned
-from admission.step_time import StepTimeModel
+from admission.step_times.step_time import StepTimeModel
 from backend.config import Batching, KVAllocation
 from backend.loader import LoadedModel
 from backend.sizing import EngineOptions
+from backend.structured_output.compiler import GrammarCompiler
+from backend.structured_output.process_setup import StructuredOutputOptions
 from gateway.api.prompt_names import PromptNames
 from gateway.settings.settings import Settings
 from gateway.telemetry.event_log_file import EventLogFile
@@ -137,6 +139,20 @@ def make_prompt_names(model: LoadedModel, core: Controller) -> PromptNames | Non
     names = model.block_names(secrets.token_bytes(32))
     core.scheduler.name_blocks_by(names.name)
     return PromptNames(names, model.engine_config.block_size)
+
+
+def make_grammar_compiler(settings: Settings, model: LoadedModel) -> GrammarCompiler | None:
+    """Returns who has grammars compiled; None where no answer can be constrained."""
+    masks = model.runner.masks
+    return None if masks is None else GrammarCompiler(masks.processes, settings.grammar_cache_bytes)
+
+
+def structured_output_options(settings: Settings) -> StructuredOutputOptions:
+    return StructuredOutputOptions(
+        num_processes=settings.grammar_processes,
+        jump_forward=settings.jump_forward == "on",
+        compile_seconds=settings.grammar_compile_ms / 1000,
+    )
 
 
 def engine_options(settings: Settings) -> EngineOptions:

@@ -3,6 +3,9 @@
 ApiError
 ├── BadRequest           400  a malformed, unknown or unsupported field; `param` names it
 ├── Unsatisfiable        400  can never fit: KV quota, window limit
+├── InvalidGrammar       400  of `grammar_errors`, as the two that follow; `grammar_too_complex` is one
+├── NoTokenAllowed       400  the answer's grammar lets it go on with none
+├── GrammarsExceeded     429  too many of the tenant's wait to be compiled, or are in use
 ├── ContextLengthExceeded 400  the model's context cannot hold prompt and answer
 ├── RequestTimedOut      400  its headers or body did not arrive in time
 ├── InvalidApiKey        401
@@ -81,6 +84,7 @@ class ApiError(Exception):
         self.retry_after = None if retry_after is None else min(max(retry_after, 0.001), MAX_RETRY_AFTER_S)
         self.details = details or {}
         self.rate_headers: Mapping[str, str] = {}  # what is left of the limits that were looked at
+        self.logged_as: str | None = None  # by which the event log has the refusal, and `sluice explain` finds it
 
     @property
     def discreet_param(self) -> str | None:
@@ -110,7 +114,8 @@ class ApiError(Exception):
         if self.retry_after is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after))
             headers["retry-after-ms"] = str(math.ceil(self.retry_after * 1000))
-        return {**headers, **self.rate_headers}
+        logged = {} if self.logged_as is None else {"x-sluice-logged-as": self.logged_as}
+        return {**headers, **self.rate_headers, **logged}
 
 
 class BadRequest(ApiError):

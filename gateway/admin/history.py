@@ -133,7 +133,7 @@ class History:
         num_decodes = step.scheduled.batch.num_decodes
         self.series.step(step.elapsed, gap, num_decodes)
         for sequence in step.scheduled.sampled[num_decodes:]:
-            if len(sequence.output) == 1:
+            if step.scheduled.has_brought_first(sequence):
                 self.series.first_token(step.completed - sequence.arrival)
 
     def refusals(self) -> list[RequestSummary]:

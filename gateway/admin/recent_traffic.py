@@ -2,7 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from statistics import median_low
 
@@ -12,7 +12,7 @@ from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.request_record import RequestRecord
 
 SECONDS = 3600.0
-MAX_REQUESTS = 20_000  # a few hundred bytes each
+MAX_REQUESTS = 20_000  # about a kilobyte each
 MAX_PROMPTS = 16  # of one request
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -22,6 +22,7 @@ class RecentRequest:
     at: float  # when it was checked against its limits
     asked: Asked
     lengths: list[int | None]  # of its answers; None: not known, because it was cut short or goes on
+    features: list[tuple[int, ...]] = field(default_factory=list)  # of its prompts, as far as they came to the engine
 
 
 class RecentTraffic:
@@ -33,8 +34,9 @@ class RecentTraffic:
 
     def request_ended(self, record: RequestRecord) -> None:
         if record.asked is not None and record.asked_at is not None:
-            lengths = [_answered(timeline.sequence) for timeline in record.timelines[:MAX_PROMPTS]]
-            self._ended.append(RecentRequest(record.asked_at, record.asked, lengths))
+            sequences = [timeline.sequence for timeline in record.timelines[:MAX_PROMPTS]]
+            features = [sequence.features for sequence in sequences]
+            self._ended.append(RecentRequest(record.asked_at, record.asked, list(map(_answered, sequences)), features))
 
     def within(self, now: float) -> list[RecentRequest]:
         """Return the requests of the last hour in order of time, but for those refused unread of which nothing is
@@ -48,7 +50,7 @@ class RecentTraffic:
         recent = [request for request in (*self._ended, *live) if now - request.at <= SECONDS]
         as_if_read = AsIfRead()
         asked = [(request, as_if_read.of(request.asked)) for request in sorted(recent, key=attrgetter("at"))]
-        return [RecentRequest(request.at, read, request.lengths) for request, read in asked if read is not None]
+        return [replace(request, asked=read) for request, read in asked if read is not None]
 
 
 def _answered(sequence: Sequence) -> int | None:
@@ -87,6 +89,7 @@ def _arrival(number: int, request: RecentRequest, time: float, usual: int | None
         )
         for prompt, length in zip(asked.prompts[:MAX_PROMPTS], known, strict=False)
     ]
+    features = [*request.features, *[()] * len(prompts)][: len(prompts)]
     return Arrival(
         time,
         *prompts[0][:2],
@@ -103,4 +106,6 @@ def _arrival(number: int, request: RecentRequest, time: float, usual: int | None
         refused_by=asked.refusal,
         more_prompts=tuple(prompts[1:]),
         num_answers=asked.num_answers,
+        features=features[0],
+        more_features=tuple(features[1:]),
     )

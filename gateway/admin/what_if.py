@@ -75,7 +75,8 @@ class WhatIfs:
     def _step_time(self) -> tuple[Any, Served]:
         core = self._service.core
         fitted = core.step_time.fitted
-        return fitted, Served(self._config, core.scheduler.config, (fitted, PRIOR_STEPS))
+        lengths = core.predictor.learned if core.predictor is not None else None
+        return fitted, Served(self._config, core.scheduler.config, (fitted, PRIOR_STEPS), lengths=lengths)
 
 
 def _packed(requests: list[RecentRequest], rest: object) -> bytes:

@@ -59,6 +59,8 @@ class Endpoint:
         telemetry = self.frontend.telemetry
         response = ResponseWriter(scope, send, telemetry.clock)
         record = telemetry.begin(scope, response)
+        if self.frontend.cors is not None:
+            response.add_headers(self.frontend.cors.headers(response.request_header(b"origin")))
         call = Call(scope, receive, send, response, record)
         outcome = Outcome.FAILED
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from admission.outcome import Outcome
+from backend.text.response_templates.template import CALLS, REASONING, ResponseTemplate
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.engine_client import KVMemory
 from gateway.api.frontend import Frontend
@@ -63,7 +64,7 @@ class ModelsEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
         frontend, model = self.frontend, self.frontend.model
         policy = frontend.policy(self.authenticate(call), "inference")
-        card = model_card(model.name, model.created, model.limits.max_model_len)
+        card = model_card(model.name, model.created, model.limits.max_model_len, _capabilities(frontend))
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
             allowed = policy.tenant.allows_model(model.name, policy.key)
@@ -73,6 +74,28 @@ class ModelsEndpoint(Endpoint):
             policy.check_model(name)
             await call.response.reply(orjson.dumps(card))
         return Outcome.COMPLETED
+
+
+def _capabilities(frontend: Frontend) -> dict[str, bool]:
+    """Returns what requests to the model may ask for, by the name that other servers and clients have for it."""
+    tokenizer = frontend.tokenizer
+    return {
+        "completions": True,
+        "chat": tokenizer.has_chat_template,
+        "streaming": True,
+        "structured_outputs": frontend.model.has_grammars,
+        "tools": _has(tokenizer.response_template, CALLS),
+        "reasoning": _has(tokenizer.response_template, REASONING),
+        "logprobs": True,
+        "fill_in_the_middle": tokenizer.fill_in_the_middle is not None,
+        "vision": False,
+        "audio": False,
+        "embeddings": False,
+    }
+
+
+def _has(template: ResponseTemplate | None, names: tuple[str, ...]) -> bool:
+    return template is not None and template.field(names) is not None
 
 
 class LimitsEndpoint(Endpoint):
@@ -102,9 +125,9 @@ class TokenizeEndpoint(Endpoint):
             request = await self.read(call, policy, parse_tokenize_request)
             _check_model(frontend, policy, request.model)
             text = request.prompt
-            if request.messages is not None:
-                text = await frontend.render(policy.name, request.messages, request.add_generation_prompt)
-            param = "prompt" if request.messages is None else "messages"
+            if request.conversation is not None:
+                text = await frontend.render(policy.name, request.conversation)
+            param = "prompt" if request.conversation is None else "messages"
             token_ids = await frontend.encode(policy.name, text or "", request.add_special_tokens, param)
             strings = [tokenizer.id_to_token(token_id) for token_id in token_ids] if request.return_token_strs else None
             charge.was_served = True

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from zlib import crc32
 
 from admission.request import Asked, AskedPrompt
 from backend.sampling_params import SamplingParams
@@ -45,12 +46,14 @@ class EngineRequest:
     cache_salt: str | None = None  # who has another, or none, does not share its blocks
     num_answers: int = 1  # to each prompt, which counts once
     expects_followup: float | None = None  # seconds after the answer in which the client says that it comes again
+    form: tuple[int, ...] = ()  # of the conversation, see `prompt_form`
 
     def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
         """Returns a sequence for each prompt. `end_tokens` are the model's; `draw_seed` gives the seed of a request
         that brings none. Of several answers to a prompt, each has the seed after that of the one before it.
         """
         sampling, num_answers = self.sampling, self.num_answers
+        traits = (crc32(self.key.encode()), *self.form)
         ends = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             ends |= end_tokens
@@ -70,6 +73,9 @@ class EngineRequest:
                 done_by=self.done_by,
                 body_bytes=self.body_bytes,
                 expects_followup=self.expects_followup,
+                traits=traits,
+                logprobs=None if sampling.logprobs is None else [],
+                prompt_logprobs=None if sampling.prompt_logprobs is None else [],
             )
             for index, (prompt, max_tokens) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
         ]

@@ -1,21 +1,24 @@
 """The half of the gateway that speaks HTTP: all that reading requests and writing their answers takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from backend.errors import TooManyTokens
+from backend.sampling_params import MAX_BAD_WORD_TOKENS
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_reader import BodyReader
 from gateway.api.engine_client import EngineClient
-from gateway.errors import ModelNotFound, context_exceeded
+from gateway.errors import BadRequest, ModelNotFound, context_exceeded
+from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
-from gateway.openai.requests import Limits
+from gateway.openai.conversation import Conversation
+from gateway.openai.limits import CUT_CONTEXTS, Limits
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
 from gateway.tenants.effective_policy import EffectivePolicies, EffectivePolicy, KVShape
 
-MESSAGE_BYTES = 128  # rendering a message takes as long as rendering so many bytes of text
+WORD_BYTES = 64  # encoding a word takes as long as rendering so many bytes of text
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,10 @@ class ServedModel:
     created: int  # Unix seconds
     limits: Limits
     default_max_tokens: int | None
+    end_tokens: frozenset[int]
+    tool_followup: float | None  # seconds after an answer in which whoever offers tools is expected to come again
     kv_shape: KVShape
+    has_grammars: bool = False  # answers can be made to match something
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Frontend:
     active_requests: ActiveRequests
     body_reader: BodyReader
     engine: EngineClient
+    cors: Cors | None = None  # None: no web page of another origin may call
 
     def policy(self, principal: Principal, scope: str) -> EffectivePolicy:
         """Returns what a key may do at the moment. Raises `Forbidden` if `scope` is not part of it."""
@@ -55,25 +62,44 @@ class Frontend:
                 f"The model {model!r:.200} does not exist; this server has {self.model.name!r}.", "model"
             )
 
-    async def render(self, tenant: str, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+    async def render(self, tenant: str, conversation: Conversation) -> str:
         """Returns the prompt text of a conversation."""
-        size = sum(MESSAGE_BYTES + len(message["content"]) for message in messages)
-        return await self.body_reader.offload(
-            tenant, size, lambda: self.tokenizer.render_chat(messages, add_generation_prompt)
-        )
+        return await self.body_reader.offload(tenant, conversation.size, lambda: conversation.render(self.tokenizer))
 
-    async def encode(self, tenant: str, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Returns token ids. A text that the context cannot hold is refused before any time is spent on it. A tenant
-        has one long text encoded at a time, so that another tenant finds a thread.
+    async def encode(
+        self, tenant: str, text: str, add_special_tokens: bool, param: str, is_cut: bool = False
+    ) -> list[int]:
+        """Returns token ids, as many as the context holds, or of a text that `is_cut` afterwards `CUT_CONTEXTS` times
+        that. A text that has more is refused before any time is spent on it. A tenant has one long text encoded at a
+        time, so that another tenant finds a thread.
         """
-        most = self.model.limits.max_model_len
+        context = self.model.limits.max_model_len
+        most = CUT_CONTEXTS * context if is_cut else context
         fewest = self.tokenizer.fewest_tokens(text)
         if fewest > most:
-            raise context_exceeded(fewest, most, param, at_least=True)
+            raise context_exceeded(fewest, context, param, at_least=True)
         if len(text) <= INLINE_CHARS:
             return self.tokenizer.encode(text, add_special_tokens)
         try:
             async with self.body_reader.encode_lock(tenant):
                 return await self.tokenizer.encode_async(text, add_special_tokens, most)
         except TooManyTokens as error:
-            raise context_exceeded(error.num_tokens, most, param) from None
+            raise context_exceeded(error.num_tokens, context, param) from None
+
+    async def bad_words(self, tenant: str, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Returns the token ids of words that must not be completed: of each as it begins a text, and, where that is
+        as many tokens and another first one, as it follows a space, as vLLM does. Raises `BadRequest`.
+        """
+        size = WORD_BYTES * len(words) + sum(map(len, words))
+        return await self.body_reader.offload(tenant, size, lambda: tuple(_bad_words(self.tokenizer, words)))
+
+
+def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    for index, word in enumerate(words):
+        first, inner = (tokenizer.encode(before + word.lstrip(), add_special_tokens=False) for before in ("", " "))
+        if not 1 <= len(first) <= MAX_BAD_WORD_TOKENS:
+            param = f"bad_words[{index}]"
+            raise BadRequest(f"{param} must be 1 to {MAX_BAD_WORD_TOKENS} tokens, got {len(first)}.", param)
+        yield tuple(first)
+        if inner[0] != first[0] and len(inner) == len(first):
+            yield tuple(inner)

@@ -1,148 +1,18 @@
-"""A request to generate text: how its dialect reads it, how long its client will wait, and what it asks the engine for.
+"""A request to generate text, with what its tenant's policy and its client's headers say of it."""
 
-The client's patience is read from its headers, of which the tightest holds:
+from dataclasses import dataclass, replace
+from math import inf
 
-x-sluice-ttft-ms             until the first token              ms from now
-x-sluice-deadline-ms         until the last                     ms from now
-x-sluice-deadline-at         until the last                     a moment: RFC 3339, or Unix seconds
-x-request-timeout-seconds    until the last                     Ray
-x-llm-d-slo-ttft-ms          until the first token              llm-d
-x-llm-d-slo-tpot-ms          between two tokens                 llm-d
-x-stainless-read-timeout     the longest silence, in seconds    openai: an answer in one piece is silent until its last
-                                                                token, a stream until its first and between tokens
-
-x-sluice-expect-followup says in how many seconds after the answer the client comes with the next turn.
-"""
-
-import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
-from math import inf, isfinite
-from typing import Any
-
+from backend.sampling_params import MAX_LOGPROBS, SamplingParams
+from gateway.api.dialects import Dialect, Prompt
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
-from gateway.api.frontend import Frontend, ServedModel
-from gateway.errors import BadRequest, ContextLengthExceeded, Unsatisfiable, context_exceeded
-from gateway.http.json_body import JsonBody
-from gateway.openai.replies import (
-    ChatChunks,
-    Choice,
-    Chunks,
-    CompletionChunks,
-    Identity,
-    TokenUsage,
-    chat_completion,
-    text_completion,
-)
-from gateway.openai.requests import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    Limits,
-    parse_chat_request,
-    parse_completion_request,
-)
+from gateway.api.frontend import ServedModel
+from gateway.errors import ContextLengthExceeded, Unsatisfiable, context_exceeded
+from gateway.openai.requests import GenerationRequest
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.policy import ClassPolicy
 
-PROMPT_TAIL = 8  # the last ids of a prompt, with which a completion may share a character
-FOLLOWUP, LATEST_FOLLOWUP = b"x-sluice-expect-followup", 3600.0  # seconds
-LONGEST = 30 * 86_400.0  # seconds; a longer wait is taken for no deadline
-FIRST, LAST, INTERVAL = "first", "last", "interval"
-Headers = Iterable[tuple[bytes, bytes]]
-
-
-@dataclass(slots=True)
-class Prompt:
-    """One prompt as token ids, and the last of them, whose text the answer continues."""
-
-    token_ids: list[int]
-    tail: tuple[int, ...] | list[int]
-
-
-class Dialect:
-    """Reads the bodies of one of the API's two ways to generate text, and says how its answers are written."""
-
-    operation: str  # of the GenAI conventions
-    prompt_param: str  # the field of the body that holds the prompt
-    default_max_tokens: int | None = None  # of an answer for which neither the client nor the operator sets any
-
-    def parse(self, body: JsonBody, limits: Limits) -> GenerationRequest:
-        raise NotImplementedError
-
-    async def prompts(self, request: Any, tenant: str, frontend: Frontend) -> list[Prompt]:
-        raise NotImplementedError
-
-    def identify(self, model: str) -> Identity:
-        raise NotImplementedError
-
-    def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
-        raise NotImplementedError
-
-    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
-        raise NotImplementedError
-
-    async def encode(self, frontend: Frontend, tenant: str, text: str, add_special_tokens: bool) -> list[int]:
-        """Returns at least one token id. Raises `BadRequest` for a text that has none."""
-        token_ids = await frontend.encode(tenant, text, add_special_tokens, self.prompt_param)
-        if not token_ids:
-            raise BadRequest(f"{self.prompt_param} is empty: there is no token to continue from.", self.prompt_param)
-        return token_ids
-
-
-class ChatDialect(Dialect):
-    """A conversation, which an assistant's message answers."""
-
-    operation = "chat"
-    prompt_param = "messages"
-
-    def parse(self, body: JsonBody, limits: Limits) -> ChatRequest:
-        return parse_chat_request(body, limits)
-
-    async def prompts(self, request: ChatRequest, tenant: str, frontend: Frontend) -> list[Prompt]:
-        text = await frontend.render(tenant, request.messages, request.add_generation_prompt)
-        return [Prompt(await self.encode(frontend, tenant, text, request.add_special_tokens), ())]
-
-    def identify(self, model: str) -> Identity:
-        return Identity.of_chat(model)
-
-    def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
-        return ChatChunks(identity, include_usage, index)
-
-    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
-        return chat_completion(identity, choices, usage)
-
-
-class CompletionDialect(Dialect):
-    """Prompts, each of which a text continues."""
-
-    operation = "text_completion"
-    prompt_param = "prompt"
-    default_max_tokens = 16  # as OpenAI's and vLLM's
-
-    def parse(self, body: JsonBody, limits: Limits) -> CompletionRequest:
-        return parse_completion_request(body, limits)
-
-    async def prompts(self, request: CompletionRequest, tenant: str, frontend: Frontend) -> list[Prompt]:
-        prompts = []
-        for given in request.prompts:
-            if isinstance(given, str):
-                token_ids = await self.encode(frontend, tenant, given, request.add_special_tokens)
-            else:
-                token_ids = list(given)
-            prompts.append(Prompt(token_ids, token_ids[-PROMPT_TAIL:]))
-            await asyncio.sleep(0)  # many short prompts do not hold the loop
-        return prompts
-
-    def identify(self, model: str) -> Identity:
-        return Identity.of_completion(model)
-
-    def chunks(self, identity: Identity, include_usage: bool, index: int) -> Chunks:
-        return CompletionChunks(identity, include_usage, index)
-
-    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
-        return text_completion(identity, choices, usage)
+MAX_TOLD = 2**20  # log probabilities in one answer: some 60 MB while it is made, and 40 MB of JSON
 
 
 @dataclass(slots=True)
@@ -164,13 +34,16 @@ class GenerationParams:
         """Returns what the engine is asked for under the response id `name`: an answer to each of `prompts`, of which
         as many in a row are one as the request wants answers to each. Raises `Unsatisfiable`.
         """
+        max_tokens = [self._max_tokens(len(prompt.token_ids), model) for prompt in prompts]
+        if not self.request.is_plain:
+            self._check_told(prompts, max_tokens, model)
         return EngineRequest(
             id=name,
             tenant=self.policy.name,
             key=self.policy.key,
             prompts=[prompt.token_ids for prompt in prompts],
-            max_tokens=[self._max_tokens(len(prompt.token_ids), model) for prompt in prompts],
-            sampling=self.request.sampling,
+            max_tokens=max_tokens,
+            sampling=self._owned(self.request.sampling),
             service_tier=self.request.service_tier,
             service_class=self.service_class.name,
             priority_class=self.service_class.level,
@@ -181,11 +54,23 @@ class GenerationParams:
             deadlines=self.deadlines,
             body_bytes=self.num_bytes,
             streams=self.request.stream,
-            may_stop=bool(self.request.sampling.stop),
+            may_stop=bool(self.request.sampling.stop) or self.request.is_prompt_alone or self.request.may_end,
             cache_salt=self.request.cache_salt,
             num_answers=self.request.num_answers,
-            expects_followup=self.expects_followup,
+            expects_followup=self._expects_followup(model),
+            form=self.dialect.form(self.request),
         )
+
+    def _owned(self, sampling: SamplingParams) -> SamplingParams:
+        """Returns the parameters with a grammar of the tenant's own: what is compiled for one serves no other."""
+        grammar = sampling.grammar
+        return sampling if grammar is None else replace(sampling, grammar=replace(grammar, owner=self.policy.name))
+
+    def _expects_followup(self, model: ServedModel) -> float | None:
+        """Returns in how many seconds after the answer a follow-up is expected: as the client says, and else, where
+        tools are offered, as the operator does.
+        """
+        return self.expects_followup or (model.tool_followup if self.request.offers_tools else None)
 
     def _max_tokens(self, num_prompt_tokens: int, model: ServedModel) -> int:
         """Returns the client's limit, or the default within what the context and the tenant's KV memory leave.
@@ -211,6 +96,25 @@ class GenerationParams:
         max_tokens = asked or min(available, default)
         _check_min_tokens(self.request.sampling.min_tokens, max_tokens)
         return max_tokens
+
+    def _check_told(self, prompts: list[Prompt], max_tokens: list[int], model: ServedModel) -> None:
+        """Raises `Unsatisfiable` for more log probabilities than an answer may hold: `MAX_TOLD`, or a context of them.
+
+        All of them are in memory until the last token, in several forms.
+        """
+        sampling, request = self.request.sampling, self.request
+        count, most = 0, max(MAX_TOLD, (MAX_LOGPROBS + 1) * model.limits.max_model_len)
+        if sampling.logprobs is not None:
+            count += (sampling.logprobs + 1) * sum(max_tokens)
+        if sampling.prompt_logprobs is not None:
+            count += (sampling.prompt_logprobs + 1) * sum([len(prompt.token_ids) for prompt in prompts])
+        if count > most:
+            param = request.top_field if request.details.top else request.answers_field
+            raise Unsatisfiable(
+                f"This request may take {count} log probabilities, and one answer may hold {most}: lower {param} or "
+                f"{request.length_field}, or send fewer prompts at once.",
+                param,
+            )
 
     def _first_token_by(self) -> float | None:
         """Returns the moment by which the first token must come: by the client's deadline, and by the target of a
@@ -239,93 +143,3 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
             "lower min_tokens, shorten the prompt, or set max_tokens.",
             "min_tokens",
         )
-
-
-NONE = ClientDeadlines()
-
-
-def read_deadlines(headers: Headers, stream: bool, now: float) -> ClientDeadlines:
-    """Returns the tightest deadlines of the headers; `now` is in Unix seconds. Raises `BadRequest` for a wrong one."""
-    given = [(name, value) for name, value in headers if name in _NAMES]
-    return _tightest(given, stream, now) if given else NONE
-
-
-def read_expected_followup(headers: Headers) -> float | None:
-    """Returns in how many seconds after its answer the client says that it comes again; None: it says nothing.
-
-    Raises `BadRequest` where that is no number of seconds, or one of more than an hour.
-    """
-    given = [value for name, value in headers if name == FOLLOWUP]
-    if not given:
-        return None
-    seconds = _number(given[-1])
-    if not 0 < seconds <= LATEST_FOLLOWUP:
-        most = f"{LATEST_FOLLOWUP:.0f}"
-        raise _wrong(FOLLOWUP, given[-1], f"seconds, a number above 0 and at most {most}; leave it out if none follows")
-    return seconds
-
-
-def _tightest(headers: Headers, stream: bool, now: float) -> ClientDeadlines:
-    tightest = {FIRST: inf, LAST: inf, INTERVAL: inf}
-    absolute = inf
-    for name, value in headers:
-        if name == b"x-stainless-read-timeout":
-            seconds = _duration(name, value, 1.0)
-            for what in (FIRST, INTERVAL) if stream else (LAST,):
-                tightest[what] = min(tightest[what], seconds)
-        elif name == b"x-sluice-deadline-at":
-            absolute = _until(name, value, now)
-        else:
-            what, unit = _DURATIONS[name]
-            tightest[what] = min(tightest[what], _duration(name, value, unit))
-    is_relative = absolute >= tightest[LAST]
-    return ClientDeadlines(tightest[FIRST], min(tightest[LAST], absolute), tightest[INTERVAL], is_relative)
-
-
-_DURATIONS = {
-    b"x-sluice-ttft-ms": (FIRST, 1e-3),
-    b"x-sluice-deadline-ms": (LAST, 1e-3),
-    b"x-request-timeout-seconds": (LAST, 1.0),
-    b"x-llm-d-slo-ttft-ms": (FIRST, 1e-3),
-    b"x-llm-d-slo-tpot-ms": (INTERVAL, 1e-3),
-}
-
-
-_NAMES = {*_DURATIONS, b"x-sluice-deadline-at", b"x-stainless-read-timeout"}
-
-
-def _duration(name: bytes, value: bytes, unit: float) -> float:
-    seconds = _number(value) * unit
-    if not seconds > 0:
-        raise _wrong(name, value, "a number above 0")
-    return seconds if seconds <= LONGEST else inf
-
-
-def _until(name: bytes, value: bytes, now: float) -> float:
-    seconds = _unix(value) - now
-    if not isfinite(seconds):
-        raise _wrong(name, value, "a moment such as 2027-01-31T12:00:00Z, or Unix seconds")
-    return max(seconds, 0.0) if seconds <= LONGEST else inf
-
-
-def _unix(value: bytes) -> float:
-    number = _number(value)
-    if isfinite(number):
-        return number
-    try:
-        moment = datetime.fromisoformat(value.decode("ascii"))
-    except ValueError:
-        return inf
-    return moment.timestamp() if moment.tzinfo else inf
-
-
-def _number(value: bytes) -> float:
-    """Returns the number, or NaN for a value that is no plain finite one."""
-    text = value.strip()
-    is_plain = len(text) <= 32 and text.replace(b".", b"", 1).isdigit()
-    return float(text) if is_plain else float("nan")
-
-
-def _wrong(name: bytes, value: bytes, expected: str) -> BadRequest:
-    header = name.decode()
-    return BadRequest(f"The header {header} must be {expected}, got {value[:64].decode('latin-1')!r}.", header)

@@ -12,6 +12,7 @@ from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream
 from gateway.api.engine_client import READY, Health, KVMemory
 from gateway.api.engine_request import EngineRequest, ask_of
+from gateway.api.grammars import Release, hold_grammar
 from gateway.api.quota_extender import QuotaExtender
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
@@ -34,7 +35,15 @@ _NONE: Headers = {}
 class InProcessGeneration:
     """One request that was admitted to the engine of this process; see `Generation`."""
 
-    def __init__(self, client: "InProcessClient", record: RequestRecord, grant: Grant, headers: Headers) -> None:
+    def __init__(
+        self,
+        client: "InProcessClient",
+        record: RequestRecord,
+        grant: Grant,
+        headers: Headers,
+        release: Release = bool,
+    ) -> None:
+        """`release` gives up the grammar of the answers, once they have ended."""
         self.headers = headers
         self.streams: list[TokenStream] = []
         self._client = client
@@ -42,6 +51,7 @@ class InProcessGeneration:
         self._grant = grant
         self._extender: QuotaExtender | None = None  # of answers that may need more than is reserved for them
         self._num_delivered: dict[TokenStream, int] = {}  # of those that were stopped
+        self._release = release
 
     def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
         """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
@@ -78,6 +88,7 @@ class InProcessGeneration:
             for stream in self.streams:
                 self._client.service.admission.leave(stream)
         finally:
+            self._release()
             self._grant.close()
 
 
@@ -102,6 +113,9 @@ class InProcessClient:
         self.service = service
         self.refused_tenants: AbstractSet[str] = service.refusal_limiter.refused_tenants
         self._health = health
+        self._unpaid: dict[str, float] = {}  # by tenant, seconds of a processor for its grammars
+        if service.grammars is not None:
+            service.grammars.on_compiled.append(self._compiled)
 
     async def generate(
         self,
@@ -110,12 +124,26 @@ class InProcessClient:
         record: RequestRecord,
         fail: Callable[[ApiError], object],
     ) -> InProcessGeneration:
-        sequences = self.prepare(request, policy)
-        await self.name_blocks(sequences)
-        if not policy.charged:
-            return self.admit(request, sequences, record, fail)
-        grant = await self.reserve(request, sequences, policy, record)
-        return self.admit(request, sequences, record, fail, grant, policy.rate_headers.of(grant.states))
+        release = await self.hold_grammar(request)
+        try:
+            sequences = self.prepare(request, policy)
+            await self.name_blocks(sequences)
+            if not policy.charged:
+                return self.admit(request, sequences, record, fail, release=release)
+            grant = await self.reserve(request, sequences, policy, record)
+            headers = policy.rate_headers.of(grant.states)
+            return self.admit(request, sequences, record, fail, grant, headers, release=release)
+        except BaseException:
+            release()
+            raise
+
+    async def hold_grammar(self, request: EngineRequest) -> Release:
+        """Have the request's grammar compiled, if it has one, and kept until what this returns is called.
+
+        Raises `ApiError`.
+        """
+        grammar = request.sampling.grammar
+        return bool if grammar is None else await hold_grammar(self.service.grammars, grammar)
 
     def prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
         """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
@@ -133,7 +161,10 @@ class InProcessClient:
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
         service.cache_limiter.use(policy.name)
         if service.prompt_names is not None:
-            service.prompt_names.begin(sequences, policy.cache_scope, request.cache_salt)
+            if request.sampling.prompt_logprobs is None:
+                service.prompt_names.begin(sequences, policy.cache_scope, request.cache_salt)
+            else:
+                service.prompt_names.begin_apart(sequences, policy.cache_scope)
         return sequences
 
     def name_some_blocks(self, sequences: list[Sequence]) -> bool:
@@ -158,7 +189,7 @@ class InProcessClient:
             )
         except QuotaError as error:
             self.service.admission.requested(request.as_recorded(name_in_log(error)))
-            raise _refusal(error, policy) from None
+            raise _refusal(error, policy, request.id) from None
 
     def admit(
         self,
@@ -169,11 +200,15 @@ class InProcessClient:
         grant: Grant | None = None,
         headers: Headers = _NONE,
         make_stream: MakeStream = TokenStream,
+        release: Release = bool,
     ) -> InProcessGeneration:
-        """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`."""
+        """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`.
+
+        `release` is called once nothing needs its grammar any more, and may be called again.
+        """
         service = self.service
         grant = grant or Grant(service.quotas, request.tenant, request.key)
-        generation = InProcessGeneration(self, record, grant, headers)
+        generation = InProcessGeneration(self, record, grant, headers, release)
         try:
             record.reserved, record.grant = service.telemetry.clock(), grant
             if record.reserving is None:
@@ -181,14 +216,24 @@ class InProcessClient:
             service.admission.requested(request.as_recorded())
             for sequence in sequences:
                 generation.admit(sequence, make_stream)
+            if self._unpaid:
+                self._charge_compiling(request.tenant)
             generation.begin(fail)
         except AdmissionRefused as error:
             generation.close()
-            raise _with_headers(_of_admission(error, request), headers) from None
+            raise _with_headers(_of_admission(error, request), headers, request.id) from None
         except BaseException:
             generation.close()
             raise
         return generation
+
+    def _compiled(self, tenant: str, seconds: float) -> None:
+        """Keep what a grammar took until something of the tenant is admitted, which may be that of a later request."""
+        self._unpaid[tenant] = self._unpaid.get(tenant, 0.0) + seconds
+
+    def _charge_compiling(self, tenant: str) -> None:
+        if seconds := self._unpaid.pop(tenant, 0.0):
+            self.service.admission.charge(tenant, seconds)
 
     async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
         if not self.service.quotas.was_refused(policy.name, policy.key):
@@ -198,7 +243,7 @@ class InProcessClient:
         except QuotaRefused as error:
             unread = Asked.unread(request_id, policy.name, policy.key, error.limit.name)
             self.service.admission.requested(unread)
-            raise _refusal(error, policy) from None
+            raise _refusal(error, policy, request_id) from None
 
     async def refuse_spent(self, policy: EffectivePolicy) -> None:
         try:
@@ -283,9 +328,9 @@ def _usage(
     return Usage(processed, generated, cached, byte_seconds, requests=1 if processed else 0)
 
 
-def _refusal(error: QuotaError, policy: EffectivePolicy) -> ApiError:
+def _refusal(error: QuotaError, policy: EffectivePolicy, logged_as: str | None = None) -> ApiError:
     headers = policy.rate_headers.of(error.measure()) if isinstance(error, QuotaRefused) else {}
-    return _with_headers(refusal_of(error), headers)
+    return _with_headers(refusal_of(error), headers, logged_as)
 
 
 def _of_admission(error: AdmissionRefused, request: EngineRequest) -> ApiError:
@@ -294,8 +339,8 @@ def _of_admission(error: AdmissionRefused, request: EngineRequest) -> ApiError:
     return queue_full(error, request.service_class) if isinstance(error, QueueFull) else refusal_of(error)
 
 
-def _with_headers(error: ApiError, headers: Headers) -> ApiError:
-    error.rate_headers = headers
+def _with_headers(error: ApiError, headers: Headers, logged_as: str | None) -> ApiError:
+    error.rate_headers, error.logged_as = headers, logged_as
     return error
 
 

@@ -1,11 +1,13 @@
 """Names the blocks of prompts as they arrive: by their names the engine finds what it has computed before."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence as Listed
 from functools import lru_cache
 from typing import Protocol
 
 from backend.paged_kv.block_names import BlockNames, Tokens
+from backend.scheduler.sequence import Sequence
 
 BLOCKS_AT_ONCE, TOKENS_AT_ONCE = 128, 2048  # what takes a quarter of a millisecond, in which the event loop is held
 MOST_ROOTS = 1024  # that are remembered, of a tenant or of a salt of its clients
@@ -34,7 +36,14 @@ class PromptNames:
         for sequence in sequences:
             sequence.cache_root = root
 
-    async def name(self, sequences: Sequence[NameablePrompt]) -> None:
+    def begin_apart(self, sequences: Iterable[Sequence], scope: str) -> None:
+        """Say that nobody shares the blocks of these sequences but the answers to one prompt: it is computed for them,
+        and no part of it found, so that all of its log probabilities are there.
+        """
+        for sequence in sequences:
+            sequence.cache_root = self._names.root(scope, "", sequence.prompt_group or sequence.id)
+
+    async def name(self, sequences: Listed[NameablePrompt]) -> None:
         """Name the blocks of their prompts: of short ones at once, of others between what else the event loop does."""
         have_names = self.name_some(sequences)
         while not have_names:

@@ -10,6 +10,8 @@ from starlette.requests import Request as StarletteRequest
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api.chat_dialect import ChatDialect
+from gateway.api.dialects import CompletionDialect
 from gateway.api.endpoints import (
     DetokenizeEndpoint,
     FailingEndpoint,
@@ -23,7 +25,6 @@ from gateway.api.endpoints import (
 from gateway.api.engine_client import ALIVE, READY, STARTED
 from gateway.api.frontend import Frontend
 from gateway.api.generation import GenerationEndpoint
-from gateway.api.generation_request import ChatDialect, CompletionDialect
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 
 
@@ -60,7 +61,8 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
     unrouted: Any = partial(_unrouted, frontend)  # any ASGI application can be answered with, not only a Response
     app = Starlette(routes=routes, exception_handlers={HTTPException: unrouted})
     app.router.redirect_slashes = False
-    return Shortcut(app, {("POST", "/v1/chat/completions"): chat, ("POST", "/v1/completions"): completion})
+    shortcuts = {("POST", "/v1/chat/completions"): chat, ("POST", "/v1/completions"): completion}
+    return Shortcut(app, shortcuts, frontend.cors)
 
 
 class Shortcut:
@@ -68,11 +70,17 @@ class Shortcut:
     answers whatever happens. It is no coroutine itself, which every wake-up of a request would pass through.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], ASGIApp]) -> None:
+    def __init__(
+        self, app: ASGIApp, endpoints: Mapping[tuple[str, str], ASGIApp], preflight: ASGIApp | None = None
+    ) -> None:
+        """`preflight` answers browsers that ask whether a page of another origin may call."""
         self._app = app
         self._endpoints = endpoints
+        self._preflight = preflight
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if self._preflight is not None and scope["method"] == "OPTIONS":
+            return self._preflight(scope, receive, send)
         return self._endpoints.get((scope["method"], scope["path"]), self._app)(scope, receive, send)
 
 

@@ -4,14 +4,14 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 from typing import Any
 
-from admission.event_log import LogError, ReplayMismatch, replay
+from admission.event_logs.event_log import LogError, ReplayMismatch, replay
 from admission.explain import explain
 from gateway.telemetry.event_log_file import EventLogError, read_event_log
 
 
 def add_event_log_commands(commands: "_SubParsersAction[Any]") -> None:
     explaining = commands.add_parser("explain", help="why a request waited, was refused or was preempted")
-    which = "the id in the response, such as chatcmpl-...; of a refusal, the response_id in the request log"
+    which = "the id in the response, such as chatcmpl-...; of a refusal, its header x-sluice-logged-as"
     explaining.add_argument("request", metavar="REQUEST_ID", help=which)
     replaying = commands.add_parser("replay", help="decide an event log again and compare, byte for byte")
     for command, run in ((explaining, _explain), (replaying, _replay)):
@@ -28,8 +28,9 @@ def _explain(namespace: Namespace) -> int:
         raise EventLogError(f"{namespace.log}: {error}") from None
     if not record:
         raise EventLogError(
-            f"{namespace.log} says nothing of {namespace.request}: is it the id of a response, in this log? That of a "
-            "refusal is in the request log, as response_id in the line that has its request_id"
+            f"{namespace.log} says nothing of {namespace.request}: is it the id of a response, in this log? A refusal "
+            "names its id in the header x-sluice-logged-as, and in the request log as response_id. One without came "
+            "neither to a limit nor to the queue: its message has the reason, and so has the request log"
         )
     print("\n".join(record))
     return 0

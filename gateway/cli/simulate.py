@@ -3,12 +3,11 @@
 The core is the one that serves; only the device and the clock are simulated."""
 
 import sys
-from argparse import SUPPRESS, ArgumentTypeError, Namespace, _SubParsersAction
+from argparse import Namespace, _SubParsersAction
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from tqdm import tqdm
 
 from admission.core import Order
 from admission.simulation.arrival import Arrival
-from admission.simulation.device import DEVICES, Device, find_device
+from admission.simulation.device import Device, find_device
 from admission.simulation.errors import OptionError
 from admission.simulation.metrics import escape_controls, format_duration, format_number, format_percent
 from admission.simulation.page import NUM_COLOURS, page
@@ -25,8 +24,9 @@ from admission.simulation.recorder import Objective
 from admission.simulation.recording import TraceFacts
 from admission.simulation.report import comparison_table, to_json
 from admission.simulation.study import CAPACITY_REQUESTS, Results, Study, capacity
-from admission.simulation.traces import FORMATS, Traffic, read_traffic
-from admission.simulation.workload import Flood, Workload
+from admission.simulation.traces import Traffic, read_traffic
+from admission.simulation.workload import Workload
+from gateway.cli.simulate_flags import DEFAULT_DEVICE, DEFAULT_ORDERING, add_policies, add_report, add_traffic
 from gateway.telemetry.event_log_file import read_event_log
 from gateway.what_if.comparison import simulated
 from gateway.what_if.unsimulated import Seen, assumed, unsimulated
@@ -35,10 +35,8 @@ from quotas.policy.policy_diff import policy_changes, policy_diff
 from quotas.policy.policy_file import SUFFIXES, field_places, parse_policy, read_sources
 from quotas.policy.problems import Mark
 
-DEFAULT_ORDERING = Order.FAIR
 SATURATED = 0.95  # of the time that the device is busy: more than it can do may be asked of it
 MOMENT = 1.0  # seconds
-DEFAULT_DEVICE = "llama3-8b-a100"
 NOTES = """\
 A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
 configuration, or a file with settings:
@@ -59,90 +57,10 @@ def add_simulate_command(commands: "_SubParsersAction[Any]") -> None:
         description=__doc__,
         epilog=NOTES,
     )
-    _add_traffic(parser.add_argument_group("traffic"))
-    _add_policies(parser.add_argument_group("policies and device"))
-    _add_report(parser.add_argument_group("report"))
+    add_traffic(parser.add_argument_group("traffic"))
+    add_policies(parser.add_argument_group("policies and device"))
+    add_report(parser.add_argument_group("report"))
     parser.set_defaults(run=_simulate, parser=parser)
-
-
-def _add_traffic(group: Any) -> None:
-    group.add_argument("--trace", metavar="FILE", type=Path, required=True, help="recorded requests and their lengths")
-    group.add_argument(
-        "--format", choices=["auto", *FORMATS], default="auto", help="format of the trace (default: auto)"
-    )
-    group.add_argument(
-        "--requests", metavar="N", type=_count, help="use the first N requests, repeating the trace if need be"
-    )
-    pace = group.add_mutually_exclusive_group()
-    pace.add_argument("--speedup", metavar="X", type=_positive, default=1.0, help="serve X times as fast as recorded")
-    pace.add_argument("--load", metavar="X", type=_positive, help="serve X times what the device can complete")
-    pace.add_argument(
-        "--rate", metavar="R", type=_positive, help="Poisson arrivals, R a second, lengths from the trace"
-    )
-    group.add_argument(
-        "--tenants",
-        metavar="RULE",
-        default="trace",
-        help="whose the requests are: 4, heavy:0.8,light:0.2, hash:4 or trace (default: trace)",
-    )
-    classes = "the class of each request: 0:0.1,1:0.9 or trace (default: trace)"
-    group.add_argument("--classes", metavar="RULE", default="trace", help=classes)
-    tiers = "the service tier that requests ask for: flex:0.3,none:0.7 or trace (default: trace)"
-    group.add_argument("--service-tiers", metavar="RULE", default="trace", help=tiers)
-    group.add_argument(
-        "--flood",
-        metavar="F",
-        type=_flood,
-        action="append",
-        default=[],
-        help="add requests of one tenant: TENANT:RATE@START+SECONDS; may be repeated",
-    )
-    group.add_argument(
-        "--max-tokens",
-        metavar="N",
-        type=_count,
-        default=0,
-        help="tokens that each request declares at least (default: as the trace says, or else a power of two "
-        "that no answer exceeds)",
-    )
-    group.add_argument(
-        "--patience", metavar="S", type=_positive, default=inf, help="clients that have no token after S seconds leave"
-    )
-    group.add_argument("--seeds", metavar="N", type=_count, default=1, help="runs of each policy (default: 1)")
-
-
-def _add_policies(group: Any) -> None:
-    group.add_argument(
-        "--policy",
-        metavar="P",
-        help=f"the policy to simulate (default: as an event log was recorded; else {DEFAULT_ORDERING})",
-    )
-    group.add_argument(
-        "--compare", metavar="P", action="append", default=[], help="a policy to compare it with; may be repeated"
-    )
-    group.add_argument(
-        "--device",
-        metavar="D",
-        help=f"what computes: {', '.join(DEVICES)} or a JSON file of coefficients (default: the device that an event "
-        f"log was recorded on, as it was configured; else {DEFAULT_DEVICE})",
-    )
-    group.add_argument("--jobs", metavar="N", type=_count, default=1, help="runs at a time (default: 1)")
-
-
-def _add_report(group: Any) -> None:
-    good = Objective()
-    group.add_argument(
-        *("--good-first-token",), metavar="S", type=_positive,
-        help="a good request has its first token within S seconds (default: as each policy promises its class; "
-        f"{good.first_token:g} where a policy promises nothing)",
-    )  # fmt: skip
-    group.add_argument(
-        *("--good-per-token",), metavar="S", type=_positive,
-        help=f"and then a token every S seconds on average (default: as promised, or {good.per_token:g})",
-    )  # fmt: skip
-    group.add_argument("--json", metavar="FILE", type=_new_file, help="write every figure of every run")
-    group.add_argument("--html", metavar="FILE", type=_new_file, help="write charts and figures as one page")
-    group.add_argument("--png", type=_no_picture, help=SUPPRESS)
 
 
 def _simulate(namespace: Namespace) -> int:
@@ -369,38 +287,3 @@ def _followed(lines: Iterable[str], bar: "tqdm[Any]") -> Iterator[str]:
     for line in lines:
         bar.update()
         yield line
-
-
-def _count(text: str) -> int:
-    if text.isdecimal() and int(text) >= 1:
-        return int(text)
-    raise ArgumentTypeError("a whole number, at least 1")
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if value > 0 and isfinite(value):
-        return value
-    raise ArgumentTypeError("a number above 0")
-
-
-def _flood(text: str) -> Flood:
-    try:
-        return Flood.parse(text)
-    except OptionError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
-def _no_picture(_: str) -> None:
-    raise ArgumentTypeError("charts are drawn on the page of --html FILE, which a browser prints or takes a picture of")
-
-
-def _new_file(text: str) -> Path:
-    """Parse the path of a file to write, and refuse an impossible one before minutes are spent on its content."""
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise ArgumentTypeError(f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}")
-    return path

@@ -1,8 +1,8 @@
 """Writes the response bodies and stream chunks of the OpenAI API, as bytes."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from os import urandom
 from typing import Any, Literal
 
@@ -10,7 +10,8 @@ import orjson
 
 from gateway import sse
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -65,10 +66,14 @@ class Choice:
 
     text: str
     finish_reason: FinishReason
+    told: Mapping[str, Any] = field(default_factory=dict)  # of its tokens, as members of the choice
+    told_of_prompt: Mapping[str, Any] = field(default_factory=dict)
+    message: Mapping[str, Any] | None = None  # its members, if the text was parsed
 
 
 def chat_completion(identity: Identity, choices: Sequence[Choice], usage: TokenUsage) -> bytes:
-    return _completion(identity, "chat.completion", [_chat_choice(*pair) for pair in enumerate(choices)], usage)
+    told = choices[0].told_of_prompt
+    return _completion(identity, "chat.completion", [_chat_choice(*pair) for pair in enumerate(choices)], usage, told)
 
 
 def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenUsage) -> bytes:
@@ -96,22 +101,38 @@ class Chunks:
         before, after = self.TEXT
         self._text_head, self._text_tail = self._head + before, after + self._tail(None, None)
 
-    def start(self, usage: TokenUsage | None = None) -> bytes:
-        return self._head + self.START + self._tail(None, usage) if self.START else b""
+    def start(self, usage: TokenUsage | None = None, beside: Mapping[str, Any] | None = None) -> bytes:
+        """Returns the first event, if there is one without text. Members `beside` its choice tell of the prompt."""
+        if not self.START:
+            return b""
+        tail = self._tail(None, usage)
+        if beside is not None:
+            tail = tail.replace(b"}]", b"}]," + orjson.dumps(beside)[1:-1], 1)
+        return self._head + self.START + tail
 
-    def text(self, text: str, usage: TokenUsage | None = None) -> bytes:
-        tail = self._text_tail if usage is None else self.TEXT[1] + self._tail(None, usage)
+    def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
+        """Returns an event; what is `told` of its tokens are members of the choice."""
+        is_plain = usage is None and told is None
+        tail = self._text_tail if is_plain else self.TEXT[1] + self._tail(None, usage, told)
         return self._text_head + orjson.dumps(text) + tail
 
-    def finish(self, reason: FinishReason, usage: TokenUsage | None = None) -> bytes:
-        return self._head + self.FINISH + self._tail(reason, usage)
+    def finish(
+        self, reason: FinishReason, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None
+    ) -> bytes:
+        return self._head + self.FINISH + self._tail(reason, usage, told)
 
     def usage(self, usage: TokenUsage) -> bytes:
         return b'%b,"choices":[],"usage":%b}%b' % (self._fields, orjson.dumps(usage.to_json()), sse.END)
 
-    def _tail(self, reason: FinishReason | None, usage: TokenUsage | None) -> bytes:
+    def _tail(
+        self, reason: FinishReason | None, usage: TokenUsage | None, told: Mapping[str, Any] | None = None
+    ) -> bytes:
         """Returns what follows the content of a choice, up to the end of its event."""
-        tail = b',"logprobs":null,"finish_reason":"%b"}]' % reason.encode() if reason else _UNFINISHED
+        if told is not None:
+            members = orjson.dumps({"logprobs": None, **told, "finish_reason": reason})
+            tail = b",%b]" % members.removeprefix(b"{")
+        else:
+            tail = b',"logprobs":null,"finish_reason":"%b"}]' % reason.encode() if reason else _UNFINISHED
         if not self._include_usage:
             return tail + b"}" + sse.END
         return b'%b,"usage":%b}%b' % (tail, orjson.dumps(usage and usage.to_json()), sse.END)
@@ -137,10 +158,14 @@ class CompletionChunks(Chunks):
     FINISH = b'"text":""'
 
 
-def model_card(model: str, created: int, max_model_len: int) -> dict[str, Any]:
-    """Returns an entry of /v1/models, or the body of /v1/models/{model}; `max_model_len` is vLLM's addition."""
+def model_card(
+    model: str, created: int, max_model_len: int, capabilities: Mapping[str, bool] | None = None
+) -> dict[str, Any]:
+    """Returns an entry of /v1/models, or the body of /v1/models/{model}; `max_model_len` is vLLM's addition, and
+    `capabilities` ours.
+    """
     card = {"id": model, "object": "model", "created": created, "owned_by": "sluice", "root": model}
-    return card | {"parent": None, "max_model_len": max_model_len}
+    return card | {"parent": None, "max_model_len": max_model_len, "capabilities": dict(capabilities or {})}
 
 
 def models_list(cards: Sequence[dict[str, Any]]) -> bytes:
@@ -161,14 +186,17 @@ def detokenized(text: str) -> bytes:
 _UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 
 
-def _completion(identity: Identity, kind: str, choices: list[dict[str, Any]], usage: TokenUsage) -> bytes:
-    return orjson.dumps({**identity.to_json(kind), "choices": choices, "usage": usage.to_json()})
+def _completion(
+    identity: Identity, kind: str, choices: list[dict[str, Any]], usage: TokenUsage, told: Mapping[str, Any] = _NOTHING
+) -> bytes:
+    return orjson.dumps({**identity.to_json(kind), "choices": choices, "usage": usage.to_json(), **told})
 
 
 def _chat_choice(index: int, choice: Choice) -> dict[str, Any]:
-    message = {"role": "assistant", "content": choice.text, "refusal": None}
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": choice.finish_reason}
+    message = {"role": "assistant", "content": choice.text, "refusal": None, **(choice.message or {})}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": choice.finish_reason, **choice.told}
 
 
 def _text_choice(index: int, choice: Choice) -> dict[str, Any]:
-    return {"index": index, "text": choice.text, "logprobs": None, "finish_reason": choice.finish_reason}
+    told = {**choice.told, **choice.told_of_prompt}
+    return {"index": index, "text": choice.text, "logprobs": None, "finish_reason": choice.finish_reason, **told}

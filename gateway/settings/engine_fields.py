@@ -82,6 +82,15 @@ class EngineFields(BaseSettings):
         "max_tokens of a request that names none; auto: what its context leaves a chat, 16 for a completion",
         ge=1,
     )
+    tool_followup: float = setting(
+        "engine",
+        "SECONDS",
+        20.0,
+        "in which a request that offers tools is expected to be followed by the next, unless its header "
+        "x-sluice-expect-followup says; 0: not at all",
+        ge=0,
+        le=3600,
+    )
     max_waiting: int = setting(
         "engine",
         "N",
@@ -150,6 +159,31 @@ class EngineFields(BaseSettings):
         "the device counts as wedged and the process ends with an error",
         ge=1,
         le=86_400,
+    )
+    grammar_processes: int = setting(
+        "engine",
+        "N",
+        1,
+        "processes that match constrained answers, started with the first of them; 0: none may be asked for",
+        ge=0,
+        le=64,
+    )
+    grammar_compile_ms: float = setting(
+        "engine",
+        "MS",
+        250.0,
+        "processor time in which a grammar has to be compiled; one that takes more is refused",
+        gt=0,
+        le=60_000,
+    )
+    grammar_cache_bytes: ByteSize = setting(
+        "engine", "BYTES", ByteSize(64 << 20), "memory for the compiled grammars of one tenant, such as 64MiB", gt=0
+    )
+    jump_forward: Literal["on", "off"] = setting(
+        "engine",
+        "on|off",
+        "on",
+        "on: where a grammar allows one continuation, its tokens are computed together and not sampled one by one",
     )
     seed: int = setting(
         "engine", "N", 0, "seeds the sampling of requests that bring no seed of their own", ge=0, lt=2**63

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ByteSize, SecretStr
 
+from gateway.http import cors
 from gateway.settings import otel_variables
 from gateway.settings.engine_fields import EngineFields
 from gateway.settings.field import (
@@ -92,6 +93,14 @@ class SettingFields(EngineFields):
         None,
         "most connections of one address; auto: half of --max-connections, and all of it for this machine's own",
         ge=1,
+    )
+    cors_origins: str = setting(
+        "network",
+        "ORIGINS",
+        "off",
+        "origins of web pages whose scripts may call the API, such as https://a.example, separated by commas; *: of "
+        "all; off: of none",
+        pattern=f"^(?:{cors.ORIGINS})$",
     )
     max_body_bytes: ByteSize = setting(
         "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024

@@ -124,7 +124,7 @@ class CoreTelemetry(CoreObserver):
             timeline = self._timelines.get(sequence)
             if timeline is not None:
                 timeline.prefilled = now
-                if len(sequence.output) == 1:
+                if scheduled.has_brought_first(sequence):
                     timeline.first_token = now
         for sequence, _ in scheduled.ended:
             self._ended(sequence, now)

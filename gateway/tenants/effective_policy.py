@@ -89,6 +89,38 @@ class EffectivePolicy:
                 "prompt",
             )
 
+    def check_answers(self, count: int, param: str) -> None:
+        """Raises `Unsatisfiable`, about `param`, for more answers to a prompt than the tenant may ask for."""
+        most = self.tenant.max_n
+        if count > most:
+            raise Unsatisfiable(
+                f"Your tenant's limit max_n is {most}: {param} asks for {count} answers to a prompt. Lower {param}, "
+                "or have the limit raised.",
+                param,
+            )
+
+    def check_grammar(self, size: int, param: str) -> None:
+        """Raises `Unsatisfiable`, about `param`, for a grammar of more bytes than the tenant's may have."""
+        most = self.tenant.max_schema_bytes
+        if size > most:
+            raise Unsatisfiable(
+                f"Your tenant's limit max_schema_bytes is {most}: {param} has {size}. Make it smaller, or have the "
+                "limit raised.",
+                param,
+            )
+
+    def check_logprobs(self, count: int | None, param: str) -> None:
+        """Raises `Unsatisfiable`, about `param`, for log probabilities of more tokens at each position than the tenant
+        may be told.
+        """
+        most = self.tenant.max_top_logprobs
+        if count is not None and count > most:
+            raise Unsatisfiable(
+                f"Your tenant's limit max_top_logprobs is {most}: {param} asks for {count}. Lower {param}, or have the "
+                "limit raised.",
+                param,
+            )
+
     def reservable(self, num_prompt_tokens: int, expected: int) -> int | None:
         """Return how many output tokens to reserve at first for an answer that declares no length.
 

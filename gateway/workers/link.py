@@ -45,6 +45,7 @@ class FrameKind(IntEnum):
     STATS = 18
     DRAIN = 19  # to a worker
     END = 20  # to a worker
+    LOGPROBS = 21  # to a worker
 
 
 _KINDS = {kind.value: kind for kind in FrameKind}  # a look-up takes a tenth of the instructions of a call to the enum

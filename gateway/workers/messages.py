@@ -1,13 +1,14 @@
 """Requests, records and errors as the lists that frames hold. An infinite time and an unknown one are both null."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from admission.outcome import Outcome
+from backend.grammar import Grammar, GrammarKind
 from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.api.frontend import ServedModel
@@ -67,7 +68,7 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
     drawn = [
         *(sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.top_p, sampling.top_k),
         *(sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty),
-        *(sampling.seed, sampling.stop_token_ids, sampling.ignore_eos),
+        *(sampling.seed, sampling.stop_token_ids, sampling.ignore_eos, _constraints(sampling)),
     ]
     until = [_known(deadlines.first_token), _known(deadlines.last_token), _known(deadlines.interval)]
     token_ids = array("I")
@@ -80,8 +81,7 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
         *(request.service_tier, request.service_class, request.priority_class),
         *(request.token_interval, request.first_token_target, request.first_token_by, request.done_by),
         *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop, request.cache_salt),
-        request.num_answers,
-        request.expects_followup,
+        *(request.num_answers, request.expects_followup, request.form),
     ]
     return message, token_ids.tobytes()
 
@@ -91,12 +91,14 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
     name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
     token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
     token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
-    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup = others
+    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, form = others
     for length in lengths:
         prompts += [token_ids[start : start + length]] * num_answers
         start += length
-    *numbers, stop_token_ids, ignore_eos = drawn
+    *numbers, stop_token_ids, ignore_eos, constraints = drawn
     sampling = _sampling(*numbers, tuple(stop_token_ids), ignore_eos)
+    if constraints is not None:
+        sampling = _constrained(sampling, *constraints)
     first, last, interval = (inf if seconds is None else seconds for seconds in until)
     deadlines = ClientDeadlines(first, last, interval, is_relative)
     return EngineRequest(
@@ -120,6 +122,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
         cache_salt=cache_salt,
         num_answers=num_answers,
         expects_followup=expects_followup,
+        form=tuple(form),
     )
 
 
@@ -152,6 +155,40 @@ def _sampling(
         seed=seed,
         stop_token_ids=stop_token_ids,
         ignore_eos=ignore_eos,
+    )
+
+
+def _constraints(sampling: SamplingParams) -> Message | None:
+    """Returns what few requests ask for; None: nothing of it."""
+    bias, allowed, bad_words, grammar = (
+        sampling.logit_bias,
+        sampling.allowed_token_ids,
+        sampling.bad_words,
+        sampling.grammar,
+    )
+    asked = [bias, allowed, bad_words, sampling.logprobs, sampling.prompt_logprobs]
+    if grammar is None and asked == [(), None, (), None, None]:
+        return None
+    return [*asked, None if grammar is None else [grammar.kind, grammar.source, grammar.owner]]
+
+
+def _constrained(
+    sampling: SamplingParams,
+    bias: list[list[Any]],
+    allowed: list[int] | None,
+    bad_words: list[list[int]],
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    grammar: list[str] | None,
+) -> SamplingParams:
+    return replace(
+        sampling,
+        logit_bias=tuple([(token_id, value) for token_id, value in bias]),
+        allowed_token_ids=None if allowed is None else tuple(allowed),
+        bad_words=tuple(map(tuple, bad_words)),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=None if grammar is None else Grammar(GrammarKind(grammar[0]), *grammar[1:]),
     )
 
 

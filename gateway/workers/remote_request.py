@@ -5,12 +5,14 @@ from array import array
 from collections.abc import Callable
 
 from backend.errors import DeviceError
+from backend.scheduler.batch import TokenLogprobs
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from gateway.api.engine_request import EngineRequest
 from gateway.api.in_process_client import InProcessGeneration
 from gateway.errors import ApiError
 from gateway.workers.link import FrameKind, WorkerLink
+from gateway.workers.logprobs import LogprobsMessage
 from gateway.workers.messages import error_message
 
 
@@ -20,27 +22,30 @@ class RemoteStream(TokenStream):
     A consumer that is not `eager` is sent the first token, by which it times the engine, and the rest with the last.
     """
 
-    __slots__ = ("_outbox", "number", "request")
+    __slots__ = ("_num_put", "_outbox", "number", "request")
 
     def __init__(self, sequence: Sequence, number: int, request: "RemoteRequest", outbox: "Outbox") -> None:
         super().__init__(sequence)
         self.number = number
         self.request = request
         self._outbox = outbox
+        self._num_put = 0  # tokens that were sent
         self.eager = request.asked.streams or request.asked.may_stop
 
     def put(self, reason: FinishReason | None) -> bool:
         if self._at_mark is not None:
             self._look_at_mark()
-        is_first = len(self.sequence.output) == 1
+        is_first = not self._num_put
         if is_first:
             self._find_due()
         if is_first and self.sequence.num_cached_tokens:
             self._outbox.cached.append([self.number, self.sequence.num_cached_tokens])
         if self._eager or is_first:
             outbox = self._outbox
-            outbox.numbers.append(self.number)
-            outbox.token_ids.append(self.sequence.output[-1])
+            new = self.sequence.output[self._num_put :]  # several at once where a grammar forces them
+            self._num_put += len(new)
+            outbox.numbers += [self.number] * len(new)
+            outbox.token_ids += new
             if not outbox.is_scheduled:
                 outbox.schedule()
         if reason is not None:
@@ -51,13 +56,42 @@ class RemoteStream(TokenStream):
         if self.finish_reason is None:
             self.finish_reason = reason
             if not self._eager:
-                rest = self.sequence.output[1:]
+                rest = self.sequence.output[self._num_put :]
                 self._outbox.numbers += [self.number] * len(rest)
                 self._outbox.token_ids += rest
             self._outbox.end(self)
 
     def fail(self, error: DeviceError) -> None:
         self._outbox.fail(self, error)
+
+
+class DetailedRemoteStream(RemoteStream):
+    """The same for a consumer who wants to know log probabilities, which arrive no later than their tokens."""
+
+    __slots__ = ("_num_told",)
+
+    def __init__(self, sequence: Sequence, number: int, request: "RemoteRequest", outbox: "Outbox") -> None:
+        super().__init__(sequence, number, request, outbox)
+        self._num_told = 0
+
+    def put(self, reason: FinishReason | None) -> bool:
+        if self._eager or self._num_told == 0:
+            self._tell()
+        return super().put(reason)
+
+    def end(self, reason: FinishReason) -> None:
+        if self.finish_reason is None:
+            self._tell()
+        super().end(reason)
+
+    def _tell(self) -> None:
+        """Tell of the tokens since the last time, and first of the prompt."""
+        sequence, first = self.sequence, self._num_told
+        self._num_told = len(sequence.output)
+        if first == 0 and sequence.prompt_logprobs and self.request.tells_of(sequence.prompt_logprobs):
+            self._outbox.logprobs.add(self.number, sequence.prompt_logprobs, is_prompt=True)
+        if sequence.logprobs is not None:
+            self._outbox.logprobs.add(self.number, sequence.logprobs[first : self._num_told])
 
 
 class Outbox:
@@ -73,6 +107,7 @@ class Outbox:
         self.numbers: list[int] = []
         self.token_ids: list[int] = []
         self.cached: list[list[int]] = []  # streams that begin, each with what of its prompt was found in the cache
+        self.logprobs = LogprobsMessage()
         self.is_scheduled = False
         self._ended: list[RemoteStream] = []
 
@@ -97,6 +132,9 @@ class Outbox:
         for stream in ended:
             self._stream_ended(stream)
         ends = [[stream.number, stream.finish_reason] for stream in ended]
+        if self.logprobs.entries:
+            logprobs, self.logprobs = self.logprobs, LogprobsMessage()
+            self._link.send(FrameKind.LOGPROBS, logprobs.entries, logprobs.binary())
         told = [ends, cached] if ends or cached else None
         self._link.send(FrameKind.TOKENS, told, array("Q", numbers).tobytes() + array("I", token_ids).tobytes())
 
@@ -120,6 +158,7 @@ class RemoteRequest:
         self._generation: InProcessGeneration | None = None
         self._has_ended = False
         self._num_open = len(asked.prompts)  # streams that the engine has not ended
+        self._told_prompts = set[int]()  # of lists that live as long as the streams
 
     def admitted(self, generation: InProcessGeneration) -> None:
         """Take the generation over, and tell the worker."""
@@ -134,6 +173,12 @@ class RemoteRequest:
         if self.error is None and not self._has_ended:
             self.error = error
             self._link.send(FrameKind.FAIL, [self._number, error_message(error)])
+
+    def tells_of(self, prompt_logprobs: list[TokenLogprobs]) -> bool:
+        """Returns True the first time for the log probabilities of a prompt, of which its answers have one list."""
+        is_new = id(prompt_logprobs) not in self._told_prompts
+        self._told_prompts.add(id(prompt_logprobs))
+        return is_new
 
     def stop(self, index: int, num_tokens: int) -> None:
         """End a stream, whose text has reached a stop string after so many of its tokens."""

@@ -10,6 +10,7 @@ from typing import Any
 from admission.outcome import Outcome
 from backend.errors import DeviceError
 from backend.scheduler.sequence import Sequence
+from gateway.api.grammars import Release
 from gateway.api.in_process_client import InProcessCharge, InProcessClient
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError
@@ -17,7 +18,7 @@ from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.workers.link import FrameKind, WorkerLink
 from gateway.workers.messages import Message, end, error_message, error_of, record_of, request_of
-from gateway.workers.remote_request import Outbox, RemoteRequest, RemoteStream
+from gateway.workers.remote_request import DetailedRemoteStream, Outbox, RemoteRequest, RemoteStream
 from gateway.workers.stats import WorkerStats
 from quotas.quotas import Grant
 
@@ -126,7 +127,7 @@ class ServedWorker:
             policy = self._policy(asked.tenant, asked.key)
             policy.require("inference")
             sequences = self._client.prepare(asked, policy)
-            if self._client.name_some_blocks(sequences) and not policy.charged:
+            if self._client.name_some_blocks(sequences) and not policy.charged and asked.sampling.grammar is None:
                 self._admit(request, record, number, sequences)
                 return
         except Exception as error:  # noqa: BLE001 - each becomes an answer
@@ -144,16 +145,21 @@ class ServedWorker:
         policy: EffectivePolicy,
     ) -> None:
         current.set(record)
+        release: Release = bool
         try:
+            release = await self._client.hold_grammar(request.asked)
             await self._client.name_blocks(sequences)
             grant, headers = None, _NONE
             if policy.charged:
                 grant = await self._client.reserve(request.asked, sequences, policy, record)
                 headers = policy.rate_headers.of(grant.states)
             request.task = None  # from here on nothing waits
-            self._admit(request, record, number, sequences, grant, headers)
-        except Exception as error:  # noqa: BLE001 - each becomes an answer
+            self._admit(request, record, number, sequences, grant, headers, release)
+        except BaseException as error:
+            release()
             request.task = None
+            if not isinstance(error, Exception):
+                raise
             _refuse(request, error)
 
     def _admit(
@@ -164,15 +170,20 @@ class ServedWorker:
         sequences: list[Sequence],
         grant: Grant | None = None,
         headers: Mapping[str, str] = _NONE,
+        release: Release = bool,
     ) -> None:
-        streams = count(number)
+        streams, sampling = count(number), request.asked.sampling
+        is_plain = sampling.logprobs is None and sampling.prompt_logprobs is None
+        kind = RemoteStream if is_plain else DetailedRemoteStream
 
         def make_stream(sequence: Sequence) -> RemoteStream:
-            return RemoteStream(sequence, next(streams), request, self._outbox)
+            return kind(sequence, next(streams), request, self._outbox)
 
         token = current.set(record)
         try:
-            generation = self._client.admit(request.asked, sequences, record, request.fail, grant, headers, make_stream)
+            generation = self._client.admit(
+                request.asked, sequences, record, request.fail, grant, headers, make_stream, release
+            )
         finally:
             current.reset(token)
         request.admitted(generation)

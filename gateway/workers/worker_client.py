@@ -16,6 +16,7 @@ from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import KeyRing
 from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.workers.link import FrameKind, WorkerLink
+from gateway.workers.logprobs import Entry, take_logprobs
 from gateway.workers.messages import (
     Message,
     Update,
@@ -121,6 +122,7 @@ class WorkerClient:
             FrameKind.ADMITTED: self._admitted,
             FrameKind.REFUSED: self._refused,
             FrameKind.TOKENS: self._take_tokens,
+            FrameKind.LOGPROBS: self._take_logprobs,
             FrameKind.STREAM_FAILED: self._stream_failed,
             FrameKind.FAIL: self._fail,
             FrameKind.ANSWER: self._answered,
@@ -298,6 +300,11 @@ class WorkerClient:
             if (stream := streams.pop(number, None)) is not None:
                 stream.end(FinishReason(reason))
         self._delivery.flush()
+
+    def _take_logprobs(self, entries: list[Entry], binary: memoryview) -> None:
+        """Take log probabilities of tokens that come later, or of the prompts before them."""
+        streams = {number: self._streams[number].sequence for number, *_ in entries if number in self._streams}
+        take_logprobs(entries, binary, streams)
 
     def _stream_failed(self, message: Message, _: memoryview) -> None:
         number, error = message

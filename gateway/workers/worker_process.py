@@ -22,6 +22,7 @@ from gateway.api.body_reader import open_body_reader
 from gateway.api.frontend import Frontend
 from gateway.api.routes import make_app, make_probes
 from gateway.background import beside
+from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server
 from gateway.settings.machine import GC_THRESHOLDS
@@ -82,6 +83,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             active_requests=active_requests,
             body_reader=body_reader,
             engine=client,
+            cors=Cors.of(settings.cors_origins),
         )
         server.config.app = make_app(frontend, make_probes(frontend), settings.metrics_on_tenant_port)
         async with beside(active_requests.sweep(), report(client, server.table, deliveries)):

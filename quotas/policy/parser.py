@@ -11,6 +11,9 @@ from quotas.policy.policy import (
     ALL_MODELS,
     CLASSES,
     DEFAULTS,
+    MAX_N,
+    MAX_SCHEMA_BYTES,
+    MAX_TOP_LOGPROBS,
     SCOPES,
     CacheLimits,
     ClassPolicy,
@@ -56,6 +59,7 @@ def _read_class(section: Section, name: str, above: list[ClassPolicy]) -> ClassP
         aging=_read_aging(section, above),
         queue=_read_queue(section.section("queue")),
         when_late=_read_lateness(section),
+        max_reasoning_tokens=section.value("max_reasoning_tokens", units.count, None),
     )
 
 
@@ -189,6 +193,9 @@ class TenantReader:
             on_store_outage=section.value("on_store_outage", words.outage, base.on_store_outage),
             price=_read_price(section, base.price),
             prefix_cache=_read_cache_limits(section.section("prefix_cache"), base.prefix_cache),
+            max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
+            max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
+            max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),
         )
         keys = section.section("keys") if name else None
         return replace(tenant, keys=self._read_keys(keys, tenant)) if keys else tenant
@@ -235,6 +242,15 @@ class TenantReader:
             highest_class=highest,
             limits=read_limits(limits, key_id),
         )
+
+
+def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
+    """Return a bound of one request, which may only narrow what the server allows at all."""
+    bound = section.value(name, partial(units.count, least=least), base)
+    if bound > most:
+        section.wrong(name, f"is above {most}, the most of any request: lower it, or leave it out")
+        return base
+    return bound
 
 
 def _refuse_tenants_limits(limits: Section) -> None:

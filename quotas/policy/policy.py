@@ -13,6 +13,9 @@ from quotas.policy.limit import Limit
 SERVICE_TIERS = ("flex", "scale", "priority", "fast")  # of OpenAI's API; auto and default are a tenant's default class
 SCOPES = ("inference", "limits")
 ALL_MODELS = "*"
+MAX_N = 128  # answers to one prompt
+MAX_SCHEMA_BYTES = 2**18  # of what an answer has to match: a schema, a pattern or another grammar
+MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 
 Outage = Literal["closed", "open", "lease"]
 Lateness = Literal["wait", "refuse"]
@@ -42,6 +45,7 @@ class ClassPolicy:
     aging: float = 0.0  # how long after it arrived a request may be overtaken by later ones of the most urgent class
     queue: QueueLimits = QueueLimits()
     when_late: Lateness = "wait"  # what becomes of a request whose first token is expected later than `ttft`
+    max_reasoning_tokens: int | None = None  # of an answer, before its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,9 @@ class TenantPolicy:
     on_store_outage: Outage = "lease"
     price: Price | None = None
     prefix_cache: CacheLimits = CacheLimits()
+    max_n: int = MAX_N  # answers to one prompt, those of best_of that nobody sees included
+    max_schema_bytes: int = MAX_SCHEMA_BYTES  # of what an answer has to match; 0: any text, and nothing else
+    max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens that are told of at each position
     keys: Mapping[str, KeyPolicy] = field(default_factory=dict)  # by id
 
     def key(self, key_id: str | None) -> KeyPolicy | None:

@@ -44,6 +44,8 @@ def class_fields(entry: ClassPolicy) -> Plain:
     fields |= {name: show_duration(seconds) for name, seconds in times.items() if seconds is not None}
     if entry.when_late != "wait":
         fields["when_late"] = entry.when_late
+    if entry.max_reasoning_tokens is not None:
+        fields["max_reasoning_tokens"] = entry.max_reasoning_tokens
     return fields | {"queue": {name: show(bounds[name]) for name, show in shows.items() if bounds[name] is not None}}
 
 
@@ -57,6 +59,9 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
         "on_store_outage": tenant.on_store_outage,
         "price": _price(tenant.price) if tenant.price else NO_PRICE,
         "prefix_cache": _cache_limits(tenant.prefix_cache),
+        "max_n": tenant.max_n,
+        "max_schema_bytes": tenant.max_schema_bytes,
+        "max_top_logprobs": tenant.max_top_logprobs,
     }
     return fields | ({"keys": {key.id: _key(key) for key in tenant.keys.values()}} if tenant.keys else {})
 

@@ -13,7 +13,17 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from quotas.policy.limit import TENANT_ONLY, Resource
-from quotas.policy.policy import SCOPES, SERVICE_TIERS, Lateness, Outage, Preference, Unnamed
+from quotas.policy.policy import (
+    MAX_N,
+    MAX_SCHEMA_BYTES,
+    MAX_TOP_LOGPROBS,
+    SCOPES,
+    SERVICE_TIERS,
+    Lateness,
+    Outage,
+    Preference,
+    Unnamed,
+)
 from quotas.policy.units import COUNT, DURATION, NUMBER, PRICE, RATE, SIZE
 
 UNLIMITED = "unlimited"
@@ -99,6 +109,7 @@ def _class() -> Schema:
             "description": "What becomes of a request whose first token is expected later than ttft.",
         },
         time_per_output_token=_positive(_text(DURATION, "Target of the time for each further token, such as 50ms.")),
+        max_reasoning_tokens=_number("integer", COUNT, "The most tokens of an answer's reasoning.", minimum=1),
         aging=_text(DURATION, "How long a request may be overtaken by later ones of the first class."),
         queue=_fields(
             "The most that may wait in this class, over all tenants.",
@@ -172,6 +183,13 @@ def _defaults() -> dict[str, Schema]:
         "on_store_outage": {"enum": list(OUTAGES), "description": "What happens when the quota store is away."},
         "price": _price(),
         "prefix_cache": _ref("prefix_cache"),
+        "max_n": _number("integer", COUNT, "The most answers to one prompt: n, or best_of.", minimum=1, maximum=MAX_N),
+        "max_schema_bytes": _number(
+            "integer", COUNT, "The most bytes of a schema, or another grammar of answers.", maximum=MAX_SCHEMA_BYTES
+        ),
+        "max_top_logprobs": _number(
+            "integer", COUNT, "The most of the likeliest tokens told of at each position.", maximum=MAX_TOP_LOGPROBS
+        ),
     }
 
 

@@ -17,6 +17,7 @@ from tests.gateway.raw_client import RawClient, completion, request
 from tests.gateway.server_process import ServerProcess, eventually, running_server
 from tests.gateway.tenant_site import make_keys
 
+LOGGED_AS: list[str] = []  # ids of refusals
 LONG_PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, " * 15  # of several steps
 FLAGS = ("--threads=1", "--max-num-seqs=2", "--max-num-batched-tokens=64", "--max-waiting=10")
 
@@ -130,12 +131,12 @@ def test_what_a_request_found_in_the_cache_is_replayed_explained_and_simulated(
     assert policy["runs"][0]["hit_rate"] == pytest.approx(found / (first["usage"]["prompt_tokens"] + prompt))
 
 
-def test_whoever_asks_by_the_id_of_a_refusal_is_told_where_the_response_id_is(
+def test_whoever_asks_for_what_the_log_does_not_have_is_told_where_ids_are(
     recordings: tuple[Recording, Recording], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (log, _), _ = recordings
     assert cli.main(["explain", "req_0123456789abcdef", "--log", str(log)]) == 1
-    assert "response_id in the line that has its request_id" in capsys.readouterr().err
+    assert "A refusal names its id in the header x-sluice-logged-as" in capsys.readouterr().err
 
 
 POLICY = """\
@@ -193,6 +194,7 @@ def refusals(server: ServerProcess, key: str, max_tokens: int, **more: object) -
     if reply.status_code == 200:
         return Counter()
     assert reply.status_code == 429, reply.text
+    LOGGED_AS.append(reply.headers["x-sluice-logged-as"])
     return Counter([reply.json()["error"]["limit"]])
 
 
@@ -228,5 +230,8 @@ def test_the_log_is_replayed_and_a_refusal_explained(
     assert main(["replay", "--log", str(log)]) == 0
     entries = [json.loads(line) for line in read_event_log(log)]
     refused = next(entry for entry in entries if entry[0] == "request" and entry[-1] == "tokens/day")
+    assert refused[2] in LOGGED_AS
     assert main(["explain", refused[2], "--log", str(log)]) == 0
     assert "refused before it came to the queue: tokens/day" in capsys.readouterr().out
+    for name in LOGGED_AS:
+        assert main(["explain", name, "--log", str(log)]) == 0

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from admission import event_log
 from admission.controller import Controller
+from admission.event_logs import event_log
 from backend.scheduler.scheduled_step import WaitReason
 from gateway.telemetry.event_log_file import read_event_log
 from tests.gateway.server_process import eventually

@@ -208,7 +208,7 @@ def test_an_unknown_url_is_not_found_and_has_a_request_id(client: openai.OpenAI)
         ("max_tokens", {"max_tokens": -1}),
         ("max_tokens", {"max_tokens": 10**9}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
-        ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "f g"}}]}),
         ("frobnicate", {"frobnicate": 1}),
     ],
 )

@@ -36,6 +36,8 @@ def random_client(rng: random.Random) -> Client:
         body["prompt"] = [[rng.randrange(1024)] * rng.randint(1, 50) for _ in range(rng.choice((1, 1, 3)))]
     if rng.random() < 0.2:
         body["stop"] = ["e", "7"]
+    if rng.random() < 0.2:
+        body["n"] = rng.randint(2, 5)
     raw = json.dumps(body).encode()
     cut = rng.randrange(len(raw))
     stops = rng.randint(0, 6) if rng.random() < 0.3 else None

@@ -34,7 +34,7 @@ from gateway.api.routes import make_app
 from gateway.api.service import Service
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.request_scope import ActiveRequests
-from gateway.openai.requests import Limits
+from gateway.openai.limits import Limits
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.request_record import Telemetry
@@ -156,12 +156,13 @@ class Gateway:
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(10_000, self.engine.clock),
             prompt_names=prompt_names,
+            grammars=None,
             seeds=random.Random(0),
         )
         limits = Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len)
         self.client = InProcessClient(service, Health(bool, bool, bool))
         self.frontend = Frontend(
-            model=ServedModel("paper", 0, limits, None, service.kv_shape),
+            model=ServedModel("paper", 0, limits, None, service.end_tokens, None, service.kv_shape),
             tokenizer=tokenizer,
             keys=service.keys,
             effective_policies=service.effective_policies,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit, make_core
-from admission.event_log import replay
+from admission.event_logs.event_log import replay
 from admission.length_predictor import Learned
 from admission.outcome import QueueFull
 from backend.config import EngineConfig

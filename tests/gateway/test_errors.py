@@ -3,7 +3,7 @@ import json
 import pytest
 
 from backend.errors import DeviceError, InvalidRequest
-from gateway import errors
+from gateway import errors, grammar_errors
 from gateway.errors import ApiError
 
 INVALID, UNAVAILABLE = "invalid_request_error", "service_unavailable_error"
@@ -41,6 +41,8 @@ TABLE = [
     (errors.Preempted(), 503, UNAVAILABLE, "preempted", "1", "true"),
     (errors.CancelledByAdmin(), 503, UNAVAILABLE, "cancelled", None, "false"),
     (errors.QuotaUnverifiable("m", retry_after=5), 503, UNAVAILABLE, "quota_unverifiable", "5", None),
+    (grammar_errors.NoTokenAllowed(), 400, INVALID, "no_token_allowed", None, None),
+    (grammar_errors.GrammarsExceeded("m"), 429, "rate_limit_error", "grammars_exceeded", None, None),
 ]
 
 

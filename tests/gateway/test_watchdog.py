@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from admission.core import PRIOR, CoreConfig, make_core
-from admission.step_time import StepTime, StepTimeModel
+from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.calibration_steps import CalibrationStep
 from backend.engine import Engine
 from backend.errors import DeviceError

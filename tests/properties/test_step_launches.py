@@ -25,6 +25,7 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 from backend.worker.device_stream import CpuStream, Work
+from backend.worker.logprobs import Picked
 from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import MODEL, EagerGraph
 
@@ -38,6 +39,9 @@ CONFIG = EngineConfig(
 GREEDY, DRAWN = SamplingParams(temperature=0), SamplingParams()
 FILTERED = SamplingParams(top_k=50, top_p=0.9)
 PENALISED = SamplingParams(top_p=0.9, presence_penalty=1)
+RULED = SamplingParams(allowed_token_ids=(1, 2), bad_words=((3, 2),), logit_bias=((1, 5.0),))
+SCORED = SamplingParams(logprobs=3, prompt_logprobs=3)
+KINDS = dict(greedy=GREEDY, drawn=DRAWN, filtered=FILTERED, penalised=PENALISED, ruled=RULED, scored=SCORED)
 
 
 class PaperGpu(CpuStream):
@@ -72,6 +76,12 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def no_room(rows: int, most: int, pinned: bool) -> Picked:
+    """Memory for what is picked that can be copied to from nothing."""
+    shape = (rows, 1 + most)
+    return Picked(torch.empty(shape, device=META), torch.empty(shape, dtype=torch.int64, device=META))
+
+
 @contextmanager
 def recorded() -> Iterator[Launches]:
     """What is launched meanwhile on an H100 that is not there."""
@@ -84,6 +94,7 @@ def recorded() -> Iterator[Launches]:
         patch.setattr(triton.JITFunction, "__getitem__", record)
         patch.setattr("backend.kernels.paged_decode.multiprocessors", lambda device: 132)
         patch.setattr("backend.kernels.paged_prefill.capability", lambda device: (9, 0))
+        patch.setattr("backend.worker.logprobs.Picked.room", no_room)
         with launches:
             yield launches
 
@@ -123,14 +134,17 @@ def steps() -> dict[str, dict[str, int]]:
         with recorded() as launches:
             if how == "in a graph":
                 runner.graphs = runner._make_graphs()
-            for what, kind in (("greedy", GREEDY), ("drawn", DRAWN), ("filtered", FILTERED), ("penalised", PENALISED)):
+            for what, kind in KINDS.items():
+                launches.counts.clear()
                 runner.launch(prompts(kind, 0, [0, 1]))
                 runner.completed()
+                if what == "scored":
+                    found[f"prompts, {what}, {how}"] = dict(sorted(launches.counts.items()))
                 for name, batch in (("decodes", decodes(1, [0, 1])), ("decodes and a prompt", beside(2))):
                     launches.counts.clear()
                     runner.launch(batch)
                     runner.completed()
-                    if what in ("drawn", "filtered", "penalised") or name == "decodes":
+                    if what != "greedy" or name == "decodes":
                         found[f"{name}, {what}, {how}"] = dict(sorted(launches.counts.items()))
     return found
 

@@ -11,6 +11,7 @@ from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
 from gateway.telemetry.metrics.estimates import EstimateMetrics
+from gateway.telemetry.metrics.grammars import GrammarSources, count_grammars
 from gateway.telemetry.metrics.kv_memory import KVMetrics
 from gateway.telemetry.metrics.labels import ClassNames
 from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show_connections
@@ -42,6 +43,7 @@ class Sources:
     block_bytes: int
     memory: Callable[[], Mapping[str, float]]  # bytes of the device's memory by their use
     connections: ConnectionCounts  # of the tenants' port
+    grammars: GrammarSources | None = None  # None: no answer can be constrained
 
 
 class Metrics:
@@ -61,6 +63,7 @@ class Metrics:
         self._queue = QueueMetrics(registry, core, classes, clock)
         self._estimates = EstimateMetrics(registry, core, classes)
         self._engine = EngineMetrics(registry, core, sources.memory)
+        count_grammars(registry, sources.grammars, scheduler.counters)
         KVMetrics(registry, scheduler)
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
         self._store = StoreMetrics(registry, sources.store)

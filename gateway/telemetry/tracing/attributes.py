@@ -118,6 +118,8 @@ def _of_sampling(sampling: SamplingParams) -> Attributes:
         semconv.GEN_AI_REQUEST_SEED: sampling.seed,
         semconv.GEN_AI_REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty or None,
         semconv.GEN_AI_REQUEST_PRESENCE_PENALTY: sampling.presence_penalty or None,
+        semconv.LOGPROBS: sampling.logprobs,
+        semconv.PROMPT_LOGPROBS: sampling.prompt_logprobs,
     }
 
 

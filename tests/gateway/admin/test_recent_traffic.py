@@ -18,7 +18,7 @@ def a_request(asked: Asked, at: float) -> RequestRecord:
 def end(traffic: RecentTraffic, record: RequestRecord, tokens: int, reason: FinishReason) -> None:
     sequence = a_sequence()
     sequence.output[:] = [1] * tokens
-    sequence.finish_reason = reason
+    sequence.finish_reason, sequence.features = reason, (tokens, 7)
     record.timelines.append(a_timeline(sequence=sequence))
     traffic.request_ended(record)
 
@@ -39,6 +39,7 @@ def test_answers_have_the_length_they_had_and_those_cut_short_what_they_wanted()
     first = arrivals[0]
     assert (first.tenant, first.key, first.service_tier, first.body_bytes) == ("acme", "k1", "flex", 123)
     assert (first.prompt_tokens, first.max_tokens, first.deadline) == (7, 40, 0.5)
+    assert [arrival.features for arrival in arrivals] == [(11, 7), (3, 7), (), ()]
     assert arrivals[3].refused_by == "requests/min"
 
 

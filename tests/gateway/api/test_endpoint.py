@@ -33,7 +33,7 @@ async def test_an_unforeseen_error_is_logged_with_its_place_and_without_what_it_
     telemetry, request_records, sent = Telemetry(lambda: 0.0), list[RequestRecord](), list[Any]()
     telemetry.on_end.append(request_records.append)
     frontend: Any = SimpleNamespace(
-        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=30), engine=Uncounted()
+        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=30), engine=Uncounted(), cors=None
     )
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"x-request-id", b"r1")]}
 
@@ -75,7 +75,7 @@ async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> N
     reader, telemetry, request_records = StuckReader(), Telemetry(lambda: 0.0), list[RequestRecord]()
     telemetry.on_end.append(request_records.append)
     frontend: Any = SimpleNamespace(
-        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=0.01), engine=Uncounted()
+        telemetry=telemetry, active_requests=ActiveRequests(write_timeout=0.01), engine=Uncounted(), cors=None
     )
     extensions = {TRANSPORT: {"transport": reader}}
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [], "extensions": extensions}

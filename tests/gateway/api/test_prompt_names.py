@@ -57,3 +57,15 @@ def test_of_large_blocks_fewer_are_named_at_a_time() -> None:
         names.begin([sequence], "acme", None)
         assert not names.name_some([sequence])
         assert len(sequence.block_names) == max(1, TOKENS_AT_ONCE // size)
+
+
+def test_blocks_of_prompts_that_are_scored_are_shared_by_the_answers_to_one_alone() -> None:
+    names, sequences = PromptNames(BlockNames(bytes(32), SIZE), SIZE), [a_sequence(3 * SIZE) for _ in range(4)]
+    for sequence, name, group in zip(sequences, "abcd", ("a", "a", None, None), strict=True):
+        sequence.id, sequence.prompt_group = name, group
+    names.begin_apart(sequences, "scope")
+    names.name_some(sequences)
+    first, second, third, fourth = ([name.ordinal for name in sequence.block_names] for sequence in sequences)
+    assert first == second
+    assert not {*first} & {*third} and not {*third} & {*fourth}
+    assert not {*first, *third, *fourth} & {*named(names, a_sequence(3 * SIZE), "scope")}

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from admission.core import PRIOR, CoreConfig, Order, Overload
-from admission.event_log import make_logged_core
+from admission.event_logs.event_log import make_logged_core
 from admission.scheduling_policy import SchedulingPolicy
 from admission.simulation.arrival import Arrival, ClassTarget
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
 from admission.simulation.recorder import Objective, Recorder
-from admission.step_time import StepTime, StepTimeModel
+from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from tests.gateway.cli.conftest import Printed, Sluice
 

@@ -90,10 +90,11 @@ def test_any_text_and_model_survive_the_layout(text: str, model: str) -> None:
 
 
 def test_models_are_listed_as_the_client_expects() -> None:
-    listed = json.loads(replies.models_list([replies.model_card("m", 1, 4096)]))
+    listed = json.loads(replies.models_list([replies.model_card("m", 1, 4096, {"chat": True})]))
     assert listed["object"] == "list"
     assert Model.model_validate(listed["data"][0]).id == "m"
     assert listed["data"][0]["max_model_len"] == 4096
+    assert listed["data"][0]["capabilities"] == {"chat": True}
 
 
 def test_tokens_are_told_as_vllm_tells_them() -> None:

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from backend.sampling_params import SamplingParams
 from gateway.errors import ApiError
 from gateway.http.json_body import JsonBody
+from gateway.openai import bodies
 from gateway.openai import requests as openai
-from gateway.openai.requests import MAX_PROMPTS, ChatRequest, CompletionRequest, Limits
+from gateway.openai.bodies import MAX_PROMPTS
+from gateway.openai.conversation import Conversation
+from gateway.openai.limits import Limits
+from gateway.openai.messages import ChatMessage
+from gateway.openai.requests import ChatRequest, CompletionRequest, TokenDetails
 from tests.examples import examples
 
 
@@ -53,10 +58,11 @@ def refused(parse: Any, *args: Any, **fields: Any) -> ApiError:
 
 def test_the_least_chat_request_gets_the_defaults() -> None:
     assert chat() == ChatRequest(
-        model="m", messages=({"role": "user", "content": "Hi"},), sampling=SamplingParams(), stream=False,
+        model="m", conversation=Conversation(({"role": "user", "content": "Hi"},)), sampling=SamplingParams(),
+        stream=False,
         include_usage=False, continuous_usage=False, include_stop=False, skip_special_tokens=True,
         add_special_tokens=False,
-        service_tier=None, user=None, add_generation_prompt=True,
+        service_tier=None, user=None, shows_reasoning=True,
     )  # fmt: skip
 
 
@@ -85,29 +91,27 @@ def test_every_supported_field_arrives() -> None:
     assert request.include_stop
     assert not request.skip_special_tokens
     assert request.add_special_tokens
-    assert not request.add_generation_prompt
+    assert not request.conversation.add_generation_prompt
     assert (request.service_tier, request.user) == ("flex", "u")
 
 
 def test_null_means_absent() -> None:
-    optional = openai.ChatBody.__optional_keys__ | set(openai.NEUTRAL_IN_CHAT)
+    optional = bodies.ChatBody.__optional_keys__ | set(bodies.NEUTRAL_IN_CHAT)
     assert chat(**dict.fromkeys(optional)) == chat()
-    optional = openai.CompletionBody.__optional_keys__ | set(openai.NEUTRAL_IN_COMPLETION)
+    optional = bodies.CompletionBody.__optional_keys__ | set(bodies.NEUTRAL_IN_COMPLETION)
     assert completion(**dict.fromkeys(optional)) == completion()
 
 
 NEUTRAL = {
     "best_of": 1, "logit_bias": {}, "store": False, "response_format": {"type": "text"}, "logprobs": False,
     "top_logprobs": 0, "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "functions": [],
-    "function_call": "auto", "modalities": ["text"], "reasoning_effort": "none", "chat_template_kwargs": {},
+    "function_call": "auto", "modalities": ["text"], "chat_template_kwargs": {},
     "use_beam_search": False, "echo": False, "documents": [], "continue_final_message": False,
 }  # fmt: skip
 UNSUPPORTED: dict[str, list[Any]] = {
-    "best_of": [3], "logit_bias": [{"5": 1}], "store": [True], "logprobs": [True],
-    "response_format": [{"type": "json_object"}, "text"], "top_logprobs": [5, False], "tools": [[{}], {}],
-    "tool_choice": ["required", {}], "functions": [[{}]], "modalities": [["text", "audio"]], "audio": [{}],
-    "prediction": [{}], "web_search_options": [{}], "reasoning_effort": ["high"], "chat_template": ["{{ x }}"],
-    "chat_template_kwargs": [{"enable_thinking": False}], "truncate_prompt_tokens": [1], "structured_outputs": [{}],
+    "best_of": [3], "store": [True], "functions": [[{}]],
+    "modalities": [["text", "audio"]], "audio": [{}], "prediction": [{}], "web_search_options": [{}],
+    "chat_template": ["{{ x }}"],
 }  # fmt: skip
 
 
@@ -123,9 +127,65 @@ def test_unsupported_fields_are_refused_by_name(field: str, value: Any) -> None:
     assert refusal.message.startswith(f"{field} is not supported here; leave it out or send null")
 
 
-@pytest.mark.parametrize(("field", "value"), [("echo", True), ("suffix", "x"), ("logprobs", 0), ("best_of", 2)])
-def test_unsupported_completion_fields_are_refused_by_name(field: str, value: Any) -> None:
-    assert refused(completion, **{field: value}).param == field
+def test_a_chat_is_told_of_log_probabilities_as_far_as_it_asks() -> None:
+    assert chat(logprobs=True, top_logprobs=5).details == TokenDetails(top=5)
+    assert chat(logprobs=True).sampling.logprobs == chat(logprobs=True, top_logprobs=0).sampling.logprobs == 0
+    assert chat(logprobs=False, top_logprobs=0, return_tokens_as_token_ids=True) == chat()
+    asked = chat(prompt_logprobs=3, return_token_ids=True, logprobs=True, return_tokens_as_token_ids=True)
+    assert asked.details == TokenDetails(0, 3, True, True)
+    assert (asked.sampling.logprobs, asked.sampling.prompt_logprobs) == (0, 3)
+    assert refused(chat, top_logprobs=1).param == refused(chat, top_logprobs=1, logprobs=False).param == "top_logprobs"
+    assert refused(chat, prompt_logprobs=1, stream=True).param == "prompt_logprobs"
+    assert refused(chat, max_tokens=0).param == "max_tokens"
+
+
+def test_an_echoed_completion_computes_the_log_probabilities_of_its_prompt() -> None:
+    request = completion(logprobs=2, echo=True)
+    assert (request.echo, request.is_prompt_alone, request.details) == (True, False, TokenDetails(top=2))
+    assert (request.sampling.logprobs, request.sampling.prompt_logprobs) == (2, 2)
+    assert completion(logprobs=2).sampling.prompt_logprobs is completion(echo=True).sampling.prompt_logprobs is None
+    assert completion(logprobs=2, echo=True, prompt_logprobs=5).sampling.prompt_logprobs == 5
+    alone = completion(echo=True, max_tokens=0, stream=True)
+    assert (alone.is_prompt_alone, alone.sampling.max_tokens) == (True, 1)
+    refusal = refused(completion, max_tokens=0)
+    assert refusal.param == "max_tokens" and "only with echo" in refusal.message
+
+
+@pytest.mark.parametrize("value", [-1, 21, True, 1.0, "1", []])
+def test_the_most_likely_tokens_are_0_to_20(value: Any) -> None:
+    assert refused(completion, logprobs=value).param == "logprobs"
+    assert refused(chat, logprobs=True, top_logprobs=value).param == "top_logprobs"
+    for parse in (chat, completion):
+        assert refused(parse, prompt_logprobs=value).param == "prompt_logprobs"
+
+
+def test_the_best_of_several_answers_is_told_by_their_log_probabilities() -> None:
+    request = completion(best_of=4, n=2)
+    assert (request.num_answers, request.num_shown, request.sampling.logprobs) == (4, 2, 0)
+    assert request.details == TokenDetails()
+    assert completion(best_of=4, logprobs=3).sampling.logprobs == 3
+    assert (completion(n=3).num_answers, completion(n=3).num_shown) == (3, 3)
+    for fields in ({"best_of": 2, "n": 3}, {"best_of": 2, "stream": True}, {"best_of": 129}, {"best_of": 0}):
+        assert refused(completion, **fields).param == "best_of"
+    refusal = refused(completion, prompt=["a", "b"], best_of=65)
+    assert refusal.param == "best_of" and "best_of = 65" in refusal.message
+    assert completion(best_of=1, stream=True).num_answers == 1
+
+
+def test_a_prompt_that_is_cut_may_be_longer_than_the_context() -> None:
+    assert completion(prompt=[1] * 5000, truncate_prompt_tokens=100).kept_tokens == 100
+    assert completion(prompt=[1] * 5000, truncate_prompt_tokens=-1).kept_tokens == -1
+    assert refused(completion, prompt=[1] * 16_385, truncate_prompt_tokens=-1).code == "context_length_exceeded"
+    for value in (0, -2, 1.5, True, "1"):
+        for parse in (chat, completion):
+            assert refused(parse, truncate_prompt_tokens=value).param == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize("value", ["x", [""], [5], ["x" * 257], ["x"] * 129, {}, [None]])
+def test_bad_words_are_a_bounded_list_of_texts(value: Any) -> None:
+    for parse in (chat, completion):
+        assert parse(bad_words=["a", "b c"]).bad_words == ("a", "b c")
+        assert str(refused(parse, bad_words=value).param).startswith("bad_words")
 
 
 @pytest.mark.parametrize("value", [0, -1, 129, True, 1.0, "1", []])
@@ -176,14 +236,15 @@ def test_wrong_values_are_refused_by_name(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages[1].role"),
+        ({"role": "function", "content": "x"}, "messages[1].role"),
         ({"role": "wizard", "content": "x"}, "messages[1].role"),
         ({"content": "x"}, "messages[1].role"),
         ({"role": "user", "content": 5}, "messages[1].content"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content"),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[1].content"),
         ({"role": "user", "content": [{"type": "text", "text": "x"}] * 65}, "messages[1].content"),
-        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[1].tool_calls[0].function"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"type": "x"}]}, "messages[1].tool_calls[0].type"),
         ({"role": "user", "content": "x", "extra": 1}, "messages[1].extra"),
         ("Hi", "messages[1]"),
         (None, "messages[1]"),
@@ -200,7 +261,7 @@ def test_only_an_answer_may_have_no_content(role: str, content: dict[str, None])
     for parse in (chat, lambda **fields: parse_tokenize_request(orjson.dumps(fields))):
         refusal = refused(parse, messages=messages)
         assert (refusal.param, "is required" in refusal.message) == ("messages[1].content", True)
-    assert chat(messages=[*HI, {"role": "assistant", **content}]).messages[1]["content"] == ""
+    assert chat(messages=[*HI, {"role": "assistant", **content}]).conversation.messages[1]["content"] == ""
 
 
 def test_messages_become_what_templates_read() -> None:
@@ -214,7 +275,7 @@ def test_messages_become_what_templates_read() -> None:
         "audio": None,
     }
     messages = [{"role": "developer", "content": "d"}, {"role": "user", "content": parts, "name": "Ann"}, answer]
-    assert chat(messages=messages).messages == (
+    assert chat(messages=messages).conversation.messages == (
         {"role": "system", "content": "d"},
         {"role": "user", "content": "ab", "name": "Ann"},
         {"role": "assistant", "content": ""},
@@ -295,11 +356,11 @@ def test_huge_bodies_are_refused_at_their_first_fault(fields: dict[str, Any], pa
 
 def test_tokenize_takes_a_prompt_or_messages() -> None:
     request = parse_tokenize_request(b'{"prompt": "Hi", "return_token_strs": true}')
-    assert (request.prompt, request.messages, request.add_special_tokens) == ("Hi", None, True)
+    assert (request.prompt, request.conversation, request.add_special_tokens) == ("Hi", None, True)
     assert request.return_token_strs
     request = parse_tokenize_request(orjson.dumps({"model": "m", "messages": HI, "add_generation_prompt": False}))
-    assert (request.prompt, request.messages, request.add_special_tokens) == (None, tuple(HI), False)
-    assert not request.add_generation_prompt
+    assert (request.prompt, request.add_special_tokens) == (None, False)
+    assert request.conversation == Conversation(tuple(HI), add_generation_prompt=False)
     assert refused(parse_tokenize_request, b"{}").param == "prompt"
     assert refused(parse_tokenize_request, orjson.dumps({"prompt": "", "messages": HI})).param == "prompt"
 
@@ -316,11 +377,11 @@ JSON = st.recursive(
     max_leaves=8,
 )
 FIELDS = sorted(
-    {*openai.ChatBody.__annotations__, *openai.CompletionBody.__annotations__, *openai.TokenizeBody.__annotations__}
+    {*bodies.ChatBody.__annotations__, *bodies.CompletionBody.__annotations__, *bodies.TokenizeBody.__annotations__}
 )
 OBJECTS = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), JSON, max_size=4)
 MESSAGES = st.lists(
-    st.dictionaries(st.sampled_from([*openai.ChatMessage.__annotations__, "x"]), JSON | st.just("user"), max_size=3),
+    st.dictionaries(st.sampled_from([*ChatMessage.__annotations__, "x"]), JSON | st.just("user"), max_size=3),
     max_size=3,
 )
 
@@ -343,3 +404,13 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
 def test_any_change_of_a_request_is_parsed_or_refused(changes: dict[str, Any], messages: Any, prompt: Any) -> None:
     survives(json.dumps({"model": "m", "messages": messages, **changes}).encode())
     survives(json.dumps({"model": "m", "prompt": prompt, **changes}).encode())
+
+
+def test_what_tools_mean_for_the_engine() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    assert not chat().offers_tools and not chat().may_end
+    assert chat(tools=[tool]).offers_tools and not chat(tools=[tool], tool_choice="none").offers_tools
+    single = {"parallel_tool_calls": False}
+    assert chat(tools=[tool], **single).may_end  # the first call ends the answer, and no grammar does
+    assert not chat(tools=[strict], **single).may_end and not chat(tools=[tool], tool_choice="required").may_end

@@ -71,6 +71,8 @@ ENGINE_TIME_US sluice.engine.time_us
 PREEMPTIONS sluice.preemptions
 CHUNKS sluice.prefill.chunks
 SEQUENCES sluice.sequences
+LOGPROBS sluice.request.logprobs
+PROMPT_LOGPROBS sluice.request.prompt_logprobs
 SEQUENCE_INDEX sluice.sequence.index
 INPUT_TOKENS sluice.sequence.input_tokens
 CACHED_TOKENS sluice.sequence.cached_tokens

@@ -102,3 +102,18 @@ def test_an_answer_of_undeclared_length_begins_with_what_is_expected_and_fits() 
     assert effective(limits=(tokens,)).reservable(500, expected=20) == 1
     of_key = Limit(Resource.OUTPUT_TOKENS, 40, Rate(60, 40), key="k1")
     assert effective(KeyPolicy("k1", limits=(of_key,))).reservable(100, expected=50) == 40
+
+
+def test_a_tenant_may_have_fewer_answers_and_log_probabilities_than_others() -> None:
+    policy = effective(max_n=4, max_top_logprobs=5, max_schema_bytes=100)
+    policy.check_grammar(100, "response_format")
+    with pytest.raises(Unsatisfiable, match=r"max_schema_bytes is 100: response_format has 101"):
+        policy.check_grammar(101, "response_format")
+    policy.check_answers(4, "n")
+    policy.check_logprobs(5, "logprobs")
+    policy.check_logprobs(None, "logprobs")
+    with pytest.raises(Unsatisfiable, match=r"max_n is 4: best_of asks for 5 .* Lower best_of") as answers:
+        policy.check_answers(5, "best_of")
+    with pytest.raises(Unsatisfiable, match=r"max_top_logprobs is 5: top_logprobs asks for 6") as logprobs:
+        policy.check_logprobs(6, "top_logprobs")
+    assert (answers.value.param, logprobs.value.param) == ("best_of", "top_logprobs")

@@ -10,7 +10,7 @@ from admission.simulation.device import DEVICES, Device, Served
 from admission.simulation.errors import OptionError
 from admission.simulation.recording import AS_RECORDED, NO_FACTS, TraceFacts
 from admission.simulation.traces import Traffic
-from admission.step_time import StepTime
+from admission.step_times.step_time import StepTime
 from backend.config import EngineConfig
 from gateway.what_if.comparison import WhatIf, what_if
 from quotas.policy.policy_file import field_places, parse_policy

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.outcome import Outcome
+from backend.grammar import Grammar, GrammarKind
 from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.errors import ApiError, BadRequest, DeadlineUnmeetable, MethodNotAllowed, RateLimited
@@ -53,6 +54,13 @@ samplings = st.builds(
     seed=st.none() | st.integers(0, 2**63 - 1),
     stop_token_ids=st.lists(st.integers(0, 1023), max_size=4, unique=True).map(tuple),
     ignore_eos=st.booleans(),
+    logit_bias=st.dictionaries(st.integers(0, 1023), st.floats(-100, 100), max_size=3).map(lambda b: tuple(b.items())),
+    allowed_token_ids=st.none()
+    | st.sets(st.integers(0, 1023), min_size=1, max_size=4).map(lambda ids: (*sorted(ids),)),
+    bad_words=st.lists(st.lists(st.integers(0, 1023), min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), names, names),
 )
 
 
@@ -77,6 +85,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         body_bytes=draw(st.integers(0, 2**40)),
         streams=draw(st.booleans()),
         may_stop=draw(st.booleans()),
+        form=draw(st.lists(token_ids, max_size=5).map(tuple)),
     )
 
 
@@ -120,6 +129,12 @@ def test_every_parameter_crosses_but_stop_strings() -> None:
         stop=(),
         stop_token_ids=(4, 5),
         ignore_eos=True,
+        logit_bias=((3, -100.0), (7, 2.5)),
+        allowed_token_ids=(3, 7, 9),
+        bad_words=((7,), (3, 9)),
+        logprobs=0,
+        prompt_logprobs=2,
+        grammar=Grammar(GrammarKind.REGEX, "[a-z]+"),
     )
     usual = SamplingParams()
     same = [one.name for one in fields(SamplingParams) if getattr(unusual, one.name) == getattr(usual, one.name)]

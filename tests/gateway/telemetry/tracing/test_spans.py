@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -316,7 +317,7 @@ def test_names_of_spans_are_few_whatever_is_asked_for() -> None:
 
 
 def test_every_route_of_the_tenants_port_is_known_by_its_name() -> None:
-    frontend = cast("Frontend", None)
+    frontend = cast("Frontend", SimpleNamespace(cors=None))
     app = make_app(frontend, make_probes(frontend), has_metrics=True)
     assert isinstance(app, Shortcut) and isinstance(app._app, Starlette)
     assert {route.path_format for route in app._app.routes if isinstance(route, Route)} == ROUTES

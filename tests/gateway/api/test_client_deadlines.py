@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.generation_request import ClientDeadlines, read_deadlines, read_expected_followup
+from gateway.api.client_deadlines import ClientDeadlines, read_deadlines, read_expected_followup
 from gateway.errors import ApiError, BadRequest
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z

@@ -15,8 +15,9 @@ from backend.scheduler.sequence import FinishReason
 from backend.stream import Delivery, TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
 from backend.text.tokenizer import Tokenizer
+from gateway.api.choice_writer import ChoiceWriter
 from gateway.api.engine_client import Generation
-from gateway.api.generation import ChoiceWriter, TextStream
+from gateway.api.text_stream import TextStream
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.request_scope import TRANSPORT, Exchange
 from gateway.http.responses import ResponseWriter

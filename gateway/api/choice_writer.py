@@ -1,0 +1,74 @@
+"""Writes one streamed choice of an answer to its client."""
+
+from collections.abc import Callable
+from functools import partial
+
+from gateway.api.text_stream import TextStream
+from gateway.http.request_scope import Exchange
+from gateway.http.responses import ResponseWriter
+from gateway.openai.replies import Chunks, TokenUsage
+
+
+class ChoiceWriter:
+    """Writes one choice's events. The tokens that are pending when a write is due share it, and with `continuous_usage`
+    one event, with the number of tokens that the choice has by then.
+
+    Once the stream has begun, text is written right where tokens are delivered, by a plain call. Whatever may have to
+    wait, or may end the stream, is written by the coroutine: the first token and the last, text in which a stop string
+    may be complete, and all that comes while the client reads too slowly.
+    """
+
+    __slots__ = ("_chunks", "_response", "_text", "_usage")
+
+    def __init__(self, response: ResponseWriter, text: TextStream, chunks: Chunks, continuous_usage: bool) -> None:
+        self._response = response
+        self._text = text
+        self._chunks = chunks
+        self._usage = TokenUsage(len(text.sequence.prompt), 0) if continuous_usage else None
+
+    async def write_all(self) -> None:
+        await self._response.stream(await self.write_but_end())
+
+    async def write_but_end(self) -> bytes:
+        """Write all events but the last ones, which are returned: they share a write with the end of the stream."""
+        text, receiver = self._text, None
+        start = self._start()
+        events = [start] if start else []
+        while text.finish_reason is None:
+            events += await self._next_events(receiver)
+            if events and text.finish_reason is None:
+                await self._response.stream(b"".join(events))
+                events = []
+                if self._response.exchange is not None and not text.may_stop:
+                    receiver = partial(self._write_pending, self._response.exchange)
+        return b"".join([*events, self._finish()])
+
+    def _start(self) -> bytes:
+        return self._chunks.start(self._usage)
+
+    async def _next_events(self, receiver: Callable[[], bool] | None) -> list[bytes]:
+        """Wait for text and return its events. A `receiver` is called as by `TextStream.pieces`."""
+        return self._events(await self._text.pieces(receiver))
+
+    def _finish(self) -> bytes:
+        return self._chunks.finish(self._text.told_reason, self._usage)
+
+    def _write_pending(self, exchange: Exchange) -> bool:
+        """Write what is pending, unless that may have to wait: then take nothing and return False."""
+        if not exchange.is_writable:
+            return False
+        if events := self._events(self._text.push(self._text.tokens.rest())):
+            exchange.write(b"".join(events))
+        return True
+
+    def _events(self, pieces: list[str]) -> list[bytes]:
+        chunks, usage = self._chunks, self._usage
+        if usage is not None:
+            self._note_usage(usage)
+            event = chunks.text("".join(pieces), usage) if pieces else b""
+            return [event] if event else []
+        return list(filter(None, map(chunks.text, pieces)))  # text that is parsed may be held back
+
+    def _note_usage(self, usage: TokenUsage) -> None:
+        usage.completion_tokens = self._text.num_tokens
+        usage.cached_tokens = self._text.sequence.num_cached_tokens

@@ -1,0 +1,167 @@
+"""The API's two ways to generate text: how each reads its bodies and its prompts, and how its answers are written."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from gateway.api.frontend import Frontend
+from gateway.errors import BadRequest
+from gateway.http.json_body import JsonBody
+from gateway.openai.answer_message import AnswerMessage
+from gateway.openai.limits import Limits
+from gateway.openai.logprobs import Spelling, ToldToken, completion_logprobs
+from gateway.openai.replies import (
+    Choice,
+    Chunks,
+    CompletionChunks,
+    Identity,
+    TokenUsage,
+    text_completion,
+)
+from gateway.openai.requests import (
+    CompletionRequest,
+    GenerationRequest,
+    parse_completion_request,
+)
+from gateway.openai.requests import Prompt as GivenPrompt
+
+BYTES_PER_TOKEN = 8  # decoding a token takes as long as rendering so many bytes of text
+PROMPT_TAIL = 8  # the last ids of a prompt, with which a completion may share a character
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One prompt as token ids, and the last of them, whose text the answer continues."""
+
+    token_ids: list[int]
+    tail: tuple[int, ...] | list[int]
+    text: str | None = None  # with which the answer begins, if its client wants the prompt back
+    begun: str = ""  # what it has of the answer's message already
+
+
+class Dialect:
+    """Reads the bodies of one of the API's two ways to generate text, and says how its answers are written."""
+
+    operation: str  # of the GenAI conventions
+    prompt_param: str  # the field of the body that holds the prompt
+    no_logprobs: Mapping[str, None] = MappingProxyType({})  # members of `logprobs` that are always null
+    default_max_tokens: int | None = None  # of an answer for which neither the client nor the operator sets any
+
+    def parse(self, body: JsonBody, limits: Limits) -> GenerationRequest:
+        raise NotImplementedError
+
+    async def prompts(self, request: Any, tenant: str, frontend: Frontend) -> list[Prompt]:
+        raise NotImplementedError
+
+    def form(self, request: Any) -> tuple[int, ...]:
+        """Returns of what form its prompt is, by which the length of the answer is predicted; (): nothing is known."""
+        return ()
+
+    def identify(self, model: str) -> Identity:
+        raise NotImplementedError
+
+    def bound(self, request: Any, most_reasoning: int | None, frontend: Frontend) -> None:
+        """Bound the tokens of an answer's reasoning, where it has any, to what the class of the request allows."""
+
+    def message(self, request: Any, prompt: Prompt, frontend: Frontend) -> AnswerMessage | None:
+        """Returns what the text of an answer is parsed to; None: it is told as it is."""
+        return None
+
+    def chunks(
+        self, identity: Identity, include_usage: bool, index: int, message: AnswerMessage | None = None
+    ) -> Chunks:
+        raise NotImplementedError
+
+    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
+        raise NotImplementedError
+
+    def logprobs(self, tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> dict[str, list[Any]]:
+        """Returns what is told of the tokens' log probabilities, as arrays that are as long as they are many."""
+        raise NotImplementedError
+
+    async def encode(self, request: GenerationRequest, frontend: Frontend, tenant: str, text: str) -> list[int]:
+        """Returns the token ids that are kept of a text, at least one. Raises `BadRequest` for a text without any."""
+        is_cut = request.kept_tokens is not None
+        token_ids = await frontend.encode(tenant, text, request.add_special_tokens, self.prompt_param, is_cut)
+        if not token_ids:
+            raise BadRequest(f"{self.prompt_param} is empty: there is no token to continue from.", self.prompt_param)
+        return self.kept(request, frontend, token_ids)
+
+    def kept(self, request: GenerationRequest, frontend: Frontend, token_ids: list[int]) -> list[int]:
+        """Returns the last of the token ids, as many as the request keeps, and never none."""
+        most, model = request.kept_tokens, frontend.model
+        if most is None:
+            return token_ids
+        if most < 0:
+            answer = request.sampling.max_tokens or model.default_max_tokens or self.default_max_tokens or 1
+            most = max(1, model.limits.max_model_len - answer)
+        return token_ids[-most:]
+
+
+class CompletionDialect(Dialect):
+    """Prompts, each of which a text continues."""
+
+    operation = "text_completion"
+    prompt_param = "prompt"
+    default_max_tokens = 16  # as OpenAI's and vLLM's
+
+    def parse(self, body: JsonBody, limits: Limits) -> CompletionRequest:
+        return parse_completion_request(body, limits)
+
+    async def prompts(self, request: CompletionRequest, tenant: str, frontend: Frontend) -> list[Prompt]:
+        prompts = []
+        for given in request.prompts:
+            if isinstance(given, str):
+                token_ids = await self.encode(request, frontend, tenant, given)
+            else:
+                token_ids = self.kept(request, frontend, list(given))
+            if request.suffix:
+                token_ids = await self._around(request, frontend, tenant, token_ids)
+            text = await self._echoed(request, frontend, tenant, given, token_ids) if request.echo else None
+            prompts.append(Prompt(token_ids, () if request.suffix else token_ids[-PROMPT_TAIL:], text))
+            await asyncio.sleep(0)  # many short prompts do not hold the loop
+        return prompts
+
+    async def _around(
+        self, request: CompletionRequest, frontend: Frontend, tenant: str, token_ids: list[int]
+    ) -> list[int]:
+        """Returns the prompt and the suffix as a model reads them that fills in what is between.
+
+        Raises `BadRequest` where the model does not.
+        """
+        marks = frontend.tokenizer.fill_in_the_middle
+        if marks is None:
+            raise BadRequest(
+                f"suffix is not possible with the model {frontend.model.name!r}, which cannot fill in the middle of a "
+                "text: leave it out, or ask a model whose tokenizer has tokens for it.",
+                "suffix",
+            )
+        before, behind, middle = marks
+        suffix = await frontend.encode(tenant, request.suffix, False, "suffix")
+        return [before, *token_ids, behind, *suffix, middle]
+
+    async def _echoed(
+        self, request: CompletionRequest, frontend: Frontend, tenant: str, given: GivenPrompt, token_ids: list[int]
+    ) -> str:
+        """Returns the text of a prompt: as it was given, if it was a text and nothing was cut off."""
+        if isinstance(given, str) and request.kept_tokens is None:
+            return given
+        decode = partial(frontend.tokenizer.decode, token_ids, request.skip_special_tokens)
+        return await frontend.body_reader.offload(tenant, BYTES_PER_TOKEN * len(token_ids), decode)
+
+    def identify(self, model: str) -> Identity:
+        return Identity.of_completion(model)
+
+    def chunks(
+        self, identity: Identity, include_usage: bool, index: int, message: AnswerMessage | None = None
+    ) -> Chunks:
+        return CompletionChunks(identity, include_usage, index)
+
+    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
+        return text_completion(identity, choices, usage)
+
+    def logprobs(self, tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> dict[str, list[Any]]:
+        return completion_logprobs(tokens, spelling, top)

@@ -1,0 +1,146 @@
+"""The text of one answer, as its tokens come."""
+
+from collections.abc import Callable
+
+from backend.scheduler.sequence import FinishReason
+from backend.stream import TokenStream
+from backend.text.detokenizer import IncrementalDetokenizer
+from gateway.api.engine_client import Generation
+from gateway.errors import DeadlineExceeded, ModelFailed, Preempted
+from gateway.grammar_errors import NoTokenAllowed
+from gateway.openai.answer_message import AnswerMessage
+from gateway.openai.replies import Choice
+from gateway.openai.replies import FinishReason as ToldReason
+from gateway.telemetry.metrics.delivery import DeliveryMetrics
+
+
+class TextStream:
+    """Yields the text of one sequence as its tokens come: one piece for each token that completes any text."""
+
+    def __init__(
+        self,
+        tokens: TokenStream,
+        detokenizer: IncrementalDetokenizer,
+        generation: Generation,
+        deliveries: DeliveryMetrics,
+        message: AnswerMessage | None = None,
+    ) -> None:
+        """`message` is what the text is parsed to."""
+        self.finish_reason: FinishReason | None = None
+        self.num_tokens = 0  # delivered: those sampled after a stop string are not
+        self._delivered_at = 0.0
+        self._kept: list[int] = []  # delivered, and not made into text yet
+        self.tokens = tokens
+        self.sequence = tokens.sequence
+        self.message = message
+        self.may_stop = detokenizer.may_stop or (message is not None and message.is_single)
+        self._detokenizer = detokenizer
+        self._generation = generation
+        self._deliveries = deliveries
+
+    async def pieces(self, receiver: Callable[[], bool] | None = None) -> list[str]:
+        """Wait for tokens and return their text, in pieces that are not empty. The stream is complete once
+        `finish_reason` is set. A `receiver` is called as by `TokenStream.take`.
+
+        Raises `Preempted` when the sequence lost its memory for good, `DeadlineExceeded` when its time is over,
+        `ModelFailed` when the model computed no numbers for it, and `DeviceError` when the engine failed.
+        """
+        pieces = self.push(await self._take(receiver))
+        if self.finish_reason is None and self.tokens.finish_reason is not None and (rest := self._finish()):
+            pieces.append(rest)
+        return pieces
+
+    def push(self, tokens: list[int]) -> list[str]:
+        """Return the text of these tokens, in pieces that are not empty. A stop string sets `finish_reason`."""
+        self._note_delivery(len(tokens))
+        message = self.message
+        if not self.may_stop and message is None:
+            self.num_tokens += len(tokens)
+            return self._detokenizer.push_each(tokens)
+        pieces: list[str] = []
+        for token_id in tokens:
+            self.num_tokens += 1
+            text = self._detokenizer.push((token_id,))
+            if text:
+                pieces.append(text)
+            if message is not None:
+                message.push(text)
+            if self._detokenizer.stopped is not None or (message is not None and message.is_over):
+                self.finish_reason = FinishReason.STOP
+                self._generation.stop(self.tokens, self.num_tokens)
+                if message is not None:
+                    message.finish()
+                break
+        return pieces
+
+    async def choice(self) -> Choice:
+        """Wait for the whole text. Tokens are looked at as they come only where a stop string could end it early."""
+        pieces: list[str] = []
+        self.tokens.eager = self.may_stop
+        while self.finish_reason is None:
+            pieces += await (self.pieces() if self.tokens.eager else self._all())
+        message = None if self.message is None else self.message.members()
+        return Choice("".join(pieces), self.told_reason, message=message)
+
+    @property
+    def told_reason(self) -> ToldReason:
+        """Why the text ended, as its client is told; of a complete one."""
+        if self.finish_reason is FinishReason.LENGTH:
+            return "length"
+        return "tool_calls" if self.message is not None and self.message.has_calls else "stop"
+
+    async def _all(self) -> list[str]:
+        """Wait for the last token and return the text of all. Those before it are taken by a plain call."""
+        while True:
+            self._keep(await self._take(self._keep_pending))
+            if self.tokens.finish_reason is not None:
+                return [self._kept_text(), self._finish()]
+
+    def _kept_text(self) -> str:
+        if self.message is None:
+            return self._detokenizer.push(self._kept)
+        pieces = [self._detokenizer.push((token_id,)) for token_id in self._kept]
+        for piece in pieces:
+            self.message.push(piece)
+        return "".join(pieces)
+
+    def _keep_pending(self) -> bool:
+        self._keep(self.tokens.rest())
+        return True
+
+    def _keep(self, tokens: list[int]) -> None:
+        """Count tokens whose text has time until the last is here."""
+        self._note_delivery(len(tokens))
+        self.num_tokens += len(tokens)
+        self._kept += tokens
+
+    async def _take(self, receiver: Callable[[], bool] | None = None) -> list[int]:
+        tokens = await self.tokens.take(receiver)
+        if self.tokens.finish_reason is not None:
+            _check_complete(self.tokens.finish_reason)
+        return tokens
+
+    def _note_delivery(self, count: int) -> None:
+        self._delivered_at = self._deliveries.delivered(self.sequence, self.num_tokens, count, self._delivered_at)
+
+    def _finish(self) -> str:
+        """End the stream and return the text that was held back, in which a stop string may be complete only now."""
+        rest = self._detokenizer.finish()
+        stopped = self._detokenizer.stopped is not None
+        self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
+        if self.message is not None:
+            self.message.finish(rest, is_cut=self.finish_reason is FinishReason.LENGTH)
+        return rest
+
+
+def _check_complete(reason: FinishReason) -> None:
+    """Raises the error for which a sequence was cut short."""
+    match reason:
+        case FinishReason.PREEMPTED:
+            raise Preempted
+        case FinishReason.FAILED:
+            raise ModelFailed
+        case FinishReason.GRAMMAR:
+            raise NoTokenAllowed
+        case FinishReason.EXPIRED:
+            raise DeadlineExceeded("The deadline of the request passed before it could be met.")

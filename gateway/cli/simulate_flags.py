@@ -1,0 +1,131 @@
+"""The flags of `sluice simulate`, and what each of them takes."""
+
+from argparse import SUPPRESS, ArgumentTypeError
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from admission.core import Order
+from admission.simulation.device import DEVICES
+from admission.simulation.errors import OptionError
+from admission.simulation.recorder import Objective
+from admission.simulation.traces import FORMATS
+from admission.simulation.workload import Flood
+
+DEFAULT_ORDERING = Order.FAIR
+DEFAULT_DEVICE = "llama3-8b-a100"
+
+
+def add_traffic(group: Any) -> None:
+    group.add_argument("--trace", metavar="FILE", type=Path, required=True, help="recorded requests and their lengths")
+    group.add_argument(
+        "--format", choices=["auto", *FORMATS], default="auto", help="format of the trace (default: auto)"
+    )
+    group.add_argument(
+        "--requests", metavar="N", type=_count, help="use the first N requests, repeating the trace if need be"
+    )
+    pace = group.add_mutually_exclusive_group()
+    pace.add_argument("--speedup", metavar="X", type=_positive, default=1.0, help="serve X times as fast as recorded")
+    pace.add_argument("--load", metavar="X", type=_positive, help="serve X times what the device can complete")
+    pace.add_argument(
+        "--rate", metavar="R", type=_positive, help="Poisson arrivals, R a second, lengths from the trace"
+    )
+    group.add_argument(
+        "--tenants",
+        metavar="RULE",
+        default="trace",
+        help="whose the requests are: 4, heavy:0.8,light:0.2, hash:4 or trace (default: trace)",
+    )
+    classes = "the class of each request: 0:0.1,1:0.9 or trace (default: trace)"
+    group.add_argument("--classes", metavar="RULE", default="trace", help=classes)
+    tiers = "the service tier that requests ask for: flex:0.3,none:0.7 or trace (default: trace)"
+    group.add_argument("--service-tiers", metavar="RULE", default="trace", help=tiers)
+    group.add_argument(
+        "--flood",
+        metavar="F",
+        type=_flood,
+        action="append",
+        default=[],
+        help="add requests of one tenant: TENANT:RATE@START+SECONDS; may be repeated",
+    )
+    group.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="tokens that each request declares at least (default: as the trace says, or else a power of two "
+        "that no answer exceeds)",
+    )
+    group.add_argument(
+        "--patience", metavar="S", type=_positive, default=inf, help="clients that have no token after S seconds leave"
+    )
+    group.add_argument("--seeds", metavar="N", type=_count, default=1, help="runs of each policy (default: 1)")
+
+
+def add_policies(group: Any) -> None:
+    group.add_argument(
+        "--policy",
+        metavar="P",
+        help=f"the policy to simulate (default: as an event log was recorded; else {DEFAULT_ORDERING})",
+    )
+    group.add_argument(
+        "--compare", metavar="P", action="append", default=[], help="a policy to compare it with; may be repeated"
+    )
+    group.add_argument(
+        "--device",
+        metavar="D",
+        help=f"what computes: {', '.join(DEVICES)} or a JSON file of coefficients (default: the device that an event "
+        f"log was recorded on, as it was configured; else {DEFAULT_DEVICE})",
+    )
+    group.add_argument("--jobs", metavar="N", type=_count, default=1, help="runs at a time (default: 1)")
+
+
+def add_report(group: Any) -> None:
+    good = Objective()
+    group.add_argument(
+        *("--good-first-token",), metavar="S", type=_positive,
+        help="a good request has its first token within S seconds (default: as each policy promises its class; "
+        f"{good.first_token:g} where a policy promises nothing)",
+    )  # fmt: skip
+    group.add_argument(
+        *("--good-per-token",), metavar="S", type=_positive,
+        help=f"and then a token every S seconds on average (default: as promised, or {good.per_token:g})",
+    )  # fmt: skip
+    group.add_argument("--json", metavar="FILE", type=_new_file, help="write every figure of every run")
+    group.add_argument("--html", metavar="FILE", type=_new_file, help="write charts and figures as one page")
+    group.add_argument("--png", type=_no_picture, help=SUPPRESS)
+
+
+def _count(text: str) -> int:
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise ArgumentTypeError("a whole number, at least 1")
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value > 0 and isfinite(value):
+        return value
+    raise ArgumentTypeError("a number above 0")
+
+
+def _flood(text: str) -> Flood:
+    try:
+        return Flood.parse(text)
+    except OptionError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _no_picture(_: str) -> None:
+    raise ArgumentTypeError("charts are drawn on the page of --html FILE, which a browser prints or takes a picture of")
+
+
+def _new_file(text: str) -> Path:
+    """Parse the path of a file to write, and refuse an impossible one before minutes are spent on its content."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ArgumentTypeError(f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}")
+    return path

@@ -1,0 +1,50 @@
+"""Refusals and failures of constrained answers, which are of the tree in `gateway.errors`."""
+
+from admission.outcome import Outcome
+from gateway.errors import ApiError, BadRequest
+
+
+class InvalidGrammar(BadRequest):
+    """What the answer has to match is no grammar, or has parts that cannot be enforced. `param` is the field."""
+
+    code = "invalid_grammar"
+
+    @property
+    def discreet_message(self) -> str:
+        return "The grammar cannot be enforced."
+
+
+class GrammarTooComplex(InvalidGrammar):
+    """Compiling it takes more than it may, or following it did, after the first tokens perhaps."""
+
+    code = "grammar_too_complex"
+
+    @property
+    def discreet_message(self) -> str:
+        return "The grammar is too complex."
+
+
+class NoTokenAllowed(ApiError):
+    """The answer cannot go on: its grammar, with whatever else forbids tokens, allows none."""
+
+    status = 400
+    code = "no_token_allowed"
+    outcome = Outcome.FAILED
+
+    def __init__(
+        self,
+        message: str = "The answer could not go on: what it has to match allows no token that the request does not "
+        "forbid otherwise, or takes too much work to follow. Simplify the grammar, or lift min_tokens, bad_words, "
+        "logit_bias and allowed_token_ids.",
+    ) -> None:
+        super().__init__(message)
+
+
+class GrammarsExceeded(ApiError):
+    """Too many grammars of the tenant wait to be compiled, or are in use."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "grammars_exceeded"
+    outcome = Outcome.REFUSED
+    dropped_reason = "grammars"

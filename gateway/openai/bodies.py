@@ -1,0 +1,161 @@
+"""The bodies that clients of the OpenAI API send, as types: which fields there are, what each may be, and how many.
+
+A body may have the extras that vLLM's clients send through `extra_body`. A field is declared with the type it must
+have, or named as neutral if it is not supported yet and only values that change nothing are accepted; any other field
+is refused by name. Counts are bounded, so that a body of any allowed size is cheap to refuse.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Required
+
+from pydantic import BeforeValidator, Field, with_config
+from typing_extensions import TypedDict  # before Python 3.12 typing's does not say of which base each field is
+
+from backend.sampling_params import MAX_BAD_WORDS, MAX_BIASED, MAX_LOGPROBS, MAX_STOPS
+from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType, json_object
+from gateway.openai.messages import Messages
+from gateway.openai.structured import ResponseFormat, StructuredOutputsField
+from gateway.openai.template_variables import Documents, Effort, Kwargs
+from gateway.openai.tools import Tools
+from quotas.policy.policy import MAX_N
+
+MAX_PROMPTS = MAX_ANSWERS = MAX_N  # in one request
+MAX_WORDS = MAX_BAD_WORDS // 2  # each may begin with a space, or not
+MAX_WORD = 256  # characters
+MAX_SUFFIX = 2**20  # characters
+MAX_THINKING = 2**24  # tokens
+MAX_SALT = 256  # characters
+
+Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+
+
+def _one_or_many(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
+_PositiveInt = Annotated[int, Field(ge=1)]
+_Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+_Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
+
+
+@with_config(EXACT)
+class StreamOptions(TypedDict, total=False):
+    include_usage: bool | None
+    continuous_usage_stats: bool | None  # vLLM's
+
+
+@with_config(EXACT)
+class GenerationBody(TypedDict, total=False):
+    """The body that both dialects share. A field that was not sent is absent; null stands for that as well."""
+
+    model: Required[str]
+    stream: bool | None
+    stream_options: Annotated[StreamOptions, json_object({"include_obfuscation": [False]})] | None
+    max_tokens: Annotated[int, Field(ge=0)] | None  # 0 where a completion is echoed, and nothing is to be added to it
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
+    temperature: float | None
+    top_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    stop: Annotated[
+        Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None, BeforeValidator(_one_or_many)
+    ]
+    response_format: ResponseFormat | None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASED)] | None
+    # vLLM's
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    min_tokens: int | None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS, fail_fast=True)] | None
+    ignore_eos: bool | None
+    include_stop_str_in_output: bool | None
+    skip_special_tokens: bool | None
+    add_special_tokens: bool | None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None
+    structured_outputs: StructuredOutputsField | None
+    allowed_token_ids: Any
+    bad_words: Annotated[list[_Word], Field(max_length=MAX_WORDS, fail_fast=True)] | None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None
+    prompt_logprobs: _Top | None
+    return_token_ids: bool | None
+    return_tokens_as_token_ids: bool | None
+    # about the request, without effect on its answer
+    service_tier: Tier | None
+    user: str | None
+    metadata: Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)] | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+
+
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "store": [False], "use_beam_search": [False],
+    "length_penalty": [1, 1.0], "spaces_between_special_tokens": [True], "priority": [0],
+}  # fmt: skip
+
+
+@with_config(EXACT)
+class ChatBody(GenerationBody, total=False):
+    messages: Required[Messages]
+    max_completion_tokens: _PositiveInt | None
+    logprobs: bool | None
+    top_logprobs: _Top | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    tools: Tools | None
+    tool_choice: Any
+    parallel_tool_calls: bool | None
+    documents: Documents | None
+    chat_template_kwargs: Kwargs | None
+    reasoning_effort: Effort | None
+    include_reasoning: bool | None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING)] | None
+
+
+NEUTRAL_IN_CHAT: Mapping[str, Sequence[Any]] = {
+    **_NEUTRAL, "best_of": [1], "functions": [[]],
+    "function_call": ["none", "auto"], "modalities": [["text"]], "audio": (), "prediction": (), "moderation": (),
+    "prompt_cache_options": (), "prompt_cache_retention": ["in_memory"],
+    "verbosity": ["medium"], "web_search_options": (), "chat_template": (), "echo": [False],
+}  # fmt: skip
+
+
+@with_config(EXACT)
+class CompletionBody(GenerationBody, total=False):
+    prompt: Required[Any]
+    logprobs: _Top | None
+    echo: bool | None
+    best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
+    suffix: Annotated[str, Field(max_length=MAX_SUFFIX)] | None
+
+
+NEUTRAL_IN_COMPLETION = _NEUTRAL
+
+
+@with_config(EXACT)
+class TokenizeBody(TypedDict, total=False):
+    model: str | None
+    prompt: str | None
+    messages: Messages | None
+    add_special_tokens: bool | None
+    add_generation_prompt: bool | None
+    return_token_strs: bool | None
+    continue_final_message: bool | None
+    tools: Tools | None
+    chat_template_kwargs: Kwargs | None
+
+
+_NEUTRAL_IN_TOKENIZE: Mapping[str, Sequence[Any]] = {"chat_template": ()}
+
+
+@with_config(EXACT)
+class DetokenizeBody(TypedDict, total=False):
+    model: str | None
+    tokens: Required[Any]
+
+
+CHAT = BodyType[ChatBody](ChatBody, NEUTRAL_IN_CHAT)
+COMPLETION = BodyType[CompletionBody](CompletionBody, NEUTRAL_IN_COMPLETION)
+TOKENIZE = BodyType[TokenizeBody](TokenizeBody, _NEUTRAL_IN_TOKENIZE)
+DETOKENIZE = BodyType[DetokenizeBody](DetokenizeBody)

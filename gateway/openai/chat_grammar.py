@@ -1,0 +1,139 @@
+"""The grammar of an answer to a chat: of its calls, and of its content and reasoning beside them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from backend.grammar import Grammar, GrammarKind
+from backend.text.response_templates.call_grammar import (
+    Tool,
+    UnsupportedCalls,
+    UnsupportedReasoning,
+    call_grammar,
+    content_grammar,
+    reasoning_grammar,
+)
+from backend.text.response_templates.lark import Vocabulary
+from backend.text.response_templates.parser import ResponseParser
+from backend.text.response_templates.tag_grammar import UnsupportedSchema
+from backend.text.response_templates.template import REASONING, ResponseTemplate
+from backend.text.tokenizer import Tokenizer
+from gateway.errors import BadRequest
+from gateway.grammar_errors import InvalidGrammar
+from gateway.openai.json_schema import check_schema, without_effect
+from gateway.openai.requests import ChatRequest
+from gateway.openai.tools import Function
+
+_ANY_OBJECT = {"type": "object"}
+
+
+def chat_grammar(request: ChatRequest, tokenizer: Tokenizer, end_tokens: frozenset[int], begun: str) -> Grammar:
+    """Returns the grammar of an answer that calls the request's tools, or has the content that it asks for, after any
+    reasoning. `begun` is what the prompt has of the answer already. Raises `BadRequest`, as `InvalidGrammar` about one
+    schema.
+    """
+    template, tools = tokenizer.response_template, request.conversation.tools
+    if template is None:
+        if not calls_are_constrained(request):
+            raise _cannot_think("this model's answers have no reasoning")
+        raise BadRequest(
+            "tool_choice and strict functions cannot be enforced with this model: it has no response template, and its "
+            'chat template writes no calls in a format that is known here. Leave strict out and send "auto".',
+            "tools",
+        )
+    vocabulary, is_reasoning = _vocabulary(tokenizer, end_tokens), ResponseParser(template, begun).is_reasoning
+    reasoning: Any = {"is_reasoning": is_reasoning, "most_reasoning": request.thinking_budget}
+    content = _content(request)
+    if request.thinking_budget is not None and template.field(REASONING) is None:
+        raise _cannot_think("this model's answers have no reasoning")
+    try:
+        if tools is not None and calls_are_constrained(request):
+            source = call_grammar(
+                template,
+                [_tool(function) for function in tools.functions],
+                vocabulary,
+                is_required=tools.choice == "required",
+                is_single=tools.is_single,
+                content=content,
+                **reasoning,
+            )
+        elif content is not None:
+            source = content_grammar(template, vocabulary, content, **reasoning)
+        else:
+            source = reasoning_grammar(template, vocabulary, **reasoning)
+    except UnsupportedReasoning as error:
+        raise _cannot_think(str(error)) from None
+    except (UnsupportedCalls, UnsupportedSchema) as error:
+        raise BadRequest(
+            f'tool_choice and strict functions cannot be enforced here: {error}. Leave strict out and send "auto".',
+            "tools",
+        ) from None
+    return Grammar(GrammarKind.LARK, source)
+
+
+def calls_are_constrained(request: ChatRequest) -> bool:
+    """Returns whether a grammar has to see to the calls: they are promised, or stand in the place of such content."""
+    tools = request.conversation.tools
+    if tools is None or tools.choice == "none":
+        return False
+    return tools.is_constrained or request.sampling.grammar is not None
+
+
+def needs_grammar(request: ChatRequest, template: ResponseTemplate | None) -> bool:
+    """Returns whether the grammar of the answer is not what the client says of its content alone: calls may stand in
+    its place, and reasoning before it.
+    """
+    if calls_are_constrained(request) or request.thinking_budget is not None:
+        return True
+    grammar = request.sampling.grammar
+    has_reasoning = template is not None and template.field(REASONING) is not None
+    return has_reasoning and grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA
+
+
+def _cannot_think(reason: str) -> BadRequest:
+    return BadRequest(
+        "thinking_token_budget, or max_reasoning_tokens of the request's class, cannot be enforced here: "
+        f"{reason}. Leave it out, or ask for another service_tier.",
+        "thinking_token_budget",
+    )
+
+
+def _vocabulary(tokenizer: Tokenizer, end_tokens: frozenset[int]) -> Vocabulary:
+    ends = frozenset(text for text, token_id in tokenizer.added_tokens.items() if token_id in end_tokens)
+    special = {
+        text: token_id
+        for text, token_id in tokenizer.added_tokens.items()
+        # llguidance takes tokens in angle brackets for special, whatever the tokenizer says
+        if text not in ends and (text in tokenizer.special_tokens or (text.startswith("<") and text.endswith(">")))
+    }
+    return Vocabulary(special, ends, tuple(sorted(end_tokens)))
+
+
+def _content(request: ChatRequest) -> Mapping[str, Any] | None:
+    """Returns the schema of the content, if there is one. Raises `BadRequest` for another kind of grammar."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return None
+    if grammar.kind is not GrammarKind.JSON_SCHEMA:
+        raise BadRequest(
+            f"{request.grammar_field} cannot be combined with tools or a thinking_token_budget, unless it is a JSON "
+            "schema: leave either out.",
+            request.grammar_field,
+        )
+    schema = orjson.loads(grammar.source)
+    return schema if isinstance(schema, dict) else {"allOf": [schema]}
+
+
+def _tool(function: Function) -> Tool:
+    """Returns a function with the schema that is enforced: any object, where its own cannot be and is not strict.
+
+    Raises `InvalidGrammar`.
+    """
+    try:
+        check_schema(function.parameters, function.param)
+    except InvalidGrammar:
+        if function.is_strict:
+            raise
+        return Tool(function.name, _ANY_OBJECT, is_strict=False)
+    return Tool(function.name, without_effect(function.parameters), function.is_strict)

@@ -1,0 +1,88 @@
+"""A conversation as a request brings it, with all that a chat template makes a prompt of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend.text.chat_template import ChatTemplate
+from backend.text.tokenizer import Tokenizer
+from gateway.errors import BadRequest
+from gateway.openai.messages import Message, message_size, template_messages
+from gateway.openai.template_variables import known_variables, read_variables
+from gateway.openai.tools import ToolUse, read_tools
+
+MESSAGE_BYTES = 128  # rendering a message takes as long as rendering so many bytes of text
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages, and what else the template reads."""
+
+    messages: tuple[Message, ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: ToolUse | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of text rendering it takes as long as."""
+        documents = sum([len(text) for one in self.variables.get("documents", ()) for text in one.values()])
+        messages = sum([MESSAGE_BYTES + message_size(message) for message in self.messages])
+        return messages + documents + (self.tools.size if self.tools else 0)
+
+    def render(self, tokenizer: Tokenizer) -> str:
+        """Returns the prompt. Raises `BadRequest` for what the model's template does not support, by name, and
+        `InvalidRequest`.
+        """
+        variables: dict[str, Any] = {}
+        if self.variables or self.tools or any(len(message) > 2 for message in self.messages):
+            template = tokenizer.chat_template
+            self._check(template)
+            variables = known_variables(self.variables, template)
+            if self.tools is not None:
+                variables["tools"] = list(self.tools.definitions)
+        if self.continue_final_message:
+            return tokenizer.render_chat(self.messages, continue_final_message=True, **variables)
+        return tokenizer.render_chat(self.messages, self.add_generation_prompt, **variables)
+
+    def _check(self, template: ChatTemplate) -> None:
+        """Raises `BadRequest` for tools, or calls of tools, that a template leaves out."""
+        if self.tools is not None and "tools" not in template.variables:
+            raise _unsupported("tools", "tools")
+        if "tool_calls" in template.source:
+            return
+        for index, message in enumerate(self.messages):
+            if "tool_calls" in message:
+                raise _unsupported(f"messages[{index}].tool_calls", "calls of tools")
+
+
+def _unsupported(param: str, what: str) -> BadRequest:
+    return BadRequest(
+        f"{param} cannot be told to this model: its chat template has no place for {what}. Leave them out, or ask a "
+        "model that was trained to call tools.",
+        param,
+    )
+
+
+def read_conversation(body: Mapping[str, Any]) -> Conversation:
+    """Returns the conversation of a chat's body. Raises `BadRequest`."""
+    goes_on, prompts = body.get("continue_final_message") or False, body.get("add_generation_prompt")
+    if goes_on and prompts:
+        raise BadRequest(
+            "continue_final_message cannot be combined with add_generation_prompt: set the latter to false.",
+            "continue_final_message",
+        )
+    messages = template_messages(body["messages"])
+    if goes_on and (messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
+        raise BadRequest(
+            "continue_final_message needs a last message of the role assistant, with content to go on with.",
+            "continue_final_message",
+        )
+    return Conversation(
+        messages,
+        add_generation_prompt=not goes_on and (True if prompts is None else prompts),
+        continue_final_message=goes_on,
+        tools=read_tools(body.get("tools"), body.get("tool_choice"), body.get("parallel_tool_calls")),
+        variables=read_variables(body.get("chat_template_kwargs"), body.get("documents"), body.get("reasoning_effort")),
+    )

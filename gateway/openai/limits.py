@@ -1,0 +1,42 @@
+"""The bounds of the served model, against which requests are checked before any text becomes tokens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.errors import BadRequest, context_exceeded
+from gateway.http.json_body import shown
+
+CUT_CONTEXTS = 4  # contexts that a prompt may be long of which the last tokens are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds that a request is checked against before it is tokenized, and the model's defaults for sampling."""
+
+    vocab_size: int
+    max_model_len: int
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams, the model's own
+
+
+def token_ids(ids: Any, param: str, limits: Limits, most: int | None = None) -> tuple[int, ...]:
+    """Returns the token ids of a field, at most `most` of them; None: what the context holds. Raises `ApiError`."""
+    if not isinstance(ids, list) or not ids:
+        raise BadRequest(f"{param} must be a non-empty array of token ids, got {shown(ids)}.", param)
+    if len(ids) > (most or limits.max_model_len):
+        raise context_exceeded(len(ids), limits.max_model_len, param)
+    return tuple(whole_numbers(ids, param, limits))
+
+
+def whole_numbers(ids: list[Any], param: str, limits: Limits) -> list[int]:
+    """Returns the same list if it holds ids of the vocabulary and nothing else. Raises `BadRequest`."""
+    if not all(type(token_id) is int for token_id in ids):
+        raise BadRequest(f"{param} must hold only integers.", param)
+    check_in_vocabulary(ids, param, limits)
+    return ids
+
+
+def check_in_vocabulary(ids: Sequence[int], param: str, limits: Limits) -> None:
+    for outlier in (min(ids), max(ids)):
+        if not 0 <= outlier < limits.vocab_size:
+            raise BadRequest(f"{param} must hold ids between 0 and {limits.vocab_size - 1}, got {outlier}.", param)

@@ -1,0 +1,142 @@
+"""The messages of a conversation: as clients send them, and as chat templates read them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Required
+
+import orjson
+from pydantic import BeforeValidator, Field, with_config
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict  # as in `bodies`
+
+from gateway.errors import BadRequest
+from gateway.http.json_body import EXACT, json_object
+
+MAX_MESSAGES = 2048
+MAX_CONTENT_PARTS = 64
+MAX_CALLS = 128  # in one message
+MAX_CALL_ID = 256  # characters
+
+Message = Mapping[str, Any]
+
+
+def _flatten_content(content: Any) -> Any:
+    """Returns the concatenation of text parts; other content is returned as it is, to be validated."""
+    if not isinstance(content, list):
+        return content
+    if len(content) > MAX_CONTENT_PARTS:
+        raise PydanticCustomError("content", "must hold at most {limit} parts", {"limit": MAX_CONTENT_PARTS})
+    return "".join(_part_text(part) for part in content)
+
+
+def _part_text(part: Any) -> str:
+    if type(part) is dict and len(part) == 2 and part.get("type") == "text" and type(part.get("text")) is str:
+        return part["text"]  # type: ignore[no-any-return]
+    raise PydanticCustomError("content", 'must be a string or an array of parts {"type": "text", "text": string}')
+
+
+@with_config(EXACT)
+class CalledFunction(TypedDict, total=False):
+    name: Required[str]
+    arguments: Required[str]
+    parsed_arguments: Any  # what openai's client has made of them, and sends back beside them
+
+
+@with_config(EXACT)
+class MessageCall(TypedDict, total=False):
+    id: Annotated[str, Field(max_length=MAX_CALL_ID)]
+    type: Literal["function"]
+    function: Required[CalledFunction]
+    index: int | None  # of a delta, which some clients keep
+
+
+@with_config(EXACT)
+class ChatMessage(TypedDict, total=False):
+    role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
+    content: Annotated[str | None, BeforeValidator(_flatten_content)]
+    name: str | None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None
+    tool_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None
+    reasoning_content: str | None
+    reasoning: str | None  # as vLLM calls it too
+    parsed: Any  # what openai's client has made of the content
+
+
+# what the answers of this API hold, so that a client may send them back
+_OF_ANSWERS: Mapping[str, Sequence[Any]] = {"refusal": (), "annotations": [[]], "audio": (), "function_call": ()}
+Messages = Annotated[
+    list[Annotated[ChatMessage, json_object(_OF_ANSWERS)]],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+]
+
+
+def template_messages(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:
+    """Returns the messages as chat templates read them: the arguments of calls as the objects that they are, and the
+    result of one with the name of its function.
+
+    Raises `BadRequest` for one without content, which only an assistant's may lack, since an answer can.
+    """
+    names: dict[str, str] = {}  # of functions, by the ids of calls
+    return tuple([_template_message(f"messages[{index}]", message, names) for index, message in enumerate(messages)])
+
+
+def _template_message(param: str, message: ChatMessage, names: dict[str, str]) -> Message:
+    """Returns a message with content; `developer`, as newer clients say, becomes `system`."""
+    role, content, name = message["role"], message.get("content"), message.get("name")
+    if content is None and role != "assistant":
+        raise BadRequest(f"{param}.content is required: a string, or an array of text parts.", f"{param}.content")
+    read: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
+    if role == "tool":
+        call_id = message.get("tool_call_id")
+        if call_id is None:
+            raise BadRequest(
+                f"{param}.tool_call_id is required: the id of the call whose result the message is.",
+                f"{param}.tool_call_id",
+            )
+        read["tool_call_id"] = call_id
+        name = name or names.get(call_id)
+    if name is not None:
+        read["name"] = name
+    if role == "assistant":
+        _add_answer(read, message, names)
+    elif message.get("tool_calls"):
+        raise BadRequest(
+            f"{param}.tool_calls is of an assistant's messages, and this one's role is {role}.", f"{param}.tool_calls"
+        )
+    return read
+
+
+def _add_answer(read: dict[str, Any], message: ChatMessage, names: dict[str, str]) -> None:
+    """Add what an assistant's message has beside its content."""
+    if reasoning := message.get("reasoning_content") or message.get("reasoning"):
+        read["reasoning_content"] = reasoning
+    calls = message.get("tool_calls")
+    if not calls:
+        return
+    read["tool_calls"] = []
+    for call in calls:
+        function = call["function"]
+        told = {"type": "function", "function": {"name": function["name"], "arguments": _object(function["arguments"])}}
+        if (call_id := call.get("id")) is not None:
+            told["id"] = call_id
+            names[call_id] = function["name"]
+        read["tool_calls"].append(told)
+
+
+def _object(arguments: str) -> Any:
+    """Returns the object that arguments are; those that a model has left malformed or cut short stay text."""
+    try:
+        value = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def message_size(message: Message) -> int:
+    """Returns about how many characters a message has."""
+    calls = message.get("tool_calls", ())
+    called = sum([len(call["function"]["name"]) + _size(call["function"]["arguments"]) for call in calls])
+    return len(message["content"]) + len(message.get("reasoning_content", "")) + called
+
+
+def _size(arguments: Any) -> int:
+    return len(arguments) if isinstance(arguments, str) else len(orjson.dumps(arguments))

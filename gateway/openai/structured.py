@@ -1,0 +1,144 @@
+"""Reads what the text of an answer has to match: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Required
+
+import orjson
+from pydantic import Field, with_config
+from typing_extensions import TypedDict  # as in `bodies`
+
+from backend.grammar import Grammar, GrammarKind
+from gateway.errors import BadRequest
+from gateway.grammar_errors import InvalidGrammar
+from gateway.http.json_body import EXACT, json_object, shown
+from gateway.openai.json_schema import check_schema, without_effect
+from quotas.policy.policy import MAX_SCHEMA_BYTES
+
+MAX_CHOICES = 4_096
+
+ANY_OBJECT = '{"type":"object"}'
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+@with_config(EXACT)
+class JsonSchemaFormat(TypedDict, total=False):
+    """A schema as OpenAI's clients send it; without `strict` it is enforced all the same."""
+
+    name: Required[Annotated[str, Field(min_length=1, max_length=64)]]
+    description: str | None
+    schema: Any
+    strict: bool | None
+
+
+@with_config(EXACT)
+class ResponseFormat(TypedDict, total=False):
+    type: Required[Literal["text", "json_object", "json_schema"]]
+    json_schema: JsonSchemaFormat | None
+
+
+@with_config(EXACT)
+class StructuredOutputs(TypedDict, total=False):
+    """vLLM's: one of the first five."""
+
+    json: Any
+    regex: _Text | None
+    choice: Annotated[list[_Text], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None
+    grammar: _Text | None
+    json_object: bool | None
+
+
+_NOT_SUPPORTED: Mapping[str, Sequence[Any]] = {
+    "disable_any_whitespace": [False], "disable_additional_properties": [False], "whitespace_pattern": (),
+    "structural_tag": (), "disable_fallback": [True, False],
+}  # fmt: skip
+StructuredOutputsField = Annotated[StructuredOutputs, json_object(_NOT_SUPPORTED)]
+
+
+def read_grammar(
+    response_format: ResponseFormat | None, structured: StructuredOutputs | None, most_bytes: int = MAX_SCHEMA_BYTES
+) -> tuple[Grammar, str] | None:
+    """Returns the grammar of an answer and the field that asks for it; None where it may be any text.
+
+    Raises `BadRequest`, as `InvalidGrammar` with a JSON pointer for what is not enforced.
+    """
+    asked = _of_format(response_format, most_bytes) if response_format is not None else None
+    if structured is None:
+        return asked
+    if asked is not None:
+        raise BadRequest("Send either response_format or structured_outputs.", "structured_outputs")
+    return _of_structured(structured, most_bytes)
+
+
+def _of_format(asked: ResponseFormat, most_bytes: int) -> tuple[Grammar, str] | None:
+    given, field = asked.get("json_schema"), "response_format.json_schema"
+    if asked["type"] != "json_schema":
+        if given is not None:
+            raise BadRequest(f'{field} is only allowed when response_format.type is "json_schema".', field)
+        return None if asked["type"] == "text" else (Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), "response_format")
+    if given is None:
+        raise BadRequest(f'{field} is required when response_format.type is "json_schema".', field)
+    return _of_schema(given.get("schema"), f"{field}.schema", most_bytes)
+
+
+def _of_structured(structured: StructuredOutputs, most_bytes: int) -> tuple[Grammar, str]:
+    asked = {name: value for name, value in structured.items() if value is not None and value is not False}
+    if len(asked) != 1:
+        expected = "json, regex, choice, grammar and json_object"
+        raise BadRequest(f"structured_outputs must hold one of {expected}, got {len(asked)}.", "structured_outputs")
+    ((name, value),) = asked.items()
+    field = f"structured_outputs.{name}"
+    match name:
+        case "json":
+            return _of_schema(_parsed(value, field, most_bytes), field, most_bytes)
+        case "regex":
+            return _bounded(GrammarKind.REGEX, str(value), field, most_bytes)
+        case "choice":
+            return _bounded(GrammarKind.CHOICE, orjson.dumps(value).decode(), field, most_bytes)
+        case "grammar":
+            return _of_lark(str(value), field, most_bytes)
+    return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), field
+
+
+def _parsed(value: Any, field: str, most_bytes: int) -> Any:
+    """Returns a schema that may have been sent as its text."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > most_bytes:
+        raise _too_long(field, len(value), most_bytes)
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise InvalidGrammar(f"{field} must be a JSON schema, got a string that is not JSON: {error}.", field) from None
+
+
+def _of_schema(schema: Any, field: str, most_bytes: int) -> tuple[Grammar, str]:
+    if schema is None:
+        schema = {}
+    if not isinstance(schema, dict | bool):
+        raise BadRequest(f"{field} must be a JSON schema, an object, got {shown(schema)}.", field)
+    try:
+        size = len(orjson.dumps(schema))
+    except TypeError:  # its nesting is beyond what the library writes
+        raise InvalidGrammar(f"{field} is nested too deeply.", field) from None
+    if size > most_bytes:
+        raise _too_long(field, size, most_bytes)
+    check_schema(schema, field)
+    return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(without_effect(schema)).decode()), field
+
+
+def _of_lark(source: str, field: str, most_bytes: int) -> tuple[Grammar, str]:
+    if "::=" in source:
+        raise InvalidGrammar(f"{field} must be in Lark's notation (rule: ...), and not in EBNF with ::=.", field)
+    return _bounded(GrammarKind.LARK, source, field, most_bytes)
+
+
+def _bounded(kind: GrammarKind, source: str, field: str, most_bytes: int) -> tuple[Grammar, str]:
+    size = len(source.encode("utf-8", "replace"))
+    if size > most_bytes:
+        raise _too_long(field, size, most_bytes)
+    return Grammar(kind, source), field
+
+
+def _too_long(field: str, size: int, most_bytes: int) -> InvalidGrammar:
+    return InvalidGrammar(f"{field} has {size} bytes; at most {most_bytes} are compiled here. Make it smaller.", field)

@@ -1,0 +1,51 @@
+"""Log probabilities as they cross to an HTTP worker: numbers in one piece, and what says whose they are."""
+
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from backend.scheduler.batch import TokenLogprobs
+from backend.scheduler.sequence import Sequence as EngineSequence
+
+Entry = list[Any]  # number of the stream, whether they are of its prompt, how many tokens, how many likely ones of each
+
+
+class LogprobsMessage:
+    """Gathers the log probabilities of a step for all streams of a worker that want them."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._logprobs = array("d")
+        self._ids = array("I")
+
+    def add(self, number: int, tokens: Sequence[TokenLogprobs], is_prompt: bool = False) -> None:
+        """Add those of one stream, of which each has as many likely tokens."""
+        if not tokens:
+            return
+        self.entries.append([number, is_prompt, len(tokens), len(tokens[0].token_ids)])
+        self._logprobs.fromlist([token.logprob for token in tokens])
+        self._logprobs.fromlist(list(chain.from_iterable([token.logprobs for token in tokens])))
+        self._ids.fromlist([token.rank for token in tokens])
+        self._ids.fromlist(list(chain.from_iterable([token.token_ids for token in tokens])))
+
+    def binary(self) -> bytes:
+        return self._logprobs.tobytes() + self._ids.tobytes()
+
+
+def take_logprobs(entries: list[Entry], binary: memoryview, sequences: dict[int, EngineSequence]) -> None:
+    """Append what a `LogprobsMessage` holds to those of the sequences, by number, that are still known."""
+    count = len(binary) // 12
+    logprobs, ids = array("d", bytes(binary[: 8 * count])), array("I", bytes(binary[8 * count :]))
+    start = 0
+    for number, is_prompt, num_tokens, top in entries:
+        likely, end = start + num_tokens, start + num_tokens * (1 + top)
+        sequence = sequences.get(number)
+        mine = None if sequence is None else sequence.prompt_logprobs if is_prompt else sequence.logprobs
+        if mine is not None:
+            for index in range(num_tokens):
+                first = likely + index * top
+                last = first + top
+                of_token = logprobs[start + index], ids[start + index]
+                mine.append(TokenLogprobs(*of_token, ids[first:last].tolist(), logprobs[first:last].tolist()))
+        start = end

@@ -1,0 +1,90 @@
+"""A model whose prompts open a block of reasoning: what it thinks is told apart, counted and bounded."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from backend.model.hub import resolve_model
+from tests.gateway.server_process import PATIENCE, ServerProcess, running_server
+
+ASK: Any = [{"role": "user", "content": "Count from 3 to 12."}]
+RESPONSE = {
+    "start_anchor": "<|assistant|>",
+    "fields": {"reasoning_content": {"open": "<think>", "close": "</think>"}, "content": {"close": "<|end|>"}},
+}
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The embedded model, with other names for the tokens of its calls: it is told to think, and thinks aloud."""
+    model = tmp_path_factory.mktemp("model")
+    for path in resolve_model("embedded").iterdir():
+        if path.suffix == ".json" and path.name.startswith("tokenizer"):
+            text = path.read_text(encoding="utf-8").replace("tool_call>", "think>")
+            (model / path.name).write_text(text, encoding="utf-8")
+        elif path.is_file():
+            (model / path.name).symlink_to(path)
+    _think_first(model / "tokenizer_config.json")
+    policy = model / "policy.yaml"
+    policy.write_text(
+        "classes:\n  plain: {}\n  brief: {service_tiers: [flex], max_reasoning_tokens: 3}\n", encoding="utf-8"
+    )
+    flags = ("--model", str(model), "--policy", str(policy), "--threads", "1")
+    with running_server(tmp_path_factory.mktemp("server"), *flags) as server:
+        yield server
+
+
+def _think_first(path: Path) -> None:
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["chat_template"] = (
+        "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}"
+        "{% endfor %}<|assistant|>{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
+    )
+    path.write_text(json.dumps({**config, "response_template": RESPONSE}), encoding="utf-8")
+
+
+@pytest.fixture
+def chat(thinker: ServerProcess) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key=thinker.key, max_retries=0, timeout=PATIENCE) as client:
+        model = client.models.list().data[0].id
+        fields = {"model": model, "messages": ASK, "temperature": 0, "max_tokens": 40}
+        yield lambda **others: client.chat.completions.create(**(fields | others))
+
+
+def test_reasoning_is_bounded_and_told_apart(chat: Any) -> None:
+    reply = chat(extra_body={"thinking_token_budget": 4})
+    message = reply.choices[0].message
+    assert message.reasoning_content and message.content
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 5  # with the token that ends it
+    hidden = chat(extra_body={"thinking_token_budget": 4, "include_reasoning": False}).choices[0].message
+    assert hidden.content == message.content and not hasattr(hidden, "reasoning_content")
+    deltas = [chunk.choices[0].delta for chunk in chat(stream=True, extra_body={"thinking_token_budget": 4})]
+    assert "".join(delta.content or "" for delta in deltas) == message.content
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == message.reasoning_content
+
+
+def test_a_class_bounds_the_reasoning_of_its_requests(chat: Any) -> None:
+    for extra, most in (({}, 3), ({"thinking_token_budget": 9}, 3), ({"thinking_token_budget": 1}, 1)):
+        usage = chat(service_tier="flex", extra_body=extra).usage
+        assert usage.completion_tokens_details.reasoning_tokens == most + 1
+
+
+def test_without_a_bound_it_may_think_to_the_end(chat: Any) -> None:
+    reply = chat()
+    message, usage = reply.choices[0].message, reply.usage
+    assert message.reasoning_content and message.content is None
+    assert usage.completion_tokens_details.reasoning_tokens == usage.completion_tokens
+    (choice,) = chat(reasoning_effort="none").choices
+    assert choice.message.content and not hasattr(choice.message, "reasoning_content")
+
+
+def test_a_schema_holds_after_the_reasoning(chat: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    (choice,) = chat(response_format=form, extra_body={"thinking_token_budget": 3}).choices
+    assert json.loads(choice.message.content)["a"] in (1, 2)
+    assert choice.message.reasoning_content

@@ -1,0 +1,162 @@
+"""Answers that have to match something, as the official client asks: at a live server, parts of which die."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.backend.structured_output.grammars import crossing, optional
+from tests.gateway.server_process import eventually
+from tests.gateway.tenant_site import TenantSite, tenant_site
+
+MODEL = "embedded"
+POLICY = "tenants: {acme: {}, other: {}}"
+HI = [{"role": "user", "content": "Count from 3 to 12."}]
+
+
+class Person(BaseModel):
+    name: Literal["Ann", "Bob"]
+    age: Literal[1, 22, 333]
+    is_here: bool
+
+
+class Site(TenantSite):
+    def ask(self, tenant: str = "acme", **fields: Any) -> Any:
+        """What a tenant is answered; `structured` is vLLM's field."""
+        asked: dict[str, Any] = {"model": MODEL, "messages": HI, "max_tokens": 60, "temperature": 1, "seed": 5} | fields
+        structured = asked.pop("structured", None)
+        extra = None if structured is None else {"structured_outputs": structured}
+        with self.client(tenant) as client:
+            reply = client.chat.completions.create(**asked, extra_body=extra)
+            return list(reply) if isinstance(reply, openai.Stream) else reply
+
+    def text(self, tenant: str = "acme", **fields: Any) -> str:
+        return str(self.ask(tenant, **fields).choices[0].message.content)
+
+    def refused(self, **fields: Any) -> openai.APIStatusError:
+        with pytest.raises(openai.APIStatusError) as refusal:
+            self.ask(**fields)
+        return refusal.value
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "HTTP worker"])
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    flags = ("--http-workers", str(request.param), "--refused-per-second", "10000")
+    with tenant_site(Site, tmp_path_factory.mktemp("structured"), POLICY, *flags) as site:
+        yield site
+
+
+def schema(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": value, "strict": True}}
+
+
+def grammar_processes(site: Site) -> list[int]:
+    """The processes that the server has forked for grammars."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+            parent = int((path.parent / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if b"backend.structured_output.grammar_process" in words and parent != site.server.process.pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_pydantic_model_comes_back_parsed(site: Site) -> None:
+    with site.client("acme") as client:
+        for seed in range(4):
+            answer = client.chat.completions.parse(
+                model=MODEL, messages=HI, response_format=Person, max_tokens=250, temperature=1, seed=seed
+            )
+            assert isinstance(answer.choices[0].message.parsed, Person)
+            assert answer.choices[0].finish_reason == "stop"
+
+
+def test_patterns_choices_and_grammars_are_matched_whole(site: Site) -> None:
+    assert re.fullmatch(r"\d{3}-[a-f]{2}", site.text(structured={"regex": r"\d{3}-[a-f]{2}"}))
+    assert site.text(structured={"choice": ["yes", "no, never"]}) in ("yes", "no, never")
+    assert re.fullmatch("x[a-z]{3}", site.text(structured={"grammar": 'start: "x" NAME\nNAME: /[a-z]{3}/'}))
+    assert json.loads(site.text(structured={"json": {"enum": [1, "a"]}})) in (1, "a")
+
+
+def test_streamed_texts_are_those_of_a_whole_answer(site: Site) -> None:
+    asked = {
+        "response_format": schema(Person.model_json_schema() | {"additionalProperties": False}),
+        "max_tokens": 250,
+        "temperature": 0.8,
+    }
+    chunks = site.ask(**asked, stream=True, stream_options={"include_usage": True})
+    whole = site.ask(**asked)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    Person.model_validate_json(text)
+    assert chunks[-1].usage == whole.usage
+
+
+def test_several_answers_and_their_neighbours_keep_to_themselves(site: Site) -> None:
+    free = site.text(temperature=0)
+    answers = site.ask(structured={"regex": "[ab]{8}"}, n=4)
+    texts = [choice.message.content for choice in answers.choices]
+    assert all(re.fullmatch("[ab]{8}", text) for text in texts)
+    assert len(set(texts)) > 1
+    assert site.text(temperature=0) == free
+
+
+def test_what_cannot_be_enforced_is_refused_by_its_place(site: Site) -> None:
+    refusal = site.refused(response_format=schema({"properties": {"a": {"not": {}}}}))
+    assert (refusal.status_code, refusal.code) == (400, "invalid_grammar")
+    assert refusal.param == "response_format.json_schema.schema"
+    assert "#/properties/a/not" in refusal.message
+    refusal = site.refused(response_format=schema({"oneOf": [{"type": "object"}, {"required": ["a"]}]}))
+    assert "(at #/oneOf)" in refusal.message
+    refusal = site.refused(structured={"regex": "(a"})
+    assert (refusal.param, refusal.code) == ("structured_outputs.regex", "invalid_grammar")
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_served(site: Site) -> None:
+    for hard, reason in ((optional(3000), "250 ms of a processor"), (crossing(16), "too large")):
+        refusal = site.refused(response_format=schema(hard))
+        assert (refusal.status_code, refusal.code) == (400, "grammar_too_complex")
+        assert reason in refusal.message
+    assert site.text(structured={"choice": ["yes"]}) == "yes"
+
+
+def test_an_answer_that_may_have_no_token_ends_with_an_error_of_its_own(site: Site) -> None:
+    with site.client("acme") as client, pytest.raises(openai.APIStatusError) as error:
+        client.chat.completions.create(
+            model=MODEL, messages=HI, extra_body={"structured_outputs": {"choice": ["yes"]}, "min_tokens": 20}
+        )
+    assert (error.value.status_code, error.value.code) == (400, "no_token_allowed")
+
+
+def test_killed_grammar_processes_come_back_and_answers_that_run_are_whole(site: Site) -> None:
+    asked: dict[str, Any] = {"max_tokens": 400, "seed": 9}
+    structured = {"regex": "([a-f]{3}-){40}end"}
+    expected = site.text(structured=structured, **asked)
+    with site.client("acme") as client:
+        stream = client.chat.completions.create(
+            model=MODEL,
+            messages=HI,  # type: ignore[arg-type]
+            temperature=1,
+            stream=True,
+            extra_body={"structured_outputs": structured},
+            **asked,
+        )
+        pieces = [next(stream).choices[0].delta.content or "" for _ in range(5)]
+        killed = grammar_processes(site)
+        assert killed
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        pieces += [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(pieces) == expected
+    assert site.text("other", structured={"choice": ["yes"]}) == "yes"
+    eventually(lambda: not set(killed) & set(grammar_processes(site)))

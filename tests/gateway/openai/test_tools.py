@@ -1,0 +1,72 @@
+"""What a request says of tools is read or refused by its place."""
+
+from typing import Any
+
+import pytest
+
+from gateway.errors import BadRequest
+from gateway.openai.tools import MAX_TOOLS_BYTES, read_tools
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+def tool(name: str = "f", **function: Any) -> Any:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def test_tools_are_offered_as_the_request_has_them() -> None:
+    use = read_tools([tool(description="d", parameters=SCHEMA, strict=True), tool("g")], None, None)
+    assert use is not None
+    assert (use.choice, use.is_single, use.is_constrained) == ("auto", False, True)
+    first, second = use.functions
+    assert (first.name, first.parameters, first.is_strict, first.param) == (
+        "f", SCHEMA, True, "tools[0].function.parameters",
+    )  # fmt: skip
+    assert second.parameters == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert use.definitions[0] == {
+        "type": "function",
+        "function": {"name": "f", "description": "d", "parameters": SCHEMA},
+    }
+    assert read_tools(None, "none", True) is None and read_tools([], "auto", None) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "expected"),
+    [
+        ("none", None, ("none", False, False, ["f", "g"])),
+        ("auto", False, ("auto", True, False, ["f", "g"])),
+        ("required", None, ("required", False, True, ["f", "g"])),
+        ({"type": "function", "function": {"name": "g"}}, True, ("required", True, True, ["g"])),
+    ],
+)
+def test_what_the_answer_may_do_with_them(choice: Any, parallel: bool | None, expected: Any) -> None:
+    use = read_tools([tool(), tool("g")], choice, parallel)
+    assert use is not None
+    names = [function.name for function in use.functions]
+    assert (use.choice, use.is_single, use.is_constrained, names) == expected
+    assert len(use.definitions) == 2  # the model is told of all
+
+
+def nested(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "param", "message"),
+    [
+        ([], "required", "tool_choice", "send tools, or leave it out"),
+        ([tool()], "any", "tool_choice", 'must be "none"'),
+        ([tool()], {"type": "function", "function": {"name": "f", "x": 1}}, "tool_choice", "got an object"),
+        ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name", "none of the tools"),
+        ([tool(), tool()], None, "tools[1].function.name", "another tool has too"),
+        ([tool(parameters={"x": "y" * MAX_TOOLS_BYTES})], None, "tools", f"at most {MAX_TOOLS_BYTES} are read"),
+        ([tool(parameters=nested(2000))], None, "tools", "nested too deeply"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_place(tools: Any, choice: Any, param: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as refusal:
+        read_tools(tools, choice, None)
+    assert refusal.value.param == param
