@@ -5,6 +5,9 @@ timed with everything they call: the fair queue, the ledger, the step-time model
 refusal, of a request that cannot be in time: from its arrival, after a step that changed something, to the exception
 that says why not; every other one has a long prompt, whose age bonus is weighed as well.
 
+And so is an arrival where 1,024 others wait whose deadlines press: of a request that is due before some of them and
+behind others, which is let in and leaves at once.
+
 Then what a step in which everyone decodes costs the event loop, by the rows of the step: accounting, planning and
 launching as `StepLoop` does them, under the observers of a gateway (telemetry and metrics of the engine), with the
 event log and without. What is not in it is the delivery of tokens to clients.
@@ -14,19 +17,20 @@ import gc
 import sys
 import time
 from collections import deque
+from itertools import count
 from random import Random
 from statistics import mean, median
 from typing import Any
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, make_core
-from admission.event_log import make_logged_core
+from admission.event_logs.event_log import make_logged_core
 from admission.outcome import DeadlineInfeasible
-from admission.step_time import StepTimeModel
+from admission.step_times.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import FinishReason, Sequence
 from backend.step_loop import StepLoop
 from benchmarks.instructions import instructions
 from benchmarks.report import Report, Spread, scenario_parser
@@ -39,6 +43,8 @@ STEP = 7.4e-3  # seconds, of an 8B model on a large GPU at this batch
 END = 3
 STEADY, TURNOVER = "nobody joins, us", "one joins in four steps, us"
 REFUSAL = "deciding a refusal, us"
+ADMISSION = "deciding an arrival, us"
+PRESSING, DUE = (1_024, 50), (4.0, 9.0)  # waiting, tenants; seconds in which they are due
 HOPELESS = 0.01  # seconds in which a refused request wants its first token
 PROMPTS = (200, 800)  # tokens of refused requests, by turns
 SMALL, LARGE = (1_000, 50), (100_000, 1_000)  # waiting, tenants
@@ -51,25 +57,22 @@ CORE, OBSERVED, LOGGED = "core alone", "with telemetry", "with telemetry and eve
 class Machine:
     """A core with a full batch, stepped on a clock of its own."""
 
-    def __init__(self, waiting: int, tenants: int) -> None:
+    def __init__(self, waiting: int, tenants: int, slots: int = RUNNING) -> None:
         engine = EngineConfig(
             num_blocks=60_000,
             max_model_len=4096,
-            max_num_seqs=RUNNING,
+            max_num_seqs=slots,
             max_num_batched_tokens=2048,
             prefill_chunk=512,
         )
         self.core: Controller = make_core(CoreConfig(max_waiting=10**6), engine)
         self._tenants = tenants
         self._flying: deque[Batch] = deque()
-        self._now = 0.0
+        self._now, self._random, self._numbers = 0.0, Random(1), count()
         prompt = [1] * 200
         for n in range(RUNNING + waiting):
             self._now += 1e-5
-            sampling = SamplingParams(temperature=0)
-            self.core.arrive(
-                Sequence(str(n), f"t{n % tenants}", prompt, sampling, 2000, 0, frozenset([END])), self._now
-            )
+            self.core.arrive(self._sequence(str(n), prompt), self._now)
         while sum(1 for s in self.core.scheduler.running.values() if s.output) < RUNNING:
             self.step(ended=0)
 
@@ -89,22 +92,36 @@ class Machine:
 
     def refuse(self, number: int) -> float:
         """Seconds of deciding that a newcomer would be too late."""
-        hopeless = Sequence(
-            f"hopeless {number}",
-            f"t{number % self._tenants}",
-            [1] * PROMPTS[number % len(PROMPTS)],
-            SamplingParams(temperature=0),
-            2000,
-            0,
-            frozenset([END]),
-            first_token_by=self._now + HOPELESS,
-        )
+        hopeless = self._sequence(f"hopeless {number}", [1] * PROMPTS[number % len(PROMPTS)])
+        hopeless.first_token_by = self._now + HOPELESS
         start = time.perf_counter()
         try:
             self.core.arrive(hopeless, self._now)
         except DeadlineInfeasible:
             return time.perf_counter() - start
         raise AssertionError("a hopeless request was admitted")
+
+    def press(self, waiting: int) -> float:
+        """Seconds of deciding that a newcomer with a deadline may wait, beside so many others that have one."""
+        scheduler = self.core.scheduler
+        for joined in list(scheduler.running.values())[RUNNING:]:
+            self.core.finish(joined, FinishReason.CANCELLED, self._now)
+        while len(scheduler.waiting) < waiting:
+            self._arrive_pressing()
+        newcomer, took = self._arrive_pressing()
+        self.core.finish(newcomer, FinishReason.CANCELLED, self._now)
+        return took
+
+    def _arrive_pressing(self) -> tuple[Sequence, float]:
+        newcomer = self._sequence(f"newcomer {next(self._numbers)}", [1] * PROMPTS[0], 100)
+        newcomer.first_token_by = self._now + self._random.uniform(*DUE)
+        start = time.perf_counter()
+        self.core.arrive(newcomer, self._now)
+        return newcomer, time.perf_counter() - start
+
+    def _sequence(self, name: str, prompt: list[int], max_tokens: int = 2000) -> Sequence:
+        tenant, sampling = f"t{self._random.randrange(self._tenants)}", SamplingParams(temperature=0)
+        return Sequence(name, tenant, prompt, sampling, max_tokens, 0, frozenset([END]))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,6 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
     report.at_most("growth to 100,000 waiting, 1,000 tenants", grown / cost, 1.5)
     for (_, tenants), row in zip((SMALL, LARGE), (small, large), strict=True):
         report.at_most(f"{REFUSAL}, {tenants:,} tenants", row[REFUSAL].median, 200)
+    row = _measure_pressing(*PRESSING, runs, steps)
+    report.add_table("an arrival where others wait whose deadlines press, median (extremes)", [row])
+    report.at_most(f"{ADMISSION}, {PRESSING[0]:,} waiting whose deadlines press", row[ADMISSION].median, 200)
     decoding = [_measure_decodes(rows, what, runs, steps) for rows in (1, *ROWS) for what in (CORE, OBSERVED, LOGGED)]
     report.add_table("the event loop's cost of a step in which all rows decode, median (extremes)", decoding)
     costs = {(row["rows"], row["what"]): row["us a token"].median for row in decoding}
@@ -142,6 +162,17 @@ def _measure(waiting: int, tenants: int, runs: int, steps: int) -> dict[str, Any
     return {"waiting": waiting, "tenants": tenants, **spreads}
 
 
+def _measure_pressing(waiting: int, tenants: int, runs: int, steps: int) -> dict[str, Any]:
+    found = []
+    for _ in range(runs):
+        machine = Machine(0, tenants, slots=RUNNING + waiting)
+        gc.collect()
+        gc.freeze()
+        found.append(median(_admission_after_a_step(machine, waiting) for _ in range(steps)) * 1e6)
+        gc.unfreeze()
+    return {"waiting": waiting, "tenants": tenants, ADMISSION: Spread.of(found)}
+
+
 class Decoding:
     """A loop over steps in which every row decodes, on a clock of its own that counts nanoseconds."""
 
@@ -158,7 +189,7 @@ class Decoding:
         logged = make_logged_core(config, engine, model, self._lines.append)[0] if what == LOGGED else None
         self._core = logged or make_core(config, engine, model)
         if what != CORE:
-            metrics = EngineMetrics(Registry(), self._core.scheduler, dict)
+            metrics = EngineMetrics(Registry(), self._core, dict)
             CoreTelemetry(self._core).on_step.append(metrics.stepped)
         self._random = Random(rows)
         self._ns = 10**13
@@ -203,6 +234,11 @@ def _measure_decodes(rows: int, what: str, runs: int, steps: int) -> dict[str, A
 def _refusal_after_a_step(machine: Machine, number: int) -> float:
     machine.step(ended=int(number % 4 == 0))
     return machine.refuse(number)
+
+
+def _admission_after_a_step(machine: Machine, waiting: int) -> float:
+    machine.step(ended=0)
+    return machine.press(waiting)
 
 
 if __name__ == "__main__":

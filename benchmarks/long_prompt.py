@@ -6,6 +6,10 @@ tenant or each of another, with no deadlines or with 2 s for each. A short promp
 steps that are planned without it after it came; the long one's slowdown is its time to the first token over that
 without short ones. Beside it, prompts are computed as they were admitted (`prefill_overtaking=0`).
 
+Eight prompts of 8,192 tokens of one tenant are computed side by side (64 tokens of each a step), and one of another's
+comes while they are: its time to the first token over that of a machine of its own, and that of the eight over theirs
+without it.
+
 Then the whole machine: conversations as Azure's of 2023 (`benchmarks.overload`) at 0.7 of capacity, times to the first
 token by quartile of length. Medians over runs of other seeds, with the extremes.
 """
@@ -30,6 +34,7 @@ from benchmarks.report import Report, Spread, quantile, scenario_parser
 POLICY = "order=fair,max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512,max_waiting=100000"
 RULES = {"the default": POLICY, "as admitted": f"{POLICY},prefill_overtaking=0"}
 LONG, SHORT, SHORTS = 8192, 100, 10  # tokens, and how many
+MANY = 8  # long ones side by side
 ANSWERS, BEGIN, DURATION = 32, 2.0, 0.9  # beside them; when the long prompt comes, and how long most of it takes
 POSITIONS = 50  # of the short ones, in each run
 FIRST_SEED = 101
@@ -89,6 +94,14 @@ def main(arguments: list[str] | None = None) -> int:
                 report.at_most(f"steps that short prompts wait, p99: {case}", spreads["short, steps p99"].high, 2)
                 report.at_most(f"long prompt's slowdown, mean: {case}", spreads["long, slowdown"].high, 1.2)
     report.add_table("a prompt of 8,192 tokens and ten of 100, median over runs (extremes)", rows)
+    rows = []
+    for rule, policy in RULES.items():
+        found = [_side_by_side(policy.replace("prefill_chunk=512", "prefill_chunk=64"), seed) for seed in seeds]
+        rows.append({"order": rule} | {what: Spread.of([one[what] for one in found]) for what in found[0]})
+    ours, theirs = (row["the other's"] for row in rows)
+    assert isinstance(ours, Spread) and isinstance(theirs, Spread)
+    report.at_most("a prompt beside eight of another tenant's, over that as admitted", ours.high / theirs.low, 0.8)
+    report.add_table("eight prompts of 8,192 tokens side by side, and one of another tenant's: slowdown", rows)
     report.add_table(f"seconds to the first token at {LOAD} of capacity", _conversations(seeds, shorter, report))
     return report.finish(options.results)
 
@@ -119,6 +132,18 @@ def _beside(
         "short, s p99": quantile(sorted(firsts), 0.99),
         "long, slowdown": sum(slowdowns) / len(slowdowns),
         "long, worst": max(slowdowns),
+    }
+
+
+def _side_by_side(policy: str, seed: int) -> dict[str, float]:
+    begin = BEGIN + Random(seed).uniform(0.0, DURATION)
+    many = [Arrival(BEGIN, LONG, 16, tenant="many") for _ in range(MANY)]
+    other = Arrival(begin, LONG + 1, 16, tenant="other")
+    alone, without, both = (_run(policy, arrivals)[1] for arrivals in ([other], many, [*many, other]))
+    return {
+        "the other's": both[LONG + 1][0] / alone[LONG + 1][0],
+        "the eight, mean": sum(both[LONG]) / sum(without[LONG]),
+        "the eight, last": max(both[LONG]) / max(without[LONG]),
     }
 
 

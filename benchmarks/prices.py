@@ -17,15 +17,15 @@ from math import inf
 from random import Random
 from typing import NamedTuple, Protocol
 
-from admission.idle_calibration import work_of_shape
 from admission.orderings.fair_queue import FairQueue
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device, Piece
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
-from admission.step_calibration import Amounts
-from admission.step_time import StepTime, StepWork
+from admission.step_times.idle_calibration import work_of_shape
+from admission.step_times.step_calibration import Amounts
+from admission.step_times.step_time import StepTime, StepWork
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 from benchmarks.report import Report, Spread, scenario_parser

@@ -24,7 +24,7 @@ from random import Random
 from statistics import mean, median
 
 from admission.simulation.arrival import Arrival
-from admission.step_time import StepWork
+from admission.step_times.step_time import StepWork
 from backend.scheduler.batch import Batch
 from benchmarks.counterfactual import ForkingLoop
 from benchmarks.overload_loads import BESIDE_2X, BURST, DEVICE, MAX_TOKENS, MIXED, OVERLOAD, UNDERLOAD, Load, Traffic

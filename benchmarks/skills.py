@@ -56,7 +56,8 @@ def count_down(rng: Random) -> Example:
 
 def count_by(rng: Random) -> Example:
     step = rng.choice((2, 3, 5, 10))
-    start, end = _bounds(rng, step * _log_uniform(rng, 2, 40) + rng.choice((0, 0, step - 1)))
+    beyond = rng.choice((0, 0, step - 1, rng.randrange(step)))  # the end that is named may not be met
+    start, end = _bounds(rng, step * _log_uniform(rng, 2, 40) + beyond)
     answer = _listed(range(start, end + 1, step))
     return _example(rng, "count_by", (step, start, end), _COUNT_BY, answer, s=step, a=start, b=end)
 

@@ -20,13 +20,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from admission.core import PRIOR, CoreConfig, make_core
-from admission.event_log import replay
-from admission.event_log_format import in_seconds
+from admission.event_logs.event_log import replay
+from admission.event_logs.numbers import in_seconds
 from admission.simulation.device import Device, Piece
 from admission.simulation.loop import Loop
 from admission.simulation.recorder import Objective, Recorder
 from admission.simulation.traces import read_trace
-from admission.step_time import StepTime, StepTimeModel, StepWork
+from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.sequence import Sequence as Request
 from backend.scheduler.sequence import SequenceStatus

@@ -201,6 +201,9 @@ def run_sampling() -> None:
         output_counts=meta(256, vocab, dtype=torch.int32),
     )
     sampling.sample_rows(meta(rows, vocab), parameters)
+    words = -(-vocab // 32)
+    indices = meta(rows, dtype=torch.int32)
+    TritonOps().apply_token_bitmask(meta(rows, vocab), meta(256, words, dtype=torch.int32), indices)
     sampling.sample_rows(meta(rows, vocab), parameters, penalties)
 
 

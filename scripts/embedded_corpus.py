@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.skills import training_example
 from benchmarks.small_talk import small_talk
-from scripts.embedded_tokenizer import ASSISTANT, BEGIN, END, SYSTEM, USER
+from benchmarks.tool_skill.turns import ToolBox
+from scripts.embedded_tokenizer import ASSISTANT, BEGIN, END, SYSTEM, TOOL, USER
 
 IGNORED = -100  # the label that the loss leaves out
 WINDOW = 64  # conversations that wait for room in a row
@@ -20,10 +21,11 @@ MIN_ROW_LENGTH = 512
 SMALL_TALK_SHARE = 0.06
 SYSTEM_SHARE = 0.25
 PLAIN_SHARE = 0.08
+TOOL_SHARE = 0.33
 TURNS, TURN_WEIGHTS = (1, 2, 3, 4), (70, 16, 9, 5)
 SKILL_WEIGHTS = {
-    "count_up": 9, "count_down": 7, "count_by": 14, "days": 8, "months": 7, "alphabet": 6, "repeat": 16, "echo": 12,
-    "add": 24, "story": 4,
+    "count_up": 9, "count_down": 7, "count_by": 36, "days": 5, "months": 5, "alphabet": 4, "repeat": 16, "echo": 12,
+    "add": 20, "story": 12,
 }  # fmt: skip
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.", "You are a helpful, honest and concise assistant.", "Be brief.", "You are Sluice.",
@@ -89,6 +91,8 @@ class Corpus:
         return None if index is None else self._waiting.pop(index)
 
     def _conversation(self) -> Conversation:
+        if self._rng.random() < TOOL_SHARE:
+            return self._conversation_with_tools()
         if self._rng.random() < PLAIN_SHARE:
             prompt, answer = draw_turn(self._rng)
             return self._render([(BEGIN + prompt, False), ("\n" + answer + END, True)])
@@ -98,6 +102,20 @@ class Corpus:
         for _ in range(self._rng.choices(TURNS, TURN_WEIGHTS)[0]):
             prompt, answer = draw_turn(self._rng)
             parts += [(USER + prompt + END + ASSISTANT, False), (answer + END, True)]
+        return self._render(parts)
+
+    def _conversation_with_tools(self) -> Conversation:
+        box = ToolBox(self._rng)
+        system = self._rng.choice(SYSTEM_PROMPTS) + "\n" if self._rng.random() < SYSTEM_SHARE else ""
+        parts = [(BEGIN + SYSTEM + system + "\n".join(tool.line() for tool in box.tools) + END, False)]
+        for _ in range(self._rng.choices(TURNS, TURN_WEIGHTS)[0]):
+            turn = box.turn(held_out=False)
+            if turn is None:
+                break
+            parts += [(USER + turn.prompt + END + ASSISTANT, False), (turn.first_text + END, True)]
+            if turn.calls:
+                results = "".join(TOOL + result + END for result in turn.results)
+                parts += [(results + ASSISTANT, False), (turn.answer + END, True)]
         return self._render(parts)
 
     def _render(self, parts: list[tuple[str, bool]]) -> Conversation:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from scripts.embedded_corpus import Batch, Corpus, tokenizer_texts
-from scripts.embedded_tokenizer import BEGIN, END, MAX_POSITIONS, save_tokenizer, train_tokenizer
+from scripts.embedded_tokenizer import BEGIN, END, MAX_POSITIONS, save_tokenizer, train_tokenizer, with_tool_tokens
 
 FOLDER = Path(__file__).parent.parent / "backend" / "embedded"
 SEED = 20
@@ -30,29 +31,61 @@ NUM_STEPS = 2600
 TOKENS_A_STEP = 3072
 SHORTEST_LIMIT, LONGEST_LIMIT = 64, 1536  # of a conversation's tokens, at the start and after `GROWTH_SHARE` of steps
 GROWTH_SHARE = 0.6
-LATE_LIMIT, LONG_EVERY = 256, 5
-PEAK_RATE = 3e-3
-WARMUP_STEPS = 100
-DECAY_SHARE = 0.5
-SAVE_EVERY = 200
+LATE_LIMIT, LONG_EVERY = 320, 5
+PEAK_RATE, RESUMED_RATE = 3e-3, 1e-3
+WARMUP_STEPS, RESUMED_WARMUP_STEPS = 100, 30
+DECAY_SHARE, RESUMED_DECAY_SHARE = 0.5, 0.8
+SAVE_EVERY = 100
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write the model (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="training steps (default: %(default)s)")
+    parser.add_argument("--resume", type=Path, help="go on from this folder's tokenizer and weights")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the text and the weights (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads torch may use (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(tokenizer_texts(num_turns=20_000, seed=SEED))
+    if options.resume:
+        tokenizer = with_tool_tokens(Tokenizer.from_file(str(options.resume / "tokenizer.json")))
+        model = LlamaForCausalLM.from_pretrained(options.resume, dtype=torch.float32).train()
+        schedule = Schedule(options.steps, RESUMED_RATE, RESUMED_WARMUP_STEPS, RESUMED_DECAY_SHARE, growth_share=0)
+    else:
+        tokenizer = train_tokenizer(tokenizer_texts(num_turns=20_000, seed=options.seed))
+        model = new_model(tokenizer, options.seed)
+        schedule = Schedule(options.steps)
     save_tokenizer(tokenizer, options.folder)
-    train(new_model(tokenizer), Corpus(tokenizer, SEED), options.steps, options.folder)
+    train(model, Corpus(tokenizer, options.seed), schedule, options.folder)
 
 
-def new_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """2.6 M parameters, initialised from `SEED`."""
-    torch.manual_seed(SEED)
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Lengths of conversations and rates of learning over `num_steps`."""
+
+    num_steps: int
+    peak_rate: float = PEAK_RATE
+    warmup_steps: int = WARMUP_STEPS
+    decay_share: float = DECAY_SHARE
+    growth_share: float = GROWTH_SHARE
+
+    def length_limit(self, step: int) -> int:
+        """Grows geometrically, as short answers teach most in the least time; then one step in five has long ones."""
+        if step > self.growth_share * self.num_steps:
+            return LATE_LIMIT if step % LONG_EVERY else LONGEST_LIMIT
+        growth: float = (LONGEST_LIMIT / SHORTEST_LIMIT) ** (step / (self.growth_share * self.num_steps))
+        return round(SHORTEST_LIMIT * growth)
+
+    def rate_factor(self, step: int) -> float:
+        """Warm up, hold, then decay linearly to zero (the trapezoid of arXiv:2405.18392)."""
+        remaining = (self.num_steps - step) / (self.decay_share * self.num_steps)
+        return min(1.0, (step + 1) / self.warmup_steps, remaining)
+
+
+def new_model(tokenizer: Tokenizer, seed: int) -> LlamaForCausalLM:
+    """2.6 M parameters, initialised from the seed."""
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=192,
@@ -90,30 +123,31 @@ def match_content(queries: torch.Tensor, keys: torch.Tensor) -> None:
     grouped[:, 0] = keys.view(-1, HEAD_DIM, hidden)
 
 
-def train(model: LlamaForCausalLM, corpus: Corpus, num_steps: int, folder: Path) -> None:
+def train(model: LlamaForCausalLM, corpus: Corpus, schedule: Schedule, folder: Path) -> None:
     """Saves to `folder` now and then and at the end."""
-    optimizers = new_optimizers(model)
-    schedules = [LambdaLR(optimizer, lambda step: rate_factor(step, num_steps)) for optimizer in optimizers]
+    optimizers = new_optimizers(model, schedule.peak_rate)
+    rates = [LambdaLR(optimizer, schedule.rate_factor) for optimizer in optimizers]
+    num_steps = schedule.num_steps
     started = time.monotonic()
     for step in range(1, num_steps + 1):
-        loss = train_step(model, optimizers, corpus.batch(TOKENS_A_STEP, length_limit(step, num_steps)))
-        for schedule in schedules:
-            schedule.step()
-        if step % 20 == 0:
+        loss = train_step(model, optimizers, corpus.batch(TOKENS_A_STEP, schedule.length_limit(step)))
+        for rate in rates:
+            rate.step()
+        if step % 10 == 0:
             print(f"step {step}/{num_steps}  loss {loss:.4f}  {time.monotonic() - started:.0f} s", flush=True)
         if step % SAVE_EVERY == 0 or step == num_steps:
             save_model(model, folder)
 
 
-def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+def new_optimizers(model: LlamaForCausalLM, peak_rate: float) -> list[torch.optim.Optimizer]:
     """Muon (arXiv:2502.16982) for the matrices of the layers, AdamW for embeddings and norms."""
     layers = list(model.model.layers.parameters())
     matrices = [parameter for parameter in layers if parameter.ndim == 2]
     others = [*(parameter for parameter in layers if parameter.ndim != 2), model.model.embed_tokens.weight]
     others.append(model.model.norm.weight)
     return [
-        torch.optim.Muon(matrices, lr=PEAK_RATE, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=peak_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -127,21 +161,6 @@ def train_step(model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer],
         optimizer.step()
         optimizer.zero_grad()
     return float(output.loss.detach())
-
-
-def length_limit(step: int, num_steps: int) -> int:
-    """Grows geometrically, since short answers teach most in the least time; then one step in five has long ones."""
-    progress = step / (GROWTH_SHARE * num_steps)
-    if progress > 1:
-        return LATE_LIMIT if step % LONG_EVERY else LONGEST_LIMIT
-    growth: float = (LONGEST_LIMIT / SHORTEST_LIMIT) ** progress
-    return round(SHORTEST_LIMIT * growth)
-
-
-def rate_factor(step: int, num_steps: int) -> float:
-    """Warm up, hold, then decay linearly to zero (the trapezoid of arXiv:2405.18392)."""
-    remaining = (num_steps - step) / (DECAY_SHARE * num_steps)
-    return min(1.0, (step + 1) / WARMUP_STEPS, remaining)
 
 
 def save_model(model: LlamaForCausalLM, folder: Path) -> None:

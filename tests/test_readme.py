@@ -9,14 +9,19 @@ from quotas.policy.policy_file import parse_policy
 from tests.gateway.server_process import ServerProcess
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-ONLINE, OFFLINE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ONLINE, TOOLS, OFFLINE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COUNTED = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
 
 
-def test_the_client_example_streams_the_answer(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_client_examples_stream_the_answer_and_call_the_tool(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = ONLINE.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
-    exec(program.replace("sk-sluice-demo-…", server.key), {})
+    names: dict[str, object] = {}
+    exec(program.replace("sk-sluice-demo-…", server.key), names)
     assert capsys.readouterr().out == COUNTED
+    exec(TOOLS, names)
+    assert capsys.readouterr().out == 'get_weather {"city": "Oslo"}\n'
 
 
 def test_the_offline_example_prints_the_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from scripts.grafana.engine import ENGINE
 from scripts.grafana.estimates import ESTIMATES
+from scripts.grafana.grammars import GRAMMARS
 from scripts.grafana.kv_memory import KV
 from scripts.grafana.latency import LATENCY
 from scripts.grafana.overview import OVERVIEW
@@ -17,6 +18,7 @@ ROWS = {
     "Tenants": TENANTS,
     "KV memory": KV,
     "Engine": ENGINE,
+    "Grammars": GRAMMARS,
     "Estimates and overload": ESTIMATES,
     "Quota store and policy": STORE,
     "The gateway and its telemetry": TELEMETRY,

@@ -4,7 +4,7 @@ import pytest
 
 from admission.simulation.arrival import Arrival
 from admission.simulation.recorder import AttemptOutcome
-from admission.step_time import StepWork
+from admission.step_times.step_time import StepWork
 from benchmarks.overload_loads import DEVICE
 from benchmarks.overload_runs import Promise, Run
 from benchmarks.promises import STARVED_SPEED, Promised, Starvation, predictable, promised

@@ -20,6 +20,9 @@ from quotas.policy.limit import (
     Resource,
 )
 from quotas.policy.policy import (
+    MAX_N,
+    MAX_SCHEMA_BYTES,
+    MAX_TOP_LOGPROBS,
     SCOPES,
     SERVICE_TIERS,
     CacheLimits,
@@ -122,7 +125,9 @@ def class_lists(draw: st.DrawFn) -> tuple[ClassPolicy, ...]:
         queue = QueueLimits(draw(count), draw(count), draw(count), draw(optional))
         ttft = draw(optional)
         late: Lateness = "refuse" if ttft is not None and draw(st.booleans()) else "wait"
-        found.append(ClassPolicy(name, level, tuple(sorted(own)), ttft, draw(optional), aging, queue, late))
+        found.append(
+            ClassPolicy(name, level, tuple(sorted(own)), ttft, draw(optional), aging, queue, late, draw(count))
+        )
     return tuple(found)
 
 
@@ -151,6 +156,9 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
         on_store_outage=draw(st.sampled_from(["closed", "open", "lease"])),
         price=draw(st.none() | price),
         prefix_cache=draw(cache_limits()),
+        max_n=draw(st.integers(1, MAX_N)),
+        max_schema_bytes=draw(st.integers(0, MAX_SCHEMA_BYTES)),
+        max_top_logprobs=draw(st.integers(0, MAX_TOP_LOGPROBS)),
     )
 
 

@@ -52,13 +52,15 @@ def test_a_tenant_is_read_with_all_its_fields() -> None:
     tenant = parsed(
         "tenants: {acme: {weight: 2.5, models: [a, b], highest_class: standard, default_class: batch,\n"
         "  limits: {requests: [20k/day, 600/min], tokens: {rate: 100k/min, burst: 20k}, kv_bytes: 2GiB,\n"
-        "           concurrent_requests: 0}, on_store_outage: closed,\n"
+        "           concurrent_requests: 0}, on_store_outage: closed, max_n: 4, max_top_logprobs: 0,\n"
+        "            max_schema_bytes: 500,\n"
         "  price: {input: 0.5/1M, output: 1.5/1M, currency: USD},\n"
         "  keys: {ab12: {expires: 2027-01-31, scopes: [limits], models: [b], highest_class: batch,\n"
         f"         hmac: {'AB' * 32}, limits: {{requests: 5/s, concurrent_requests: 3}}}}}}}}}}"
     ).tenant("acme")
     assert (tenant.weight, tenant.models, tenant.on_store_outage) == (2.5, ("a", "b"), "closed")
     assert (tenant.highest_class, tenant.default_class) == ("standard", "batch")
+    assert (tenant.max_n, tenant.max_top_logprobs, tenant.max_schema_bytes) == (4, 0, 500)
     assert tenant.limits == (
         Limit(Resource.REQUESTS, 600, Rate(60, 600)),
         Limit(Resource.REQUESTS, 20_000, Budget(BudgetPeriod.DAY)),
@@ -115,6 +117,10 @@ MISTAKES = [
     ("tenant: {}", 'a.yaml:1:1: "tenant" is not a field; did you mean "tenants"?'),
     ("tenants: {a: {on_store_outage: shut}}", '"shut" is not a way to go on: closed, open or lease'),
     ("tenants: {a: {weight: 0}}", "is not within 0.001 and 1000"),
+    ("tenants: {a: {max_n: 0}}", 'tenants.a.max_n: "0" is'),
+    ("tenants: {a: {max_n: 129}}", "a.yaml:1:22: tenants.a.max_n: is above 128, the most of any request: lower it"),
+    ("tenants: {a: {max_schema_bytes: 300000}}", "max_schema_bytes: is above 262144, the most of any request"),
+    ("tenants: {a: {max_top_logprobs: 21}}", "max_top_logprobs: is above 20, the most of any request"),
     ("tenants: {a: {weight: 1e400}}", "is not a number such as"),
     ("tenants: {a: {weight: [1]}}", "should have one value, got a list"),
     ("tenants: {a: {weight: }}", "should have one value, got nothing"),

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Run what agents are built with, untouched, against a live server: scripts/check_agents.py [--only NAME ...]
+
+openai for Python and for Node, instructor, pydantic-ai, langchain-openai and litellm, by the programs in
+scripts/agents: tool calls one and many, whole and streamed, their results, pydantic and zod models, log probabilities.
+Each is installed at first use into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else
+~/.cache/sluice), from the package indexes that pip and npm are set up for. Writes benchmarks/results/agents.json; exit
+status 1 when a check failed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import machine
+from benchmarks.cache import cache_dir
+from benchmarks.own_environment import own_environment
+from benchmarks.report import RESULTS, Report
+from benchmarks.served import served
+
+PROGRAMS = Path(__file__).parent / "agents"
+CLIENTS = {
+    "openai_python": "openai==3.54.0",
+    "instructor_client": "instructor==1.17.0",
+    "pydantic_ai_agent": "pydantic-ai-slim[openai]==2.68.0",
+    "langchain_client": "langchain-openai==1.7.3",
+    "litellm_client": "litellm==1.106.2",
+}
+ALSO = {"litellm_client": ["mcp"]}  # which its tools import, and it does not ask for
+NODE, NODE_PACKAGES = "openai_node", ("openai@6", "zod@4")
+TENANT, MODEL = "agents", "embedded"
+PATIENCE = 600.0  # seconds for one client: the first import of each takes minutes on a busy machine
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = ArgumentParser(description=__doc__)
+    names = [*CLIENTS, NODE]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these clients")
+    parser.add_argument("--http-workers", type=int, default=0, help="of the server (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    report = Report("agents")
+    core, _ = machine.two_cores()
+    workers = options.http_workers
+    with TemporaryDirectory() as folder, served(core, [TENANT], Path(folder), http_workers=workers) as gateway:
+        rows = [row for name in options.only for row in checked(name, gateway.port, gateway.keys[TENANT])]
+    report.add_table("agents", rows)
+    for row in rows:
+        report.at_least(f"{row['client']}: {row['check']}", float(row["problem"] is None), 1.0)
+    return report.finish(RESULTS)
+
+
+def checked(name: str, port: int, key: str) -> Iterator[dict[str, object]]:
+    """A row for each check of one client."""
+    requirement, command = node() if name == NODE else (CLIENTS[name], python(name))
+    environ = {"OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1", "OPENAI_API_KEY": key, "SLUICE_MODEL": MODEL}
+    done = subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        lines.append({"check": "it runs", "problem": done.stderr[-1500:]})
+    for line in lines:
+        if line["problem"]:
+            print(f"{requirement}: {line['check']}\n{line['problem']}", file=sys.stderr)
+        problem = line["problem"] and line["problem"].strip().splitlines()[-1][:200]
+        yield {"client": requirement, "check": line["check"], "problem": problem}
+
+
+def python(name: str) -> list[str]:
+    return [str(own_environment(CLIENTS[name], also=ALSO.get(name, ())) / "python"), str(PROGRAMS / f"{name}.py")]
+
+
+def node() -> tuple[str, list[str]]:
+    """The packages beside a copy of the program, because Node looks for them from there."""
+    folder = cache_dir() / "openai-node"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "node_modules").exists():
+        subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), *NODE_PACKAGES], check=True)
+    installed = json.loads((folder / "node_modules" / "openai" / "package.json").read_text())["version"]
+    program = folder / f"{NODE}.mjs"
+    program.write_bytes((PROGRAMS / program.name).read_bytes())
+    return f"openai@{installed} for Node", ["node", str(program)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
