@@ -351,8 +351,13 @@ class BlockTables:
         if self._caches and known >= len(sequence.block_names) + NAMED_TOGETHER:
             self.name_blocks(sequence, known)
 
-    def _publish_all(self, sequence: Sequence) -> None:
-        """Name every full block of a sequence that leaves: tokens that were accepted and computed, and none else."""
+    def publish_all(self, sequence: Sequence) -> bool:
+        """Name every full block of a sequence that leaves: tokens that were accepted and computed, and none else.
+
+        Returns True if others may find them. What one that failed computed is of no use to others.
+        """
+        if not self._caches or sequence.finish_reason is FinishReason.FAILED:
+            return False
         known = len(sequence.prompt) + len(sequence.output)
         full = min(sequence.num_computed_tokens, known) // self._block_size
         self.name_blocks(sequence, full)
@@ -361,14 +366,13 @@ class BlockTables:
             self.newly_named.append((sequence, told))
             sequence.num_told_names = len(names)
         last = min(full, len(names))
-        self.cache.publish_all(names[:last], sequence.block_table[:last], self.cache.completed_step, sequence)
+        self.cache.publish_all(names[:last], sequence.block_table[:last], sequence.last_step, sequence)
+        return True
 
-    def free(self, sequence: Sequence) -> None:
-        """Take all of a sequence's blocks back; no step in flight names it. What one that failed computed is of no use
-        to others.
-        """
-        if self._caches and sequence.finish_reason is not FinishReason.FAILED:
-            self._publish_all(sequence)
+    def free(self, sequence: Sequence, *, is_published: bool = False) -> None:
+        """Take all of a sequence's blocks back; no step in flight names it."""
+        if not is_published:
+            self.publish_all(sequence)
         self.holdings.count_seconds(sequence)
         self.between_turns.leaves(sequence, is_named=self._caches)
         self.holdings.leave(sequence, sequence.block_table)

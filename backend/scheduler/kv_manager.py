@@ -13,7 +13,7 @@ from backend.scheduler.block_tables import BlockTables
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
 
-_RUNNING, _PREEMPTED = SequenceStatus.RUNNING, SequenceStatus.PREEMPTED
+_RUNNING, _PREEMPTED, _FINISHED = SequenceStatus.RUNNING, SequenceStatus.PREEMPTED, SequenceStatus.FINISHED
 """In Python 3.11 looking a member up in an enum takes as long as three calls; steps ask for each of their rows."""
 
 
@@ -33,7 +33,7 @@ class KVManager:
         self.freeing: dict[str, Sequence] = {}  # preempted, and named by steps in flight
         self._config = config
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self._leaving: set[Sequence] = set()  # ended or preempted, and named by steps in flight
+        self._leaving: dict[Sequence, bool] = {}  # ended or preempted, and named by steps in flight: is it published?
         self._waiting = waiting
         self._held_tenants = held_tenants
         self.counters = counters
@@ -106,7 +106,7 @@ class KVManager:
         self.blocks.unpin(sequence)
         self.running.pop(sequence.id, None)
         self.freeing.pop(sequence.id, None)
-        sequence.status = SequenceStatus.FINISHED
+        sequence.status = _FINISHED
         sequence.finish_reason = reason
         if reason is FinishReason.FAILED:
             self.blocks.distrust(sequence)
@@ -124,10 +124,11 @@ class KVManager:
         if sequence.slot < 0:
             return
         if self.is_in_flight(sequence):
-            self._leaving.add(sequence)
+            if not self._leaving.get(sequence):  # who asks for the next turn may be faster than the step in flight
+                self._leaving[sequence] = sequence.status is _FINISHED and self.blocks.publish_all(sequence)
             return
-        self._leaving.discard(sequence)
-        self.blocks.free(sequence)
+        is_published = self._leaving.pop(sequence, False)
+        self.blocks.free(sequence, is_published=is_published)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         self._held_tenants.resume(sequence.tenant)
@@ -145,6 +146,6 @@ class KVManager:
         holders = {*self.running.values(), *self.freeing.values(), *in_flight}
         self.blocks.check_integrity(holders)
         leaving = {s for s in holders if s.slot >= 0 and s.status is not _RUNNING}
-        assert leaving == self._leaving, "what has left is not looked for"
+        assert leaving == self._leaving.keys(), "what has left is not looked for"
         slots = [s.slot for s in holders if s.slot >= 0]
         assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs)), "slots were lost"

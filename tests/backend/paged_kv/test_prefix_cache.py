@@ -56,6 +56,22 @@ def test_the_next_turn_finds_the_answer_to_the_last() -> None:
     assert following.num_cached_tokens == (13 + len(turn.output)) // 4 * 4
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_next_turn_that_comes_before_the_step_in_flight_has_ended_finds_the_answer_too(is_lost: bool) -> None:
+    bench = Bench(max_model_len=64, num_blocks=32, steps_in_flight=2)
+    turn = bench.say(PROMPT, 40)  # whose answer ends by itself
+    while turn.status is not SequenceStatus.FINISHED:
+        bench.step()
+    assert bench.in_flight, "a step that still names it"
+    following = bench.say([*turn.prompt, *turn.output, 7, 8, 9], 4)
+    assert bench.scheduler.num_cached_tokens(following) == (13 + len(turn.output)) // 4 * 4
+    bench.plan()
+    if is_lost:
+        bench.lose()
+    finish(bench, turn, following)
+    assert is_lost or following.num_cached_tokens == (13 + len(turn.output)) // 4 * 4
+
+
 def test_other_tenants_find_nothing_unless_they_have_one_salt() -> None:
     bench = Bench()
     finish(bench, bench.say(PROMPT, 4, "a"), bench.say(PROMPT, 4, "group", salt="one"))
