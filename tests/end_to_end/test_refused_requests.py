@@ -58,6 +58,29 @@ def test_a_tenant_whose_limit_is_spent_is_told_so_whatever_it_sends(site: Site, 
     assert reply.headers["x-ratelimit-remaining-requests"] == "0"
 
 
+def test_a_web_page_of_an_allowed_origin_may_call_and_reads_why_it_was_refused(site: Site) -> None:
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}
+    url, paths = site.server.url, ("/v1/chat/completions", "/v1/models", "/nowhere")
+    for path in paths:
+        reply = httpx.options(url + path, headers={"origin": PAGE, **asks})
+        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (204, PAGE)
+        assert reply.headers["access-control-allow-headers"] == asks["access-control-request-headers"]
+        assert (
+            "access-control-allow-origin"
+            not in httpx.options(url + path, headers=asks | {"origin": PAGE + "x"}).headers
+        )
+    for path in paths[1:]:
+        reply = site.get("good", path, origin=PAGE)
+        assert (reply.headers["access-control-allow-origin"], reply.headers["access-control-expose-headers"]) == (
+            PAGE,
+            "*",
+        )
+        assert reply.headers["vary"] == "Origin" and "x-request-id" in reply.headers
+    assert "access-control-allow-origin" not in site.get("good", "/v1/models").headers
+    admin = site.server.admin_url
+    assert "access-control-allow-origin" not in httpx.options(admin + "/", headers={"origin": PAGE, **asks}).headers
+
+
 def test_a_tenant_whose_limit_is_spent_is_told_so_before_its_body_has_come(site: Site) -> None:
     site.send("spent")
     assert site.send("spent").status_code == 429
@@ -105,26 +128,3 @@ def test_a_good_key_is_served_beside_a_hundred_bad_ones_at_its_address(site: Sit
         with pytest.raises(TimeoutError):  # it waits behind the others
             clients[-1].recv(100)
         assert clients[0].recv(100).startswith(b"HTTP/1.1 401")
-
-
-def test_a_web_page_of_an_allowed_origin_may_call_and_reads_why_it_was_refused(site: Site) -> None:
-    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}
-    url, paths = site.server.url, ("/v1/chat/completions", "/v1/models", "/nowhere")
-    for path in paths:
-        reply = httpx.options(url + path, headers={"origin": PAGE, **asks})
-        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (204, PAGE)
-        assert reply.headers["access-control-allow-headers"] == asks["access-control-request-headers"]
-        assert (
-            "access-control-allow-origin"
-            not in httpx.options(url + path, headers=asks | {"origin": PAGE + "x"}).headers
-        )
-    for path in paths[1:]:
-        reply = site.get("good", path, origin=PAGE)
-        assert (reply.headers["access-control-allow-origin"], reply.headers["access-control-expose-headers"]) == (
-            PAGE,
-            "*",
-        )
-        assert reply.headers["vary"] == "Origin" and "x-request-id" in reply.headers
-    assert "access-control-allow-origin" not in site.get("good", "/v1/models").headers
-    admin = site.server.admin_url
-    assert "access-control-allow-origin" not in httpx.options(admin + "/", headers={"origin": PAGE, **asks}).headers

@@ -232,6 +232,7 @@ def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
 
 
 def test_the_api_refuses_what_is_no_policy_and_answers_in_figures(server: ServerProcess) -> None:
+    assert server.post("/v1/completions", **completion(max_tokens=3)).status_code == 200
     what_if = partial(server.ask_admin, "policy/what-if", "POST")
     bad = what_if(json={"text": "tenants: 3"})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "text")
