@@ -50,7 +50,7 @@ def _visit_alone(site: Site) -> None:
     assert [site.post("spent").status_code for _ in range(3)] == [200, 429, 429]
     late = site.post(headers={"x-sluice-deadline-ms": "60"}, max_tokens=1900, ignore_eos=True)
     assert late.status_code == 504
-    _read(site, "metered", 200)
+    _read(site, "metered", 40)
     two = {"model": "embedded", "prompt": ["1, 2, 3,", "4, 5,"], "max_tokens": 8}
     headers = site.authorization("roomy")
     assert httpx.post(f"{site.server.url}/v1/completions", json=two, headers=headers).status_code == 200
@@ -59,7 +59,8 @@ def _visit_alone(site: Site) -> None:
 def _read(site: Site, tenant: str, pieces: int) -> None:
     """Ask for a stream of undeclared length, and leave after so many of its lines."""
     with httpx.Client(timeout=PATIENCE) as client:
-        reply = client.send(site.send(client, tenant, ignore_eos=True, stream=True), stream=True)
+        visible = {"ignore_eos": True, "skip_special_tokens": False}
+        reply = client.send(site.send(client, tenant, stream=True, **visible), stream=True)
         for _ in islice(reply.iter_lines(), pieces):
             pass
         reply.close()
