@@ -20,11 +20,16 @@ from admission.orderings.adaptive_lifo import AdaptiveLifo
 from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
 from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
 from admission.orderings.fair_queue import FairQueue
+from admission.orderings.learned_rank import LearnedRank
+from admission.orderings.least_laxity import LeastLaxityFirst
+from admission.orderings.length_groups import LengthGroups
 from admission.orderings.ordering import ArrivalOrder, ListedOrdering
+from admission.orderings.response_ratio import HighestResponseRatioNext
 from admission.orderings.tenant_queue import OrderInTenant
 from admission.orderings.virtual_finish import VirtualFinishWithBoost
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
+from admission.predicted import Predicted
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import Prefer, QueueBounds
 from admission.step_times.step_time import Pipeline, StepTime, StepTimeModel
@@ -35,9 +40,6 @@ from backend.scheduler.waiting_queue import HoldingQueue
 
 PRIOR = StepTime((2e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6))
 """Before anything was measured: a small model on a slow device, which a few dozen steps correct."""
-
-
-Estimate = Callable[[Sequence], float]
 
 _UNITS = ("", "_tokens", "_bytes", "_seconds")  # of bounds, as `QueueBounds` has them
 _BOUNDS = tuple(f"{whose}max_waiting{unit}" for whose in ("", "tenant_") for unit in _UNITS)
@@ -54,6 +56,10 @@ class Order(StrEnum):
     VIRTUAL_FINISH = "virtual_finish"
     EARLIEST_DEADLINE = "earliest_deadline"
     ADAPTIVE_LIFO = "adaptive_lifo"
+    LEARNED_RANK = "learned_rank"
+    LENGTH_GROUPS = "length_groups"
+    LEAST_LAXITY = "least_laxity"
+    RESPONSE_RATIO = "response_ratio"
 
 
 class Unit(StrEnum):
@@ -145,8 +151,9 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     model = model or StepTimeModel(PRIOR)
     lengths = OutputLengths()
     tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
-    predictor = LengthPredictor() if config.predicts_lengths and config.order is Order.FAIR else None
-    ordering = _ORDERINGS[config.order](config, _estimate(tariff, lengths, predictor))
+    clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
+    predictor = LengthPredictor() if config.predicts_lengths and config.order in _RANKED else None
+    ordering = _ORDERINGS[config.order](config, Predicted(tariff, clock, lengths, predictor))
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
     ledger = Ledger(ordering, tariff, model, copy_time)
@@ -158,7 +165,6 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     hooks = TenantHooks(ordering, ledger, sizer, gate, forecast, lengths, swap_choice, retention, model, pipeline)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
-    clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
     aging = Aging(config.seconds_per_class)
     backlog, drain = Backlog(clock.estimate, aging, engine.shares_blocks), DrainMeter()
     estimator = Estimator(scheduler, ordering, backlog, pipeline, model, lengths, ledger.prepaid)
@@ -191,23 +197,6 @@ def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
     return MinimumFree(config.min_free_blocks) if config.memory is MemoryGate.MINIMUM_FREE else Optimistic()
 
 
-def _estimate(tariff: Tariff, lengths: OutputLengths, predictor: LengthPredictor | None) -> Estimate:
-    """Returns an estimate of a sequence's cost, as far as is known when it arrives.
-
-    With a `predictor`, an answer of a length that none has shown yet costs nothing: a tenant that declares much would
-    have more of its requests overtake its oldest (by 7 % on average they were answered earlier).
-    """
-
-    def estimate(s: Sequence) -> float:
-        output = None if predictor is None else predictor.expected(s.features)
-        if output is None:
-            is_known = predictor is None or lengths.knows(s.tenant, s.max_tokens)
-            output = lengths.mean(s.tenant, s.max_tokens) if is_known else 0.0
-        return tariff.estimate(len(s.prompt), min(output, s.max_tokens), s.num_pinned_tokens)
-
-    return estimate
-
-
 def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:
     """Returns a function from a sequence to its deadline, of which one is made up by class where it has none:
     classes differ by the wait that makes up for one, and the most urgent has as much.
@@ -220,19 +209,25 @@ def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:
     return deadline
 
 
-def _fair(config: CoreConfig, estimate: Estimate) -> FairQueue:
+def _fair(config: CoreConfig, predicted: Predicted) -> FairQueue:
     aging = Aging(config.seconds_per_class)
-    order = OrderInTenant(aging, config.overtaking_seconds, estimate)
+    order = OrderInTenant(aging, config.overtaking_seconds, predicted.cost)
     return FairQueue(config.quantum, aging, config.weights, config.debt_limit, config.deadline_debt_limit, order)
 
 
-_ORDERINGS: dict[Order, Callable[[CoreConfig, Estimate], FairQueue | ListedOrdering]] = {
+_ORDERINGS: dict[Order, Callable[[CoreConfig, Predicted], FairQueue | ListedOrdering]] = {
     Order.FAIR: _fair,
-    Order.FCFS: lambda config, estimate: ArrivalOrder(),
-    Order.ROUND_ROBIN: lambda config, estimate: RequestRoundRobin(),
-    Order.SHORTEST_FIRST: lambda config, estimate: ShortestPredictedFirst(estimate),
-    Order.VTC: lambda config, estimate: VirtualTokenCounter(config.weights, estimate),
-    Order.VIRTUAL_FINISH: lambda config, estimate: VirtualFinishWithBoost(estimate, config.weights),
-    Order.EARLIEST_DEADLINE: lambda config, estimate: EarliestDeadlineFirst(_deadline(config)),
-    Order.ADAPTIVE_LIFO: lambda config, estimate: AdaptiveLifo(),
+    Order.FCFS: lambda config, predicted: ArrivalOrder(),
+    Order.ROUND_ROBIN: lambda config, predicted: RequestRoundRobin(),
+    Order.SHORTEST_FIRST: lambda config, predicted: ShortestPredictedFirst(predicted.cost),
+    Order.VTC: lambda config, predicted: VirtualTokenCounter(config.weights, predicted.cost),
+    Order.VIRTUAL_FINISH: lambda config, predicted: VirtualFinishWithBoost(predicted.cost, config.weights),
+    Order.EARLIEST_DEADLINE: lambda config, predicted: EarliestDeadlineFirst(_deadline(config)),
+    Order.ADAPTIVE_LIFO: lambda config, predicted: AdaptiveLifo(),
+    Order.LEARNED_RANK: lambda config, predicted: LearnedRank(predicted.output),
+    Order.LENGTH_GROUPS: lambda config, predicted: LengthGroups(),
+    Order.LEAST_LAXITY: lambda config, predicted: LeastLaxityFirst(_deadline(config), predicted.prefill_seconds),
+    Order.RESPONSE_RATIO: lambda config, predicted: HighestResponseRatioNext(predicted.seconds),
 }
+_RANKED = frozenset({Order.FAIR, Order.LEARNED_RANK, Order.RESPONSE_RATIO})
+"""The orders that go by predicted lengths of answers, and learn to rank them."""

@@ -107,18 +107,7 @@ CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the val
     "between_turns": Names(
         {"measured": Between.MEASURED, "lru": Between.LRU, "hold": Between.HOLD, "drop": Between.DROP}
     ),
-    "order": Names(
-        {
-            "fair": Order.FAIR,
-            "fcfs": Order.FCFS,
-            "round_robin": Order.ROUND_ROBIN,
-            "shortest_first": Order.SHORTEST_FIRST,
-            "vtc": Order.VTC,
-            "virtual_finish": Order.VIRTUAL_FINISH,
-            "earliest_deadline": Order.EARLIEST_DEADLINE,
-            "adaptive_lifo": Order.ADAPTIVE_LIFO,
-        }
-    ),
+    "order": Names({one.value: one for one in Order}),
     "unit": Names({"engine_time": Unit.ENGINE_TIME, "tokens": Unit.TOKENS}),
     "memory": Names(
         {"forecast": MemoryGate.FORECAST, "minimum_free": MemoryGate.MINIMUM_FREE, "optimistic": MemoryGate.OPTIMISTIC}

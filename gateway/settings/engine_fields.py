@@ -108,6 +108,10 @@ class EngineFields(BaseSettings):
         "virtual_finish",
         "earliest_deadline",
         "adaptive_lifo",
+        "learned_rank",
+        "length_groups",
+        "least_laxity",
+        "response_ratio",
     ] = setting(
         "engine",
         "HOW",

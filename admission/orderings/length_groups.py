@@ -1,0 +1,64 @@
+"""Prompts of like lengths together, so that a batch that pads them to its longest wastes little.
+
+Bucketing by length, as sequence-to-sequence trainers and static servers do it: requests are grouped by the power of two
+that their prompts reach, and whoever is admitted by one plan comes from the group whose oldest request is the oldest of
+all, as long as that has any. It pays where prompts are padded (`static_padded`); where they are packed, as in every
+other batch here, it is first come, first served, in a worse order.
+
+Blind to tenants, classes and weights: it waives the bounds on fairness and on overtaking. Nobody starves: whoever is
+the oldest of all goes first in the next plan.
+"""
+
+from admission.orderings.by_key import SequenceHeap
+from admission.orderings.ordering import Indifferent, Line
+from backend.scheduler.sequence import Sequence
+
+
+def group_of(sequence: Sequence) -> int:
+    """Returns the power of two that its prompt reaches."""
+    return len(sequence.prompt).bit_length()
+
+
+class LengthGroups(Indifferent):
+    """Serves one group in a plan, each in the order of arrival. O(groups + log waiting)."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, SequenceHeap] = {}
+        self._served: int | None = None  # by this plan
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def at(self, now: float) -> None:
+        self._served = None
+
+    def add(self, sequence: Sequence) -> None:
+        self._groups.setdefault(group_of(sequence), SequenceHeap()).add(sequence, sequence.arrival)
+
+    def restore(self, sequence: Sequence) -> None:
+        self.add(sequence)
+
+    def head(self) -> Sequence | None:
+        if not self._groups:
+            return None
+        group = self._served if self._served in self._groups else min(self._groups, key=self._oldest)
+        return self._groups[group].first()
+
+    def around(self, newcomer: Sequence) -> Line:
+        groups = {group: [one for _, one in waiting.in_order()] for group, waiting in self._groups.items()}
+        groups.setdefault(group_of(newcomer), []).append(newcomer)
+        in_turn = sorted(groups.values(), key=lambda group: group[0].arrival)
+        return Line.split([one for group in in_turn for one in group], newcomer)
+
+    def remove(self, sequence: Sequence) -> None:
+        group = group_of(sequence)
+        if sequence is self.head():
+            self._served = group
+        self._groups[group].remove(sequence)
+        if not self._groups[group]:
+            del self._groups[group]
+
+    def _oldest(self, group: int) -> float:
+        entry = self._groups[group].first_entry()
+        assert entry is not None, "a group has somebody waiting"
+        return entry[0]
