@@ -144,6 +144,10 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
         tokens += length
         context += start
         pairs += prefill_pairs(start, length)
+    for _, start, length in batch.padding:
+        tokens += length
+        context += start
+        pairs += prefill_pairs(start, length)
     return StepWork(tokens, decodes, scheduled.decode_context, context, pairs)
 
 

@@ -10,10 +10,17 @@ MAX_TABLE_ENTRIES = 2**20  # unless the pool has half as many blocks
 
 
 class Batching(StrEnum):
-    """Batching decides when waiting sequences may join. Static, the baseline, lets a batch drain first."""
+    """Batching decides when waiting sequences may join. Static, the baseline, lets a batch drain first; padded, all of
+    its rows are as long as the longest.
+    """
 
     CONTINUOUS = "continuous"
     STATIC = "static"
+    STATIC_PADDED = "static_padded"
+
+    @property
+    def is_static(self) -> bool:
+        return self is not Batching.CONTINUOUS
 
 
 class KVAllocation(StrEnum):

@@ -101,7 +101,7 @@ CORE_FIELDS = Names(
     }
 )
 CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the values that it may have
-    "batching": Names({"continuous": Batching.CONTINUOUS, "static": Batching.STATIC}),
+    "batching": Names({one.value: one for one in Batching}),
     "kv_allocation": Names({"paged": KVAllocation.PAGED, "contiguous": KVAllocation.CONTIGUOUS}),
     "swap": Names({"measured": Swap.MEASURED, "always": Swap.ALWAYS, "never": Swap.NEVER}),
     "between_turns": Names(

@@ -3,7 +3,7 @@
 Both are plain data about slots (a slot is a sequence's row of device state), so that they could cross a process.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backend.sampling_params import SamplingParams
 
@@ -29,6 +29,8 @@ class Batch:
     A row is listed again for each fork, an answer of another slot to the same prompt, and `forks` says which slot; the
     last block of the prompt, if it is not full, is copied for it behind all that the step computes.
 
+    Rows of `padding` compute tokens of nobody over the beginning of a slot's context, and store nothing.
+
     After a step that was lost, the next one repeats what the device may not know: a sequence or a block table in it may
     be known already.
 
@@ -50,6 +52,7 @@ class Batch:
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # host block, block; then, the last to a block counts
     forks: list[tuple[int, int]] = field(default_factory=list)  # index in `sampled`, slot
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # block, block that is made like it, last of all
+    padding: list[tuple[int, int, int]] = field(default_factory=list)  # rows of nobody: slot, start, length
     stores: bool = True  # False: keys and values are computed and stored nowhere, as it is done for the time it takes
 
     @property
@@ -59,6 +62,24 @@ class Batch:
         for index, slot in self.forks:
             slots[index] = slot
         return slots
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that the step computes, those of nobody included."""
+        return sum(self.lengths) + sum([length for _, _, length in self.padding])
+
+    def padded(self) -> "Batch":
+        """Return what the device computes: the rows of nobody behind the others."""
+        if not self.padding:
+            return self
+        slots, starts, lengths = map(list, zip(*self.padding, strict=True))
+        return replace(
+            self,
+            slots=self.slots + slots,
+            starts=self.starts + starts,
+            lengths=self.lengths + lengths,
+            token_ids=self.token_ids + [0] * sum(lengths),
+        )
 
     @property
     def num_copies(self) -> int:
@@ -121,6 +142,7 @@ class Counters:
     recomputed_tokens: int = 0  # computed again after a preemption
     generation_tokens: int = 0
     jump_forward_tokens: int = 0  # of those, forced by grammars and not sampled one by one
+    padding_tokens: int = 0  # computed for nobody, by static batches that are padded
     late_tokens: int = 0  # sampled after their sequence had ended; discarded
     preemptions: int = 0  # for the memory or the slot of others
     swapped_out: int = 0  # blocks copied to the host's memory

@@ -1,6 +1,6 @@
 """Says whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
 
-from backend.config import Batching, EngineConfig, KVAllocation
+from backend.config import EngineConfig, KVAllocation
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.preemption import Preemption
@@ -23,7 +23,7 @@ class Joining:
     ) -> None:
         self._kv_manager, self._limits = kv_manager, limits
         self._preemption, self._hooks = preemption, hooks
-        self._is_static = config.batching is Batching.STATIC
+        self._is_static = config.batching.is_static
         self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
 
     def why_wait(

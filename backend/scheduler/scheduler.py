@@ -17,6 +17,7 @@ from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.lost_steps import DeviceResync, TokenBudget
+from backend.scheduler.padding import Padding
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.prefix_hit import PrefixHit
@@ -67,7 +68,9 @@ class Scheduler:
         self._forking = Forking(config, self.kv_manager)
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
-        self._is_static = config.batching is Batching.STATIC
+        self._is_static = config.batching.is_static
+        most, is_padded = config.max_num_batched_tokens, config.batching is Batching.STATIC_PADDED
+        self._padding = Padding(self.running, most, self.counters) if is_padded else None
         self._next_step = 0
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
@@ -211,10 +214,17 @@ class Scheduler:
         scheduled.planned_at = now
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
-        prefilling = self._plan_decodes(scheduled)
+        prefilling = self._prefilling() if self._padding is not None else []  # a padded batch decodes behind that
+        if not prefilling:
+            prefilling = self._plan_decodes(scheduled)
         if prefilling or self.waiting:
             self._plan_prefills(prefilling, scheduled)
+        if self._padding is not None and scheduled.sequences:
+            self._padding.add(scheduled)
         return scheduled
+
+    def _prefilling(self) -> list[Sequence]:
+        return [s for s in self.running.values() if s.num_computed_tokens < s.num_admitted_tokens and not s.jumps]
 
     def _plan_decodes(self, scheduled: ScheduledStep) -> list[Sequence]:
         """Give every decode that has memory its token; returns the sequences that are still prefilling.
@@ -267,6 +277,9 @@ class Scheduler:
         jumps = range(decodes, len(batch.slots))
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
         budget = self.prefill_budget(len(batch.slots), context, interval)
+        if self._padding is not None:
+            room = budget.fits(0, self.config.max_num_batched_tokens)
+            budget = FixedPrefillBudget(self._padding.room(prefilling, room))
         for row in jumps:
             budget.take(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
         for sequence in self._prefill_order.begin(prefilling):

@@ -227,6 +227,7 @@ class ModelRunner:
             if self.masks is not None:
                 self.masks.admit(admitted)
         logprobs, constrained = self._asked_logprobs.of(batch), self._constrain(batch)
+        batch = batch.padded()
         hides = logprobs is not None and logprobs.parts  # a graph keeps the hidden states to itself
         shape = None if self.graphs is None or hides else self.graphs.shape_for(batch)
         staged = self.stager.stage(batch, shape or StepShape.of(batch))

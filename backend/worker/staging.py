@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from backend.config import EngineConfig
+from backend.config import Batching, EngineConfig
 from backend.scheduler.batch import Batch
 from backend.worker.graph_shapes import MAX_PROMPTS, StepShape
 
@@ -68,7 +68,8 @@ class Layout:
     @classmethod
     def of(cls, config: EngineConfig) -> "Layout":
         seqs = config.max_num_seqs
-        places, changes = seqs + MAX_PROMPTS, config.max_table_entries
+        most_rows = 2 * seqs if config.batching is Batching.STATIC_PADDED else seqs  # half of them nobody's
+        places, changes = most_rows + MAX_PROMPTS, config.max_table_entries
         by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping"), config.max_num_batched_tokens)
         by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
         by_name |= {"table_places": changes, "table_blocks": changes}
@@ -157,7 +158,7 @@ class Stager:
         piece = self._free.popleft()
         rows = _Rows.of(batch)
         num_changes = self._change_tables(batch, piece.numbers)
-        self._place_tokens(piece.numbers, rows, batch.stores)
+        self._place_tokens(piece.numbers, rows, batch)
         self._place_token_ids(piece.numbers, batch)
         self._pad_tokens(piece.numbers, int(rows.ends[-1]), shape)
         self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
@@ -191,15 +192,15 @@ class Stager:
         numbers.table_blocks[: len(places)] = self._tables.reshape(-1)[places]
         return len(places)
 
-    def _place_tokens(self, numbers: Numbers, rows: _Rows, stores: bool) -> None:
+    def _place_tokens(self, numbers: Numbers, rows: _Rows, batch: Batch) -> None:
         num_tokens = int(rows.ends[-1])
         slot_of = np.repeat(rows.slots, rows.lengths)  # [tokens]
         positions = np.arange(num_tokens) + np.repeat(rows.contexts - rows.ends, rows.lengths)
         blocks = self._tables[slot_of, positions // self._block_size].astype(np.int64)
         numbers.positions[:num_tokens] = positions
         numbers.slot_mapping[:num_tokens] = blocks * self._block_size + positions % self._block_size
-        if not stores:
-            numbers.slot_mapping[:num_tokens] = -1
+        num_stored = num_tokens - sum([length for _, _, length in batch.padding]) if batch.stores else 0
+        numbers.slot_mapping[num_stored:num_tokens] = -1
 
     @staticmethod
     def _place_token_ids(numbers: Numbers, batch: Batch) -> None:

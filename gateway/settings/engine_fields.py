@@ -138,7 +138,7 @@ class EngineFields(BaseSettings):
         "long (CoDel), only bound the queue, or nothing; unbounded lifts max_waiting and the bounds of the policy's "
         "classes, the others keep both",
     )
-    batching: Literal["continuous", "static"] = setting(
+    batching: Literal["continuous", "static", "static_padded"] = setting(
         "engine", "HOW", "continuous", "static admits no sequence until a whole batch is done: a baseline to measure by"
     )
     kernels: Literal["auto", "native", "triton", "torch", "reference"] = setting(

@@ -199,7 +199,7 @@ class SchedulerMachine(LossyMachine):
         batch = self.bench.plan()
         if batch is not None:
             assert batch.slots, "an empty step was planned"
-            assert sum(batch.lengths) <= self.bench.config.max_num_batched_tokens
+            assert batch.num_tokens <= self.bench.config.max_num_batched_tokens
 
     def check_ends(self) -> None:
         super().check_ends()

@@ -1,0 +1,62 @@
+"""A static batch that is padded computes as many tokens as a tensor of its longest rows would have."""
+
+import pytest
+
+from backend.config import Batching
+from backend.scheduler.sequence import FinishReason, Sequence
+from tests.backend.scheduler.bench import Bench, expected
+
+LENGTHS = ((4, 2), (8, 4), (12, 7))  # of prompts and answers
+
+
+def padded(**changes: object) -> tuple[Bench, list[Sequence]]:
+    fields = {"batching": Batching.STATIC_PADDED, "steps_in_flight": 1, "num_blocks": 64, "max_num_batched_tokens": 40}
+    bench = Bench(**(fields | changes))
+    return bench, [bench.add(prompt, output) for prompt, output in LENGTHS]
+
+
+WHOLE, CHUNKED = {"prefill_chunk": None}, {"prefill_chunk": 5, "max_num_batched_tokens": 12}
+
+
+@pytest.mark.parametrize("changes", [WHOLE, CHUNKED], ids=str)
+def test_prompts_are_as_long_as_the_longest_and_rows_last_as_long_as_the_last(changes: dict[str, object]) -> None:
+    bench, sequences = padded(**changes)
+    bench.drain()
+    assert [s.output for s in sequences] == [expected(s) for s in sequences], "and texts are as ever"
+    steps = max(len(s.output) for s in sequences)
+    computed = sum(batch.num_tokens for batch in bench.batches)
+    assert computed == len(LENGTHS) * (12 + steps - 1)
+    useful = sum(len(s.prompt) + len(s.output) - 1 for s in sequences)
+    assert bench.scheduler.counters.padding_tokens == computed - useful
+
+
+def test_nobody_decodes_before_all_prompts_are_computed() -> None:
+    bench, _ = padded(prefill_chunk=5, max_num_batched_tokens=8)
+    bench.drain()
+    decodes = [batch.num_decodes > 0 for batch in bench.batches]
+    assert decodes == sorted(decodes)
+
+
+def test_a_step_stays_within_its_tokens_and_rows() -> None:
+    bench, _ = padded(prefill_chunk=5, max_num_batched_tokens=8)
+    bench.drain()
+    assert all(batch.num_tokens <= 8 and len(batch.slots) + len(batch.padding) <= 6 for batch in bench.batches)
+
+
+def test_who_leaves_is_computed_on_for_nobody_and_frees_its_memory() -> None:
+    bench, sequences = padded(prefill_chunk=None)
+    bench.step()
+    bench.scheduler.finish(sequences[2], FinishReason.CANCELLED)
+    batch = bench.plan()
+    assert batch is not None and len(batch.slots) + len(batch.padding) == 3 and not sequences[2].block_table
+    bench.complete()
+    bench.drain()
+
+
+def test_the_next_batch_is_padded_by_its_own_longest() -> None:
+    bench, _ = padded()
+    bench.drain()
+    before = bench.scheduler.counters.padding_tokens
+    bench.add(6, 3), bench.add(6, 3)
+    bench.drain()
+    assert bench.scheduler.counters.padding_tokens == before
