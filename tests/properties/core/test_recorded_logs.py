@@ -17,19 +17,18 @@ from typing import Any
 
 import pytest
 
+from admission.core import Order
 from admission.event_logs.event_log import VERSION, replay
+from backend.config import Batching
 
 RECORDED = Path(__file__).with_name("recorded")
 LOGS = {path.name.removesuffix(".log.gz"): path for path in sorted(RECORDED.glob("*.log.gz"))}
 CHOICES = {
-    "order": {
-        *("fair", "fcfs", "round_robin", "shortest_first"),
-        *("vtc", "virtual_finish", "earliest_deadline", "adaptive_lifo"),
-    },
+    "order": set(Order),
     "unit": {"engine_time", "tokens"},
     "memory": {"forecast", "minimum_free", "optimistic"},
     "overload": {"deadline", "controlled_delay", "bounded", "unbounded"},
-    "batching": {"continuous", "static"},
+    "batching": set(Batching),
     "kv_allocation": {"paged", "contiguous"},
 }
 Entry = list[Any]

@@ -1,0 +1,96 @@
+"""Orders as their papers and textbooks define them, by worked examples."""
+
+from collections.abc import Callable
+
+from admission.orderings.learned_rank import LearnedRank
+from admission.orderings.least_laxity import LeastLaxityFirst
+from admission.orderings.length_groups import LengthGroups
+from admission.orderings.ordering import Ordering
+from admission.orderings.response_ratio import HighestResponseRatioNext
+from backend.scheduler.sequence import Sequence
+from tests.admission.orderings.queues import drain, head_of
+from tests.backend.sequences import make_sequence
+
+
+def by_name(values: dict[str, float]) -> Callable[[Sequence], float]:
+    return lambda sequence: values[sequence.id]
+
+
+def skip(ordering: Ordering, steps: int) -> None:
+    for _ in range(steps):
+        ordering.charge([], [])
+
+
+def test_learned_rank_promotes_whom_200_steps_passed_over_and_ranks_the_promoted_among_themselves() -> None:
+    """vllm-ltr, algorithm 1, with its threshold of starvation."""
+    ordering = LearnedRank(by_name({"longest": 900.0, "long": 500.0, "short": 10.0, "shorter": 5.0}))
+    ordering.add(make_sequence("longest"))
+    skip(ordering, 1)
+    ordering.add(make_sequence("long"))
+    ordering.add(make_sequence("short"))
+    assert head_of(ordering).id == "short"
+    ordering.remove(head_of(ordering))
+    skip(ordering, 198)
+    ordering.add(make_sequence("shorter"))
+    assert head_of(ordering).id == "shorter"
+    skip(ordering, 1)
+    assert drain(ordering) == ["longest", "shorter", "long"]
+
+
+def test_of_several_that_were_passed_over_the_shortest_goes_first() -> None:
+    ordering = LearnedRank(by_name({"long": 500.0, "longest": 900.0, "short": 1.0}), passed_over=3)
+    ordering.add(make_sequence("longest"))
+    ordering.add(make_sequence("long"))
+    skip(ordering, 3)
+    ordering.add(make_sequence("short"))
+    assert drain(ordering) == ["long", "longest", "short"]
+
+
+def test_who_was_preempted_is_not_promoted_for_the_time_that_it_ran() -> None:
+    ordering = LearnedRank(by_name({"long": 500.0, "short": 1.0}), passed_over=3)
+    long = make_sequence("long")
+    ordering.add(long)
+    ordering.remove(long)
+    skip(ordering, 5)
+    ordering.restore(long)
+    ordering.add(make_sequence("short"))
+    assert drain(ordering) == ["short", "long"]
+
+
+def test_one_plan_serves_one_group_and_the_oldest_of_all_chooses_it() -> None:
+    ordering = LengthGroups()
+    for number, (name, prompt) in enumerate({"a": 9, "b": 100, "c": 15, "d": 8, "e": 17}.items()):
+        ordering.add(make_sequence(name, prompt=prompt, arrival=float(number)))
+    ordering.at(5.0)
+    assert drain(ordering)[:3] == ["a", "c", "d"], "8 to 15 tokens"
+
+
+def test_the_next_plan_chooses_again() -> None:
+    ordering = LengthGroups()
+    for number, (name, prompt) in enumerate({"a": 9, "b": 100, "c": 15}.items()):
+        ordering.add(make_sequence(name, prompt=prompt, arrival=float(number)))
+    ordering.remove(head_of(ordering))
+    assert head_of(ordering).id == "c"
+    ordering.at(6.0)
+    assert head_of(ordering).id == "b"
+
+
+def test_least_laxity_serves_who_must_begin_first_though_another_is_due_first() -> None:
+    due, seconds = {"due first": 5.0, "must begin first": 6.0}, {"due first": 1.0, "must begin first": 4.0}
+    ordering = LeastLaxityFirst(by_name(due), by_name(seconds))
+    for name in due:
+        ordering.add(make_sequence(name))
+    assert head_of(ordering).id == "must begin first"
+    ordering.at(2.5)  # too late for it
+    assert drain(ordering) == ["due first", "must begin first"]
+
+
+def test_the_response_ratio_serves_the_short_until_the_long_has_waited_for_as_many_times_its_service() -> None:
+    """Brinch Hansen's (waited + service) / service: at 12 it is 2.2 for ten seconds of service, and 2 for two."""
+    ordering = HighestResponseRatioNext(by_name({"long": 10.0, "short": 2.0}))
+    ordering.add(make_sequence("long", arrival=0.0))
+    ordering.add(make_sequence("short", arrival=10.0))
+    ordering.at(12.0)
+    assert head_of(ordering).id == "long"
+    ordering.at(13.0)
+    assert head_of(ordering).id == "short"
