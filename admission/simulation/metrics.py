@@ -111,6 +111,7 @@ GROUPS: dict[str, tuple[RunMetric, ...]] = {
         RunMetric("device busy", lambda s: s.busy, format_percent),
         RunMetric("preemptions", lambda s: s.preemptions, format_number),
         RunMetric("tokens computed again", lambda s: s.recomputed_tokens, format_number),
+        RunMetric("padding, of computed tokens", lambda s: s.padding, format_percent),
         RunMetric("steps", lambda s: s.steps, format_number),
         RunMetric("simulated time", lambda s: s.seconds, format_duration),
     ),

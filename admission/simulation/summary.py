@@ -96,6 +96,7 @@ class Summary:
     evictions: int = 0  # cached blocks that were given up for memory
     sessions: int = 0  # of several turns each, all of which were answered
     length_rank_tau: float | None = None  # of the newest answers; None: nothing predicted their lengths
+    padding: float = 0.0  # share of the tokens that were computed for nobody
     session_seconds: float = 0.0  # from the first request of such a session to the end of its last answer, on average
 
 
@@ -137,6 +138,7 @@ def summarise(
         steps=recorder.steps,
         preemptions=recorder.preemptions,
         recomputed_tokens=counters.recomputed_tokens,
+        padding=_padding(counters),
         first_token=_tail(first),
         interval=Tail(*recorder.intervals.quantiles((0.5, 0.9, 0.99))),
         per_token=_tail(sorted(recorder.token_times)),
@@ -242,3 +244,9 @@ def spread(summaries: Sequence[Summary], get: Callable[[Summary], float | None])
     """Returns the spread over the runs that have a value; None when none has."""
     values = [value for summary in summaries if (value := get(summary)) is not None]
     return Spread(median(values), min(values), max(values)) if values else None
+
+
+def _padding(counters: Counters) -> float:
+    padding = counters.padding_tokens
+    computed = counters.prompt_tokens + counters.recomputed_tokens + counters.generation_tokens + padding
+    return padding / computed if computed else 0.0

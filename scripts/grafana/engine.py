@@ -76,6 +76,12 @@ ENGINE = (
         total("sluice_late_tokens_total", "tokens"),
     ),
     Panel(
+        "Padding",
+        "Tokens computed for nobody, by static batches that are padded.",
+        "short",
+        total("sluice_padding_tokens_total", "tokens"),
+    ),
+    Panel(
         "Lost steps",
         "The device had no memory for them: planned again with less.",
         "ops",
