@@ -1,31 +1,26 @@
 """Frames between the engine and its grammar processes: a length, then bytes, over a Unix socket that blocks.
 
-What a step asks for and is answered is a row of 32-bit numbers, so that nobody encodes a text for each token. The first
-is the number of the question, in the answer as well: one that nobody has waited for is known by it. Then follow:
+What a step asks for is a row of 32-bit numbers, so that nobody encodes a text for each token:
 
-    [ADMIT, slot, 4 numbers of a key, count, tokens ...]    the slot has a new sequence, which matches this grammar and
-                                                            has generated these tokens
-    [ROW, slot, start, count, tokens ...]                   the slot's output from `start` on is these tokens; fill the
-                                                            mask of the token that follows them
+    [number of the question, number of slots that are new, then for each: slot, 4 numbers of its grammar's key, 1 where
+    forced tokens are of use; then for each row: its place in the step, slot, start, length]
 
-The answer has for each `ROW`, in order: [what came of it, count, tokens ...], of which the tokens are those that the
-grammar forces from that place on, the next one first. It ends with the microseconds that it took.
+A row has the mask of its slot filled, for the token that follows an output of this length. Outputs, masks and all that
+comes of rows are in the memory that all share, see `SharedLayout`. Of an output, what is before `start` is as it was
+when it was last asked about, and the last token is the newest of its slot. The answer are three numbers, `Answer`.
 """
 
 import socket
 import struct
 from enum import IntEnum
+from typing import NamedTuple
 
 KEY_INTS = 4  # of 32 bits, in the key of a grammar
+NEW_SLOT_INTS = KEY_INTS + 2
+ROW_INTS = 4
 _LENGTH = struct.Struct("<I")
+_ANSWER = struct.Struct("=iii")
 MOST_BYTES = 1 << 28  # of a frame
-
-
-class Op(IntEnum):
-    """What one part of a step's frame asks for."""
-
-    ADMIT = 1
-    ROW = 2
 
 
 class RowStatus(IntEnum):
@@ -35,6 +30,14 @@ class RowStatus(IntEnum):
     UNKNOWN = 1  # the grammar is not here (any more)
     NOTHING = 2  # no token may follow
     EXHAUSTED = 3  # it takes more work to say which tokens may follow than a step allows
+
+
+class Answer(NamedTuple):
+    """What came of the rows of a step, taken together."""
+
+    number: int  # of the question: one that nobody has waited for is known by it
+    num_unmasked: int  # rows that have no mask
+    num_jumping: int  # rows with more than one forced token, where that is of use
 
 
 def send_frame(link: socket.socket, payload: bytes) -> None:
@@ -50,6 +53,18 @@ def receive_frame(link: socket.socket) -> bytes:
     if length > MOST_BYTES:
         raise OSError(f"a frame of {length} bytes")
     return _receive(link, length)
+
+
+def send_answer(link: socket.socket, answer: Answer) -> None:
+    """Send an answer, and wait until it is taken. Raises `OSError` where nobody takes it."""
+    link.sendall(_ANSWER.pack(*answer))
+
+
+def receive_answer(link: socket.socket, number: int) -> Answer:
+    """Wait for the answer to a question, and pass over those before it. Raises as `receive_frame`."""
+    while (answer := Answer._make(_ANSWER.unpack(_receive(link, _ANSWER.size)))).number != number:
+        pass
+    return answer
 
 
 def _receive(link: socket.socket, count: int) -> bytes:

@@ -19,15 +19,24 @@ import time
 import traceback
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
 from backend.grammar import GrammarKind
 from backend.structured_output.compile import CompileError, compile_grammar, make_tokenizer
-from backend.structured_output.frames import KEY_INTS, Op, RowStatus, receive_frame, send_frame
+from backend.structured_output.frames import (
+    KEY_INTS,
+    NEW_SLOT_INTS,
+    ROW_INTS,
+    Answer,
+    RowStatus,
+    receive_frame,
+    send_answer,
+    send_frame,
+)
 from backend.structured_output.matching import SlotMatcher
-from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
+from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup, StructuredOutputOptions
 
 NICE = 10  # of a process that compiles: on a busy machine those that generate go first, and it still goes on
 TICK = 0.01  # seconds in which the clock of a process may stand still
@@ -129,7 +138,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
     """
     os.nice(NICE)
     _limit_memory(setup.options.compile_bytes)
-    mask = ctypes.create_string_buffer(4 * setup.num_words)
+    mask = ctypes.create_string_buffer(4 * setup.layout.num_words)
     while True:
         kind, source = receive_frame(link).decode("utf-8").split("\n", 1)
         before, error, is_too_complex, matcher = _heap_bytes(), None, False, None
@@ -137,7 +146,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
         signal.setitimer(signal.ITIMER_PROF, setup.options.compile_seconds)
         try:
             matcher = compile_grammar(tokenizer, GrammarKind(kind), source)
-            first = SlotMatcher(matcher).fill(ctypes.addressof(mask), 4 * setup.num_words)
+            first = SlotMatcher(matcher).fill(ctypes.addressof(mask), len(mask))
             if first is not RowStatus.MASKED:
                 error = "no token can begin what it matches, or it takes too long to say which"
         except CompileError as invalid:
@@ -155,6 +164,13 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
         send_frame(link, json.dumps(answer).encode())
 
 
+class _Slot(NamedTuple):
+    """A slot whose grammar is known."""
+
+    matcher: SlotMatcher
+    may_jump: bool
+
+
 class _Matching:
     """A process that matches: one thread answers steps, another compiles what was found fit for it.
 
@@ -164,14 +180,15 @@ class _Matching:
     def __init__(self, setup: ProcessSetup, tokenizer: LLTokenizer, shared: mmap.mmap, index: int) -> None:
         self._tokenizer = tokenizer
         self._compiled: dict[bytes, LLMatcher] = {}
-        self._matchers: dict[int, SlotMatcher | None] = {}  # by slot; None: its grammar is unknown
-        self._num_words = setup.num_words
+        self._slots: dict[int, _Slot] = {}
+        self._layout = setup.layout
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
-        self._words = memoryview(shared).cast("i")
-        self._bits = memoryview(shared).cast("B")
-        self._working_on = setup.max_num_seqs * setup.num_words + index
-        self._none = bytes(4 * setup.num_words)
-        self._all = b"\xff" * (4 * setup.num_words)
+        self._bytes = memoryview(shared)
+        self._words = self._bytes.cast("i")
+        self._nanoseconds = self._bytes[: 8 * setup.max_num_seqs].cast("q")
+        self._working_on = self._layout.working_on + index
+        self._mask_bytes = 4 * self._layout.num_words
+        self._none = bytes(self._mask_bytes)
 
     def run(self, steps: socket.socket, grammars: socket.socket) -> None:
         """Serve until a link ends."""
@@ -180,8 +197,7 @@ class _Matching:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         threading.Thread(target=self._serve_grammars, args=(grammars,), daemon=True).start()
         while True:
-            asked = array("i", receive_frame(steps))
-            send_frame(steps, self._step(asked).tobytes())
+            send_answer(steps, self._step(array("i", receive_frame(steps))))
 
     def _serve_grammars(self, link: socket.socket) -> None:
         """Compile and forget: a frame is a key, and the kind and the source of what is to be compiled, if anything."""
@@ -201,48 +217,55 @@ class _Matching:
         except (EOFError, OSError):
             os._exit(0)
 
-    def _step(self, asked: "array[int]") -> "array[int]":
+    def _step(self, asked: "array[int]") -> Answer:
         """Serve what a step asks for; see `frames`."""
-        began, answer, place = time.perf_counter_ns(), array("i", asked[:1]), 1
-        while place < len(asked):
-            op, slot = asked[place], asked[place + 1]
-            place += 2
-            if op == Op.ADMIT:
-                count = asked[place + KEY_INTS]
-                compiled = self._compiled.get(asked[place : place + KEY_INTS].tobytes())
-                self._words[self._working_on] = slot
-                self._matchers[slot] = None if compiled is None else SlotMatcher(compiled)
-                place += KEY_INTS + 1
-                self._output_is(slot, 0, asked[place : place + count])
-            else:
-                start, count = asked[place], asked[place + 1]
-                place += 2
-                self._words[self._working_on] = slot
-                self._output_is(slot, start, asked[place : place + count])
-                answer.extend(self._fill(slot))
-            place += count
-        self._words[self._working_on] = -1
-        answer.append(min((time.perf_counter_ns() - began) // 1000, 2**31 - 1))
-        return answer
+        words, began, rows = self._words, time.thread_time_ns(), 2 + asked[1] * NEW_SLOT_INTS
+        for place in range(2, rows, NEW_SLOT_INTS):
+            self._admit(asked[place], asked[place + 1 : place + 1 + KEY_INTS].tobytes(), bool(asked[place + 5]))
+        num_unmasked = num_jumping = 0
+        for place in range(rows, len(asked), ROW_INTS):
+            slot = words[self._working_on] = asked[place + 1]
+            status, num_forced = self._row(slot, asked[place + 2], asked[place + 3])
+            num_unmasked += status is not RowStatus.MASKED
+            num_jumping += num_forced > 1
+            ended = time.thread_time_ns()
+            self._nanoseconds[slot] += ended - began
+            began = ended
+        words[self._working_on] = -1
+        return Answer(asked[0], num_unmasked, num_jumping)
 
-    def _output_is(self, slot: int, start: int, tokens: "array[int]") -> None:
-        matcher = self._matchers.get(slot)
-        if matcher is not None and tokens:
-            matcher.output_is(start, tokens)
+    def _admit(self, slot: int, key: bytes, may_jump: bool) -> None:
+        compiled = self._compiled.get(key)
+        self._slots.pop(slot, None)
+        if compiled is not None:
+            self._words[self._working_on] = slot
+            self._slots[slot] = _Slot(SlotMatcher(compiled), may_jump)
 
-    def _fill(self, slot: int) -> list[int]:
-        matcher = self._matchers.get(slot)
-        if matcher is None:
-            return [RowStatus.UNKNOWN, 0]
-        begin, size = 4 * slot * self._num_words, 4 * self._num_words
-        status = matcher.fill(self._address + begin, size)
-        if status is not RowStatus.MASKED:
-            self._bits[begin : begin + size] = self._all
-            return [status, 0]
-        if forced := matcher.forced:
-            self._bits[begin : begin + size] = self._none
-            self._bits[begin + forced[0] // 8] = 1 << forced[0] % 8
-        return [status, len(forced), *forced]
+    def _row(self, slot: int, start: int, length: int) -> tuple[RowStatus, int]:
+        """Take over a slot's output; fill its mask and say which tokens are forced. Returns how many are of use."""
+        layout, words, known = self._layout, self._words, self._slots.get(slot)
+        if known is None:
+            words[layout.statuses + slot] = RowStatus.UNKNOWN
+            return RowStatus.UNKNOWN, 0
+        matcher, output = known.matcher, layout.outputs + slot * layout.max_model_len
+        if start < length:
+            words[output + length - 1] = words[layout.newest + slot]
+            matcher.output_is(start, words[output + start : output + length].tolist())
+        begin = 4 * layout.masks + slot * self._mask_bytes
+        end = begin + self._mask_bytes
+        status, forced = matcher.fill(self._address + begin, self._mask_bytes), matcher.forced
+        if forced:
+            self._bytes[begin:end] = self._none
+            self._bytes[begin + forced[0] // 8] = 1 << forced[0] % 8
+        elif status is RowStatus.MASKED and self._bytes[begin:end] == self._none:
+            status = RowStatus.NOTHING
+        words[layout.statuses + slot] = status
+        count = min(len(forced), MOST_FORCED) if known.may_jump else 0
+        words[layout.num_forced + slot] = count
+        if count > 1:
+            place = layout.forced + slot * MOST_FORCED
+            words[place : place + count] = array("i", forced[:count])
+        return status, count
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
 """The device's side of constrained rows: asks the processes that match for a step's masks, and takes them over.
 
 Whoever matches can fail: it is killed when it takes too long, or ends when it takes too much memory. Then the row that
-it was working on ends, and the others' matchers are made again in its successor from the tokens so far.
+it was working on ends, and the others' matchers are made again in its successor from the outputs so far, which are in
+memory that all share. What a step's rows have in common crosses in a few numbers, because the device waits for it.
 """
 
 import logging
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,7 +21,9 @@ from backend.errors import GrammarInvalid
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
-from backend.structured_output.frames import Op, RowStatus, receive_frame, send_frame
+from backend.structured_output.frames import Answer, RowStatus, receive_answer, send_frame
+from backend.structured_output.mask_time import MaskTime
+from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup
 from backend.structured_output.processes import GrammarProcesses, MatchingProcess
 
 log = logging.getLogger(__name__)
@@ -26,32 +32,22 @@ STEP_SECONDS = 2.0  # that a process may take for the masks of a step, far beyon
 _ATTEMPTS = 4  # of a frame whose failures no row is to blame for, and as many to have its grammars known
 
 
-@dataclass(slots=True, eq=False)
-class SlotOutput:
-    """The output of the sequence in a slot, as far as the host knows it, and how much of it its matcher has."""
-
-    slot: int
-    grammar: Grammar
-    num_prompt_tokens: int
-    may_jump: bool  # tokens that are forced may be taken before they are sampled
-    tokens: list[int]
-    matching: MatchingProcess | None = None  # that was told of it
-    num_told: int = 0  # tokens
-
-    def is_now(self, place: int, tokens: list[int]) -> None:
-        """Take note that the output from `place` on is these tokens."""
-        if self.tokens[place : place + len(tokens)] != tokens or len(self.tokens) != place + len(tokens):
-            self.tokens[place:] = tokens
-            self.num_told = min(self.num_told, place)
+ConstrainedRow = tuple[int, int, int, int]
+"""A row of a step whose grammar is asked which token may follow: its place in `Batch.sampled`, its slot, from where on
+its tokens stand in the slot's output, and the length of that output with them.
+"""
 
 
-class ConstrainedRow(NamedTuple):
-    """A row of a step whose grammar is asked which token may be sampled, or is told what its tokens are."""
+Chunk = tuple[int, int, list[int]]
+"""What a row computes of an output: its slot, the place of the first of these tokens, and the tokens."""
 
-    sample: int  # its place in `Batch.sampled`; -1: nothing is sampled behind it
-    output: SlotOutput
-    place: int  # in its output, of the first of its tokens; below 0: in the prompt
-    tokens: list[int] | None  # that the row computes; None: the one that its slot sampled last
+
+@dataclass(slots=True)
+class ConstrainedRows:
+    """The rows of a step that have a grammar."""
+
+    asked: list[ConstrainedRow]
+    chunks: list[Chunk]  # of rows behind the decodes, asked or not
 
 
 @dataclass(slots=True)
@@ -64,73 +60,94 @@ class Masks:
     forced: dict[int, list[int]] = field(default_factory=dict)  # by the same, the tokens that follow the sampled one
 
 
+class _Slot(NamedTuple):
+    """The sequence in a slot."""
+
+    grammar: Grammar
+    num_prompt_tokens: int
+    may_jump: bool  # tokens that are forced may be taken before they are sampled
+    process: int  # index of the one that matches
+
+
+class _Shared:
+    """The memory that is shared with the processes, see `SharedLayout`."""
+
+    def __init__(self, memory: Any, setup: ProcessSetup) -> None:
+        layout, seqs, words = setup.layout, setup.max_num_seqs, np.frombuffer(memory, np.int32)
+        self.nanoseconds = words[: layout.masks].view(np.int64)
+        self.masks = torch.from_numpy(words[layout.masks : layout.newest].reshape(seqs, -1))
+        self.newest, self.statuses, self.num_forced = words[layout.newest : layout.forced].reshape(3, seqs)
+        self.forced = words[layout.forced : layout.working_on].reshape(seqs, MOST_FORCED)
+        self.working_on = words[layout.working_on : layout.outputs]
+        self.outputs = words[layout.outputs :].reshape(seqs, -1)
+
+
 class TokenMasks:
-    """Keeps the output of each slot with a grammar. The thread that runs steps owns it, but for `num_failures`."""
+    """Asks for masks. The thread that runs steps owns it, but for what it counts and for `time`."""
 
     def __init__(self, processes: GrammarProcesses, jump_forward: bool = True) -> None:
         self.processes = processes
         self.jump_forward = jump_forward
-        self.seconds = 0.0  # that matching has taken so far, in whichever processes
+        self.time = MaskTime()
         self.num_rows = 0  # that had a mask
         self.num_failures = 0  # of rows
-        self.is_used = False  # any slot has had a grammar
-        self._memory: Tensor | None = None  # shared with the processes, int32
-        self._slots: dict[int, SlotOutput] = {}
+        self._memory: _Shared | None = None  # None: no slot has had a grammar
+        self._slots: dict[int, _Slot] = {}
+        self._new: set[int] = set()  # slots of which the process that matches them knows nothing
         self._number = 0  # of the question
         self._asked: dict[int, list[ConstrainedRow]] = {}  # by process
-        self._sent: dict[int, MatchingProcess] = {}
+        self._told: dict[int, MatchingProcess] = {}
 
     def admit(self, admitted: NewSequence) -> None:
         """Note that a sequence takes the slot; what the slot held before is forgotten."""
         sampling, slot, num_prompt = admitted.sampling, admitted.slot, admitted.num_prompt_tokens
         self._slots.pop(slot, None)
-        if sampling.grammar is not None:
+        if (grammar := sampling.grammar) is not None:
             may_jump = self.jump_forward and sampling.logprobs is None and not _depends_on_samples(sampling)
-            output = admitted.token_ids[num_prompt:]
-            self.is_used = True
-            self._slots[slot] = SlotOutput(slot, sampling.grammar, num_prompt, may_jump, output)
+            self._slots[slot] = _Slot(grammar, num_prompt, may_jump, self.processes.index_of(grammar))
+            self._new.add(slot)
+            self._extend(slot, 0, admitted.token_ids[num_prompt:])
+            self.time.admit(slot, grammar.owner)
 
-    def rows_of(self, batch: Batch) -> list[ConstrainedRow]:
-        """Return the rows of a batch that have a grammar, which is to be asked of when the batch runs."""
-        known = self._slots
+    def sampled(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """Take note of what slots have sampled, before the next step asks about it."""
+        if self._memory is not None:
+            self._memory.newest[slots] = tokens
+
+    def rows_of(self, batch: Batch) -> ConstrainedRows | None:
+        """Return the rows of a batch that have a grammar, which is to be asked of when the batch runs; None: none."""
+        known, starts, lengths, first = self._slots, batch.starts, batch.lengths, batch.num_decodes
         if not known:
-            return []
-        rows, first, slots = [], batch.num_decodes, batch.sampled_slots
-        for index, row in enumerate(batch.sampled):
-            if (output := known.get(slots[index])) is not None:
-                tokens = None if row < first else _tokens_of(batch, row)
-                rows.append(ConstrainedRow(index, output, batch.starts[row] - output.num_prompt_tokens, tokens))
-        if len(batch.slots) > first:
-            sampled = set(batch.sampled)
-            for row in range(first, len(batch.slots)):
-                output = known.get(batch.slots[row])
-                if output is not None and row not in sampled:
-                    place = batch.starts[row] - output.num_prompt_tokens
-                    rows.append(ConstrainedRow(-1, output, place, _tokens_of(batch, row)))
-        return rows
+            return None
+        asked, chunks, end = list[ConstrainedRow](), list[Chunk](), 0
+        for sample, (row, slot) in enumerate(zip(batch.sampled, batch.sampled_slots, strict=True)):
+            if slot in known:
+                start = starts[row] - known[slot].num_prompt_tokens
+                asked.append((sample, slot, max(0, start), max(0, start + lengths[row])))
+        for row in range(first, len(batch.slots)):
+            slot, end = batch.slots[row], end + lengths[row]
+            if slot in known:
+                start = starts[row] - known[slot].num_prompt_tokens
+                if tokens := batch.token_ids[end - lengths[row] + max(0, -start) : end]:
+                    chunks.append((slot, max(0, start), tokens))
+        return ConstrainedRows(asked, chunks) if asked or chunks else None
 
-    def ask(self, rows: list[ConstrainedRow], newest: Callable[[list[int]], list[int]]) -> None:
-        """Ask for the masks of a step. `newest` returns what slots have sampled last, for which it may wait."""
-        decodes = [row.output.slot for row in rows if row.tokens is None]
-        drawn = dict(zip(decodes, newest(decodes), strict=True)) if decodes else {}
-        self._asked, self._sent, self._number = {}, {}, (self._number + 1) % 2**31
-        for row in rows:
-            output = row.output
-            if row.tokens is None:
-                output.is_now(row.place, [drawn[output.slot]])
-            elif row.place + len(row.tokens) > 0:
-                output.is_now(max(0, row.place), row.tokens[max(0, -row.place) :])
-            if row.sample >= 0:
-                self._asked.setdefault(self.processes.index_of(output.grammar), []).append(row)
+    def ask(self, rows: ConstrainedRows) -> None:
+        """Ask for the masks of a step, once it is known what the slots that decode have sampled last."""
+        for chunk in rows.chunks:
+            self._extend(*chunk)
+        self._number = (self._number + 1) % 2**31
+        self._asked = {}
+        for row in rows.asked:
+            self._asked.setdefault(self._slots[row[1]].process, []).append(row)
         for index, asked in self._asked.items():
             self._send(index, asked)
 
     def answer(self) -> Masks:
         """Wait for the masks that were asked for."""
-        setup = self.processes.setup
-        words = self._shared()[: setup.max_num_seqs * setup.num_words].view(setup.max_num_seqs, setup.num_words)
-        masks = Masks({row.sample: row.output.slot for asked in self._asked.values() for row in asked}, words)
+        masks = Masks({}, self._shared.masks)
         for index, asked in self._asked.items():
+            masks.slots.update([row[:2] for row in asked])
             self._receive(index, asked, masks)
         self.num_rows += len(masks.slots)
         self.num_failures += len(masks.failed)
@@ -138,24 +155,36 @@ class TokenMasks:
             del masks.slots[row]
         return masks
 
-    def _shared(self) -> Tensor:
+    @property
+    def _shared(self) -> _Shared:
         if self._memory is None:
-            self._memory = torch.frombuffer(self.processes.memory.bytes, dtype=torch.int32)
+            self._memory = _Shared(self.processes.memory.bytes, self.processes.setup)
+            self.time.nanoseconds = self._memory.nanoseconds
         return self._memory
 
-    def _send(self, index: int, rows: Iterable[ConstrainedRow]) -> None:
+    def _extend(self, slot: int, start: int, tokens: list[int]) -> None:
+        """Take note that a slot's output from `start` on is these tokens."""
+        shared = self._shared
+        if tokens:
+            shared.outputs[slot, start : start + len(tokens)] = tokens
+            shared.newest[slot] = tokens[-1]
+
+    def _send(self, index: int, rows: list[ConstrainedRow]) -> None:
         """Send what a process has to know and is asked; where it is gone, `_receive` finds that out."""
         process = self.processes.matching(index)
-        self._sent[index] = process
-        frame = array("i", [self._number])
-        for row in rows:
-            output = row.output
-            if output.matching is not process:
-                output.matching, output.num_told = process, 0
-                frame.extend((Op.ADMIT, output.slot, *array("i", output.grammar.hash), 0))
-            told = output.tokens[output.num_told :]
-            frame.extend((Op.ROW, output.slot, output.num_told, len(told), *told))
-            output.num_told = len(output.tokens)
+        if self._told.get(index) is not process:
+            self._told[index] = process
+            self._new.update([slot for slot, known in self._slots.items() if known.process == index])
+        new = [slot for _, slot, _, _ in rows if slot in self._new] if self._new else []
+        frame = array("i", (self._number, len(new)))
+        for slot in new:
+            frame.append(slot)
+            frame.frombytes(self._slots[slot].grammar.hash)
+            frame.append(self._slots[slot].may_jump)
+        if new:
+            rows = [(sample, slot, 0 if slot in new else start, length) for sample, slot, start, length in rows]
+        frame.extend(chain.from_iterable(rows))
+        self._new.difference_update(new)
         try:
             process.steps.settimeout(STEP_SECONDS)
             send_frame(process.steps, frame.tobytes())
@@ -164,21 +193,19 @@ class TokenMasks:
 
     def _receive(self, index: int, rows: list[ConstrainedRow], masks: Masks) -> None:
         """Wait for a process's answer; ask again what is left of it where it fails."""
-        attempts, rounds = 0, 0
+        failures, rounds = 0, 0
         while rows:
-            process = self._sent[index]
+            process = self._told[index]
             try:
-                answer = array("i", receive_frame(process.steps))
-                while answer[0] != self._number:  # to a question that nobody has waited for
-                    answer = array("i", receive_frame(process.steps))
+                answer = receive_answer(process.steps, self._number)
             except (EOFError, OSError) as error:
-                attempts += 1
-                rows = self._after_failure(index, process, rows, masks, error, attempts)
+                failures += 1
+                rows = self._after_failure(index, process, rows, masks, error, failures)
             else:
                 rows = self._take(process, answer, rows, masks)
                 rounds += 1
                 if rounds > 2 * _ATTEMPTS:
-                    masks.failed += [row.sample for row in rows]
+                    masks.failed += [sample for sample, *_ in rows]
                     return
             if rows:
                 self._send(index, rows)
@@ -190,44 +217,44 @@ class TokenMasks:
         rows: list[ConstrainedRow],
         masks: Masks,
         error: Exception,
-        attempts: int,
+        failures: int,
     ) -> list[ConstrainedRow]:
         """Return the rows to ask for again: not the one that a process was working on when it failed."""
-        place = index - self.processes.num_matching  # from the end
-        blamed = int(self._shared()[place])
-        self._shared()[place] = -1
+        blamed = int(self._shared.working_on[index])
+        self._shared.working_on[index] = -1
         log.error(
             "grammar process %d ends working on slot %d: %s", process.pid, blamed, str(error) or type(error).__name__
         )
         self.processes.lost(process)
-        failed = [row for row in rows if row.output.slot == blamed or attempts == _ATTEMPTS]
-        masks.failed += [row.sample for row in failed]
+        failed = [row for row in rows if row[1] == blamed or failures == _ATTEMPTS]
+        masks.failed += [sample for sample, *_ in failed]
         return [row for row in rows if row not in failed]
 
     def _take(
-        self, process: MatchingProcess, answer: "array[int]", rows: list[ConstrainedRow], masks: Masks
+        self, process: MatchingProcess, answer: Answer, rows: list[ConstrainedRow], masks: Masks
     ) -> list[ConstrainedRow]:
         """Take over an answer; returns the rows whose grammars were not known, and are now."""
-        self.seconds += answer.pop() / 1e6
-        place, again = 1, []
-        for row in rows:
-            status, count = answer[place], answer[place + 1]
-            forced = answer[place + 2 : place + 2 + count].tolist()
-            place += 2 + count
-            if status == RowStatus.UNKNOWN:
-                row.output.matching = None
+        shared = self._shared
+        if answer.num_jumping:
+            counts: list[int] = shared.num_forced.tolist()
+            for sample, slot, _, _ in rows:
+                if counts[slot] > 1:
+                    masks.forced[sample] = shared.forced[slot, 1 : counts[slot]].tolist()
+        again = []
+        for row in rows if answer.num_unmasked else ():
+            sample, slot, _, _ = row
+            if shared.statuses[slot] == RowStatus.UNKNOWN:
+                self._new.add(slot)
                 try:
-                    process.compile(row.output.grammar)
+                    process.compile(self._slots[slot].grammar)
                 except GrammarInvalid:
-                    masks.failed.append(row.sample)
+                    masks.failed.append(sample)
                     continue
                 except (EOFError, OSError):
                     process.kill()
                 again.append(row)
-            elif status != RowStatus.MASKED:
-                masks.failed.append(row.sample)
-            elif len(forced) > 1 and row.output.may_jump:
-                masks.forced[row.sample] = forced[1:]
+            elif shared.statuses[slot] != RowStatus.MASKED:
+                masks.failed.append(sample)
         return again
 
 
@@ -235,9 +262,3 @@ def _depends_on_samples(sampling: SamplingParams) -> bool:
     """Return True if more than a grammar says which tokens may follow, or if the device counts what it has sampled."""
     restricts = sampling.bad_words or sampling.allowed_token_ids is not None or sampling.min_tokens
     return sampling.penalised or bool(restricts)
-
-
-def _tokens_of(batch: Batch, row: int) -> list[int]:
-    """Return the tokens that a row behind the decodes computes."""
-    begin = sum(batch.lengths[batch.num_decodes : row])
-    return batch.token_ids[begin : begin + batch.lengths[row]]

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+MOST_FORCED = 64  # tokens that are told to be forced at a time
+
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputOptions:
@@ -14,6 +16,27 @@ class StructuredOutputOptions:
     match_bytes: int = 2 << 30  # that matching may take, in each process
 
 
+class SharedLayout:
+    """The memory that all share: where each part begins, in words of 32 bits. All but one have an entry for each slot.
+
+    The engine writes outputs and newest tokens before it asks; who matches writes the rest before it answers, and keeps
+    the newest tokens in the outputs. Pages that nobody has written to take no memory.
+    """
+
+    def __init__(self, num_seqs: int, max_model_len: int, num_words: int, num_processes: int) -> None:
+        self.num_words = num_words  # of a mask
+        self.max_model_len = max_model_len
+        self.nanoseconds = 0  # [slots] of 64 bits: what rows have taken of processors since the start
+        self.masks = 2 * num_seqs  # [slots, words]; bit t % 32 of word t // 32: token t is allowed
+        self.newest = self.masks + num_seqs * num_words  # [slots], tokens
+        self.statuses = self.newest + num_seqs  # [slots], of `RowStatus`
+        self.num_forced = self.statuses + num_seqs  # [slots]
+        self.forced = self.num_forced + num_seqs  # [slots, MOST_FORCED], tokens that the grammar forces next
+        self.working_on = self.forced + num_seqs * MOST_FORCED  # [processes], the slot that each works on, or -1
+        self.outputs = self.working_on + num_processes  # [slots, max_model_len], tokens
+        self.num_bytes = 4 * (self.outputs + num_seqs * max_model_len)
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessSetup:
     """Says what a grammar process has to know, as its first frame in JSON."""
@@ -22,16 +45,11 @@ class ProcessSetup:
     vocab_size: int
     end_tokens: list[int]
     max_num_seqs: int
+    max_model_len: int
     options: StructuredOutputOptions
 
     @property
-    def num_words(self) -> int:
-        """The 32-bit words of a mask."""
-        return -(-self.vocab_size // 32)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Return the size of the memory that all share: a mask for each slot, and of each process that matches the slot
-        that it is working on.
-        """
-        return 4 * (self.max_num_seqs * self.num_words + self.options.num_processes)
+    def layout(self) -> SharedLayout:
+        """The layout of the memory that all share."""
+        num_words = -(-self.vocab_size // 32)
+        return SharedLayout(self.max_num_seqs, self.max_model_len, num_words, self.options.num_processes)

@@ -87,7 +87,7 @@ class GrammarProcesses:
         """The memory that masks are written to."""
         with self._lock:
             if self._memory is None:
-                self._memory = SharedMemory(self.setup.shared_bytes)
+                self._memory = SharedMemory(self.setup.layout.num_bytes)
             return self._memory
 
     def start(self) -> None:

@@ -1,45 +1,16 @@
 """A step with rows that have a grammar: their masks are filled while the step computes, and applied to its logits."""
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from backend.config import EngineConfig
 from backend.kernels.ops import Ops
 from backend.scheduler.batch import NO_TOKEN_ALLOWED, StepOutput
-from backend.structured_output.masks import ConstrainedRow, Masks, TokenMasks
-from backend.worker.staging import Staged
-
-Newest = Callable[[list[int]], list[int]]
-"""Returns what slots have sampled last, for which it may wait."""
-
-
-def _nothing(_: list[int]) -> list[int]:
-    return []
-
-
-class NewestTokens:
-    """Keeps on the host what each slot has sampled last, while any slot has a grammar.
-
-    Where steps run ahead, whoever launches one waits for the step before it, as another thread does.
-    """
-
-    def __init__(self, max_num_seqs: int) -> None:
-        self._tokens: npt.NDArray[np.int64] = np.zeros(max_num_seqs, np.int64)
-
-    def sampled(self, staged: Staged) -> None:
-        """Take note of the tokens of a step that is done, before its memory is used for another."""
-        count = staged.num_sampled
-        self._tokens[staged.piece.numbers.sampled_slots[:count]] = staged.piece.tokens[:count].numpy()
-
-    def of(self, slots: Sequence[int]) -> list[int]:
-        tokens: list[int] = self._tokens[slots].tolist()
-        return tokens
-
+from backend.structured_output.masks import ConstrainedRows, Masks, TokenMasks
 
 class MaskBuffers:
     """Memory for masks on their way to a device, one for each step that may be in flight; on a CPU there is none."""
@@ -52,35 +23,40 @@ class MaskBuffers:
 
     def place(self, masks: Masks, num_rows: int) -> tuple[Tensor, Tensor]:
         """Return masks [masks, words] and the mask of each row [rows] int32, -1 where it has none, on the device."""
-        indices = torch.full((num_rows,), -1, dtype=torch.int32)
-        rows = list(masks.slots)
-        if self._device.type == "cpu":
-            indices[rows] = torch.tensor(list(masks.slots.values()), dtype=torch.int32)
-            return masks.words, indices
-        indices[rows] = torch.arange(len(rows), dtype=torch.int32)
+        indices, slots = [-1] * num_rows, list(masks.slots.values())
+        is_copied = self._device.type != "cpu"
+        for row, mask in zip(masks.slots, range(len(slots)) if is_copied else slots, strict=True):
+            indices[row] = mask
+        if not is_copied:
+            return masks.words, torch.frombuffer(array("i", indices), dtype=torch.int32)
         if len(self._pinned) < self._count:
             size = (self._num_seqs, masks.words.shape[1])
             self._pinned.append(torch.empty(size, dtype=torch.int32, pin_memory=True))
         else:
             self._pinned.append(self._pinned.pop(0))
-        words = torch.index_select(
-            masks.words, 0, torch.tensor(list(masks.slots.values())), out=self._pinned[-1][: len(rows)]
-        )
+        words = torch.index_select(masks.words, 0, torch.tensor(slots), out=self._pinned[-1][: len(slots)])
         move: dict[str, Any] = {"device": self._device, "non_blocking": True}
-        return words.to(**move), indices.pin_memory().to(**move)
+        return words.to(**move), torch.tensor(indices, dtype=torch.int32, pin_memory=True).to(**move)
 
 
 class ConstrainedStep:
     """The rows of one step that have a grammar, from its launch to its output."""
 
-    def __init__(self, rows: list[ConstrainedRow], masks: TokenMasks, buffers: MaskBuffers, newest: Newest) -> None:
-        self._rows, self._masks, self._buffers, self._newest = rows, masks, buffers, newest
+    def __init__(
+        self, rows: ConstrainedRows, masks: TokenMasks, buffers: MaskBuffers, before: Callable[[], None]
+    ) -> None:
+        """`before` returns once `TokenMasks.sampled` has what the step before has sampled."""
+        self._masks, self._buffers = masks, buffers
+        self._pending: tuple[ConstrainedRows, Callable[[], None]] | None = rows, before
         self._taken: Masks | None = None
 
     def ask(self) -> None:
         """Ask for the masks, once the tokens are known that the step computes."""
-        self._masks.ask(self._rows, self._newest)
-        self._rows, self._newest = [], _nothing  # which refer to the step before
+        assert self._pending is not None
+        rows, before = self._pending
+        self._pending = None  # it refers to the step before
+        before()
+        self._masks.ask(rows)
 
     def constrain(self, logits: Tensor, ops: Ops) -> None:
         """Wait for the masks, and forbid in `logits` [rows, vocab] fp32 what they do not allow."""

@@ -19,7 +19,7 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence, StepOutput
 from backend.structured_output.masks import TokenMasks
 from backend.worker import calibration, warm_up
-from backend.worker.constrained_step import ConstrainedStep, MaskBuffers, NewestTokens
+from backend.worker.constrained_step import ConstrainedStep, MaskBuffers
 from backend.worker.cuda_graphs import StepGraphs
 from backend.worker.device_errors import explained, is_device_error, is_out_of_memory
 from backend.worker.device_sampler import DeviceSampler
@@ -68,9 +68,9 @@ class LaunchedStep:
 
     def note_tokens(self) -> None:
         """Have the tokens known to steps behind this one, which is done, where any may need them."""
-        masks = self.runner.masks
-        if masks is not None and masks.is_used:
-            self.runner.newest_tokens.sampled(self.staged)
+        if self.runner.masks is not None:
+            piece, count = self.staged.piece, self.staged.num_sampled
+            self.runner.masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
 
 
 class ModelRunner:
@@ -110,7 +110,6 @@ class ModelRunner:
         self._asked_logprobs = AskedLogprobs(decoder.config.vocab_size, self.device)
         self._swapper = Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None
         self.masks: TokenMasks | None = None  # of sequences with a grammar; None: there can be none
-        self.newest_tokens = NewestTokens(seqs)
         self._mask_buffers = MaskBuffers(config, self.device)
         self._launched: LaunchedStep | None = None  # the last, where steps run before they are waited for
         self._staged: deque[Staged] = deque()  # steps launched and not completed
@@ -242,17 +241,16 @@ class ModelRunner:
 
     def _constrain(self, batch: Batch) -> ConstrainedStep | None:
         """Return what is to be done for the rows of a batch that have a grammar; None where none has."""
-        if self.masks is None or not (rows := self.masks.rows_of(batch)):
+        if self.masks is None or (rows := self.masks.rows_of(batch)) is None:
             return None
-        before, newest_tokens = self._launched, self.newest_tokens
+        launched = self._launched
 
-        def newest(slots: list[int]) -> list[int]:
-            if before is not None:
-                before.running.wait()
-                before.note_tokens()
-            return newest_tokens.of(slots)
+        def before() -> None:
+            if launched is not None:
+                launched.running.wait()
+                launched.note_tokens()
 
-        return ConstrainedStep(rows, self.masks, self._mask_buffers, newest)
+        return ConstrainedStep(rows, self.masks, self._mask_buffers, before)
 
     @torch.inference_mode()
     def _run(
@@ -299,7 +297,7 @@ class ModelRunner:
         if logprobs is not None:
             logprobs.pick(tokens)
         self._last_tokens.index_copy_(0, self._received.sampled_slots[: staged.num_sampled], tokens)
-        if constrained is not None or choice.restricts:
+        if choice.restricts:
             tokens = where_allowed(logits, tokens)
         staged.piece.tokens[: staged.num_sampled].copy_(tokens.where(is_drawn, NO_TOKEN), non_blocking=True)
 

@@ -65,7 +65,7 @@ def optional(count: int) -> dict[str, Any]:
 @contextmanager
 def running_processes(num_seqs: int = 8, **options: Any) -> Iterator[GrammarProcesses]:
     chosen = StructuredOutputOptions(**options)
-    setup = ProcessSetup(str(MODEL / "tokenizer.json"), CONFIG.vocab_size, [END], num_seqs, chosen)
+    setup = ProcessSetup(str(MODEL / "tokenizer.json"), CONFIG.vocab_size, [END], num_seqs, CONFIG.max_position, chosen)
     processes = GrammarProcesses(setup)
     try:
         yield processes

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from backend.grammar import Grammar
@@ -64,8 +65,16 @@ class Rows:
         return batch
 
     def ask(self, batch: Batch) -> Masks:
-        self.masks.ask(self.masks.rows_of(batch), lambda slots: [self.outputs[slot][-1] for slot in slots])
+        self.send(batch)
         return self.masks.answer()
+
+    def send(self, batch: Batch) -> None:
+        """Asks for the masks of a step, once its decodes' tokens are known to have been sampled."""
+        decodes = np.array(batch.slots[: batch.num_decodes], np.int64)
+        self.masks.sampled(decodes, np.array([self.outputs[slot][-1] for slot in decodes], np.int64))
+        rows = self.masks.rows_of(batch)
+        assert rows is not None
+        self.masks.ask(rows)
 
     def allowed(self, taken: Masks) -> dict[int, set[int]]:
         """Returns by slot which tokens a step's masks allow."""
@@ -136,8 +145,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(processes: Gr
     rows = Rows(processes, [PERSON])
     for _ in range(6):
         rows.run()
-        asked = rows.masks.rows_of(rows.batch())
-        rows.masks.ask(asked, lambda slots: [rows.outputs[slot][-1] for slot in slots])
+        rows.send(rows.batch())
     assert rows.outputs == undisturbed.outputs
 
 
@@ -165,11 +173,9 @@ def test_a_row_that_a_process_ends_with_fails_and_its_neighbours_go_on(processes
     real = processes.matching(index)
     doomed = MatchingProcess(real.pid, [ours, real.links[1]])
     processes._matching[index] = doomed
-    batch = rows.batch()
-    asked = rows.masks.rows_of(batch)
-    rows.masks.ask(asked, lambda slots: [rows.outputs[slot][-1] for slot in slots])
+    rows.send(rows.batch())
     receive_frame(theirs)
-    rows.masks._shared()[index - 2] = 1  # it works on slot 1
+    rows.masks._shared.working_on[index] = 1
     theirs.close()
     taken = rows.masks.answer()
     real.steps.close()
