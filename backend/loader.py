@@ -94,7 +94,7 @@ def load_model(
 
 
 def constrain(runner: ModelRunner, directory: Path, config: ModelConfig, options: StructuredOutputOptions) -> None:
-    """Let answers have grammars; their processes start when the first is asked for."""
+    """Let answers have grammars; their processes are not started yet."""
     if options.num_processes and config.eos_token_ids:
         path, end_tokens = str(directory / "tokenizer.json"), list(config.eos_token_ids)
         seqs, length = runner.config.max_num_seqs, runner.config.max_model_len

@@ -280,6 +280,8 @@ async def serve_engine(
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
         engine.start()
+        if service.grammars is not None:
+            service.grammars.start()
         await service.follow_policies()
         watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)

@@ -145,6 +145,13 @@ class GrammarCompiler:
         self._idle: SimpleQueue[ForkedProcess] = SimpleQueue()
         self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
 
+    def start(self) -> None:
+        """Have the processes start that the first grammar needs, which takes seconds where the vocabulary is large.
+
+        What is wrong with it, whoever asks for a grammar is told.
+        """
+        self._threads.submit(self.processes.matching, 0)
+
     async def acquire(self, grammar: Grammar) -> CompiledGrammar:
         """Return a grammar that was compiled, and stays so until it is released. What only waits may be cancelled.
 

@@ -7,7 +7,6 @@ memory that all share. What a step's rows have in common crosses in a few number
 
 import logging
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 from backend.structured_output.frames import Answer, RowStatus, receive_answer, send_frame
-from backend.structured_output.mask_time import MaskTime
 from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup
 from backend.structured_output.processes import GrammarProcesses, MatchingProcess
 
@@ -83,12 +81,11 @@ class _Shared:
 
 
 class TokenMasks:
-    """Asks for masks. The thread that runs steps owns it, but for what it counts and for `time`."""
+    """Asks for masks. The thread that runs steps owns it, but for what it counts."""
 
     def __init__(self, processes: GrammarProcesses, jump_forward: bool = True) -> None:
         self.processes = processes
         self.jump_forward = jump_forward
-        self.time = MaskTime()
         self.num_rows = 0  # that had a mask
         self.num_failures = 0  # of rows
         self._memory: _Shared | None = None  # None: no slot has had a grammar
@@ -107,7 +104,7 @@ class TokenMasks:
             self._slots[slot] = _Slot(grammar, num_prompt, may_jump, self.processes.index_of(grammar))
             self._new.add(slot)
             self._extend(slot, 0, admitted.token_ids[num_prompt:])
-            self.time.admit(slot, grammar.owner)
+            self.processes.mask_time.admit(slot, grammar.owner)
 
     def sampled(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Take note of what slots have sampled, before the next step asks about it."""
@@ -159,7 +156,7 @@ class TokenMasks:
     def _shared(self) -> _Shared:
         if self._memory is None:
             self._memory = _Shared(self.processes.memory.bytes, self.processes.setup)
-            self.time.nanoseconds = self._memory.nanoseconds
+            self.processes.mask_time.nanoseconds = self._memory.nanoseconds
         return self._memory
 
     def _extend(self, slot: int, start: int, tokens: list[int]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from backend.errors import GrammarInvalid
 from backend.grammar import Grammar
 from backend.structured_output.frames import receive_frame, send_frame
+from backend.structured_output.mask_time import MaskTime
 from backend.structured_output.process_setup import ProcessSetup
 from backend.structured_output.shared_memory import SharedMemory
 
@@ -65,13 +66,14 @@ class MatchingProcess(ForkedProcess):
 class GrammarProcesses:
     """Owns the processes of one engine; every method may be called by any thread, and blocks.
 
-    They are started when they are first needed. Whoever finds one gone asks for another in its place.
+    They are started when one is first asked for. Whoever finds one gone asks for another in its place.
     """
 
     def __init__(self, setup: ProcessSetup) -> None:
         self.setup = setup
         self.num_matching = setup.options.num_processes
         self.num_restarts = 0
+        self.mask_time = MaskTime()
         self._memory: SharedMemory | None = None
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None

@@ -12,6 +12,7 @@ from backend.kernels.ops import Ops
 from backend.scheduler.batch import NO_TOKEN_ALLOWED, StepOutput
 from backend.structured_output.masks import ConstrainedRows, Masks, TokenMasks
 
+
 class MaskBuffers:
     """Memory for masks on their way to a device, one for each step that may be in flight; on a CPU there is none."""
 

@@ -87,6 +87,8 @@ class InProcessGeneration:
                 self._extender.close()
             for stream in self.streams:
                 self._client.service.admission.leave(stream)
+            if self.streams and self.streams[0].sequence.sampling.grammar is not None:
+                self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
             self._release()
             self._grant.close()
@@ -233,6 +235,12 @@ class InProcessClient:
 
     def _charge_compiling(self, tenant: str) -> None:
         if seconds := self._unpaid.pop(tenant, 0.0):
+            self.service.admission.charge(tenant, seconds)
+
+    def charge_masks(self, tenant: str) -> None:
+        """Charge what masks for the tenant's rows have taken of processors since it was last charged for them."""
+        grammars = self.service.grammars
+        if grammars is not None and (seconds := grammars.processes.mask_time.take(tenant)):
             self.service.admission.charge(tenant, seconds)
 
     async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:

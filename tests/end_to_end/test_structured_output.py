@@ -17,7 +17,7 @@ from tests.gateway.server_process import eventually
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
 MODEL = "embedded"
-POLICY = "tenants: {acme: {}, other: {}}"
+POLICY = "tenants: {acme: {}, other: {}, third: {}}"
 HI = [{"role": "user", "content": "Count from 3 to 12."}]
 
 
@@ -48,13 +48,20 @@ class Site(TenantSite):
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["one process", "HTTP worker"])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    flags = ("--http-workers", str(request.param), "--refused-per-second", "10000")
-    with tenant_site(Site, tmp_path_factory.mktemp("structured"), POLICY, *flags) as site:
+    path = tmp_path_factory.mktemp("structured")
+    flags = ("--http-workers", str(request.param), "--refused-per-second", "10000", "--event-log", str(path / "events"))
+    with tenant_site(Site, path, POLICY, *flags) as site:
         yield site
 
 
 def schema(value: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": value, "strict": True}}
+
+
+def charges(site: Site, tenant: str) -> list[float]:
+    """What the event log says that a tenant was charged for beside the engine, in seconds."""
+    entries = [json.loads(line) for line in (site.policy.parent / "events").read_text().splitlines()]
+    return [entry[3] for entry in entries if entry[0] == "charge" and entry[2] == tenant]
 
 
 def grammar_processes(site: Site) -> list[int]:
@@ -136,6 +143,16 @@ def test_an_answer_that_may_have_no_token_ends_with_an_error_of_its_own(site: Si
             model=MODEL, messages=HI, extra_body={"structured_outputs": {"choice": ["yes"]}, "min_tokens": 20}
         )
     assert (error.value.status_code, error.value.code) == (400, "no_token_allowed")
+
+
+def test_masks_are_charged_once_an_answer_to_the_tenant_that_they_were_for(site: Site) -> None:
+    for _ in range(3):
+        site.text("third", structured={"regex": "[p-t]{30}"})  # compiled once, which is charged too
+    site.text("third", max_tokens=5)
+    before = len(charges(site, "other"))
+    site.text("other", structured={"choice": ["last"]})
+    eventually(lambda: len(charges(site, "other")) == before + 2)
+    assert [0 < seconds < 1 for seconds in charges(site, "third")] == 4 * [True]
 
 
 def test_killed_grammar_processes_come_back_and_answers_that_run_are_whole(site: Site) -> None:

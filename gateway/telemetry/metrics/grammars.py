@@ -36,7 +36,12 @@ def count_grammars(registry: Registry, sources: GrammarSources | None, counters:
     )
     registry.read(asked, compiled)
     total("sluice.grammar.compile", "Processor time to compile grammars.", lambda one: one.compiler.seconds, "s")
-    total("sluice.grammar.mask", "Processor time of grammar processes for masks.", lambda one: one.masks.time.seconds, "s")
+    total(
+        "sluice.grammar.mask",
+        "Processor time of grammar processes for masks.",
+        lambda one: one.masks.processes.mask_time.seconds,
+        "s",
+    )
     total("sluice.grammar.rows", "Rows of steps that had a mask.", lambda one: one.masks.num_rows)
     total("sluice.grammar.failures", "Rows that no token could follow.", lambda one: one.masks.num_failures)
     total("sluice.grammar.restarts", "Grammar processes that ended.", lambda one: one.masks.processes.num_restarts)

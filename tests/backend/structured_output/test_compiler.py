@@ -26,6 +26,14 @@ def compiler(processes: GrammarProcesses) -> GrammarCompiler:
     return GrammarCompiler(processes)
 
 
+def test_who_matches_is_started_before_anything_is_asked_for() -> None:
+    with running_processes() as processes:
+        compiler = GrammarCompiler(processes)
+        compiler.start()
+        compiler._threads.shutdown()
+        assert processes._matching != [None]
+
+
 def test_what_is_compiled_is_kept_for_its_owner_alone(compiler: GrammarCompiler) -> None:
     charged: list[tuple[str, float]] = []
     compiler.on_compiled.append(lambda owner, seconds: charged.append((owner, seconds)))

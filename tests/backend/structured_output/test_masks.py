@@ -105,6 +105,22 @@ def test_rows_of_several_owners_match_and_others_are_left_alone(processes: Gramm
     assert rows.masks.num_rows == 162
 
 
+def test_what_rows_take_of_a_processor_is_their_owners(processes: GrammarProcesses) -> None:
+    time = processes.mask_time
+    for owner in ("", "b"):
+        time.take(owner)
+    rows = Rows(processes, [PERSON, None, regex("ab+", "b")])
+    for _ in range(5):
+        rows.run()
+    first = time.take("b")
+    rows.admit([PERSON, PERSON, PERSON], [[], [], []])
+    rows.run()
+    assert 0 < first < time.seconds
+    assert time.take("b") == 0
+    assert 0 < time.take("") < time.seconds
+    assert time.take("") == 0
+
+
 def test_forced_tokens_are_told_where_they_may_be_taken_at_once(processes: GrammarProcesses) -> None:
     rows = Rows(processes, [PERSON, regex("ab+", "b")])
     told = dict[int, list[int]]()
