@@ -1,27 +1,49 @@
-"""What answers that match a schema cost: python -m benchmarks.structured FOLDER [--schemas 200]
+"""What answers that match a schema cost and gain: python -m benchmarks.structured FOLDER [--schemas 200]
 
-FOLDER as `benchmarks.json_schemas` takes it. In one run, offline, on the embedded model (real): tokens per second of 32
-rows with 32 schemas, held against the same numbers of tokens that match nothing, with tokens that are forced sampled
-one by one, and taken at once.
+FOLDER as `benchmarks.json_schemas` takes it. In one run, offline, on the embedded model (real), 32 rows with 32 schemas,
+tokens per second held against those of rows without a grammar:
+
+cost    each row draws what the model says, and the rows it is held against draw as many tokens; a token that a grammar
+        forces is sampled like any other
+gain    each row says a valid instance of its schema, as a model would that knows it: the tokens are drawn as ever, and
+        then those of the instance are taken, which its mask has to allow; once with tokens that are forced sampled one
+        by one, and once taken at once. The rows that it is held against say the same tokens
 """
 
+import ctypes
+import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from backend.grammar import Grammar
 from backend.llm import LLM
+from backend.model.hub import resolve_model
 from backend.sampling_params import SamplingParams
+from backend.scheduler.batch import NewSequence
 from backend.sizing import EngineOptions
+from backend.structured_output.compile import compile_grammar, make_tokenizer
+from backend.structured_output.frames import RowStatus
+from backend.structured_output.matching import SlotMatcher
+from backend.worker.model_runner import StepSampler
+from backend.worker.sampler import Choice
+from backend.worker.staging import Staged
 from benchmarks.json_schemas import SEED, try_schemas
 from benchmarks.report import Report, scenario_parser
 from gateway.settings.machine import spare_cores
 
-ROWS, TOKENS, RUNS = 32, 96, 7
+ROWS, TOKENS, RUNS = 32, 96, 9
+SHORTEST, LONGEST = 32, 512  # instances in tokens
 COST, GAIN = 0.97, 1.3
+FREE, ONE_BY_ONE, AT_ONCE = "unconstrained", "sampled one by one", "forced at once"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,53 +52,159 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--schemas", type=int, default=200, help="to choose from (default: %(default)s)")
     options = parser.parse_args(arguments)
     report = Report("structured", options.quick)
-    taken = [grammar for _, _, grammar in try_schemas(options.folder, options.schemas, SEED).taken]
+    taken = try_schemas(options.folder, options.schemas, SEED).taken
+    Random(SEED).shuffle(taken)
     torch.set_num_threads(spare_cores())  # as the server has them: another core is left to who matches
     llm = LLM("embedded", EngineOptions(max_num_seqs=ROWS))
-    table = _throughput(llm, Random(SEED).sample(taken, ROWS), 1 if options.quick else options.runs, report)
-    report.add_table(f"{ROWS} rows, {ROWS} schemas, {TOKENS} tokens each", table)
+    runs = 1 if options.quick else options.runs
+    cost = _cost(llm, [grammar for _, _, grammar in taken[:ROWS]], runs)
+    report.at_least("tokens/s with masks, of those without", cost[ONE_BY_ONE].of_free, COST)
+    report.add_table(f"{ROWS} rows, {ROWS} schemas, {TOKENS} tokens each, as the model says", _table(cost))
+    scripts = _scripts(options.folder, taken, llm)
+    gain = _gain(llm, scripts, runs)
+    report.at_least("tokens/s with forced tokens at once, of those without masks", gain[AT_ONCE].of_free, GAIN)
+    report.add_table(f"{ROWS} rows, {ROWS} schemas, a valid instance each", _table(gain))
     return report.finish(options.results)
 
 
-def _throughput(llm: LLM, grammars: list[Grammar], runs: int, report: Report) -> list[dict[str, object]]:
-    masks = llm.model.runner.masks
-    assert masks is not None
-    rates: dict[str, list[float]] = {"unconstrained": [], "sampled one by one": [], "forced at once": []}
-    shares = []
-    for n in range(runs + 1):
-        counts = [0] * ROWS
-        for kind in ("sampled one by one", "unconstrained", "forced at once"):
-            masks.jump_forward = kind == "forced at once"
-            constrained = kind != "unconstrained"
-            sampling = [
-                SamplingParams(seed=n, max_tokens=TOKENS, grammar=grammar)
-                if constrained
-                else SamplingParams(seed=n, max_tokens=max(1, counts[row]), ignore_eos=True)
-                for row, grammar in enumerate(grammars)
-            ]
-            jumped, began = llm.scheduler.counters.jump_forward_tokens, time.perf_counter()
-            completions = llm.generate(["a"] * ROWS, sampling, progress=False)
-            seconds = time.perf_counter() - began
-            made = [len(completion.token_ids) for completion in completions]
-            if kind == "sampled one by one":
-                counts = made
-            if n:  # the first run compiles
-                rates[kind].append(sum(made) / seconds)
-                if masks.jump_forward:
-                    shares.append((llm.scheduler.counters.jump_forward_tokens - jumped) / sum(made))
-    free = rates["unconstrained"]
-    of_free = {kind: median(a / b for a, b in zip(each, free, strict=True)) for kind, each in rates.items()}
-    report.at_least("tokens/s with masks, of those without", of_free["sampled one by one"], COST)
-    report.at_least("tokens/s with forced tokens at once, of those without masks", of_free["forced at once"], GAIN)
+@dataclass(slots=True)
+class Measured:
+    """One kind of rows, over all runs."""
+
+    rate: float  # tokens per second
+    of_free: float  # of what rows without a grammar had in the same run
+    jumped: float  # share of the tokens that were taken with those before them
+
+
+class Runs:
+    """Runs of several kinds, in turns."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._rates: dict[str, list[float]] = {}
+        self._jumped: dict[str, float] = {}
+
+    def run(self, kind: str, sampling: Sequence[SamplingParams], is_counted: bool) -> list[list[int]]:
+        """Returns the tokens of each row."""
+        masks, counters = self._llm.model.runner.masks, self._llm.scheduler.counters
+        assert masks is not None
+        masks.jump_forward = kind == AT_ONCE
+        jumped, began = counters.jump_forward_tokens, time.perf_counter()
+        answers = self._llm.generate(["a"] * len(sampling), sampling, progress=False)
+        seconds = time.perf_counter() - began
+        made = [answer.token_ids for answer in answers]
+        if is_counted:
+            total = sum(map(len, made))
+            self._rates.setdefault(kind, []).append(total / seconds)
+            self._jumped[kind] = (counters.jump_forward_tokens - jumped) / total
+        return made
+
+    def measured(self) -> dict[str, Measured]:
+        def of_free(rates: list[float]) -> float:
+            return median(a / b for a, b in zip(rates, self._rates[FREE], strict=True))
+
+        return {k: Measured(median(rates), of_free(rates), self._jumped[k]) for k, rates in self._rates.items()}
+
+
+def _table(measured: dict[str, Measured]) -> list[dict[str, object]]:
     return [
-        {
-            "tokens": kind,
-            "tokens/s": median(each),
-            "of unconstrained": of_free[kind],
-            "forced": median(shares) if kind == "forced at once" else 0.0,
-        }
-        for kind, each in rates.items()
+        {"tokens": kind, "tokens/s": one.rate, "of unconstrained": one.of_free, "taken with those before": one.jumped}
+        for kind, one in measured.items()
     ]
+
+
+def _cost(llm: LLM, grammars: list[Grammar], runs: int) -> dict[str, Measured]:
+    several = Runs(llm)
+    for n in range(runs + 1):  # the first run compiles
+        constrained = [SamplingParams(seed=n, max_tokens=TOKENS, grammar=grammar) for grammar in grammars]
+        made = several.run(ONE_BY_ONE, constrained, n > 0)
+        free = [SamplingParams(seed=n, max_tokens=max(1, len(tokens)), ignore_eos=True) for tokens in made]
+        several.run(FREE, free, n > 0)
+    return several.measured()
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a row is to say: a valid instance of its grammar."""
+
+    grammar: Grammar
+    token_ids: list[int]
+
+
+def _scripts(folder: Path, taken: list[tuple[str, Any, Grammar]], llm: LLM) -> list[Script]:
+    path, config = resolve_model("embedded") / "tokenizer.json", llm.model.config
+    tokenizer = make_tokenizer(path.read_text(), config.vocab_size, list(config.eos_token_ids))
+    scripts: list[Script] = []
+    for name, _, grammar in taken:
+        tests = json.loads((folder / name).read_text())["tests"]
+        instance = next((test["data"] for test in tests if test["valid"]), None)
+        matcher = SlotMatcher(compile_grammar(tokenizer, grammar.kind, grammar.source))
+        said = _tokens(matcher, tokenizer, json.dumps(instance, ensure_ascii=False).encode(), config.vocab_size)
+        if SHORTEST <= len(said) <= LONGEST and len(scripts) < ROWS:
+            scripts.append(Script(grammar, said))
+    return scripts
+
+
+def _tokens(matcher: SlotMatcher, tokenizer: Any, text: bytes, vocab_size: int) -> list[int]:
+    """Returns the tokens by which a text is said: those that the grammar forces, and otherwise the tokenizer's. None
+    if the grammar does not allow them.
+    """
+    said: list[int] = []
+    mask = ctypes.create_string_buffer(4 * -(-vocab_size // 32))
+    end = tokenizer.eos_token
+    while end not in said and len(said) <= LONGEST:
+        if matcher.fill(ctypes.addressof(mask), len(mask)) is not RowStatus.MASKED:
+            return []
+        left = text[len(tokenizer.decode_bytes(said)) :]
+        token = matcher.forced[0] if matcher.forced else tokenizer.tokenize_bytes(left)[0] if left else end
+        if not matcher.forced and not mask.raw[token // 8] >> token % 8 & 1:
+            return []
+        matcher.output_is(len(said), [token])
+        said.append(token)
+    return said if tokenizer.decode_bytes(said[:-1]) == text else []
+
+
+class ScriptedSampler:
+    """Draws as another sampler does, and then takes the tokens of scripts, by the seeds of sequences."""
+
+    def __init__(self, sampler: StepSampler, scripts: list[Script]) -> None:
+        self._sampler = sampler
+        self._scripts = scripts
+        self._slots: dict[int, tuple[list[int], int]] = {}  # what a sequence says, and the length of its prompt
+
+    def admit(self, admitted: NewSequence) -> None:
+        self._sampler.admit(admitted)
+        self._slots[admitted.slot] = self._scripts[admitted.seed].token_ids, admitted.num_prompt_tokens
+
+    def stage(self, staged: Staged) -> Choice:
+        numbers, count = staged.piece.numbers, staged.num_sampled
+        tokens = []
+        for slot, position in zip(numbers.sampled_slots[:count], numbers.sampled_positions[:count], strict=True):
+            said, num_prompt = self._slots[slot]
+            tokens.append(said[min(position - num_prompt, len(said) - 1)])
+        choice = self._sampler.stage(staged)
+        return Choice(partial(self._choose, choice, torch.tensor(tokens)), choice.restricts)
+
+    @staticmethod
+    def _choose(choice: Choice, tokens: Tensor, logits: Tensor) -> Tensor:
+        is_allowed = logits.gather(1, tokens.unsqueeze(1)).isfinite()
+        assert bool(is_allowed.all()), "a mask forbids what an instance says next"
+        choice.choose(logits)
+        return tokens
+
+
+def _gain(llm: LLM, scripts: list[Script], runs: int) -> dict[str, Measured]:
+    several, runner = Runs(llm), llm.model.runner
+    runner._sampler = ScriptedSampler(runner._sampler, scripts)
+    for n in range(runs + 1):
+        for kind in (ONE_BY_ONE, FREE, AT_ONCE):
+            sampling = [
+                SamplingParams(seed=row, max_tokens=LONGEST, grammar=None if kind == FREE else script.grammar)
+                for row, script in enumerate(scripts)
+            ]
+            made = several.run(kind, sampling, n > 0)
+            assert made == [script.token_ids for script in scripts]
+    return several.measured()
 
 
 if __name__ == "__main__":

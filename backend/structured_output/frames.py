@@ -1,13 +1,14 @@
-"""Frames between the engine and its grammar processes: a length, then bytes, over a Unix socket that blocks.
+"""What crosses between the engine and its grammar processes: frames over Unix sockets, and the answers to steps.
 
-What a step asks for is a row of 32-bit numbers, so that nobody encodes a text for each token:
+A frame is a length, then bytes. What a step asks for is not sent: it is numbers in the memory that all share (see
+`SharedLayout`), so that nobody encodes or copies for each token more than it must:
 
-    [number of the question, number of slots that are new, then for each: slot, 4 numbers of its grammar's key, 1 where
-    forced tokens are of use; then for each row: its place in the step, slot, start, length]
+    [number of the question, number of slots that are new, number of rows, then for each new slot: slot, 4 numbers of
+    its grammar's key, 1 where forced tokens are of use; then for each row: its place in the step, slot, start, length]
 
-A row has the mask of its slot filled, for the token that follows an output of this length. Outputs, masks and all that
-comes of rows are in the memory that all share, see `SharedLayout`. Of an output, what is before `start` is as it was
-when it was last asked about, and the last token is the newest of its slot. The answer are three numbers, `Answer`.
+A row has the mask of its slot filled, for the token that follows an output of this length. Of an output, what is before
+`start` is as it was when it was last asked about, and the last token is the newest of its slot. A negative number says
+that a question is being written. What is answered of all rows together is sent (`Answer`), the rest is in that memory.
 """
 
 import socket
@@ -16,6 +17,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 KEY_INTS = 4  # of 32 bits, in the key of a grammar
+HEAD_INTS = 3
 NEW_SLOT_INTS = KEY_INTS + 2
 ROW_INTS = 4
 _LENGTH = struct.Struct("<I")

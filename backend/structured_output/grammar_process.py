@@ -26,6 +26,7 @@ from llguidance import LLMatcher, LLTokenizer
 from backend.grammar import GrammarKind
 from backend.structured_output.compile import CompileError, compile_grammar, make_tokenizer
 from backend.structured_output.frames import (
+    HEAD_INTS,
     KEY_INTS,
     NEW_SLOT_INTS,
     ROW_INTS,
@@ -61,7 +62,7 @@ def main() -> None:
     send_frame(link, json.dumps({"error": None}).encode())
     while True:
         try:
-            message, fds, _, _ = socket.recv_fds(link, 256, 2)
+            message, fds, _, _ = socket.recv_fds(link, 256, 3)
         except OSError:
             return
         if not message:
@@ -71,21 +72,21 @@ def main() -> None:
             _, status = os.waitpid(command["reap"], 0)
             send_frame(link, json.dumps(status).encode())
         else:
-            _fork(link, command, [socket.socket(fileno=fd) for fd in fds], setup, tokenizer, shared)
+            _fork(link, command, fds, setup, tokenizer, shared)
 
 
 def _fork(
     link: socket.socket,
     command: dict[str, Any],
-    links: list[socket.socket],
+    fds: list[int],
     setup: ProcessSetup,
     tokenizer: LLTokenizer,
     shared: mmap.mmap,
 ) -> None:
     pid = os.fork()
     if pid:
-        for one in links:
-            one.close()
+        for fd in fds:
+            os.close(fd)
         send_frame(link, json.dumps(pid).encode())
         return
     status = 1
@@ -93,10 +94,11 @@ def _fork(
         link.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if command["role"] == "compile":
-            _compile_for(links[0], setup, tokenizer)
+            _compile_for(socket.socket(fileno=fds[0]), setup, tokenizer)
         else:
             _limit_memory(setup.options.match_bytes)
-            _Matching(setup, tokenizer, shared, command["index"]).run(*links)
+            steps, grammars = (socket.socket(fileno=fd) for fd in fds[:2])
+            _Matching(setup, tokenizer, shared, command["index"]).run(steps, grammars, doorbell=fds[2])
         status = 0
     except (EOFError, OSError):
         status = 0  # the engine has no use for it any more
@@ -186,18 +188,28 @@ class _Matching:
         self._bytes = memoryview(shared)
         self._words = self._bytes.cast("i")
         self._nanoseconds = self._bytes[: 8 * setup.max_num_seqs].cast("q")
+        self._index = index
         self._working_on = self._layout.working_on + index
         self._mask_bytes = 4 * self._layout.num_words
         self._none = bytes(self._mask_bytes)
 
-    def run(self, steps: socket.socket, grammars: socket.socket) -> None:
+    def run(self, steps: socket.socket, grammars: socket.socket, doorbell: int) -> None:
         """Serve until a link ends."""
-        # the engine goes on with its step while this process fills masks; else it would be interrupted by waking it: 32
-        # rows cost it 0.2 ms a step to ask for, and not 1
+        # where no processor is idle the engine goes on with its step first: this process would interrupt it otherwise
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         threading.Thread(target=self._serve_grammars, args=(grammars,), daemon=True).start()
         while True:
-            send_answer(steps, self._step(array("i", receive_frame(steps))))
+            os.eventfd_read(doorbell)
+            if (asked := self._question()) is not None:
+                send_answer(steps, self._step(asked))
+
+    def _question(self) -> list[int] | None:
+        """Return what is asked; None while it is being written, behind which the doorbell rings."""
+        layout, words = self._layout, self._words
+        begin = layout.questions + self._index * layout.question_ints
+        number, num_new, num_rows = words[begin : begin + HEAD_INTS]
+        asked = words[begin : begin + HEAD_INTS + num_new * NEW_SLOT_INTS + num_rows * ROW_INTS].tolist()
+        return asked if number >= 0 and words[begin] == number else None
 
     def _serve_grammars(self, link: socket.socket) -> None:
         """Compile and forget: a frame is a key, and the kind and the source of what is to be compiled, if anything."""
@@ -217,11 +229,12 @@ class _Matching:
         except (EOFError, OSError):
             os._exit(0)
 
-    def _step(self, asked: "array[int]") -> Answer:
+    def _step(self, asked: list[int]) -> Answer:
         """Serve what a step asks for; see `frames`."""
-        words, began, rows = self._words, time.thread_time_ns(), 2 + asked[1] * NEW_SLOT_INTS
-        for place in range(2, rows, NEW_SLOT_INTS):
-            self._admit(asked[place], asked[place + 1 : place + 1 + KEY_INTS].tobytes(), bool(asked[place + 5]))
+        words, began, rows = self._words, time.thread_time_ns(), HEAD_INTS + asked[1] * NEW_SLOT_INTS
+        for place in range(HEAD_INTS, rows, NEW_SLOT_INTS):
+            slot, *key, may_jump = asked[place : place + NEW_SLOT_INTS]
+            self._admit(slot, array("i", key).tobytes(), bool(may_jump))
         num_unmasked = num_jumping = 0
         for place in range(rows, len(asked), ROW_INTS):
             slot = words[self._working_on] = asked[place + 1]

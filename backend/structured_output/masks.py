@@ -20,13 +20,12 @@ from backend.errors import GrammarInvalid
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
-from backend.structured_output.frames import Answer, RowStatus, receive_answer, send_frame
+from backend.structured_output.frames import Answer, RowStatus, receive_answer
 from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup
 from backend.structured_output.processes import GrammarProcesses, MatchingProcess
 
 log = logging.getLogger(__name__)
 
-STEP_SECONDS = 2.0  # that a process may take for the masks of a step, far beyond what the limits of its work allow
 _ATTEMPTS = 4  # of a frame whose failures no row is to blame for, and as many to have its grammars known
 
 
@@ -76,7 +75,8 @@ class _Shared:
         self.masks = torch.from_numpy(words[layout.masks : layout.newest].reshape(seqs, -1))
         self.newest, self.statuses, self.num_forced = words[layout.newest : layout.forced].reshape(3, seqs)
         self.forced = words[layout.forced : layout.working_on].reshape(seqs, MOST_FORCED)
-        self.working_on = words[layout.working_on : layout.outputs]
+        self.working_on = words[layout.working_on : layout.questions]
+        self.questions = words[layout.questions : layout.outputs].reshape(-1, layout.question_ints)
         self.outputs = words[layout.outputs :].reshape(seqs, -1)
 
 
@@ -116,8 +116,14 @@ class TokenMasks:
         known, starts, lengths, first = self._slots, batch.starts, batch.lengths, batch.num_decodes
         if not known:
             return None
-        asked, chunks, end = list[ConstrainedRow](), list[Chunk](), 0
-        for sample, (row, slot) in enumerate(zip(batch.sampled, batch.sampled_slots, strict=True)):
+        sampled = list(zip(batch.sampled, batch.sampled_slots, strict=True))
+        asked: list[ConstrainedRow] = [
+            (row, slot, start := starts[row] - known[slot].num_prompt_tokens, start + 1)
+            for row, slot in sampled[:first]
+            if slot in known
+        ]
+        chunks, end = list[Chunk](), 0
+        for sample, (row, slot) in enumerate(sampled[first:], first):
             if slot in known:
                 start = starts[row] - known[slot].num_prompt_tokens
                 asked.append((sample, slot, max(0, start), max(0, start + lengths[row])))
@@ -167,26 +173,26 @@ class TokenMasks:
             shared.newest[slot] = tokens[-1]
 
     def _send(self, index: int, rows: list[ConstrainedRow]) -> None:
-        """Send what a process has to know and is asked; where it is gone, `_receive` finds that out."""
+        """Ask a process, and tell it what it has to know; where it is gone, `_receive` finds that out."""
         process = self.processes.matching(index)
         if self._told.get(index) is not process:
             self._told[index] = process
             self._new.update([slot for slot, known in self._slots.items() if known.process == index])
         new = [slot for _, slot, _, _ in rows if slot in self._new] if self._new else []
-        frame = array("i", (self._number, len(new)))
-        for slot in new:
-            frame.append(slot)
-            frame.frombytes(self._slots[slot].grammar.hash)
-            frame.append(self._slots[slot].may_jump)
+        asked = array("i", (len(new), len(rows)))
         if new:
             rows = [(sample, slot, 0 if slot in new else start, length) for sample, slot, start, length in rows]
-        frame.extend(chain.from_iterable(rows))
+        for slot in new:
+            asked.append(slot)
+            asked.frombytes(self._slots[slot].grammar.hash)
+            asked.append(self._slots[slot].may_jump)
+        asked.extend(chain.from_iterable(rows))
         self._new.difference_update(new)
-        try:
-            process.steps.settimeout(STEP_SECONDS)
-            send_frame(process.steps, frame.tobytes())
-        except OSError:
-            process.kill()
+        question = self._shared.questions[index]
+        question[0] = -1  # whoever reads it may still be at the one before, for which nobody has waited
+        question[1 : len(asked) + 1] = asked
+        question[0] = self._number
+        process.ring()
 
     def _receive(self, index: int, rows: list[ConstrainedRow], masks: Masks) -> None:
         """Wait for a process's answer; ask again what is left of it where it fails."""

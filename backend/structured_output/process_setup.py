@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from backend.structured_output.frames import HEAD_INTS, NEW_SLOT_INTS, ROW_INTS
+
 MOST_FORCED = 64  # tokens that are told to be forced at a time
 
 
@@ -17,10 +19,10 @@ class StructuredOutputOptions:
 
 
 class SharedLayout:
-    """The memory that all share: where each part begins, in words of 32 bits. All but one have an entry for each slot.
+    """The memory that all share: where each part begins, in words of 32 bits. Most have an entry for each slot.
 
-    The engine writes outputs and newest tokens before it asks; who matches writes the rest before it answers, and keeps
-    the newest tokens in the outputs. Pages that nobody has written to take no memory.
+    The engine writes questions, outputs and newest tokens; who matches writes the rest before it answers, and keeps the
+    newest tokens in the outputs. Pages that nobody has written to take no memory.
     """
 
     def __init__(self, num_seqs: int, max_model_len: int, num_words: int, num_processes: int) -> None:
@@ -33,7 +35,9 @@ class SharedLayout:
         self.num_forced = self.statuses + num_seqs  # [slots]
         self.forced = self.num_forced + num_seqs  # [slots, MOST_FORCED], tokens that the grammar forces next
         self.working_on = self.forced + num_seqs * MOST_FORCED  # [processes], the slot that each works on, or -1
-        self.outputs = self.working_on + num_processes  # [slots, max_model_len], tokens
+        self.question_ints = HEAD_INTS + num_seqs * (NEW_SLOT_INTS + ROW_INTS)  # at most
+        self.questions = self.working_on + num_processes  # [processes, question_ints], what each is asked, see `frames`
+        self.outputs = self.questions + num_processes * self.question_ints  # [slots, max_model_len], tokens
         self.num_bytes = 4 * (self.outputs + num_seqs * max_model_len)
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from backend.structured_output.shared_memory import SharedMemory
 
 log = logging.getLogger(__name__)
 
+STEP_SECONDS = 2  # that a process may take for a step's masks, far beyond what the limits of its work allow
 START_SECONDS = 60.0  # in which a vocabulary can be taken in
 FORK_SECONDS = 10.0
 
@@ -37,14 +39,33 @@ class ForkedProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Close the links to it."""
+        for link in self.links:
+            link.close()
+
 
 class MatchingProcess(ForkedProcess):
-    """A process that matches. One thread asks for steps; any may have grammars compiled, one at a time."""
+    """A process that matches. One thread asks for steps; any may have grammars compiled, one at a time.
 
-    def __init__(self, pid: int, links: list[socket.socket]) -> None:
+    It waits for a step at an eventfd. Who is woken by a socket is expected to go on where the other leaves off, on its
+    processor, and so would interrupt the step whose masks it is to fill meanwhile.
+    """
+
+    def __init__(self, pid: int, links: list[socket.socket], doorbell: int) -> None:
         super().__init__(pid, links)
         self.steps, self._grammars = links
+        self.steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STEP_SECONDS, 0))
+        self._doorbell = doorbell
         self._compiling = threading.Lock()
+
+    def ring(self) -> None:
+        """Have it look at the question, which is there; the answer comes in `STEP_SECONDS`, or an `OSError`."""
+        os.eventfd_write(self._doorbell, 1)
+
+    def close(self) -> None:
+        super().close()
+        os.close(self._doorbell)
 
     def compile(self, grammar: Grammar) -> None:
         """Have it compile a grammar that was found fit for it, beside whatever steps ask for.
@@ -133,8 +154,13 @@ class GrammarProcesses:
         with self._lock:
             process = self._matching[index]
             if process is None:
-                pid, links = self._fork({"role": "match", "index": index}, 2)
-                process = self._matching[index] = MatchingProcess(pid, links)
+                doorbell = os.eventfd(0)
+                try:
+                    pid, links = self._fork({"role": "match", "index": index}, 2, doorbell)
+                except BaseException:
+                    os.close(doorbell)
+                    raise
+                process = self._matching[index] = MatchingProcess(pid, links, doorbell)
             return process
 
     def has(self, process: MatchingProcess) -> bool:
@@ -159,21 +185,20 @@ class GrammarProcesses:
     def end(self, process: ForkedProcess) -> int:
         """Kill a process if it still runs, close its links, and return its status as `os.waitpid` has it."""
         process.kill()
-        for link in process.links:
-            link.close()
+        process.close()
         with self._lock, suppress(EOFError, OSError):
             self._compiling.discard(process)
             status: int = self._ask({"reap": process.pid}, [])
             return status
         return 0
 
-    def _fork(self, command: dict[str, Any], num_links: int) -> tuple[int, list[socket.socket]]:
+    def _fork(self, command: dict[str, Any], num_links: int, *fds: int) -> tuple[int, list[socket.socket]]:
         """Fork; where what forks is gone, with all that it has forked, it is started again."""
         for _ in range(2):
             self.start()
             pairs = [socket.socketpair() for _ in range(num_links)]
             try:
-                pid: int = self._ask(command, [theirs.fileno() for _, theirs in pairs])
+                pid: int = self._ask(command, [*(theirs.fileno() for _, theirs in pairs), *fds])
                 return pid, [ours for ours, _ in pairs]
             except (EOFError, OSError):
                 log.exception("the process that forks grammar processes is gone")
@@ -195,8 +220,7 @@ class GrammarProcesses:
     def _forget_all(self) -> None:
         matching, self._matching = self._matching, [None] * self.num_matching
         for process in [*filter(None, matching), *self._compiling]:
-            for link in process.links:
-                link.close()
+            process.close()
         self._compiling.clear()
         if self._link is not None:
             self._link.close()

@@ -13,7 +13,6 @@ import pytest
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
-from backend.structured_output import masks as module
 from backend.structured_output.compiler import GrammarCompiler
 from backend.structured_output.frames import receive_frame, send_frame
 from backend.structured_output.masks import Masks, TokenMasks
@@ -167,9 +166,8 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(processes: Gr
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_matchers_are_made_again_where_a_process_has_ended_or_does_not_answer(
-    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+    processes: GrammarProcesses, is_stopped: bool
 ) -> None:
-    monkeypatch.setattr(module, "STEP_SECONDS", 1.0)
     undisturbed, rows = (Rows(processes, [PERSON, regex("ab+", "b"), PERSON]) for _ in range(2))
     for _ in range(6):
         undisturbed.run()
@@ -187,10 +185,9 @@ def test_a_row_that_a_process_ends_with_fails_and_its_neighbours_go_on(processes
     rows.run()
     ours, theirs = socket.socketpair()
     real = processes.matching(index)
-    doomed = MatchingProcess(real.pid, [ours, real.links[1]])
+    doomed = MatchingProcess(real.pid, [ours, real.links[1]], os.eventfd(0))
     processes._matching[index] = doomed
     rows.send(rows.batch())
-    receive_frame(theirs)
     rows.masks._shared.working_on[index] = 1
     theirs.close()
     taken = rows.masks.answer()
