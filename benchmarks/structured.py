@@ -1,13 +1,13 @@
 """What answers that match a schema cost and gain: python -m benchmarks.structured FOLDER [--schemas 200]
 
-FOLDER as `benchmarks.json_schemas` takes it. In one run, offline, on the embedded model (real), 32 rows with 32 schemas,
-tokens per second held against those of rows without a grammar:
+FOLDER as `benchmarks.json_schemas` takes it. In one run, offline, on the embedded model (real), 32 rows of 32 schemas
+are held against rows without a grammar, in tokens per second:
 
 cost    each row draws what the model says, and the rows it is held against draw as many tokens; a token that a grammar
         forces is sampled like any other
-gain    each row says a valid instance of its schema, as a model would that knows it: the tokens are drawn as ever, and
-        then those of the instance are taken, which its mask has to allow; once with tokens that are forced sampled one
-        by one, and once taken at once. The rows that it is held against say the same tokens
+gain    each row says a valid instance of its schema, as a model would that knows it: tokens are drawn as ever, and then
+        those of the instance are taken, which its mask has to allow; once with tokens that are forced sampled one by
+        one, and once taken at once. The rows that it is held against say the same tokens
 """
 
 import ctypes
