@@ -35,8 +35,8 @@ MODULES = (
             *("accounting", "allowances", "batch", "between_turns", "block_tables", "forking", "holdings"),
             *("hooks", "joining"),
             *("kv_accounts", "kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption"),
-            *("prefill_order", "prefix_hit"),
-            *("retention", "scheduled_step", "scheduler", "sequence", "step_rows", "swapping", "tenant_limits"),
+            *("padding", "prefill_order", "prefix_hit"),
+            *("retention", "scheduled_step", "scheduler", "sequence", "slai", "step_rows", "swapping", "tenant_limits"),
         )
     ),
     "backend.step_loop",

@@ -11,16 +11,17 @@ MAX_TABLE_ENTRIES = 2**20  # unless the pool has half as many blocks
 
 class Batching(StrEnum):
     """Batching decides when waiting sequences may join. Static, the baseline, lets a batch drain first; padded, all of
-    its rows are as long as the longest.
+    its rows are as long as the longest. SLAI is continuous, and puts decodes that can wait behind prompts.
     """
 
     CONTINUOUS = "continuous"
     STATIC = "static"
     STATIC_PADDED = "static_padded"
+    SLAI = "slai"
 
     @property
     def is_static(self) -> bool:
-        return self is not Batching.CONTINUOUS
+        return self in (Batching.STATIC, Batching.STATIC_PADDED)
 
 
 class KVAllocation(StrEnum):

@@ -98,10 +98,10 @@ RUNS: dict[str, Record] = {
     "adaptive_lifo": partial(
         random_run, CoreConfig(order=Order.ADAPTIVE_LIFO, overload=Overload.CONTROLLED_DELAY), 10, steps_in_flight=1
     ),
-    "learned_rank": partial(random_run, CoreConfig(order=Order.LEARNED_RANK), 22, rounds=40),
-    "length_groups": partial(random_run, CoreConfig(order=Order.LENGTH_GROUPS), 23, rounds=40, **PADDED),
-    "least_laxity": partial(random_run, CoreConfig(order=Order.LEAST_LAXITY), 24, rounds=40),
-    "response_ratio": partial(random_run, CoreConfig(order=Order.RESPONSE_RATIO), 25, rounds=40),
+    "learned_rank": partial(random_run, CoreConfig(order=Order.LEARNED_RANK), 22, rounds=25),
+    "length_groups": partial(random_run, CoreConfig(order=Order.LENGTH_GROUPS), 23, rounds=25, **PADDED),
+    "least_laxity": partial(random_run, CoreConfig(order=Order.LEAST_LAXITY), 24, rounds=25, batching=Batching.SLAI),
+    "response_ratio": partial(random_run, CoreConfig(order=Order.RESPONSE_RATIO), 25, rounds=25),
     "static": partial(random_run, FCFS, 11, prefill_chunk=None, max_num_batched_tokens=64, **STATIC),
     "contiguous": partial(random_run, CoreConfig(), 12, **CONTIGUOUS),
     "static_contiguous": partial(random_run, CoreConfig(overload=Overload.UNBOUNDED), 13, **STATIC, **CONTIGUOUS),

@@ -9,6 +9,7 @@ be at best, with packed prompts and rows that end; `Batching.STATIC_PADDED` is w
 from collections.abc import Mapping
 from operator import attrgetter
 
+from backend.config import EngineConfig
 from backend.scheduler.batch import Batch, Counters
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
@@ -21,11 +22,15 @@ class Padding:
     of which nothing is kept.
     """
 
-    def __init__(self, running: Mapping[str, Sequence], most: int, counters: Counters) -> None:
-        """A step has at most so many tokens; `running` are the sequences of the batch that have not ended."""
-        self._running, self._most, self._counters = running, most, counters
+    def __init__(self, config: EngineConfig, running: Mapping[str, Sequence], counters: Counters) -> None:
+        """`running` are the sequences of the batch that have not ended."""
+        self._running, self._most, self._counters = running, config.max_num_batched_tokens, counters
         self._num_rows = 0  # of the batch
         self._due: list[int] = []  # tokens of its prompts' padding that are not computed yet
+
+    def prefilling(self) -> list[Sequence]:
+        """Return those whose prompts are being computed: a padded batch decodes behind all of that."""
+        return [s for s in self._running.values() if s.num_computed_tokens < s.num_admitted_tokens and not s.jumps]
 
     def room(self, prefilling: list[Sequence], room: int) -> int:
         """Return how many of a step's tokens the batch's prompts get, so that they and their padding end together."""

@@ -22,7 +22,7 @@ due, and for those of tenants that were served less than its own. And whatever a
 
 from operator import attrgetter
 
-from backend.config import Batching, EngineConfig
+from backend.config import EngineConfig
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import PrefillBudget, ScheduledStep
@@ -54,7 +54,7 @@ class PrefillOrder:
 
     def __init__(self, config: EngineConfig, hooks: SchedulerHooks) -> None:
         self._config, self._hooks = config, hooks
-        self._share = config.prefill_overtaking if config.batching is Batching.CONTINUOUS else 0.0
+        self._share = 0.0 if config.batching.is_static else config.prefill_overtaking
         self._line: list[_Prefill] = []
         self._room = 0  # tokens of prefill that the step has room for, once somebody asks
         self._served_before: dict[

@@ -116,6 +116,25 @@ class ScheduledStep:
         self.hits.append((sequence, index, blocks))
         self.batch.new_blocks.append((sequence.slot, index, blocks))
 
+    def add_decodes(self, sequences: list[Sequence]) -> None:
+        """Add rows for the next token of each of these, behind the decodes that there are, before all prefills."""
+        batch, first, count = self.batch, self.batch.num_decodes, len(sequences)
+        starts = [sequence.num_computed_tokens for sequence in sequences]
+        batch.slots[first:first] = [sequence.slot for sequence in sequences]
+        batch.starts[first:first] = starts
+        batch.lengths[first:first] = [1] * count
+        batch.sampled = [*range(first + count), *[row + count for row in batch.sampled[first:]]]
+        batch.forks = [(index + count, slot) for index, slot in batch.forks]
+        batch.num_decodes = first + count
+        self.sequences[first:first] = sequences
+        self.sampled[first:first] = sequences
+        self.leaders = {group: row + count for group, row in self.leaders.items()}
+        self.decode_context += sum(starts) + count
+        for sequence in sequences:
+            sequence.num_computed_tokens += 1
+            sequence.num_tokens += 1
+            sequence.last_step = batch.step
+
     def add_prefill(self, sequence: Sequence, length: int) -> None:
         """Add a row that computes the next `length` tokens of a prompt, or of what is recomputed.
 

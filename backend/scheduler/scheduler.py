@@ -23,6 +23,7 @@ from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from backend.scheduler.slai import SLAI
 from backend.scheduler.step_rows import StepRows
 from backend.scheduler.tenant_limits import TenantLimits
 from backend.scheduler.waiting_queue import WaitingQueue
@@ -69,11 +70,12 @@ class Scheduler:
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._is_static = config.batching.is_static
-        most, is_padded = config.max_num_batched_tokens, config.batching is Batching.STATIC_PADDED
-        self._padding = Padding(self.running, most, self.counters) if is_padded else None
+        is_padded, is_slai = config.batching is Batching.STATIC_PADDED, config.batching is Batching.SLAI
+        self._padding = Padding(config, self.running, self.counters) if is_padded else None
         self._next_step = 0
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
+        self._slai = SLAI(self.kv_manager, self._rows, self._budget, self.in_flight) if is_slai else None
 
     # arrivals and departures
 
@@ -214,7 +216,10 @@ class Scheduler:
         scheduled.planned_at = now
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
-        prefilling = self._prefilling() if self._padding is not None else []  # a padded batch decodes behind that
+        if self._slai is not None:
+            self._slai.plan(scheduled, self.waiting, self._plan_prefills)
+            return scheduled
+        prefilling = self._padding.prefilling() if self._padding is not None else []
         if not prefilling:
             prefilling = self._plan_decodes(scheduled)
         if prefilling or self.waiting:
@@ -222,9 +227,6 @@ class Scheduler:
         if self._padding is not None and scheduled.sequences:
             self._padding.add(scheduled)
         return scheduled
-
-    def _prefilling(self) -> list[Sequence]:
-        return [s for s in self.running.values() if s.num_computed_tokens < s.num_admitted_tokens and not s.jumps]
 
     def _plan_decodes(self, scheduled: ScheduledStep) -> list[Sequence]:
         """Give every decode that has memory its token; returns the sequences that are still prefilling.
@@ -278,8 +280,9 @@ class Scheduler:
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
         budget = self.prefill_budget(len(batch.slots), context, interval)
         if self._padding is not None:
-            room = budget.fits(0, self.config.max_num_batched_tokens)
-            budget = FixedPrefillBudget(self._padding.room(prefilling, room))
+            budget = FixedPrefillBudget(self._padding.room(prefilling, self._budget.tokens - len(batch.slots)))
+        elif self._slai is not None:
+            budget = FixedPrefillBudget(self._budget.tokens - len(batch.slots))
         for row in jumps:
             budget.take(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
         for sequence in self._prefill_order.begin(prefilling):
@@ -388,6 +391,8 @@ class Scheduler:
         self.kv_manager.blocks.completed(output.step)
         if self._budget.is_cut:
             self._budget.computed()
+        if self._slai is not None:
+            self._slai.completed(output.elapsed)
         return self._accounting.account(scheduled, output)
 
     def check_integrity(self) -> None:

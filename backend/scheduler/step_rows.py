@@ -33,6 +33,16 @@ class StepRows:
         scheduled.batch.new_blocks.append((sequence.slot, held, blocks))
         return True
 
+    def add_decodes(self, sequences: list[Sequence], scheduled: ScheduledStep, most: int) -> None:
+        """Add the next token of each of these that has memory for it, before all prefills, at most so many."""
+        rows = list[Sequence]()
+        for sequence in sequences:
+            if len(rows) < most and sequence.status is _RUNNING:
+                self._blocks.name_known(sequence)
+                if self.grow(sequence, 1, scheduled):
+                    rows.append(sequence)
+        scheduled.add_decodes([sequence for sequence in rows if sequence.status is _RUNNING])
+
     def add_jumps(self, jumping: list[Sequence], scheduled: ScheduledStep, most: int) -> None:
         """Have tokens computed that a grammar has forced: they are decodes, in fewer steps, and wait for no prefill.
 

@@ -138,8 +138,12 @@ class EngineFields(BaseSettings):
         "long (CoDel), only bound the queue, or nothing; unbounded lifts max_waiting and the bounds of the policy's "
         "classes, the others keep both",
     )
-    batching: Literal["continuous", "static", "static_padded"] = setting(
-        "engine", "HOW", "continuous", "static admits no sequence until a whole batch is done: a baseline to measure by"
+    batching: Literal["continuous", "static", "static_padded", "slai"] = setting(
+        "engine",
+        "HOW",
+        "continuous",
+        "static admits no sequence until a whole batch is done, padded as long as its longest or not, and slai puts "
+        "decodes that can wait behind prompts: baselines to measure by",
     )
     kernels: Literal["auto", "native", "triton", "torch", "reference"] = setting(
         "engine",

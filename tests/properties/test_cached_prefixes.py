@@ -31,6 +31,7 @@ SHAPES: dict[str, EngineOptions] = {
     "one step in flight": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, steps_in_flight=1),
     "static": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.STATIC),
     "static, padded": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.STATIC_PADDED),
+    "prompts before decodes": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.SLAI),
     "blocks of three tokens": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, block_size=3),
 }
 SCARCE = EngineOptions(
