@@ -6,6 +6,7 @@ ApiError
 ├── InvalidGrammar       400  of `grammar_errors`, as the two that follow; `grammar_too_complex` is one
 ├── NoTokenAllowed       400  the answer's grammar lets it go on with none
 ├── GrammarsExceeded     429  too many of the tenant's wait to be compiled, or are in use
+├── GrammarsUnavailable  503  the processes that compile end for reasons of their own
 ├── ContextLengthExceeded 400  the model's context cannot hold prompt and answer
 ├── RequestTimedOut      400  its headers or body did not arrive in time
 ├── InvalidApiKey        401

@@ -40,6 +40,17 @@ class NoTokenAllowed(ApiError):
         super().__init__(message)
 
 
+class GrammarsUnavailable(ApiError):
+    """No grammar can be compiled at present, whatever it is."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "grammars_unavailable"
+    outcome = Outcome.FAILED
+    dropped_reason = "grammars"
+    should_retry = True
+
+
 class GrammarsExceeded(ApiError):
     """Too many grammars of the tenant wait to be compiled, or are in use."""
 

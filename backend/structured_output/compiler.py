@@ -21,7 +21,7 @@ from typing import Any
 from backend.errors import GrammarInvalid, GrammarTooComplex
 from backend.grammar import Grammar
 from backend.structured_output.frames import receive_frame, send_frame
-from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess
+from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess, NoGrammarProcess
 
 MOST_WAITING = 32  # of an owner's, behind the one that is compiled
 WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
@@ -76,23 +76,28 @@ class _Job:
     def _try(self) -> tuple[float, int]:
         """Compile it where that may fail in any way; returns the seconds of a processor and the bytes that it took.
 
-        A process that somebody else has killed says nothing of the grammar: another one is asked.
+        A process that ends for another reason says nothing of the grammar: another one is asked, and then nobody.
         """
-        for is_last in (False, True):
+        for _ in range(2):
             process = self._ready_process()
             try:
                 answer = self._ask(process)
             except TimeoutError:
                 self._processes.end(process)
-                raise self._too_complex(f"{WALL_SECONDS:.0f} s") from None
+                break  # it was given no time: with it, it would have been answered or killed
             except (EOFError, OSError):
-                status = self._processes.end(process)
-                if is_last or self._is_cancelled or os.WIFEXITED(status) or os.WTERMSIG(status) != signal.SIGKILL:
-                    raise self._too_complex(self._limit_of(status)) from None
+                limit = self._limit_of(self._processes.end(process))
+                if limit is not None:
+                    raise self._too_complex(limit) from None
+                if self._is_cancelled:
+                    break
             else:
-                break
+                return self._answered(process, answer)
             finally:
                 self._process = None
+        raise NoGrammarProcess("answers cannot be constrained at present: grammar processes do not answer")
+
+    def _answered(self, process: ForkedProcess, answer: dict[str, Any]) -> tuple[float, int]:
         self._idle.put(process)
         if answer["error"] is not None:
             raise (GrammarTooComplex if answer["is_too_complex"] else GrammarInvalid)(answer["error"])
@@ -115,10 +120,12 @@ class _Job:
         answer: dict[str, Any] = json.loads(receive_frame(link))
         return answer
 
-    def _limit_of(self, status: int) -> str:
-        """Return the limit that ended a process with this status."""
+    def _limit_of(self, status: int | None) -> str | None:
+        """Return the limit that ended a process with this status; None where it was none."""
         options = self._processes.setup.options
-        if not os.WIFEXITED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        if status in (None, 0, signal.SIGKILL):  # its link was closed, or somebody has killed it
+            return None
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             return f"{1000 * options.compile_seconds:.0f} ms of a processor"
         return f"{options.compile_bytes / 2**20:.0f} MiB of memory"
 
@@ -155,7 +162,7 @@ class GrammarCompiler:
     async def acquire(self, grammar: Grammar) -> CompiledGrammar:
         """Return a grammar that was compiled, and stays so until it is released. What only waits may be cancelled.
 
-        Raises `GrammarInvalid`, and `TooManyGrammars` for an owner that is to try again later.
+        Raises `GrammarInvalid`, and `TooManyGrammars` or `NoGrammarProcess` for what may be tried again later.
         """
         if (found := self._find(grammar)) is not None:
             return self._use(found)

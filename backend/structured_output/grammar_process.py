@@ -89,16 +89,15 @@ def _fork(
             os.close(fd)
         send_frame(link, json.dumps(pid).encode())
         return
-    status = 1
+    status, links = 1, [socket.socket(fileno=fd) for fd in fds[:2]]  # open to the end: who sees them close may kill it
     try:
         link.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if command["role"] == "compile":
-            _compile_for(socket.socket(fileno=fds[0]), setup, tokenizer)
+            _compile_for(links[0], setup, tokenizer)
         else:
             _limit_memory(setup.options.match_bytes)
-            steps, grammars = (socket.socket(fileno=fd) for fd in fds[:2])
-            _Matching(setup, tokenizer, shared, command["index"]).run(steps, grammars, doorbell=fds[2])
+            _Matching(setup, tokenizer, shared, command["index"]).run(links[0], links[1], fds[2])
         status = 0
     except (EOFError, OSError):
         status = 0  # the engine has no use for it any more

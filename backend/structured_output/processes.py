@@ -25,7 +25,11 @@ log = logging.getLogger(__name__)
 
 STEP_SECONDS = 2  # that a process may take for a step's masks, far beyond what the limits of its work allow
 START_SECONDS = 60.0  # in which a vocabulary can be taken in
-FORK_SECONDS = 10.0
+FORK_SECONDS = 60.0  # in which a fork is done, or a dead process reaped, on however busy a machine
+
+
+class NoGrammarProcess(Exception):
+    """No process can be had that compiles or matches, or it ends for a reason that is not the grammar's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -182,15 +186,17 @@ class GrammarProcesses:
             self._compiling.add(process)
             return process
 
-    def end(self, process: ForkedProcess) -> int:
-        """Kill a process if it still runs, close its links, and return its status as `os.waitpid` has it."""
+    def end(self, process: ForkedProcess) -> int | None:
+        """Kill a process if it still runs, close its links, and return its status as `os.waitpid` has it; None: there
+        is nobody left to say.
+        """
         process.kill()
         process.close()
         with self._lock, suppress(EOFError, OSError):
             self._compiling.discard(process)
             status: int = self._ask({"reap": process.pid}, [])
             return status
-        return 0
+        return None
 
     def _fork(self, command: dict[str, Any], num_links: int, *fds: int) -> tuple[int, list[socket.socket]]:
         """Fork; where what forks is gone, with all that it has forked, it is started again."""
@@ -209,7 +215,7 @@ class GrammarProcesses:
             finally:
                 for _, theirs in pairs:
                     theirs.close()
-        raise GrammarInvalid("answers cannot be constrained at present: no grammar process can be started")
+        raise NoGrammarProcess("answers cannot be constrained at present: no grammar process can be started")
 
     def _ask(self, command: dict[str, Any], fds: list[int]) -> Any:
         if self._link is None:

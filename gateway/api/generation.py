@@ -21,7 +21,7 @@ from gateway.api.frontend import Frontend
 from gateway.api.generation_request import GenerationParams
 from gateway.api.text_stream import TextStream
 from gateway.errors import ApiError
-from gateway.grammar_errors import GrammarsExceeded, InvalidGrammar
+from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar
 from gateway.http.request_scope import RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
 from gateway.openai.json_schema import located
@@ -119,7 +119,7 @@ class GenerationEndpoint(Endpoint):
         asked = params.engine_request(identity.id, prompts, frontend.model)
         try:
             generation = await frontend.engine.generate(asked, params.policy, record, scope.fail)
-        except (InvalidGrammar, GrammarsExceeded) as error:
+        except (InvalidGrammar, GrammarsExceeded, GrammarsUnavailable) as error:
             error.param, grammar = request.grammar_field, request.sampling.grammar
             if type(error) is InvalidGrammar and grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA:
                 locate = partial(located, error.message, grammar.source)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from backend import errors
 from backend.grammar import Grammar
 from backend.structured_output.compiler import CompiledGrammar, GrammarCompiler, TooManyGrammars
+from backend.structured_output.processes import NoGrammarProcess
 from gateway.errors import BadRequest
-from gateway.grammar_errors import GrammarsExceeded, GrammarTooComplex, InvalidGrammar
+from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, GrammarTooComplex, InvalidGrammar
 
 GRAMMAR = "grammar"  # the field that errors name, until whoever knows what the client called it says so
 RETRY_SECONDS = 1.0
@@ -24,6 +25,8 @@ async def hold_grammar(compiler: GrammarCompiler | None, grammar: Grammar) -> Re
         raise GrammarTooComplex(f"{_sentence(error)}.", GRAMMAR) from None
     except errors.GrammarInvalid as error:
         raise InvalidGrammar(f"{_sentence(error)}.", GRAMMAR) from None
+    except NoGrammarProcess as error:
+        raise GrammarsUnavailable(f"{_sentence(error)}.", GRAMMAR, retry_after=RETRY_SECONDS) from None
     except TooManyGrammars as error:
         raise GrammarsExceeded(f"{_sentence(error)}.", GRAMMAR, retry_after=RETRY_SECONDS) from None
     return _Held(compiler, compiled)

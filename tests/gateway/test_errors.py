@@ -42,6 +42,7 @@ TABLE = [
     (errors.CancelledByAdmin(), 503, UNAVAILABLE, "cancelled", None, "false"),
     (errors.QuotaUnverifiable("m", retry_after=5), 503, UNAVAILABLE, "quota_unverifiable", "5", None),
     (grammar_errors.NoTokenAllowed(), 400, INVALID, "no_token_allowed", None, None),
+    (grammar_errors.GrammarsUnavailable("m", retry_after=1), 503, UNAVAILABLE, "grammars_unavailable", "1", "true"),
     (grammar_errors.GrammarsExceeded("m"), 429, "rate_limit_error", "grammars_exceeded", None, None),
 ]
 

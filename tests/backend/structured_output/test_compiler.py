@@ -1,6 +1,8 @@
 """Compiling for owners: what it may take, what is kept for whom, and what is given up."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +11,7 @@ from backend.errors import GrammarInvalid, GrammarTooComplex
 from backend.grammar import Grammar
 from backend.structured_output import compiler as module
 from backend.structured_output.compiler import MOST_WAITING, CompiledGrammar, GrammarCompiler, TooManyGrammars
-from backend.structured_output.processes import GrammarProcesses
+from backend.structured_output.processes import ForkedProcess, GrammarProcesses, NoGrammarProcess
 from tests.backend.structured_output.grammars import PERSON, branching, crossing, regex, running_processes, schema
 
 HARD = schema(branching(12))
@@ -59,6 +61,27 @@ def test_a_grammar_that_takes_too_much_memory_is_refused_with_the_limit() -> Non
         with pytest.raises(GrammarTooComplex, match="more than 12 MiB of memory"):
             compiler.compile_now(schema({"enum": [f"value {n} {'x' * 100}" for n in range(30_000)]}))
         assert compiler.compile_now(PERSON).num_users == 1
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["killed", "given no time"])
+def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_against_a_grammar(
+    is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WALL_SECONDS", 0.1 if is_stopped else 20.0)
+    with running_processes() as processes:
+        compiler, fork = GrammarCompiler(processes), processes.fork_compiler
+
+        def forked() -> ForkedProcess:
+            process = fork()
+            os.kill(process.pid, signal.SIGSTOP if is_stopped else signal.SIGKILL)
+            return process
+
+        monkeypatch.setattr(processes, "fork_compiler", forked)
+        with pytest.raises(NoGrammarProcess, match="do not answer"):
+            compiler.compile_now(PERSON)
+        assert (compiler.num_too_complex, compiler.num_invalid) == (0, 0)
+        monkeypatch.undo()
+        compiler.compile_now(PERSON)
 
 
 def test_a_grammar_that_is_none_is_refused_with_what_is_wrong(compiler: GrammarCompiler) -> None:

@@ -18,6 +18,7 @@ from tests.admission.log_runs import random_run
 from tests.examples import examples
 from tests.gateway.server_process import PATIENCE, eventually, running_server
 
+pytestmark = pytest.mark.timeout(1800)  # compiling takes minutes, and on a busy machine many
 ROOT = Path(__file__).parents[3]
 COMPILED = """\
 import sys
