@@ -9,6 +9,7 @@ from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
 from admission.kv.copy_time import CopyTime
 from admission.kv.memory import FuturePeak, Gate
+from admission.kv.predicted_length import PredictedLength
 from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger, work_of
 from admission.length_predictor import Learned, LengthPredictor, features_of
@@ -65,6 +66,7 @@ class TenantHooks:
         self._lengths = lengths
         self._model, self._pipeline = model, pipeline
         self._fair = ordering if isinstance(ordering, FairQueue) else None
+        self._predicted = gate if isinstance(gate, PredictedLength) else None
 
     def outranks(self, sequence: Sequence, other: Sequence) -> bool:
         return self._fair is not None and self._fair.outranks(sequence, other)
@@ -105,9 +107,10 @@ class TenantHooks:
 
     def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
         """Rank victims by their tenants' debt, the deepest first; then by the work lost, the least first; then
-        by age.
+        by age. Where memory was given by predicted lengths, who has outgrown its part goes before all others.
         """
-        return (-self._ordering.credit(sequence.tenant), -sequence.num_computed_tokens, sequence.arrival)
+        outgrew = self._predicted is not None and self._predicted.outgrew(sequence)
+        return (outgrew, -self._ordering.credit(sequence.tenant), -sequence.num_computed_tokens, sequence.arrival)
 
 
 class Controller:

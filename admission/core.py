@@ -12,6 +12,7 @@ from admission.estimate import Estimator
 from admission.expiry import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.kv.copy_time import CopyTime
 from admission.kv.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
+from admission.kv.predicted_length import PredictedLength
 from admission.kv.retention import Between, make_retention
 from admission.kv.swap_choice import Swap, SwapChoice
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
@@ -75,6 +76,7 @@ class MemoryGate(StrEnum):
     FORECAST = "forecast"
     MINIMUM_FREE = "minimum_free"
     OPTIMISTIC = "optimistic"
+    PREDICTED = "predicted"
 
 
 class Overload(StrEnum):
@@ -152,8 +154,10 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     lengths = OutputLengths()
     tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
-    predictor = LengthPredictor() if config.predicts_lengths and config.order in _RANKED else None
-    ordering = _ORDERINGS[config.order](config, Predicted(tariff, clock, lengths, predictor))
+    goes_by_lengths = config.order in _RANKED or config.memory is MemoryGate.PREDICTED
+    predictor = LengthPredictor() if config.predicts_lengths and goes_by_lengths else None
+    predicted = Predicted(tariff, clock, lengths, predictor)
+    ordering = _ORDERINGS[config.order](config, predicted)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
     ledger = Ledger(ordering, tariff, model, copy_time)
@@ -161,7 +165,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
     retention = make_retention(config.between_turns)
-    gate = _gate(config, forecast)
+    gate = _gate(config, engine, forecast, predicted)
     hooks = TenantHooks(ordering, ledger, sizer, gate, forecast, lengths, swap_choice, retention, model, pipeline)
     waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
     scheduler = Scheduler(engine, waiting, hooks)
@@ -191,9 +195,11 @@ def _expiry(config: CoreConfig, estimator: Estimator) -> Expiry:
     return ControlledDelay() if config.overload is Overload.CONTROLLED_DELAY else NoExpiry()
 
 
-def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
+def _gate(config: CoreConfig, engine: EngineConfig, forecast: FuturePeak, predicted: Predicted) -> Gate:
     if config.memory is MemoryGate.FORECAST:
         return forecast
+    if config.memory is MemoryGate.PREDICTED:
+        return PredictedLength(engine, predicted.output)
     return MinimumFree(config.min_free_blocks) if config.memory is MemoryGate.MINIMUM_FREE else Optimistic()
 
 

@@ -61,6 +61,7 @@ CROWDED = CoreConfig(
     max_waiting=None,
 )
 FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC, overload=Overload.BOUNDED, max_waiting=6)
+PREDICTED = CoreConfig(order=Order.RESPONSE_RATIO, memory=MemoryGate.PREDICTED)
 VTC = CoreConfig(order=Order.VTC, unit=Unit.TOKENS, weights={"acme": 3.0})
 STATIC, PADDED = {"batching": Batching.STATIC}, {"batching": Batching.STATIC_PADDED}
 CONTIGUOUS = {"kv_allocation": KVAllocation.CONTIGUOUS}
@@ -101,7 +102,7 @@ RUNS: dict[str, Record] = {
     "learned_rank": partial(random_run, CoreConfig(order=Order.LEARNED_RANK), 22, rounds=25),
     "length_groups": partial(random_run, CoreConfig(order=Order.LENGTH_GROUPS), 23, rounds=25, **PADDED),
     "least_laxity": partial(random_run, CoreConfig(order=Order.LEAST_LAXITY), 24, rounds=25, batching=Batching.SLAI),
-    "response_ratio": partial(random_run, CoreConfig(order=Order.RESPONSE_RATIO), 25, rounds=25),
+    "response_ratio": partial(random_run, PREDICTED, 25, rounds=25),
     "static": partial(random_run, FCFS, 11, prefill_chunk=None, max_num_batched_tokens=64, **STATIC),
     "contiguous": partial(random_run, CoreConfig(), 12, **CONTIGUOUS),
     "static_contiguous": partial(random_run, CoreConfig(overload=Overload.UNBOUNDED), 13, **STATIC, **CONTIGUOUS),

@@ -109,9 +109,7 @@ CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the val
     ),
     "order": Names({one.value: one for one in Order}),
     "unit": Names({"engine_time": Unit.ENGINE_TIME, "tokens": Unit.TOKENS}),
-    "memory": Names(
-        {"forecast": MemoryGate.FORECAST, "minimum_free": MemoryGate.MINIMUM_FREE, "optimistic": MemoryGate.OPTIMISTIC}
-    ),
+    "memory": Names({one.value: one for one in MemoryGate}),
     "prefer": Names({one.value: one for one in Prefer}),
     "overload": Names(
         {

@@ -122,12 +122,12 @@ class EngineFields(BaseSettings):
     charge: Literal["engine_time", "tokens"] = setting(
         "engine", "UNIT", "engine_time", "what tenants' shares are counted in"
     )
-    admit: Literal["forecast", "minimum_free", "optimistic"] = setting(
+    admit: Literal["forecast", "minimum_free", "optimistic", "predicted"] = setting(
         "engine",
         "HOW",
         "forecast",
         "when a request gets KV memory: by a forecast of what those running will need, while --min-free-blocks are "
-        "free, or whenever its prompt fits",
+        "free, whenever its prompt fits, or when an answer as long as is predicted fits",
     )
     min_free_blocks: int = setting("engine", "N", 0, "KV blocks that --admit minimum_free leaves free", ge=0)
     overload: Literal["deadline", "controlled_delay", "bounded", "unbounded"] = setting(

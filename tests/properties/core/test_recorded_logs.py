@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from admission.core import Order
+from admission.core import MemoryGate, Order
 from admission.event_logs.event_log import VERSION, replay
 from backend.config import Batching
 
@@ -26,7 +26,7 @@ LOGS = {path.name.removesuffix(".log.gz"): path for path in sorted(RECORDED.glob
 CHOICES = {
     "order": set(Order),
     "unit": {"engine_time", "tokens"},
-    "memory": {"forecast", "minimum_free", "optimistic"},
+    "memory": set(MemoryGate),
     "overload": {"deadline", "controlled_delay", "bounded", "unbounded"},
     "batching": set(Batching),
     "kv_allocation": {"paged", "contiguous"},
