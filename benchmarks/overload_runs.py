@@ -75,10 +75,6 @@ class PromiseRecorder(Recorder):
             prompt, length = len(sequence.prompt), len(sequence.output)
             self.kept.append(Promise(number, sequence.tenant, told_first, told_last, first, last, prompt, length))
 
-    def _is_good(self, sequence: Running, first: float, per_token: float) -> bool:
-        by = sequence.first_token_by
-        return first <= (FIRST_TOKEN if by is None else by - sequence.arrival) and per_token <= PER_TOKEN
-
 
 @dataclass
 class Run:

@@ -11,7 +11,6 @@ to live steps alone, and with calibration steps before the first.
 """
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -22,7 +21,7 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device, Piece
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
-from admission.simulation.recorder import Objective, Recorder
+from admission.simulation.recorder import Objective, PlannedWork, Recorder
 from admission.step_times.idle_calibration import work_of_shape
 from admission.step_times.step_calibration import Amounts
 from admission.step_times.step_time import StepTime, StepWork
@@ -187,14 +186,14 @@ class _TrueRecorder(Recorder):
         self._truth = truth
         self.course: list[tuple[float, list[float]]] = []  # busy seconds, and those of each tenant
 
-    def _share(self, works: Mapping[str, StepWork], elapsed: float) -> None:
+    def _share(self, work: PlannedWork, elapsed: float) -> None:
         whole = StepWork()
-        for work in works.values():
-            whole += work
+        for of_tenant in work.by_tenant.values():
+            whole += of_tenant
         rates = self._truth.rates(whole.amounts)
         parts = {
-            tenant: sum(rate * amount for rate, amount in zip(rates, work.amounts, strict=True))
-            for tenant, work in works.items()
+            tenant: sum(rate * amount for rate, amount in zip(rates, of_tenant.amounts, strict=True))
+            for tenant, of_tenant in work.by_tenant.items()
         }
         total = sum(parts.values())
         for tenant, part in parts.items():

@@ -6,10 +6,10 @@ from math import inf
 from typing import NamedTuple
 
 from admission.simulation.contents import Content
+from admission.simulation.sampled_tokens import END
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 
-END = 1  # the token that ends an answer; all others are 0
 _NEVER, _AT_END = frozenset[int](), frozenset((END,))
 _SAMPLING = SamplingParams()
 

@@ -5,7 +5,7 @@ the core accounts and plans at once; steps run one after another in the order of
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -18,7 +18,7 @@ from admission.event_logs.names import REFUSALS
 from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
 from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
-from admission.simulation.arrival import END, NO_TARGET, Arrival, ClassTarget, sequence_of
+from admission.simulation.arrival import NO_TARGET, Arrival, ClassTarget, sequence_of
 from admission.simulation.clients import Clients, NoRetries, Sessions
 from admission.simulation.contents import SimulatedNames
 from admission.simulation.device import Device
@@ -29,20 +29,18 @@ from admission.simulation.gateway_rules import (
     SimulatedGateway,
     SimulatedGrant,
 )
-from admission.simulation.recorder import Recorder
-from admission.step_times.step_time import StepWork
+from admission.simulation.recorder import PlannedWork, Recorder
+from admission.simulation.sampled_tokens import SampledTokens
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-
-TOKEN = 0
 
 
 class _SimulatedStep(NamedTuple):
     done_at: float
     elapsed: float
     batch: Batch
-    works: Mapping[str, StepWork]  # by tenant
+    work: PlannedWork
 
 
 @dataclass(slots=True)
@@ -95,7 +93,7 @@ class Loop:
         self._done_at = 0.0  # of the newest step
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
-        self._ends: dict[int, int] = {}  # by slot: the position at which an answer ends that may be longer
+        self._sampled_tokens = SampledTokens()
         self._allowed: set[str] = set()  # tenants whose KV memory and cache have been bounded as the gateway says
         self._num_arrived = 0
         self._requests: dict[Sequence, _RunningRequest] = {}  # of the requests that a gateway let in
@@ -147,17 +145,16 @@ class Loop:
         """Let everything but arrivals happen that is due before or at `until`, and not after the next arrival: what
         ends may be followed by one.
         """
+        due, steps, timers = self._due, self._steps, self._timers
         while True:
-            step_at = self._steps[0].done_at if self._steps else inf
-            timer_at = self._timers[0][0] if self._timers else inf
-            last = min(until, self._due[0][0]) if self._due else until
-            if min(step_at, timer_at) > last or step_at == timer_at == inf:
-                return
-            if step_at <= timer_at:
-                self._complete(self._steps.popleft())
-            else:
-                now, _, act = heappop(self._timers)
+            last = until if not due or due[0][0] > until else due[0][0]
+            if timers and timers[0][0] <= last and not (steps and steps[0].done_at <= timers[0][0]):
+                now, _, act = heappop(timers)
                 act(now)
+            elif steps and steps[0].done_at <= last:
+                self._complete(steps.popleft())
+            else:
+                return
 
     def _arrive(self, arrival: Arrival, now: float) -> None:
         if self._gateway is not None:
@@ -282,11 +279,13 @@ class Loop:
             request.grant.settle(sum(request.prompts.values()), request.output_tokens)
 
     def _plan(self, now: float) -> None:
+        scheduler = self._core.scheduler
         while (batch := self._core.schedule(now)) is not None:
-            self._note_preempted(now, self._core.scheduler.in_flight[-1].admitted)
+            if scheduler.preempted:
+                self._note_preempted(now, scheduler.in_flight[-1].admitted)
             self._submit(batch, now)
+        if scheduler.preempted:
             self._note_preempted(now)
-        self._note_preempted(now)
         for sequence in self._core.take_ended():
             if sequence.finish_reason is FinishReason.EXPIRED:
                 self._recorder.expired(sequence, now)
@@ -305,7 +304,7 @@ class Loop:
         elapsed = self._device.seconds(work_of(scheduled)) + self._copy(batch.num_copies, now)
         self._done_at = max(self._done_at, now) + elapsed
         for sequence in scheduled.admitted:
-            self._note_end(sequence)
+            self._sampled_tokens.admitted(sequence, batch.step)
         self._steps.append(_SimulatedStep(self._done_at, elapsed, batch, self._recorder.planned(scheduled, now)))
 
     def _copy(self, copies: int, now: float) -> float:
@@ -316,22 +315,10 @@ class Loop:
         self._copied_at = max(self._copied_at, now) + seconds
         return max(0.0, self._copied_at - max(self._done_at, now))
 
-    def _note_end(self, sequence: Sequence) -> None:
-        """Note where an answer ends that is shorter than it declared: there the device samples an end token."""
-        if sequence.end_tokens:
-            self._ends[sequence.slot] = len(sequence.prompt) + sequence.seed
-        else:
-            self._ends.pop(sequence.slot, None)
-
     def _complete(self, step: _SimulatedStep) -> None:
-        batch = step.batch
-        tokens = [TOKEN] * len(batch.sampled)
-        if self._ends:
-            for index, (row, slot) in enumerate(zip(batch.sampled, batch.sampled_slots, strict=True)):
-                if self._ends.get(slot) == batch.starts[row] + batch.lengths[row] + 1:
-                    tokens[index] = END
-        new_tokens = self._core.update_from_output(StepOutput(batch.step, tokens, step.elapsed), step.done_at)
-        self._recorder.completed(step.works, step.elapsed, new_tokens, step.done_at)
+        tokens = self._sampled_tokens.of_step(step.batch)
+        new_tokens = self._core.update_from_output(StepOutput(step.batch.step, tokens, step.elapsed), step.done_at)
+        self._recorder.completed(step.work, step.elapsed, new_tokens, step.done_at)
         for following in self._sessions.answered(new_tokens, step.done_at):
             heappush(self._due, (following.time, -next(self._number), following))
         if self._requests:

@@ -82,15 +82,18 @@ GROUPS: dict[str, tuple[RunMetric, ...]] = {
     "first token": (
         RunMetric("median", lambda s: s.first_token.p50, format_duration),
         RunMetric("p90", lambda s: s.first_token.p90, format_duration),
+        RunMetric("p95", lambda s: s.first_token.p95, format_duration),
         RunMetric("p99", lambda s: s.first_token.p99, format_duration),
     ),
     "between tokens": (
         RunMetric("median", lambda s: s.interval.p50, format_duration),
         RunMetric("p90", lambda s: s.interval.p90, format_duration),
+        RunMetric("p95", lambda s: s.interval.p95, format_duration),
         RunMetric("p99", lambda s: s.interval.p99, format_duration),
     ),
     "whole request": (
         RunMetric("median", lambda s: s.duration.p50, format_duration),
+        RunMetric("p95", lambda s: s.duration.p95, format_duration),
         RunMetric("p99", lambda s: s.duration.p99, format_duration),
     ),
     "queue": (
@@ -106,9 +109,12 @@ GROUPS: dict[str, tuple[RunMetric, ...]] = {
     "machine": (
         RunMetric("prompt tokens a second", lambda s: s.prompt_rate, format_number),
         RunMetric("output tokens a second", lambda s: s.output_rate, format_number),
+        RunMetric("good output tokens a second", lambda s: s.good_output_rate, format_number),
         RunMetric("prompt tokens cached", lambda s: s.hit_rate, format_percent),
         RunMetric("cached blocks given up", lambda s: s.evictions, format_number),
         RunMetric("device busy", lambda s: s.busy, format_percent),
+        RunMetric("prompts, of the busy time", lambda s: s.prefill_share, format_percent),
+        RunMetric("answers, of the busy time", lambda s: 1 - s.prefill_share if s.busy else None, format_percent),
         RunMetric("preemptions", lambda s: s.preemptions, format_number),
         RunMetric("tokens computed again", lambda s: s.recomputed_tokens, format_number),
         RunMetric("padding, of computed tokens", lambda s: s.padding, format_percent),

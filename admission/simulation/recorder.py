@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
+from typing import NamedTuple
 
 from admission.orderings.ordering import weight_of
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.statistics import MOST_TENANTS, QuantileHistogram, ServiceGap, Timeline
-from admission.step_times.step_time import StepWork, prefill_work
+from admission.step_times.step_time import StepWork
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import Sequence
 
@@ -21,7 +22,10 @@ PROMPT, OUTPUT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The latencies of a good request: its first token, and then on average each token, comes within these seconds."""
+    """The latencies of a good request: its first token, and then on average each token, comes within these seconds.
+
+    A deadline that a request has of its own takes the place of `first_token`.
+    """
 
     first_token: float = 2.0
     per_token: float = 0.1
@@ -89,6 +93,13 @@ class TrackedRequest:
     num_prefilled: int = 0
 
 
+class PlannedWork(NamedTuple):
+    """The work of a step that was planned."""
+
+    by_tenant: Mapping[str, StepWork]
+    prefill: StepWork | None  # of all prompts in it
+
+
 class Recorder:
     """Keeps the figures of a run. The loop notifies it of all that happens, in order of time; it changes nothing."""
 
@@ -114,6 +125,8 @@ class Recorder:
         self.depth, self.age = Timeline(), Timeline()
         self.gap_tokens, self.gap_seconds = ServiceGap(), ServiceGap()
         self.busy = 0.0
+        self.prefill_seconds = 0.0  # of the busy ones: a step's time is divided by what its parts cost beside the rest
+        self.good_tokens = 0  # of the answers of good requests
         self.steps = 0
         self.preemptions = 0
         self.left = 0  # gave up waiting
@@ -127,6 +140,7 @@ class Recorder:
         self._to_follow = followed
         self._followed: list[TenantRecord] = []
         self._last_completion = -inf
+        self._is_calm = False  # nobody has waited since the last step
         self._decodes: list[Sequence] = []
         self._decode_work: dict[str, StepWork] = {}
 
@@ -178,16 +192,19 @@ class Recorder:
 
     # steps
 
-    def planned(self, scheduled: ScheduledStep, now: float) -> dict[str, StepWork]:
-        """Note a step that was planned; returns its work by tenant."""
+    def planned(self, scheduled: ScheduledStep, now: float) -> PlannedWork:
+        """Note a step that was planned."""
         for sequence in scheduled.admitted:
             self._leave_queue(sequence, now)
-        works = dict(self._decodes_by_tenant(scheduled))
         decodes, batch = scheduled.batch.num_decodes, scheduled.batch
+        works = self._decodes_by_tenant(scheduled)
+        if decodes == len(scheduled.sequences):
+            return PlannedWork(works, None)
+        works, prefill = dict(works), StepWork()
         for row in range(decodes, len(scheduled.sequences)):
             sequence, start, length = scheduled.sequences[row], batch.starts[row], batch.lengths[row]
-            work = prefill_work(start, length)
-            works[sequence.tenant] = works.get(sequence.tenant, _NOTHING) + work
+            prefill = prefill.with_prefill(start, length)
+            works[sequence.tenant] = works.get(sequence.tenant, _NOTHING).with_prefill(start, length)
             request = self._tracked[sequence]
             computed = min(start + length, request.arrival.prompt_tokens)
             cached = max(0, min(start, computed) - request.num_prefilled)
@@ -196,7 +213,7 @@ class Recorder:
             request.num_prefilled = max(request.num_prefilled, computed)
         for sequence, _, _ in scheduled.forks:  # whose prompt counts for the answer that computes it
             self._tracked[sequence].num_prefilled = len(sequence.prompt)
-        return works
+        return PlannedWork(works, prefill)
 
     def preempted(self, sequence: Sequence, now: float) -> None:
         """Note that a sequence waits again. A second time changes nothing."""
@@ -204,16 +221,17 @@ class Recorder:
             self.preemptions += 1
             self._wait(sequence, now)
 
-    def completed(
-        self, works: Mapping[str, StepWork], elapsed: float, new_tokens: abc.Sequence[NewToken], now: float
-    ) -> None:
+    def completed(self, work: PlannedWork, elapsed: float, new_tokens: abc.Sequence[NewToken], now: float) -> None:
         self.steps += 1
         self.busy += elapsed
-        self._share(works, elapsed)
+        self._share(work, elapsed)
         self._take(new_tokens, now)
         self._follow(now)
 
     def end(self, now: float) -> None:
+        if self.steps:
+            self.depth.add(self._last_completion, 0)
+            self.age.add(self._last_completion, 0)
         for tenant in self.tenants.values():
             if tenant.waiting:
                 self._close_backlog(tenant, now)
@@ -229,7 +247,7 @@ class Recorder:
     def _wait(self, sequence: Sequence, now: float) -> None:
         request = self._tracked[sequence]
         tenant = request.tenant
-        request.waiting = True
+        request.waiting, self._is_calm = True, False
         self._waiting.add(sequence)
         heappush(self._oldest, (request.arrival.time, id(sequence), sequence))
         tenant.waiting += 1
@@ -276,25 +294,33 @@ class Recorder:
         self._decode_work = {tenant: StepWork(0, counts[tenant], contexts[tenant]) for tenant in counts}
         return self._decode_work
 
-    def _share(self, works: Mapping[str, StepWork], elapsed: float) -> None:
-        parts = {tenant: self._device.rates.marginal(work) for tenant, work in works.items()}
-        total = sum(parts.values())
-        for tenant, part in parts.items():
+    def _share(self, work: PlannedWork, elapsed: float) -> None:
+        marginal = self._device.rates.marginal
+        if len(work.by_tenant) == 1 and work.prefill is None:
+            for tenant in work.by_tenant:
+                self.tenants[tenant].seconds += elapsed
+            return
+        parts = [marginal(of_tenant) for of_tenant in work.by_tenant.values()]
+        total = sum(parts)
+        for tenant, part in zip(work.by_tenant, parts, strict=True):
             self.tenants[tenant].seconds += elapsed * (part / total if total else 1 / len(parts))
+        if work.prefill is not None:
+            self.prefill_seconds += elapsed * min(1.0, marginal(work.prefill) / total if total else 1.0)
 
     def _take(self, new_tokens: abc.Sequence[NewToken], now: float) -> None:
         previous, self._last_completion = self._last_completion, now
-        usual = 0
+        tracked, usual = self._tracked, 0
         for sequence, _, reason in new_tokens:
-            request = self._tracked[sequence]
+            request = tracked[sequence]
             request.tenant.output_tokens += 1
-            if request.last_token == previous:
+            last = request.last_token
+            request.last_token = now
+            if last == previous:
                 usual += 1
-            elif request.last_token < 0:
+            elif last < 0:
                 request.first_token = now
             else:
-                self.intervals.add(now - request.last_token)
-            request.last_token = now
+                self.intervals.add(now - last)
             if reason is not None:
                 self._done(sequence, request, now)
         if usual:
@@ -316,19 +342,28 @@ class Recorder:
         level.first_token_times.append(first)
         tenant.completed += 1
         level.completed += 1
-        if self._is_good(sequence, first, per_token):
+        if self._is_good(sequence, request.arrival, first, per_token, now):
+            self.good_tokens += len(sequence.output)
             tenant.good += 1
             level.good += 1
             self._note(request.arrival, AttemptOutcome.GOOD)
         else:
             self._note(request.arrival, AttemptOutcome.LATE)
 
-    def _is_good(self, sequence: Sequence, first: float, per_token: float) -> bool:
+    def _is_good(self, sequence: Sequence, arrival: Arrival, first: float, per_token: float, now: float) -> bool:
+        if arrival.done_within is not None and now - arrival.time > arrival.done_within:
+            return False
+        wanted = inf if arrival.deadline is None else arrival.deadline
         if self._objective is not None:
-            return first <= self._objective.first_token and per_token <= self._objective.per_token
-        return first <= (sequence.first_token_target or inf) and per_token <= (sequence.token_interval or inf)
+            wanted = self._objective.first_token if arrival.deadline is None else wanted
+            return first <= wanted and per_token <= self._objective.per_token
+        return first <= min(wanted, sequence.first_token_target or inf) and per_token <= (
+            sequence.token_interval or inf
+        )
 
     def _follow(self, now: float) -> None:
+        if self._is_calm and not self._waiting:
+            return
         self.depth.add(now, len(self._waiting))
         self.age.add(now, now - self._oldest_arrival(now))
         followed = self._followed
@@ -338,6 +373,7 @@ class Recorder:
             self.gap_seconds.observe([tenant.seconds / tenant.weight for tenant in followed], backlogged)
         for tenant in followed:
             tenant.interrupted = False
+        self._is_calm = not self._waiting and not self.gap_tokens.watching
 
     def _oldest_arrival(self, now: float) -> float:
         while self._oldest and self._oldest[0][2] not in self._waiting:

@@ -39,6 +39,8 @@ class TraceFacts(NamedTuple):
     began: float | None = None  # Unix seconds of the first arrival
     has_contents: bool = False  # what prompts share
     is_recorded: bool = False  # by a gateway, to whom tenants that may not share had nothing in common
+    columns: tuple[tuple[str, str], ...] = ()  # of a table: the fields and their headings
+    unread: tuple[str, ...] = ()  # the others
 
 
 NO_FACTS = TraceFacts()

@@ -9,6 +9,7 @@ from admission.simulation.statistics import jain_fairness_index, quantile
 from backend.scheduler.batch import Counters
 
 CURVE = tuple(n / 100 for n in range(1, 101))  # shares at which distributions are drawn
+_TAIL = (0.5, 0.9, 0.95, 0.99)
 MOST_TENANTS = 100  # that a summary lists, the most served first
 
 
@@ -18,6 +19,7 @@ class Tail:
 
     p50: float | None
     p90: float | None
+    p95: float | None
     p99: float | None
 
 
@@ -74,7 +76,9 @@ class Summary:
     seconds: float
     prompt_rate: float
     output_rate: float
+    good_output_rate: float  # of answers of good requests
     busy: float  # share of the time
+    prefill_share: float  # of the busy time; decodes have the rest
     steps: int
     preemptions: int
     recomputed_tokens: int
@@ -134,13 +138,15 @@ def summarise(
         seconds=seconds,
         prompt_rate=sum(tenant.prompt_tokens for tenant in tenants) / seconds if seconds else 0.0,
         output_rate=sum(tenant.output_tokens for tenant in tenants) / seconds if seconds else 0.0,
+        good_output_rate=recorder.good_tokens / seconds if seconds else 0.0,
         busy=recorder.busy / seconds if seconds else 0.0,
+        prefill_share=recorder.prefill_seconds / recorder.busy if recorder.busy else 0.0,
         steps=recorder.steps,
         preemptions=recorder.preemptions,
         recomputed_tokens=counters.recomputed_tokens,
         padding=_padding(counters),
         first_token=_tail(first),
-        interval=Tail(*recorder.intervals.quantiles((0.5, 0.9, 0.99))),
+        interval=Tail(*recorder.intervals.quantiles(_TAIL)),
         per_token=_tail(sorted(recorder.token_times)),
         duration=_tail(sorted(recorder.durations)),
         gap_tokens=recorder.gap_tokens.largest,
@@ -179,7 +185,7 @@ def _spend(tenants: Sequence[TenantRecord], cost: Cost) -> dict[str, float]:
 
 
 def _tail(ordered: Sequence[float]) -> Tail:
-    return Tail(quantile(ordered, 0.5), quantile(ordered, 0.9), quantile(ordered, 0.99))
+    return Tail(*(quantile(ordered, share) for share in _TAIL))
 
 
 def _evenness(tenants: Sequence[TenantRecord]) -> float | None:

@@ -137,6 +137,7 @@ class Workload:
     floods: tuple[Flood, ...] = ()
     max_tokens: int = 0  # what every request declares at least; 0: what is `assumed`, where the trace does not say
     patience: float = inf  # seconds
+    deadline: float | None = None  # seconds to the first token, for requests that have none of their own
     context: int | None = None  # tokens that a prompt and what is `assumed` of its answer have room in; None: any
 
     def __post_init__(self) -> None:
@@ -192,6 +193,7 @@ class Workload:
                 priority_class=priority_class(arrival, random),
                 max_tokens=declared(arrival),
                 patience=self.patience,
+                deadline=self.deadline if arrival.deadline is None else arrival.deadline,
             )
             if self.classes != "trace":
                 changed = changed._replace(asked_class=changed.priority_class, service_tier=None)

@@ -26,6 +26,7 @@ from admission.simulation.report import comparison_table, to_json
 from admission.simulation.study import CAPACITY_REQUESTS, Results, Study, capacity
 from admission.simulation.traces import Traffic, read_traffic
 from admission.simulation.workload import Workload
+from gateway.cli.simulate_checks import check_flags, unread_columns
 from gateway.cli.simulate_flags import DEFAULT_DEVICE, DEFAULT_ORDERING, add_policies, add_report, add_traffic
 from gateway.telemetry.event_log_file import read_event_log
 from gateway.what_if.comparison import simulated
@@ -64,13 +65,18 @@ def add_simulate_command(commands: "_SubParsersAction[Any]") -> None:
 
 
 def _simulate(namespace: Namespace) -> int:
+    has_file = any(_names_a_file(text.partition(",")[0]) for text in (namespace.policy, *namespace.compare) if text)
+    check_flags(namespace, has_file)
     with _progress("reading", "entries", None) as read:
-        traffic = read_traffic(namespace.trace, namespace.format, lambda path: _followed(read_event_log(path), read))
+        traffic = read_traffic(
+            *(namespace.trace, namespace.format, lambda path: _followed(read_event_log(path), read)), namespace.columns
+        )
     traffic = traffic._replace(device=_device(namespace.device, traffic.device), facts=_facts_used(namespace, traffic))
     study, files, most = _study(namespace, traffic)
     with _progress("simulating", "requests", study.size) as simulated:
         results = study.run(simulated.update)
-    remarks = [*_remarks(results, files, traffic.facts), *_overload(study, results, most)]
+    remarks = unread_columns(namespace, traffic.facts, has_file)
+    remarks += [*_remarks(results, files, traffic.facts), *_overload(study, results, most)]
     remarks = [escape_controls(line) for line in remarks]
     facts = _facts(namespace, study)
     _write(namespace, results, facts, remarks)
@@ -170,6 +176,7 @@ def _workload(namespace: Namespace, arrivals: Sequence[Arrival], context: int) -
         floods=tuple(namespace.flood),
         max_tokens=namespace.max_tokens,
         patience=namespace.patience,
+        deadline=namespace.deadline,
         context=context,
     )
 

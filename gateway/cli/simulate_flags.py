@@ -9,6 +9,7 @@ from admission.core import Order
 from admission.simulation.device import DEVICES
 from admission.simulation.errors import OptionError
 from admission.simulation.recorder import Objective
+from admission.simulation.tables import FIELDS, NO_COLUMNS, Columns, parse_columns
 from admission.simulation.traces import FORMATS
 from admission.simulation.workload import Flood
 
@@ -21,6 +22,11 @@ def add_traffic(group: Any) -> None:
     group.add_argument(
         "--format", choices=["auto", *FORMATS], default="auto", help="format of the trace (default: auto)"
     )
+    group.add_argument(
+        *("--columns",), metavar="C", type=_columns, default=NO_COLUMNS,
+        help=f"what the columns of a table are: time=Timestamp,prompt=Request,output=Response; fields are "
+        f"{', '.join(FIELDS)}",
+    )  # fmt: skip
     group.add_argument(
         "--requests", metavar="N", type=_count, help="use the first N requests, repeating the trace if need be"
     )
@@ -59,6 +65,8 @@ def add_traffic(group: Any) -> None:
     group.add_argument(
         "--patience", metavar="S", type=_positive, default=inf, help="clients that have no token after S seconds leave"
     )
+    deadline = "requests want their first token within S seconds, and say so, unless the trace has a deadline for them"
+    group.add_argument("--deadline", metavar="S", type=_positive, help=deadline)
     group.add_argument("--seeds", metavar="N", type=_count, default=1, help="runs of each policy (default: 1)")
 
 
@@ -110,6 +118,13 @@ def _positive(text: str) -> float:
     if value > 0 and isfinite(value):
         return value
     raise ArgumentTypeError("a number above 0")
+
+
+def _columns(text: str) -> Columns:
+    try:
+        return parse_columns(text)
+    except OptionError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def _flood(text: str) -> Flood:

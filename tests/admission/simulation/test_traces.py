@@ -58,7 +58,7 @@ def test_a_trace_without_hashes_says_nothing_of_contents(tmp_path: Path) -> None
         ((HEADER, "2023-11-16 18:15:46.1,10,5", "2023-11-16 18:15:47.1,ten,5"), "line 3: ContextTokens"),
         ((HEADER, "yesterday,10,5"), "line 2: TIMESTAMP must be"),
         ((HEADER, "2023-11-16 18:15:46.1,10"), "line 2: GeneratedTokens must be"),
-        (("TIMESTAMP,Tokens", "x,1"), "line 1: the header lacks ContextTokens, GeneratedTokens"),
+        (("TIMESTAMP,Tokens", "x,1"), "line 1: the header, TIMESTAMP, Tokens, is of no known layout"),
         ((HEADER,), "line 1: there are no requests"),
         (('{"timestamp": 0, "input_length": 3, "output_length": 1}', "{oops"), "line 2: not JSON"),
         (("[" * 9, "{}"), "line 1: not an entry of an event log"),

@@ -334,3 +334,63 @@ def test_policies_are_judged_by_their_own_targets_unless_one_states_none(
     flags: tuple[list[str], ...] = ([], ["--compare", "fcfs"], ["--good-first-token", "5"])
     goodput = [simulate(trace, "--policy", policy, *more).runs[0]["goodput"] for more in flags]
     assert goodput[0] == 0 < min(goodput[1:])
+
+
+def table(path: Path, header: str, *rows: str) -> Path:
+    path.write_text("\n".join([header, *rows]))
+    return path
+
+
+def test_a_table_of_any_program_is_simulated_and_what_is_not_read_is_said(tmp_path: Path, simulate: Simulate) -> None:
+    rows = [f"{100 * n},{20 + n},{4 + n % 9},{'ab'[n % 2]},eu" for n in range(60)]
+    path = table(tmp_path / "t.csv", "at,Request,Response,user,region", *rows)
+    done = simulate(path, "--columns", "milliseconds=at,prompt=Request,output=Response,tenant=user")
+    assert [tenant["name"] for tenant in done.runs[0]["tenants"]] == ["a", "b"]
+    assert "not read: region; --columns says what a column is" in done.out
+
+
+def test_a_column_without_effect_is_named(tmp_path: Path, simulate: Simulate) -> None:
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens,tenant,session,service_tier"
+    out = simulate(table(tmp_path / "t.csv", header, "0,20,4,a,1,flex", "1,20,4,b,2,flex"), "--tenants", 2).out
+    for heading in ("tenant", "session", "service_tier"):
+        assert f"no effect: column {heading} of the trace" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--columns", "tenant=user", "--tenants", "4"], "--columns: has no effect: --tenants 4 says another"),
+        (["--columns", "session=user"], "by --tenants hash:N"),
+        (["--classes", "0:1,1:1", "--service-tiers", "flex:1,none:1"], "contradicts --classes"),
+        (["--service-tiers", "flex:1"], "become classes by a policy file"),
+        (["--deadline", "1", "--good-first-token", "2"], "contradicts --deadline"),
+        (["--columns", "promt=Request"], "did you mean prompt?"),
+    ],
+)
+def test_flags_that_leave_each_other_without_effect_are_refused(
+    tmp_path: Path, sluice: Sluice, flags: list[str], message: str
+) -> None:
+    path = table(tmp_path / "t.csv", "arrived_at,num_prefill_tokens,num_decode_tokens,user", "0,20,4,a")
+    done = sluice("simulate", "--trace", path, *flags)
+    assert done.status == 2 and message in done.err
+
+
+def test_a_good_request_keeps_its_own_deadline(tmp_path: Path, simulate: Simulate) -> None:
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens,deadline,done_within"
+    path = table(tmp_path / "t.csv", header, "0,400,9,,", "10,400,9,0.001,", "20,400,9,,0.02", "30,400,9,5,9")
+    trusting = "order=fcfs,overload=bounded"
+    assert simulate(path, "--policy", trusting).runs[0]["goodput"] == 0.5
+    assert simulate(path, "--policy", trusting, "--deadline", 0.002).runs[0]["goodput"] == 0.25
+
+
+def test_a_deadline_for_all_is_what_the_core_admits_by(trace: Path, simulate: Simulate) -> None:
+    hurried = simulate(trace, "--speedup", 100, "--deadline", 0.1).runs[0]
+    assert hurried["refusals"].keys() <= {"DeadlineUnmeetable"} and hurried["refusals"]
+
+
+def test_the_busy_time_is_divided_between_prompts_and_answers(tmp_path: Path, simulate: Simulate) -> None:
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens"
+    prompts = simulate(table(tmp_path / "p.csv", header, *[f"{n},2000,1" for n in range(5)])).runs[0]
+    answers = simulate(table(tmp_path / "a.csv", header, *[f"{n},1,200" for n in range(5)])).runs[0]
+    assert prompts["prefill_share"] > 0.9 and answers["prefill_share"] < 0.05
+    assert prompts["good_output_rate"] == prompts["output_rate"] > 0

@@ -1,7 +1,7 @@
 """Trouble inside the machine, on a virtual clock: no memory for a step, a step that stalls. Classes decide who pays."""
 
 from collections import abc
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -15,7 +15,7 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES, Device
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
-from admission.simulation.recorder import AttemptOutcome, Objective, Recorder
+from admission.simulation.recorder import AttemptOutcome, Objective, PlannedWork, Recorder
 from admission.step_times.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import NewToken
@@ -142,11 +142,9 @@ class Watch(Recorder):
         super().__init__(device, Objective(), {})
         self.first: list[tuple[float, Sequence]] = []
 
-    def completed(
-        self, works: Mapping[str, StepWork], elapsed: float, new_tokens: abc.Sequence[NewToken], now: float
-    ) -> None:
+    def completed(self, work: PlannedWork, elapsed: float, new_tokens: abc.Sequence[NewToken], now: float) -> None:
         self.first += [(now, sequence) for sequence, _, _ in new_tokens if len(sequence.output) == 1]
-        super().completed(works, elapsed, new_tokens, now)
+        super().completed(work, elapsed, new_tokens, now)
 
 
 def stalled_run() -> tuple[Watch, Controller]:

@@ -1,0 +1,57 @@
+"""The tokens that a simulated device samples."""
+
+from backend.scheduler.batch import Batch
+from backend.scheduler.sequence import Sequence
+
+TOKEN, END = 0, 1  # the token that ends an answer, and all others
+EARLIER = 2  # steps: that many tokens of a sequence may be under way beside those it has
+
+
+class SampledTokens:
+    """Samples an end token where an answer ends that is shorter than it declared, whose seed is the answer's length.
+
+    A step samples one token of a sequence at most. So each is looked at only from the step on in which it may end: most
+    steps look at none of their rows.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[int, tuple[Sequence, int]] = {}  # by slot: who holds it, and how many tokens it will have
+        self._due: dict[int, set[int]] = {}  # by step: the slots to look at
+
+    def admitted(self, sequence: Sequence, step: int) -> None:
+        """Note that a sequence takes its slot, to be computed from this step on."""
+        if not sequence.end_tokens:
+            self._holders.pop(sequence.slot, None)
+            return
+        length = len(sequence.prompt) + sequence.seed
+        self._holders[sequence.slot] = sequence, length
+        left = length - len(sequence.prompt) - len(sequence.output) - 1
+        self._look_again(sequence.slot, step + max(0, left - EARLIER))
+
+    def of_step(self, batch: Batch) -> list[int]:
+        """Returns a token for each that the step samples. Steps come in their order."""
+        tokens = [TOKEN] * len(batch.sampled)
+        due = self._due.pop(batch.step, None)
+        if due:
+            sampled = batch.sampled_slots
+            for slot in due:
+                self._look(slot, batch, sampled, tokens)
+        return tokens
+
+    def _look(self, slot: int, batch: Batch, sampled: list[int], tokens: list[int]) -> None:
+        sequence, length = self._holders.get(slot, (None, 0))
+        if sequence is None or sequence.slot != slot:
+            return
+        if slot not in sampled:  # it pauses, or its prompt is not complete
+            self._look_again(slot, batch.step + 1)
+            return
+        index = sampled.index(slot)
+        row = batch.sampled[index]
+        left = length - (batch.starts[row] + batch.lengths[row] + 1)
+        if left == 0:
+            tokens[index] = END
+        elif left > 0:
+            self._look_again(slot, batch.step + left)
+
+    def _look_again(self, slot: int, step: int) -> None:
+        self._due.setdefault(step, set()).add(slot)
