@@ -9,6 +9,7 @@ class GrammarKind(StrEnum):
     """The language that a grammar is written in."""
 
     JSON_SCHEMA = "json_schema"  # a JSON document
+    JSON_LINE = "json_line"  # one as Python's `json.dumps` writes it: in a line, with a space behind each "," and ":"
     REGEX = "regex"  # one that matches the whole text
     CHOICE = "choice"  # a JSON array of strings, one of which is the text
     LARK = "lark"  # Lark's, as llguidance reads it
@@ -22,6 +23,11 @@ class Grammar:
     source: str
     owner: str = ""  # who asks for it: what was compiled for one is of use to no other
     hash: bytes = field(init=False, compare=False, repr=False)  # of all three; logs name a grammar by this alone
+
+    @property
+    def is_schema(self) -> bool:
+        """True if the source is a JSON schema."""
+        return self.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_LINE)
 
     def __post_init__(self) -> None:
         said = f"{self.kind}:{len(self.owner)}:{self.owner}:{self.source}".encode("utf-8", "surrogatepass")

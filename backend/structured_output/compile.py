@@ -11,7 +11,10 @@ WHITESPACE = r"\x20|\r?\n[\x20\t]{0,32}"
 more of it for ever.
 """
 
-JSON_OPTIONS = json.dumps({"whitespace_pattern": WHITESPACE})
+JSON_OPTIONS = {
+    GrammarKind.JSON_SCHEMA: json.dumps({"whitespace_pattern": WHITESPACE}),
+    GrammarKind.JSON_LINE: json.dumps({"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}),
+}
 
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
@@ -53,8 +56,8 @@ def compile_grammar(tokenizer: LLTokenizer, kind: GrammarKind, source: str) -> L
 def _translated(kind: GrammarKind, source: str) -> str:
     """Return the grammar as llguidance reads it. A schema is not parsed here: that would hold the interpreter."""
     match kind:
-        case GrammarKind.JSON_SCHEMA:
-            return f'{{"grammars":[{{"json_schema":{_with_options(source.strip())}}}]}}'
+        case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_LINE:
+            return f'{{"grammars":[{{"json_schema":{_with_options(source.strip(), JSON_OPTIONS[kind])}}}]}}'
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case GrammarKind.CHOICE:
@@ -64,11 +67,11 @@ def _translated(kind: GrammarKind, source: str) -> str:
             return source
 
 
-def _with_options(schema: str) -> str:
+def _with_options(schema: str, options: str) -> str:
     if not schema.startswith("{"):
         return schema
     rest = schema[1:].lstrip()
-    return f'{{"x-guidance":{JSON_OPTIONS}{"" if rest.startswith("}") else ","}{rest}'
+    return f'{{"x-guidance":{options}{"" if rest.startswith("}") else ","}{rest}'
 
 
 def _one_line(message: str) -> str:

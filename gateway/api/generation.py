@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from admission.outcome import Outcome
-from backend.grammar import GrammarKind
 from backend.text.detokenizer import IncrementalDetokenizer
 from gateway import sse
 from gateway.api.choice_writer import ChoiceWriter
@@ -121,7 +120,7 @@ class GenerationEndpoint(Endpoint):
             generation = await frontend.engine.generate(asked, params.policy, record, scope.fail)
         except (InvalidGrammar, GrammarsExceeded, GrammarsUnavailable) as error:
             error.param, grammar = request.grammar_field, request.sampling.grammar
-            if type(error) is InvalidGrammar and grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA:
+            if type(error) is InvalidGrammar and grammar is not None and grammar.is_schema:
                 locate = partial(located, error.message, grammar.source)
                 error.message = await frontend.body_reader.offload(params.policy.name, len(grammar.source), locate)
             raise

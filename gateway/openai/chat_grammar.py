@@ -88,7 +88,7 @@ def needs_grammar(request: ChatRequest, template: ResponseTemplate | None) -> bo
         return True
     grammar = request.sampling.grammar
     has_reasoning = template is not None and template.field(REASONING) is not None
-    return has_reasoning and grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA
+    return has_reasoning and grammar is not None and grammar.is_schema
 
 
 def _cannot_think(reason: str) -> BadRequest:
@@ -115,7 +115,7 @@ def _content(request: ChatRequest) -> Mapping[str, Any] | None:
     grammar = request.sampling.grammar
     if grammar is None:
         return None
-    if grammar.kind is not GrammarKind.JSON_SCHEMA:
+    if not grammar.is_schema:
         raise BadRequest(
             f"{request.grammar_field} cannot be combined with tools or a thinking_token_budget, unless it is a JSON "
             "schema: leave either out.",

@@ -39,17 +39,18 @@ class ResponseFormat(TypedDict, total=False):
 
 @with_config(EXACT)
 class StructuredOutputs(TypedDict, total=False):
-    """vLLM's: one of the first five."""
+    """vLLM's: one of the first five. The sixth says how JSON is written."""
 
     json: Any
     regex: _Text | None
     choice: Annotated[list[_Text], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None
     grammar: _Text | None
     json_object: bool | None
+    disable_any_whitespace: bool | None
 
 
 _NOT_SUPPORTED: Mapping[str, Sequence[Any]] = {
-    "disable_any_whitespace": [False], "disable_additional_properties": [False], "whitespace_pattern": (),
+    "disable_additional_properties": [False], "whitespace_pattern": (),
     "structural_tag": (), "disable_fallback": [True, False],
 }  # fmt: skip
 StructuredOutputsField = Annotated[StructuredOutputs, json_object(_NOT_SUPPORTED)]
@@ -83,21 +84,28 @@ def _of_format(asked: ResponseFormat, most_bytes: int) -> tuple[Grammar, str] | 
 
 def _of_structured(structured: StructuredOutputs, most_bytes: int) -> tuple[Grammar, str]:
     asked = {name: value for name, value in structured.items() if value is not None and value is not False}
+    is_line = bool(asked.pop("disable_any_whitespace", False))
     if len(asked) != 1:
         expected = "json, regex, choice, grammar and json_object"
         raise BadRequest(f"structured_outputs must hold one of {expected}, got {len(asked)}.", "structured_outputs")
     ((name, value),) = asked.items()
     field = f"structured_outputs.{name}"
+    if is_line and name not in ("json", "json_object"):
+        raise BadRequest(
+            f"structured_outputs.disable_any_whitespace is about JSON; leave it out with {name}.",
+            "structured_outputs.disable_any_whitespace",
+        )
+    kind = GrammarKind.JSON_LINE if is_line else GrammarKind.JSON_SCHEMA
     match name:
         case "json":
-            return _of_schema(_parsed(value, field, most_bytes), field, most_bytes)
+            return _of_schema(_parsed(value, field, most_bytes), field, most_bytes, kind)
         case "regex":
             return _bounded(GrammarKind.REGEX, str(value), field, most_bytes)
         case "choice":
             return _bounded(GrammarKind.CHOICE, orjson.dumps(value).decode(), field, most_bytes)
         case "grammar":
             return _of_lark(str(value), field, most_bytes)
-    return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), field
+    return Grammar(kind, ANY_OBJECT), field
 
 
 def _parsed(value: Any, field: str, most_bytes: int) -> Any:
@@ -112,7 +120,9 @@ def _parsed(value: Any, field: str, most_bytes: int) -> Any:
         raise InvalidGrammar(f"{field} must be a JSON schema, got a string that is not JSON: {error}.", field) from None
 
 
-def _of_schema(schema: Any, field: str, most_bytes: int) -> tuple[Grammar, str]:
+def _of_schema(
+    schema: Any, field: str, most_bytes: int, kind: GrammarKind = GrammarKind.JSON_SCHEMA
+) -> tuple[Grammar, str]:
     if schema is None:
         schema = {}
     if not isinstance(schema, dict | bool):
@@ -124,7 +134,7 @@ def _of_schema(schema: Any, field: str, most_bytes: int) -> tuple[Grammar, str]:
     if size > most_bytes:
         raise _too_long(field, size, most_bytes)
     check_schema(schema, field)
-    return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(without_effect(schema)).decode()), field
+    return Grammar(kind, orjson.dumps(without_effect(schema)).decode()), field
 
 
 def _of_lark(source: str, field: str, most_bytes: int) -> tuple[Grammar, str]:

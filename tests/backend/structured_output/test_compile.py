@@ -44,6 +44,9 @@ def test_whitespace_inside_json_is_that_of_common_writers_and_bounded() -> None:
     for text in (json.dumps(value), json.dumps(value, separators=(",", ":")), json.dumps(value, indent=4)):
         assert accepts(GrammarKind.JSON_SCHEMA, '{"type":"object"}', text)
     assert not accepts(GrammarKind.JSON_SCHEMA, '{"type":"object"}', '{"a":  1}')
+    assert accepts(GrammarKind.JSON_LINE, '{"type":"object"}', json.dumps(value))
+    for text in (json.dumps(value, separators=(",", ":")), json.dumps(value, indent=4)):
+        assert not accepts(GrammarKind.JSON_LINE, '{"type":"object"}', text)
 
 
 @pytest.mark.parametrize(

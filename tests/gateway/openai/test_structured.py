@@ -50,6 +50,9 @@ def test_any_object_can_be_asked_for_in_three_ways() -> None:
     [
         ({"json": PERSON}, Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON, separators=(",", ":")))),
         ({"json": json.dumps(PERSON)}, Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON, separators=(",", ":")))),
+        ({"json": {}, "disable_any_whitespace": True}, Grammar(GrammarKind.JSON_LINE, "{}")),
+        ({"json_object": True, "disable_any_whitespace": True}, Grammar(GrammarKind.JSON_LINE, ANY_OBJECT)),
+        ({"json_object": True, "disable_any_whitespace": False}, Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT)),
         ({"regex": "[a-z]+"}, Grammar(GrammarKind.REGEX, "[a-z]+")),
         ({"choice": ["a", "é"], "json": None}, Grammar(GrammarKind.CHOICE, '["a","é"]')),
         ({"grammar": 'start: "a"', "json_object": False}, Grammar(GrammarKind.LARK, 'start: "a"')),
@@ -58,7 +61,7 @@ def test_any_object_can_be_asked_for_in_three_ways() -> None:
 def test_vllms_field_says_one_of_five(asked: dict[str, Any], expected: Grammar) -> None:
     request = chat(structured_outputs=asked)
     assert request.sampling.grammar == expected
-    (field,) = [name for name, value in asked.items() if value]
+    field = next(iter(asked))
     assert request.grammar_field == f"structured_outputs.{field}"
 
 
@@ -75,6 +78,11 @@ def test_vllms_field_says_one_of_five(asked: dict[str, Any], expected: Grammar) 
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+        ),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"),
         ({"structured_outputs": {"choice": ["a"] * 5000}}, "structured_outputs.choice"),
