@@ -90,6 +90,8 @@ class LLM:
     def _begin(self) -> None:
         """Begin with nothing waiting, running or in flight."""
         config = replace(self.model.engine_config, max_preemptions=sys.maxsize)  # nobody is given up for others
+        if not self._executor.runs_ahead:
+            config = replace(config, steps_in_flight=1)  # one planned behind another would only know less of it
         self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
         self._engine = OfflineEngine(self.scheduler, self._executor)
         self._names = self.model.block_names(secrets.token_bytes(32))

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from array import array
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,7 +70,11 @@ def main() -> None:
             return
         command: dict[str, Any] = json.loads(message)
         if "reap" in command:
-            _, status = os.waitpid(command["reap"], 0)
+            status = 0
+            with suppress(
+                ChildProcessError
+            ):  # it was forked by one that has been killed, and whose place this one took
+                _, status = os.waitpid(command["reap"], 0)
             send_frame(link, json.dumps(status).encode())
         else:
             _fork(link, command, fds, setup, tokenizer, shared)

@@ -65,17 +65,17 @@ def charges(site: Site, tenant: str) -> list[float]:
 
 
 def grammar_processes(site: Site) -> list[int]:
-    """The processes that the server has forked for grammars."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    """The processes that the server has forked for grammars, and nobody else's."""
+    parents = dict[int, int]()
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            words = path.read_bytes().split(b"\0")
-            parent = int((path.parent / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
         except OSError:
             continue
-        if b"backend.structured_output.grammar_process" in words and parent != site.server.process.pid:
-            found.append(int(path.parent.name))
-    return found
+        if b"backend.structured_output.grammar_process" in words:
+            parents[int(path.name)] = parent
+    return [pid for pid, parent in parents.items() if parents.get(parent) == site.server.process.pid]
 
 
 def test_a_pydantic_model_comes_back_parsed(site: Site) -> None:
