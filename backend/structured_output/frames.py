@@ -4,11 +4,12 @@ A frame is a length, then bytes. What a step asks for is not sent: it is numbers
 `SharedLayout`), so that nobody encodes or copies for each token more than it must:
 
     [number of the question, number of slots that are new, number of rows, then for each new slot: slot, 4 numbers of
-    its grammar's key, 1 where forced tokens are of use; then for each row: its place in the step, slot, start, length]
+    its grammar's key, 1 where forced tokens are of use; then for each row: its place in the step, slot, start, length,
+    1 if the last token is the newest that its slot has sampled]
 
 A row has the mask of its slot filled, for the token that follows an output of this length. Of an output, what is before
-`start` is as it was when it was last asked about, and the last token is the newest of its slot. A negative number says
-that a question is being written. What is answered of all rows together is sent (`Answer`), the rest is in that memory.
+`start` is as it was when it was last asked about. A negative number says that a question is being written. What is
+answered of all rows together is sent (`Answer`), the rest is in that memory.
 """
 
 import socket
@@ -19,7 +20,7 @@ from typing import NamedTuple
 KEY_INTS = 4  # of 32 bits, in the key of a grammar
 HEAD_INTS = 3
 NEW_SLOT_INTS = KEY_INTS + 2
-ROW_INTS = 4
+ROW_INTS = 5
 _LENGTH = struct.Struct("<I")
 _ANSWER = struct.Struct("=iii")
 MOST_BYTES = 1 << 28  # of a frame

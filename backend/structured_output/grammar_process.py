@@ -70,10 +70,8 @@ def main() -> None:
             return
         command: dict[str, Any] = json.loads(message)
         if "reap" in command:
-            status = 0
-            with suppress(
-                ChildProcessError
-            ):  # it was forked by one that has been killed, and whose place this one took
+            status = None
+            with suppress(ChildProcessError):  # it was forked by one that was killed, as it was with it
                 _, status = os.waitpid(command["reap"], 0)
             send_frame(link, json.dumps(status).encode())
         else:
@@ -235,14 +233,18 @@ class _Matching:
 
     def _step(self, asked: list[int]) -> Answer:
         """Serve what a step asks for; see `frames`."""
-        words, began, rows = self._words, time.thread_time_ns(), HEAD_INTS + asked[1] * NEW_SLOT_INTS
+        layout, words, began = self._layout, self._words, time.thread_time_ns()
+        rows = HEAD_INTS + asked[1] * NEW_SLOT_INTS
         for place in range(HEAD_INTS, rows, NEW_SLOT_INTS):
             slot, *key, may_jump = asked[place : place + NEW_SLOT_INTS]
             self._admit(slot, array("i", key).tobytes(), bool(may_jump))
         num_unmasked = num_jumping = 0
         for place in range(rows, len(asked), ROW_INTS):
             slot = words[self._working_on] = asked[place + 1]
-            status, num_forced = self._row(slot, asked[place + 2], asked[place + 3])
+            start, length, is_sampled = asked[place + 2 : place + ROW_INTS]
+            if is_sampled:
+                words[layout.outputs + slot * layout.max_model_len + length - 1] = words[layout.newest + slot]
+            status, num_forced = self._row(slot, start, length)
             num_unmasked += status is not RowStatus.MASKED
             num_jumping += num_forced > 1
             ended = time.thread_time_ns()
@@ -266,7 +268,6 @@ class _Matching:
             return RowStatus.UNKNOWN, 0
         matcher, output = known.matcher, layout.outputs + slot * layout.max_model_len
         if start < length:
-            words[output + length - 1] = words[layout.newest + slot]
             matcher.output_is(start, words[output + start : output + length].tolist())
         begin = 4 * layout.masks + slot * self._mask_bytes
         end = begin + self._mask_bytes

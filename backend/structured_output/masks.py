@@ -29,9 +29,10 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 4  # of a frame whose failures no row is to blame for, and as many to have its grammars known
 
 
-ConstrainedRow = tuple[int, int, int, int]
+ConstrainedRow = tuple[int, int, int, int, int]
 """A row of a step whose grammar is asked which token may follow: its place in `Batch.sampled`, its slot, from where on
-its tokens stand in the slot's output, and the length of that output with them.
+its tokens stand in the slot's output, the length of that output with them, and 1 if the last of them is what the slot
+has sampled last.
 """
 
 
@@ -118,7 +119,7 @@ class TokenMasks:
             return None
         sampled = list(zip(batch.sampled, batch.sampled_slots, strict=True))
         asked: list[ConstrainedRow] = [
-            (row, slot, start := starts[row] - known[slot].num_prompt_tokens, start + 1)
+            (row, slot, start := starts[row] - known[slot].num_prompt_tokens, start + 1, 1)
             for row, slot in sampled[:first]
             if slot in known
         ]
@@ -126,7 +127,7 @@ class TokenMasks:
         for sample, (row, slot) in enumerate(sampled[first:], first):
             if slot in known:
                 start = starts[row] - known[slot].num_prompt_tokens
-                asked.append((sample, slot, max(0, start), max(0, start + lengths[row])))
+                asked.append((sample, slot, max(0, start), max(0, start + lengths[row]), 0))
         for row in range(first, len(batch.slots)):
             slot, end = batch.slots[row], end + lengths[row]
             if slot in known:
@@ -170,7 +171,6 @@ class TokenMasks:
         shared = self._shared
         if tokens:
             shared.outputs[slot, start : start + len(tokens)] = tokens
-            shared.newest[slot] = tokens[-1]
 
     def _send(self, index: int, rows: list[ConstrainedRow]) -> None:
         """Ask a process, and tell it what it has to know; where it is gone, `_receive` finds that out."""
@@ -178,10 +178,10 @@ class TokenMasks:
         if self._told.get(index) is not process:
             self._told[index] = process
             self._new.update([slot for slot, known in self._slots.items() if known.process == index])
-        new = [slot for _, slot, _, _ in rows if slot in self._new] if self._new else []
+        new = [slot for _, slot, *_ in rows if slot in self._new] if self._new else []
         asked = array("i", (len(new), len(rows)))
         if new:
-            rows = [(sample, slot, 0 if slot in new else start, length) for sample, slot, start, length in rows]
+            rows = [(row[0], row[1], 0 if row[1] in new else row[2], row[3], row[4]) for row in rows]
         for slot in new:
             asked.append(slot)
             asked.frombytes(self._slots[slot].grammar.hash)
@@ -240,12 +240,12 @@ class TokenMasks:
         shared = self._shared
         if answer.num_jumping:
             counts: list[int] = shared.num_forced.tolist()
-            for sample, slot, _, _ in rows:
+            for sample, slot, *_ in rows:
                 if counts[slot] > 1:
                     masks.forced[sample] = shared.forced[slot, 1 : counts[slot]].tolist()
         again = []
         for row in rows if answer.num_unmasked else ():
-            sample, slot, _, _ = row
+            sample, slot, *_ = row
             if shared.statuses[slot] == RowStatus.UNKNOWN:
                 self._new.add(slot)
                 try:

@@ -194,7 +194,7 @@ class GrammarProcesses:
         process.close()
         with self._lock, suppress(EOFError, OSError):
             self._compiling.discard(process)
-            status: int = self._ask({"reap": process.pid}, [])
+            status: int | None = self._ask({"reap": process.pid}, [])
             return status
         return None
 

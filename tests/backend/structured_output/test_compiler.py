@@ -36,6 +36,17 @@ def test_who_matches_is_started_before_anything_is_asked_for() -> None:
         assert processes._matching != [None]
 
 
+def test_all_processes_come_back_where_the_one_that_forks_them_was_killed() -> None:
+    with running_processes() as processes:
+        compiler = GrammarCompiler(processes)
+        compiler.compile_now(PERSON)
+        assert processes._process is not None
+        processes._process.kill()
+        processes._process.wait()
+        for pattern in ("[a-z]+", "[0-9]+"):
+            assert processes.has(compiler.compile_now(regex(pattern)).process)
+
+
 def test_what_is_compiled_is_kept_for_its_owner_alone(compiler: GrammarCompiler) -> None:
     charged: list[tuple[str, float]] = []
     compiler.on_compiled.append(lambda owner, seconds: charged.append((owner, seconds)))
