@@ -6,6 +6,7 @@ from statistics import median
 
 from admission.simulation.metrics import format_duration, format_number, format_percent, format_whole_percent
 from admission.simulation.recorder import Objective
+from admission.simulation.search.sweep import Sweep
 from admission.simulation.study import Results
 from admission.simulation.summary import CURVE, Spread, Summary, TenantSummary, spread
 
@@ -67,6 +68,23 @@ def charts(results: Results) -> list[Chart]:
     if len(_names(runs)) > 1:
         drawn += [*_by_tenant(runs), *_gaps(runs)]
     return drawn
+
+
+def sweep_charts(sweep: Sweep) -> list[Chart]:
+    """Draws what becomes of the requests as the load rises."""
+    good = f"good: {describe_objective(sweep.results[0].study.judged_by)}"
+    load = Axis("load, of what the device completes when all is there at once", format_number, closed=False)
+
+    def lines(title: str, note: str, y: Axis, get: Callable[[Summary], float | None]) -> Lines:
+        return Lines(title, note, load, y, tuple(sweep.curve(policy, get) for policy in range(len(sweep.names))))
+
+    seconds = Axis("seconds", format_duration, log=True)
+    return [
+        lines("Goodput by load", good, Axis("share", format_whole_percent), lambda s: s.goodput),
+        lines("Good requests a second", good, Axis("a second", format_number), lambda s: s.good_rate),
+        lines("Time to first token, p95", "of completed requests", seconds, lambda s: s.first_token.p95),
+        lines("Time between tokens, p95", "of all tokens", seconds, lambda s: s.interval.p95),
+    ]
 
 
 def describe_objective(objective: Objective | None) -> str:

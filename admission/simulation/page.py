@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from admission.simulation.charts import Chart, charts
+from admission.simulation.charts import Chart, charts, sweep_charts
 from admission.simulation.metrics import class_rows, escaped, groups, tenant_rows, with_spread
+from admission.simulation.search.sweep import Sweep, sweep_rows
 from admission.simulation.study import Results
 from admission.simulation.summary import spread
 from admission.simulation.svg import svg
@@ -53,14 +54,27 @@ def page(results: Results, title: str, facts: str, remarks: Sequence[str] = ()) 
     """Renders the page. `title`, `facts` and `remarks` are plain text, as are all names in the results; all is
     escaped.
     """
+    return _page(results.names, title, facts, remarks, charts(results), f"{_table(results)}{_tenants(results)}")
+
+
+def sweep_page(sweep: Sweep, title: str, facts: str, remarks: Sequence[str] = ()) -> str:
+    """Renders the page of a sweep, as `page` does."""
+    head, *rows = sweep_rows(sweep)
+    table = _wide("By load", head, [_row(row) for row in rows])
+    return _page(sweep.names, title, facts, remarks, sweep_charts(sweep), table)
+
+
+def _page(
+    names: Sequence[str], title: str, facts: str, remarks: Sequence[str], drawn: Sequence[Chart], tables: str
+) -> str:
     colours = "".join(f".curve.p{n}{{stroke:var(--p{n})}}.bar.p{n}{{fill:var(--p{n})}}" for n in range(NUM_COLOURS))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escaped(title)}</title>\n<style>{_STYLE}{colours}</style>\n</head>\n<body>\n"
-        f'<h1>{escaped(title)}</h1>\n<p class="facts">{escaped(facts)}</p>\n{_remarks(remarks)}{_key(results)}\n'
-        f'<main>\n<div class="charts">\n{"".join(_figure(chart) for chart in charts(results))}</div>\n'
-        f"{_table(results)}{_tenants(results)}</main>\n</body>\n</html>\n"
+        f'<h1>{escaped(title)}</h1>\n<p class="facts">{escaped(facts)}</p>\n{_remarks(remarks)}{_key(names)}\n'
+        f'<main>\n<div class="charts">\n{"".join(_figure(chart) for chart in drawn)}</div>\n'
+        f"{tables}</main>\n</body>\n</html>\n"
     )
 
 
@@ -69,10 +83,8 @@ def _remarks(remarks: Sequence[str]) -> str:
     return f'<pre class="remarks">{lines}</pre>\n' if remarks else ""
 
 
-def _key(results: Results) -> str:
-    entries = [
-        f'<span><i style="background:var(--p{n})"></i>{escaped(name)}</span>' for n, name in enumerate(results.names)
-    ]
+def _key(names: Sequence[str]) -> str:
+    entries = [f'<span><i style="background:var(--p{n})"></i>{escaped(name)}</span>' for n, name in enumerate(names)]
     return f'<div class="key">{"".join(entries)}</div>'
 
 

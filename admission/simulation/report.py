@@ -6,24 +6,44 @@ from dataclasses import asdict
 from unicodedata import category, east_asian_width
 
 from admission.simulation.metrics import RunMetric, class_rows, escape_controls, groups, tenant_rows, with_spread
+from admission.simulation.search.sweep import Sweep, sweep_rows
 from admission.simulation.study import Results
 from admission.simulation.summary import spread
 
 
 def to_json(results: Results, facts: dict[str, object]) -> str:
     """Renders JSON. Durations are in seconds, shares in [0, 1]; numbers that were not measured are null."""
-    study = results.study
-    policies = [
+    return _json(facts | _facts(results) | {"policies": _policies(results)})
+
+
+def sweep_json(sweep: Sweep, facts: dict[str, object]) -> str:
+    """Renders the JSON of a sweep: that of a comparison for each load, and each policy's knee."""
+    loads = [
+        {"load": load, "requests_per_second": load * sweep.capacity, "policies": _policies(results)}
+        for load, results in zip(sweep.loads, sweep.results, strict=True)
+    ]
+    knees = {name: sweep.knee(policy) for policy, name in enumerate(sweep.names)}
+    return _json(facts | _facts(sweep.results[0]) | {"knees": knees, "loads": loads})
+
+
+def _facts(results: Results) -> dict[str, object]:
+    good = results.study.judged_by  # null: each policy's own targets
+    return {"device": results.study.device.name, "objective": good and asdict(good)}
+
+
+def _policies(results: Results) -> list[dict[str, object]]:
+    return [
         {
             "name": policy.name,
             "core": asdict(policy.core),
             "engine": asdict(policy.engine),
             "runs": [asdict(summary) for summary in runs],
         }
-        for policy, runs in zip(study.policies, results.runs, strict=True)
+        for policy, runs in zip(results.study.policies, results.runs, strict=True)
     ]
-    good = study.judged_by  # null: each policy's own targets
-    report = {**facts, "device": study.device.name, "objective": good and asdict(good), "policies": policies}
+
+
+def _json(report: dict[str, object]) -> str:
     return json.dumps(report, indent=1, allow_nan=False)
 
 
@@ -61,6 +81,11 @@ def comparison_table(results: Results) -> str:
         if len(tenants) > MOST_TENANTS:
             parts[-1] += f"\n  and {len(tenants) - MOST_TENANTS} more"
     return "\n\n".join(parts)
+
+
+def sweep_table(sweep: Sweep) -> str:
+    """Renders the figures of each load, and the knees."""
+    return _aligned(sweep_rows(sweep))
 
 
 def _figures(results: Results) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +19,12 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device, find_device
 from admission.simulation.errors import OptionError
 from admission.simulation.metrics import escape_controls, format_duration, format_number, format_percent
-from admission.simulation.page import NUM_COLOURS, page
+from admission.simulation.page import NUM_COLOURS, page, sweep_page
 from admission.simulation.policy import SimulatedPolicy, parse_simulated_policy, recorded_policy
 from admission.simulation.recorder import Objective
 from admission.simulation.recording import TraceFacts
-from admission.simulation.report import comparison_table, to_json
+from admission.simulation.report import comparison_table, sweep_json, sweep_table, to_json
+from admission.simulation.search.sweep import run_sweep
 from admission.simulation.study import CAPACITY_REQUESTS, Results, Study, capacity
 from admission.simulation.traces import Traffic, read_traffic
 from admission.simulation.workload import Workload
@@ -73,14 +75,29 @@ def _simulate(namespace: Namespace) -> int:
         )
     traffic = traffic._replace(device=_device(namespace.device, traffic.device), facts=_facts_used(namespace, traffic))
     study, files, most = _study(namespace, traffic)
-    with _progress("simulating", "requests", study.size) as simulated:
-        results = study.run(simulated.update)
-    remarks = unread_columns(namespace, traffic.facts, has_file)
-    remarks += [*_remarks(results, files, traffic.facts), *_overload(study, results, most)]
-    remarks = [escape_controls(line) for line in remarks]
+    if namespace.sweep:
+        assert most is not None
+        with _progress("simulating", "requests", len(namespace.sweep) * study.size) as simulated:
+            sweep = run_sweep(study, namespace.sweep, most, simulated.update)
+        table, as_json, as_page = sweep_table(sweep), partial(sweep_json, sweep), partial(sweep_page, sweep)
+        said = _remarks(sweep.results[-1], files, traffic.facts)
+    else:
+        with _progress("simulating", "requests", study.size) as simulated:
+            results = study.run(simulated.update)
+        table, as_json, as_page = comparison_table(results), partial(to_json, results), partial(page, results)
+        said = [*_remarks(results, files, traffic.facts), *_overload(study, results, most)]
+    remarks = [escape_controls(line) for line in (*unread_columns(namespace, traffic.facts, has_file), *said)]
     facts = _facts(namespace, study)
-    _write(namespace, results, facts, remarks)
-    print("\n".join([*remarks, *([""] if remarks else []), f"{facts}\n\n{comparison_table(results)}"]))
+    title = f"{namespace.trace.name}: {' and '.join(policy.name for policy in study.policies)}"
+    try:
+        if namespace.json:
+            named = {"trace": namespace.trace.name, "facts": facts, "remarks": remarks}
+            namespace.json.write_text(as_json(named), encoding="utf-8")
+        if namespace.html:
+            namespace.html.write_text(as_page(title, facts, remarks), encoding="utf-8")
+    except OSError as error:
+        raise OptionError("--json, --html", str(error.filename), f"cannot be written ({error.strerror})") from None
+    print("\n".join([*remarks, *([""] if remarks else []), f"{facts}\n\n{table}"]))
     return 0
 
 
@@ -133,7 +150,8 @@ def _study(namespace: Namespace, traffic: Traffic) -> tuple[Study, list[PolicyFi
     pairs = [_first_policy(namespace.policy, traffic), *(_policy(text, traffic, "--compare") for text in texts)]
     policies = _told_apart([policy for policy, _ in pairs], [namespace.policy, *texts])
     context = min(policy.engine.max_model_len for policy in policies)
-    workload, most = _at_load(namespace.load, _workload(namespace, traffic.arrivals, context), policies[0], device)
+    load = namespace.sweep[0] if namespace.sweep else namespace.load
+    workload, most = _at_load(load, _workload(namespace, traffic.arrivals, context), policies[0], device)
     study = Study(policies, workload, device, _objective(namespace), namespace.seeds, namespace.jobs)
     return study, [file for _, file in pairs], most
 
@@ -202,27 +220,17 @@ def _capacity(policy: SimulatedPolicy, workload: Workload, device: Device) -> fl
         return capacity(policy, workload, device, bar.update)
 
 
-def _write(namespace: Namespace, results: Results, facts: str, remarks: list[str]) -> None:
-    title = f"{namespace.trace.name}: {' and '.join(results.names)}"
-    try:
-        if namespace.json:
-            said = {"trace": namespace.trace.name, "facts": facts, "remarks": remarks}
-            namespace.json.write_text(to_json(results, said), encoding="utf-8")
-        if namespace.html:
-            namespace.html.write_text(page(results, title, facts, remarks), encoding="utf-8")
-    except OSError as error:
-        raise OptionError("--json, --html", str(error.filename), f"cannot be written ({error.strerror})") from None
-
-
 def _facts(namespace: Namespace, study: Study) -> str:
     workload = study.workload
     parts = [f"{format_number(workload.size)} requests"]
     if workload.rate is not None:
         parts.append(f"Poisson at {workload.rate:g} a second")
-    elif workload.speedup != 1:
+    elif workload.speedup != 1 and not namespace.sweep:
         parts.append(f"{workload.speedup:.3g} times as fast as recorded")
     if namespace.load is not None:
         parts.append(f"{format_percent(namespace.load)} of capacity")
+    if namespace.sweep:
+        parts.append(f"{namespace.sweep[0]:g} to {namespace.sweep[-1]:g} times capacity")
     parts += [f"tenants {workload.tenants}", f"device {study.device.name}"]
     parts += [
         f"flood of {flood.tenant}, {flood.rate:g} a second for {format_duration(flood.seconds)}"

@@ -9,6 +9,7 @@ from admission.core import Order
 from admission.simulation.device import DEVICES
 from admission.simulation.errors import OptionError
 from admission.simulation.recorder import Objective
+from admission.simulation.search.sweep import parse_loads
 from admission.simulation.tables import FIELDS, NO_COLUMNS, Columns, parse_columns
 from admission.simulation.traces import FORMATS
 from admission.simulation.workload import Flood
@@ -33,6 +34,8 @@ def add_traffic(group: Any) -> None:
     pace = group.add_mutually_exclusive_group()
     pace.add_argument("--speedup", metavar="X", type=_positive, default=1.0, help="serve X times as fast as recorded")
     pace.add_argument("--load", metavar="X", type=_positive, help="serve X times what the device can complete")
+    sweep = "serve each of several loads from LOW to HIGH, as --load does, and find the largest with 90 %% good"
+    pace.add_argument("--sweep", metavar="LOW:HIGH[:N]", type=_loads, help=sweep)
     pace.add_argument(
         "--rate", metavar="R", type=_positive, help="Poisson arrivals, R a second, lengths from the trace"
     )
@@ -123,6 +126,13 @@ def _positive(text: str) -> float:
 def _columns(text: str) -> Columns:
     try:
         return parse_columns(text)
+    except OptionError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _loads(text: str) -> tuple[float, ...]:
+    try:
+        return parse_loads(text)
     except OptionError as error:
         raise ArgumentTypeError(str(error)) from None
 

@@ -394,3 +394,17 @@ def test_the_busy_time_is_divided_between_prompts_and_answers(tmp_path: Path, si
     answers = simulate(table(tmp_path / "a.csv", header, *[f"{n},1,200" for n in range(5)])).runs[0]
     assert prompts["prefill_share"] > 0.9 and answers["prefill_share"] < 0.05
     assert prompts["good_output_rate"] == prompts["output_rate"] > 0
+
+
+def test_a_sweep_simulates_each_load_and_names_the_knee(trace: Path, tmp_path: Path, simulate: Simulate) -> None:
+    done = simulate(trace, "--sweep", "0.5:20:3", "--compare", "fcfs", "--html", tmp_path / "sweep.html")
+    assert [entry["load"] for entry in done.report["loads"]] == [0.5, 10.25, 20.0]
+    assert done.report["knees"].keys() == {"fair", "fcfs"} and done.report["knees"]["fair"] >= 0.5
+    assert "0.5 to 20 times capacity" in done.out and "largest load with 90.0 % good" in done.out
+    assert "Goodput by load" in (tmp_path / "sweep.html").read_text()
+
+
+def test_a_sweep_and_another_pace_contradict_each_other(trace: Path, sluice: Sluice) -> None:
+    assert (
+        "not allowed with argument --sweep" in sluice("simulate", "--trace", trace, "--sweep", "1:2", "--load", 1).err
+    )
