@@ -1,0 +1,313 @@
+"""What `benchmarks.claims` measures: each function is the setting of one claim, as near to its source's as can be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import exp, log, sqrt
+from random import Random
+
+from admission.length_predictor import Learned, LengthPredictor, features_of
+from admission.simulation.arrival import Arrival
+from admission.simulation.policy import SimulatedPolicy, parse_simulated_policy
+from admission.simulation.recorder import Objective
+from admission.simulation.study import SimulatedRun, capacity, simulate_run
+from admission.simulation.summary import Summary
+from admission.simulation.workload import Workload
+from admission.step_times.step_time import StepWork
+from benchmarks.overload_loads import DEVICE, MAX_TOKENS, Traffic, drawn_trace
+from benchmarks.overload_runs import simulate
+from benchmarks.size_order import arena
+
+ENGINE = "max_num_batched_tokens=512,prefill_chunk=512,overload=unbounded,prefix_cache=off"
+CHUNKED = f"{ENGINE},max_num_seqs=192"
+SMALL = f"{ENGINE},max_num_seqs=32"
+SLOTS = f"{ENGINE},max_num_seqs=64"
+TIGHT = f"kv_tokens=20000,max_model_len=16384,{CHUNKED}"
+TENANTS = ("tenant-1", "tenant-2", "tenant-3", "tenant-4")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is measured here: the figure that is held against the claim's, and what is said of it."""
+
+    figure: float
+    text: str
+
+
+# requests
+
+
+def _at_once(requests: Sequence[Arrival]) -> list[Arrival]:
+    return [
+        one._replace(time=0.0, session=n, tenant=one.tenant or TENANTS[n % 4], max_tokens=one.max_tokens or MAX_TOKENS)
+        for n, one in enumerate(requests)
+    ]
+
+
+def _conversations(seed: int, count: float) -> list[Arrival]:
+    return _at_once(Random(seed).sample(drawn_trace(), round(count)))
+
+
+def _poisson(seed: int, load: float, seconds: float, deadline: float | None = None) -> list[Arrival]:
+    """Conversations at a multiple of what the machine completes."""
+    random, made, now, traffic = Random(seed), list[Arrival](), 0.0, Traffic.conversations()
+    while (now := now + random.expovariate(load * traffic.capacity)) < seconds:
+        tenant = random.choice(TENANTS)
+        one = random.choice(traffic.trace)._replace(time=now, tenant=tenant, max_tokens=MAX_TOKENS, deadline=deadline)
+        made.append(one._replace(session=len(made)))
+    return made
+
+
+def _of_kinds(seed: int, count: float, declared: int = MAX_TOKENS) -> list[Arrival]:
+    """Requests all at once, of 40 kinds by which the lengths of answers can be ranked with a tau of 0.6."""
+    random, made = Random(seed), list[Arrival]()
+    for number in range(round(count)):
+        kind = random.randrange(40)
+        tokens = [50 + kind, 150 + kind, *(random.randrange(30_000) for _ in range(random.randrange(20, 200)))]
+        output = min(MAX_TOKENS, max(1, round(exp(3.2 + 3.2 * kind / 40 + random.gauss(0.0, 0.62)))))
+        features = features_of("one", tokens, declared)
+        made.append(Arrival(0.0, len(tokens), output, number, "one", max_tokens=declared, features=features))
+    return made
+
+
+@cache
+def _taught(declared: int) -> Learned:
+    """What a predictor has learned from 3,000 such requests of another day, as a paper's is trained beforehand."""
+    predictor = LengthPredictor()
+    for one in _of_kinds(7, 3000, declared):
+        predictor.observe(one.features, one.output_tokens)
+    return predictor.learned
+
+
+def _policy(text: str, lengths: Learned | None = None) -> SimulatedPolicy:
+    return replace(parse_simulated_policy(text, DEVICE), lengths=lengths)
+
+
+def _run(policy: str, arrivals: Sequence[Arrival], lengths: Learned | None = None) -> Summary:
+    return simulate_run(_policy(policy, lengths), arrivals, DEVICE, Objective(first_token=2.0, per_token=0.1))
+
+
+def _rates(policies: Sequence[str], arrivals: Sequence[Arrival], lengths: Learned | None = None) -> list[float]:
+    """Returns the output tokens a second of each policy."""
+    return [_run(policy, arrivals, lengths).output_rate for policy in policies]
+
+
+# batches
+
+
+def static_to_continuous(seed: int, share: float) -> Measured:
+    requests = _conversations(seed, 600 * share)
+    ours, theirs = _rates((f"fcfs,{SMALL}", f"fcfs,batching=static_padded,{SMALL}"), requests)
+    packed = _run(f"fcfs,batching=static,{SMALL}", requests).output_rate
+    return Measured(ours / theirs, f"{ours / theirs:.1f}x a padded batch, {ours / packed:.1f}x a packed one")
+
+
+def length_variance(seed: int, share: float) -> Measured:
+    """Answers of 200 tokens on average to prompts of 200, with ever more variance."""
+    gains = {}
+    for variation in (0.0, 0.5, 1.0, 2.0):
+        random, sigma = Random(seed), sqrt(log(1 + variation**2))
+        lengths = [exp(log(200) - sigma**2 / 2 + random.gauss(0.0, sigma)) for _ in range(round(600 * share))]
+        requests = _at_once([Arrival(0.0, 200, min(4000, max(1, round(n))), max_tokens=4096) for n in lengths])
+        ours, theirs = _rates((f"fcfs,{SMALL}", f"fcfs,batching=static_padded,{SMALL}"), requests)
+        gains[variation] = ours / theirs
+    shown = ", ".join(f"{gain:.1f}x at {variation:g}" for variation, gain in gains.items())
+    return Measured(gains[2.0], f"by the coefficient of variation: {shown}")
+
+
+def padding_waste(seed: int, share: float) -> Measured:
+    waste = _run(f"fcfs,batching=static_padded,{SMALL}", _conversations(seed, 600 * share)).padding
+    grouped = _run(f"length_groups,batching=static_padded,{SMALL}", _conversations(seed, 600 * share)).padding
+    return Measured(waste, f"{waste:.0%} of computed tokens; {grouped:.0%} with prompts of like lengths together")
+
+
+def chunked_prefill(seed: int, share: float) -> Measured:
+    requests = _poisson(seed, 0.9, 200 * share)
+    whole = _run(
+        "fcfs,overload=unbounded,prefill_chunk=off,max_num_batched_tokens=16384,max_num_seqs=192,kv_tokens=430000,"
+        "max_model_len=16384,prefix_cache=off",
+        requests,
+    )
+    chunked = _run(f"fcfs,{CHUNKED}", requests)
+    gain = (whole.interval.p99 or 0.0) / (chunked.interval.p99 or 1.0)
+    rate = chunked.output_rate / whole.output_rate
+    return Measured(gain, f"p99 between tokens {gain:.1f}x lower, at {rate:.3f}x the throughput")
+
+
+def slai(seed: int, share: float) -> Measured:
+    """Half of the requests want tokens 0.1 s apart, half 0.5 s."""
+    random = Random(seed)
+    requests = [one._replace(interval=random.choice((0.1, 0.5))) for one in _poisson(seed, 0.95, 200 * share)]
+    ours, theirs = (
+        _run(policy, requests).first_token
+        for policy in (f"order=shortest_first,batching=slai,{CHUNKED}", f"fcfs,{CHUNKED}")
+    )
+    saved = 1 - (ours.p50 or 0.0) / (theirs.p50 or 1.0)
+    tail = 1 - (ours.p99 or 0.0) / (theirs.p99 or 1.0)
+    return Measured(saved, f"-{saved:.0%} median time to first token, {-tail:+.0%} p99")
+
+
+def slai_capacity(seed: int, share: float) -> Measured:
+    """The largest load, in steps of 5 %, with a median of first tokens below 0.5 s."""
+    most = {}
+    for policy in (f"order=shortest_first,batching=slai,{CHUNKED}", f"fcfs,{CHUNKED}"):
+        most[policy] = 0.0
+        for load in (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3):
+            if (_run(policy, _poisson(seed, load, 150 * share)).first_token.p50 or 0.0) >= 0.5:
+                break
+            most[policy] = load
+    ours, theirs = most.values()
+    return Measured(
+        ours / max(theirs, 0.1) - 1,
+        f"{ours / max(theirs, 0.1) - 1:+.0%}: {ours:g} times capacity instead of {theirs:g}",
+    )
+
+
+# order
+
+
+def learned_rank(seed: int, share: float) -> Measured:
+    requests = arena(_arena_rate(), 300 * share, seed)
+    ours, theirs = (_mean_duration(f"{order},{SLOTS}", requests) for order in ("learned_rank", "fcfs"))
+    return Measured(theirs / ours, f"mean completion {theirs / ours:.2f}x sooner at 1.4 times capacity, nobody refused")
+
+
+def learned_rank_offline(seed: int, share: float) -> Measured:
+    """The first tenth of the answers is collected."""
+    requests = _of_kinds(seed, 6000 * share)
+    ours, theirs = (
+        _seconds_until(f"{order},{SLOTS}", requests, len(requests) // 10) for order in ("learned_rank", "fcfs")
+    )
+    return Measured(theirs / ours, f"{theirs / ours:.1f}x as fast")
+
+
+def service_gaps(seed: int, share: float) -> Measured:
+    """Four tenants whose requests differ in size, always with work waiting."""
+    random, requests = Random(seed), list[Arrival]()
+    for tenant, (prompt, output) in zip(TENANTS, ((40, 20), (100, 50), (300, 100), (500, 300)), strict=True):
+        for _ in range(round(60_000 * share) // (prompt + 2 * output)):
+            requests.append(
+                Arrival(
+                    0.0,
+                    round(prompt * random.uniform(0.5, 1.5)),
+                    round(output * random.uniform(0.5, 1.5)),
+                    tenant=tenant,
+                )
+            )
+    random.shuffle(requests)
+    settings = f"unit=tokens,quantum=512,debt_limit=2560,kv_tokens=10000,max_model_len=10000,{SMALL}"
+    gaps = {
+        order: _run(f"order={order},{settings}", _at_once(requests)).gap_tokens
+        for order in ("fair", "vtc", "fcfs", "round_robin")
+    }
+    shown = ", ".join(f"{order} {gap / 1000:.0f}k" for order, gap in gaps.items())
+    return Measured(gaps["round_robin"] / gaps["vtc"], f"largest gaps in weighted tokens: {shown}")
+
+
+def least_laxity(seed: int, share: float) -> Measured:
+    random, seconds = Random(seed), (0.7, 2.0, 8.0)
+    requests = [one._replace(deadline=random.choice(seconds)) for one in _poisson(seed, 1.4, 200 * share)]
+    orders = ("least_laxity", "earliest_deadline", "fair", "fcfs")
+    good = {order: simulate(f"order={order}", requests).good for order in orders}
+    shown = ", ".join(f"{order} {share:.0%}" for order, share in good.items())
+    return Measured(good["least_laxity"] / good["earliest_deadline"], f"good in time: {shown}")
+
+
+def response_ratio(seed: int, share: float) -> Measured:
+    requests = arena(_arena_rate(), 300 * share, seed)
+    orders = ("response_ratio", "learned_rank", "shortest_first", "fair", "fcfs")
+    means = {order: _mean_duration(f"order={order},{SLOTS}", requests) for order in orders}
+    shown = ", ".join(f"{order} {mean:.1f} s" for order, mean in means.items())
+    return Measured(means["fcfs"] / means["response_ratio"], f"mean completion: {shown}")
+
+
+def starvation_boost(seed: int, share: float) -> Measured:
+    requests = _poisson(seed, 1.3, 150 * share)
+    boosted, fair = (_run(f"order={order},{CHUNKED}", requests) for order in ("virtual_finish", "fair"))
+    gain = boosted.gap_tokens / fair.gap_tokens
+    return Measured(gain, f"its largest service gap is {gain:.1f}x that of deficit round robin")
+
+
+# memory
+
+
+def paging(seed: int, share: float) -> Measured:
+    """Chats of short prompts that declare 2,048 tokens, as ShareGPT's are served."""
+    requests = _of_kinds(seed, 2000 * share, 2048)
+    ours, theirs = _rates((f"fcfs,{TIGHT}", f"fcfs,kv_allocation=contiguous,{TIGHT}"), requests)
+    long = _conversations(seed, 500 * share)
+    memory = f"kv_tokens=60000,max_model_len=16384,{CHUNKED}"
+    more, less = _rates((f"fcfs,{memory}", f"fcfs,kv_allocation=contiguous,{memory}"), long)
+    return Measured(
+        ours / theirs,
+        f"{ours / theirs:.1f}x for chats in 20,000 tokens of memory, {more / less:.2f}x for conversations in 60,000",
+    )
+
+
+def predicted_memory(seed: int, share: float) -> Measured:
+    requests = _of_kinds(seed, 2000 * share, 2048)
+    kinds = (f"fcfs,memory=predicted,{TIGHT}", f"fcfs,kv_allocation=contiguous,{TIGHT}", f"fcfs,{TIGHT}")
+    s3, full, forecast = _rates(kinds, requests, _taught(2048))
+    return Measured(s3 / full, f"{s3 / full:.1f}x reserving what is declared; the forecast {forecast / full:.1f}x")
+
+
+def forecast_admission(seed: int, share: float) -> Measured:
+    requests, memory = _conversations(seed, 500 * share), "kv_tokens=40000,max_model_len=16384"
+    ours, theirs = (_run(f"fcfs,{more}{memory},{CHUNKED}", requests) for more in ("", "memory=optimistic,"))
+    fewer, rate = ours.preemptions / max(1, theirs.preemptions), ours.output_rate / theirs.output_rate
+    return Measured(
+        fewer,
+        f"{fewer:.2f}x the preemptions ({ours.preemptions} for {theirs.preemptions}) at {rate:.3f}x the throughput",
+    )
+
+
+# overload
+
+
+def deadline_admission(seed: int, share: float) -> Measured:
+    requests = _poisson(seed, 1.4, 300 * share, deadline=2.0)
+    ours, theirs = (
+        _run(policy, requests).goodput
+        for policy in (CHUNKED.replace("overload=unbounded", "order=fair"), f"fcfs,{CHUNKED}")
+    )
+    return Measured(ours, f"{ours:.0%} good in time, {theirs:.0%} unbounded and in order")
+
+
+def controlled_delay(seed: int, share: float) -> Measured:
+    requests = _poisson(seed, 1.4, 300 * share)
+    good = _run(f"order=adaptive_lifo,{CHUNKED.replace('unbounded', 'controlled_delay')}", requests).goodput
+    return Measured(good, f"{good:.0%} good in time")
+
+
+# arithmetic
+
+
+def decodes_of_prefill() -> float:
+    """Returns how many steps of one decode take as long as a prompt of 4,096 tokens."""
+    decode = DEVICE.seconds(StepWork(decode_tokens=1, decode_context=512))
+    return sum(DEVICE.seconds(StepWork(512, 0, 0, at, 512 * at)) for at in range(0, 4096, 512)) / decode
+
+
+MEGABYTES = 80 * 2 * 8 * 128 * 2 * 1024 / 1e6  # layers, keys and values, KV heads, their size, bytes, tokens
+
+
+@cache
+def _arena_rate() -> float:
+    """Returns 1.4 times the requests of `arena` that the machine completes a second."""
+    at_once = Workload(tuple(arena(20.0, 100.0, 0)), max_tokens=MAX_TOKENS)
+    return 1.4 * capacity(_policy(f"order=fair,{SLOTS}"), at_once, DEVICE)
+
+
+def _mean_duration(policy: str, arrivals: Sequence[Arrival]) -> float:
+    run = SimulatedRun(_policy(policy), arrivals, DEVICE, Objective())
+    while not run.loop.is_over:
+        run.loop.advance(run.loop.next_at + 10.0)
+    return sum(run.recorder.durations) / len(run.recorder.durations)
+
+
+def _seconds_until(policy: str, arrivals: Sequence[Arrival], count: int) -> float:
+    """Returns the time at which so many requests are over."""
+    run = SimulatedRun(_policy(policy, _taught(MAX_TOKENS)), arrivals, DEVICE, Objective())
+    while run.num_over < count:
+        run.loop.advance(run.loop.next_at)
+    return run.loop.next_at
