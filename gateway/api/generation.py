@@ -67,8 +67,8 @@ class GenerationEndpoint(Endpoint):
         frontend.check_model(request.model)
         policy.check_model(request.model)
         policy.check_answers(request.num_answers, request.answers_field)
-        if (grammar := request.sampling.grammar) is not None and request.grammar_field is not None:
-            policy.check_grammar(len(grammar.source.encode()), request.grammar_field)
+        for size, field in request.grammar_sizes():
+            policy.check_grammar(size, field)
         if not request.is_plain:
             _check_details(request, policy)
         service_class = policy.service_class(request.service_tier)

@@ -21,7 +21,7 @@ from backend.text.response_templates.template import REASONING, ResponseTemplate
 from backend.text.tokenizer import Tokenizer
 from gateway.errors import BadRequest
 from gateway.grammar_errors import InvalidGrammar
-from gateway.openai.json_schema import check_schema, without_effect
+from gateway.openai.json_schema import check_schema, to_compile
 from gateway.openai.requests import ChatRequest
 from gateway.openai.tools import Function
 
@@ -136,4 +136,4 @@ def _tool(function: Function) -> Tool:
         if function.is_strict:
             raise
         return Tool(function.name, _ANY_OBJECT, is_strict=False)
-    return Tool(function.name, without_effect(function.parameters), function.is_strict)
+    return Tool(function.name, to_compile(function.parameters), function.is_strict)

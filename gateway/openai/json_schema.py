@@ -26,6 +26,11 @@ _UNENFORCED = frozenset(
 _FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
 )
+# OpenAPI's formats, and the bounds that they mean; the library has no regular expression for the least of 64 bits
+_NUMBERS: dict[str, tuple[int, int] | None] = {
+    "int32": (-(2**31), 2**31 - 1), "int64": (1 - 2**63, 2**63 - 1), "float": None, "double": None,
+}  # fmt: skip
+_ANY_TEXT = frozenset(("binary", "password"))  # formats that say nothing of what a text is
 _LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*\(\?<?[=!]")
 _COMPLAINTS = {  # by what a compiler's complaint says, the keywords that it may be about
     "oneof": ("oneOf",), "minproperties": ("minProperties", "maxProperties"), "min_properties": ("minProperties",),
@@ -116,10 +121,11 @@ def _check_keywords(place: _Place, param: str) -> None:
                 param,
             )
     form, pattern = value.get("format"), value.get("pattern")
-    if form is not None and (not isinstance(form, str) or form not in _FORMATS):
-        known = ", ".join(sorted(_FORMATS - {"unknown"}))
+    if form is not None and not _is_known(form, value.get("type")):
+        known = ", ".join(sorted((_FORMATS - {"unknown"}) | _NUMBERS.keys() | _ANY_TEXT))
         raise InvalidGrammar(
-            f"{param} has the format {shown(form)} at {place.pointer}/format; those that are enforced are {known}.",
+            f"{param} has the format {shown(form)} at {place.pointer}/format; those that are known here, of texts "
+            f"or of numbers, are {known}.",
             param,
         )
     if isinstance(pattern, str) and _LOOKAROUND.search(pattern):
@@ -138,12 +144,32 @@ def located(complaint: str, source: str) -> str:
     return f"{complaint.rstrip('.')}{' (at ' + ', '.join(found) + ')' if found else ''}."
 
 
-def without_effect(schema: Any) -> Any:
-    """Returns a schema that was checked without keywords that say nothing: a `uniqueItems` of false."""
+def _is_known(form: Any, kind: Any) -> bool:
+    if not isinstance(form, str):
+        return False
+    kinds = set(kind) if isinstance(kind, list) else {kind}
+    return form in _FORMATS | _ANY_TEXT or (form in _NUMBERS and kinds <= {"integer", "number", "null"})
+
+
+def to_compile(schema: Any) -> Any:
+    """Returns a schema that was checked as it is compiled: without what says nothing, a `uniqueItems` of false and
+    formats that any text or number has, and with bounds for the formats of numbers that have some.
+    """
     waiting = [_Place(schema, _SCHEMA, 0)]
     while waiting:
         place = waiting.pop()
         if place.kind == _SCHEMA and isinstance(place.value, dict):
             place.value.pop("uniqueItems", None)
+            if (form := place.value.get("format")) in _ANY_TEXT or form in _NUMBERS:
+                del place.value["format"]
+                _bound(place.value, _NUMBERS.get(form))
         waiting += _inside(place)
     return schema
+
+
+def _bound(schema: dict[str, Any], bounds: tuple[int, int] | None) -> None:
+    """Have a number lie within these bounds, where the schema's own are wider or none."""
+    if bounds is not None:
+        least, most = schema.get("minimum"), schema.get("maximum")
+        schema["minimum"] = max(least, bounds[0]) if isinstance(least, int | float) else bounds[0]
+        schema["maximum"] = min(most, bounds[1]) if isinstance(most, int | float) else bounds[1]

@@ -77,6 +77,11 @@ class GenerationRequest:
     def offers_tools(self) -> bool:
         return False
 
+    def grammar_sizes(self) -> list[tuple[int, str]]:
+        """Returns the bytes of what its answers have to match, and the fields that say so."""
+        grammar = self.sampling.grammar
+        return [] if grammar is None else [(len(grammar.source.encode()), self.grammar_field or "grammar")]
+
     @property
     def is_plain(self) -> bool:
         """True if the texts of the answers are all that is told of them."""
@@ -89,6 +94,10 @@ class ChatRequest(GenerationRequest):
     shows_reasoning: bool  # the answer tells its reasoning, apart from its content
     thinking_budget: int | None = None  # tokens of its reasoning
     top_field: str = "top_logprobs"
+
+    def grammar_sizes(self) -> list[tuple[int, str]]:
+        tools, sizes = self.conversation.tools, GenerationRequest.grammar_sizes(self)
+        return [*sizes, (tools.size, "tools")] if tools is not None and tools.is_constrained else sizes
 
     @property
     def may_end(self) -> bool:

@@ -11,7 +11,7 @@ from backend.grammar import Grammar, GrammarKind
 from gateway.errors import BadRequest
 from gateway.grammar_errors import InvalidGrammar
 from gateway.http.json_body import EXACT, json_object, shown
-from gateway.openai.json_schema import check_schema, without_effect
+from gateway.openai.json_schema import check_schema, to_compile
 from quotas.policy.policy import MAX_SCHEMA_BYTES
 
 MAX_CHOICES = 4_096
@@ -134,7 +134,7 @@ def _of_schema(
     if size > most_bytes:
         raise _too_long(field, size, most_bytes)
     check_schema(schema, field)
-    return Grammar(kind, orjson.dumps(without_effect(schema)).decode()), field
+    return Grammar(kind, orjson.dumps(to_compile(schema)).decode()), field
 
 
 def _of_lark(source: str, field: str, most_bytes: int) -> tuple[Grammar, str]:

@@ -185,7 +185,10 @@ def _defaults() -> dict[str, Schema]:
         "prefix_cache": _ref("prefix_cache"),
         "max_n": _number("integer", COUNT, "The most answers to one prompt: n, or best_of.", minimum=1, maximum=MAX_N),
         "max_schema_bytes": _number(
-            "integer", COUNT, "The most bytes of a schema, or another grammar of answers.", maximum=MAX_SCHEMA_BYTES
+            "integer",
+            COUNT,
+            "The most bytes of a schema or another grammar of answers, or of tools whose calls it constrains.",
+            maximum=MAX_SCHEMA_BYTES,
         ),
         "max_top_logprobs": _number(
             "integer", COUNT, "The most of the likeliest tokens told of at each position.", maximum=MAX_TOP_LOGPROBS

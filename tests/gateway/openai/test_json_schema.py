@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.grammar_errors import InvalidGrammar
-from gateway.openai.json_schema import MAX_LEVELS, check_schema, located, places_of, without_effect
+from gateway.openai.json_schema import MAX_LEVELS, check_schema, located, places_of, to_compile
 
 
 def fault_of(schema: Any) -> str | None:
@@ -72,7 +72,7 @@ def test_how_a_schema_is_enforced_is_not_the_clients_choice() -> None:
 
 def test_keywords_that_say_nothing_are_left_out() -> None:
     schema = {"uniqueItems": False, "items": {"uniqueItems": False}, "properties": {"uniqueItems": {"type": "null"}}}
-    assert without_effect(schema) == {"items": {}, "properties": {"uniqueItems": {"type": "null"}}}
+    assert to_compile(schema) == {"items": {}, "properties": {"uniqueItems": {"type": "null"}}}
 
 
 def test_places_of_a_keyword_are_found() -> None:
@@ -87,3 +87,29 @@ def test_a_compilers_complaint_is_given_the_places_that_it_is_about() -> None:
     )
     assert located("Regex parse error", schema) == "Regex parse error (at #/pattern)."
     assert located("Something else.", schema) == "Something else."
+
+
+@pytest.mark.parametrize(
+    ("schema", "compiled"),
+    [
+        (
+            {"type": "integer", "format": "int32"},
+            {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
+        ),
+        (
+            {"type": ["integer", "null"], "format": "int64", "minimum": 1, "maximum": 2**70},
+            {"type": ["integer", "null"], "minimum": 1, "maximum": 2**63 - 1},
+        ),
+        ({"items": {"type": "number", "format": "double"}}, {"items": {"type": "number"}}),
+        ({"type": "string", "format": "password"}, {"type": "string"}),
+        ({"properties": {"format": {"format": "date"}}}, {"properties": {"format": {"format": "date"}}}),
+    ],
+)
+def test_formats_of_openapi_are_bounds_or_say_nothing(schema: dict[str, Any], compiled: dict[str, Any]) -> None:
+    check_schema(schema, "f")
+    assert to_compile(schema) == compiled
+
+
+def test_a_format_of_numbers_is_none_of_texts() -> None:
+    with pytest.raises(InvalidGrammar, match="#/format"):
+        check_schema({"type": "string", "format": "int32"}, "f")

@@ -414,3 +414,14 @@ def test_what_tools_mean_for_the_engine() -> None:
     single = {"parallel_tool_calls": False}
     assert chat(tools=[tool], **single).may_end  # the first call ends the answer, and no grammar does
     assert not chat(tools=[strict], **single).may_end and not chat(tools=[tool], tool_choice="required").may_end
+
+
+def test_tools_whose_calls_are_constrained_count_as_a_grammar() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    assert chat(tools=[tool]).grammar_sizes() == []
+    required = chat(tools=[tool], tool_choice="required", response_format=asked)
+    assert required.grammar_sizes() == [
+        (17, "response_format.json_schema.schema"),
+        (len(orjson.dumps([tool])), "tools"),
+    ]
