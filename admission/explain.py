@@ -157,18 +157,20 @@ class _LogReader:
         level: int,
         *rest: Any,
     ) -> None:
-        if self._is_by_size and rest[-1] is None:
+        _, _, first_by, done_by, _, first, last, refusal, *_, grammar = rest
+        if self._is_by_size and refusal is None:
             self._came[name] = tenant, level, now
         request, _, index = name.rpartition("-")
         if name != self._request and not (request == self._request and index.isdecimal()):
             return
         history = self.histories[name] = _SequenceHistory(name, tenant, now, waiting_since=now, level=level)
         history.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
-        _, _, first_by, done_by, _, first, last, refusal, *_ = rest
         self._prompts[name] = prompt
         for what, by in (("first", first_by), ("last", done_by)):
             if by is not None:
                 history.say(now, f"its {what} token is of no use after {by - now:.3f} s")
+        if grammar is not None:
+            history.say(now, f"its answer has to match the grammar {grammar}")
         if first is not None:
             history.say(now, f"first token expected within {first:.3f} s, the last within {last:.3f} s")
         if refusal:
@@ -234,8 +236,11 @@ class _LogReader:
         tokens, prompt = blocks * self._engine["block_size"], self._prompts[name]
         return f"of its {prompt} prompt tokens {min(tokens, prompt)} were cached, and are not computed"
 
-    def _done(self, now: float, _: int, __: float, stopped: list[str], full: list[str], *___: Any) -> None:
+    def _done(self, now: float, _: int, __: float, stopped: list[str], full: list[str], *more: Any) -> None:
+        jumped = dict(more[1]) if len(more) > 1 and isinstance(more[1], list) else {}
         for history in self._open():
+            if (count := jumped.get(history.name)) is not None:
+                history.say(now, f"{count} tokens that its grammar forced came with another")
             if history.name in stopped:
                 history.end(now, "ended by an end token")
             elif history.name in full:

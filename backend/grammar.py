@@ -22,7 +22,12 @@ class Grammar:
     kind: GrammarKind
     source: str
     owner: str = ""  # who asks for it: what was compiled for one is of use to no other
-    hash: bytes = field(init=False, compare=False, repr=False)  # of all three; logs name a grammar by this alone
+    hash: bytes = field(init=False, compare=False, repr=False)  # of all three; logs name a grammar by a part of it
+
+    @property
+    def name(self) -> str:
+        """The first half of its hash, in hexadecimal: what logs and traces call it."""
+        return self.hash[:8].hex()
 
     @property
     def is_schema(self) -> bool:

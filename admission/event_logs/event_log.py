@@ -13,7 +13,7 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
      first token by, done by, first token's target, first and last token as promised, refusal or null,
      blocks of the prompt, seconds after its answer in which its client says that it comes again, the group of those
-     with one prompt, or null, its hashed features]
+     with one prompt, or null, its hashed features, the name of what its answer has to match, or null]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["cache", t, tenant, floor, ceiling or null]     of its cached blocks that nobody holds
@@ -215,10 +215,11 @@ class EventLog(CoreObserver):
 
     def _kept_of(self, sequence: Sequence) -> str:
         """Returns how the line of an arrival ends: with the blocks of the prompt, by which others may share them, when
-        the next turn of its conversation is expected, and the group of those with the same prompt.
+        the next turn of its conversation is expected, the group of those with the same prompt, and its grammar.
         """
         blocks = runs_of([name.ordinal for name in sequence.block_names])
-        return f",{blocks},{_encode([sequence.expects_followup, sequence.prompt_group, sequence.features])[1:-1]}"
+        kept = [sequence.expects_followup, sequence.prompt_group, sequence.features, sequence.grammar]
+        return f",{blocks},{_encode(kept)[1:-1]}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
@@ -381,7 +382,7 @@ class _Replay:
         sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END]))
         sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, size
         sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
-        *_, blocks, sequence.expects_followup, sequence.prompt_group, features = rest
+        *_, blocks, sequence.expects_followup, sequence.prompt_group, features, sequence.grammar = rest
         sequence.features = tuple(features)
         sequence.block_names = self._names.of(blocks)
         sequence.limit_to(allowed)

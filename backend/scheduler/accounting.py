@@ -81,6 +81,7 @@ class Accounting:
         if count:
             scheduled.jumped[sequence] = count
             self._counters.jump_forward_tokens += count
+            sequence.num_jumped_tokens += count
             sequence.num_redundant = min(num_in_flight, count)
             sequence.num_tokens = max(sequence.num_tokens, known + count)
             sequence.num_admitted_tokens, sequence.jumps = known + count, True

@@ -59,6 +59,7 @@ class Sequence:
     block_names: list[BlockName] = field(default_factory=list)  # of its full blocks; those of output are added later
     traits: tuple[int, ...] = ()  # what else is known of it, such as its key and the form of its prompt, hashed
     features: tuple[int, ...] = ()  # of prompt and traits, hashed; admission computes them where there are none
+    grammar: str | None = None  # the name in logs of what its answer has to match; None: it may be any text
     logprobs: list[TokenLogprobs] | None = None  # of its output, token by token, filled as it grows; None: not asked
     prompt_logprobs: list[TokenLogprobs] | None = None  # of its prompt from the second token on, a list of its group
     prompt_group: str | None = None  # those of a tenant that have the same have one prompt, and start from one prefill
@@ -80,6 +81,7 @@ class Sequence:
     num_preemptions: int = 0  # for the memory or the slot of others
     num_yields: int = 0  # preemptions at a limit of its own tenant, or for a step that was lost
     kv_block_seconds: float = 0.0  # blocks that its tenant was charged for on its account, times how long
+    num_jumped_tokens: int = 0  # of its output, forced by its grammar and taken with others
     peak_blocks: int = 0  # the most that it held at a time
     num_kept_tokens: int = 0  # output tokens when it was last preempted
     num_pinned_tokens: int = 0  # prompt tokens that the prefix cache kept for it when it came

@@ -74,6 +74,7 @@ class EngineRequest:
                 body_bytes=self.body_bytes,
                 expects_followup=self.expects_followup,
                 traits=traits,
+                grammar=None if sampling.grammar is None else sampling.grammar.name,
                 logprobs=None if sampling.logprobs is None else [],
                 prompt_logprobs=None if sampling.prompt_logprobs is None else [],
             )

@@ -126,7 +126,7 @@ class InProcessClient:
         record: RequestRecord,
         fail: Callable[[ApiError], object],
     ) -> InProcessGeneration:
-        release = await self.hold_grammar(request)
+        release = await self.hold_grammar(request, record)
         try:
             sequences = self.prepare(request, policy)
             await self.name_blocks(sequences)
@@ -139,13 +139,19 @@ class InProcessClient:
             release()
             raise
 
-    async def hold_grammar(self, request: EngineRequest) -> Release:
+    async def hold_grammar(self, request: EngineRequest, record: RequestRecord) -> Release:
         """Have the request's grammar compiled, if it has one, and kept until what this returns is called.
 
         Raises `ApiError`.
         """
-        grammar = request.sampling.grammar
-        return bool if grammar is None else await hold_grammar(self.service.grammars, grammar)
+        record.grammar = grammar = request.sampling.grammar
+        if grammar is None:
+            return bool
+        began = self.service.telemetry.clock()
+        try:
+            return await hold_grammar(self.service.grammars, grammar)
+        finally:
+            record.grammar_wait = self.service.telemetry.clock() - began
 
     def prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
         """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,

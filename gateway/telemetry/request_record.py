@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from admission.outcome import Outcome
 from admission.request import Asked
+from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from gateway.errors import ApiError
@@ -148,6 +149,7 @@ class RequestRecord:
     policy_version: str | None = None
     asked: Asked | None = None  # what its tenant's limits were asked for
     response_id: str | None = None
+    grammar: Grammar | None = None  # what its answers have to match
 
     body_bytes: int = 0  # read so far
 
@@ -155,6 +157,7 @@ class RequestRecord:
     authenticated: float | None = None
     body_read: float | None = None
     asked_at: float | None = None
+    grammar_wait: float | None = None  # seconds until its grammar was compiled; None: it has none
     reserving: float | None = None
     reserved: float | None = None
     settling: float | None = None

@@ -147,7 +147,7 @@ class ServedWorker:
         current.set(record)
         release: Release = bool
         try:
-            release = await self._client.hold_grammar(request.asked)
+            release = await self._client.hold_grammar(request.asked, record)
             await self._client.name_blocks(sequences)
             grant, headers = None, _NONE
             if policy.charged:

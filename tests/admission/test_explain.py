@@ -9,10 +9,11 @@ from admission.explain import explain
 from tests.admission.staged_core import StagedCore
 from tests.backend.sequences import TOKEN
 
+KEPT = [[], None, None, [1, 2], None]  # how an arrival ends: blocks, the next turn, its group, features, grammar
 HEADER: list[Any] = ["log", VERSION, {}, {"overload": "deadline"}, [], 512]
 LOG = [
     HEADER,
-    ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None],
+    ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None, *KEPT],
     ["plan", 1.5, 0, 3, 0, [], [], ["slots", "other-0"], None, []],
     ["done", 2.0, 0, 0.1, ["other-9"], []],
     ["plan", 2.5, 1, 3, 0, [], [], ["memory", "r-0"], None, []],
@@ -20,7 +21,7 @@ LOG = [
     ["plan", 3.1, 3, 3, 0, [["r-0", 5]], [], None, None, []],
     ["plan", 4.0, 4, 3, 0, [], ["r-0"], ["release", "r-0"], None, []],
     ["plan", 4.5, 5, 3, 0, [["r-0", 25]], [], None, None, []],
-    ["arrive", 4.6, "x-0", "acme", 5, 10, 10, 0, None, 0, None, None, None, None, None, "QueueFull"],
+    ["arrive", 4.6, "x-0", "acme", 5, 10, 10, 0, None, 0, None, None, None, None, None, "QueueFull", *KEPT],
     ["done", 5.0, 5, 0.1, ["r-0"], []],
     ["finish", 5.1, "r-0", "cancelled"],
 ]
@@ -49,7 +50,7 @@ def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
 def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> None:
     log = [
         HEADER,
-        ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None],
+        ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None, *KEPT],
         ["plan", 1.0, 0, 3, 0, [], [], None, {"acme": "allowance"}, []],
         ["plan", 1.5, 1, 3, 0, [], [], None, None, []],
         ["plan", 2.0, 2, 3, 0, [], [], ["slots", "other-0"], {}, []],
@@ -63,7 +64,7 @@ def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> No
 
 def test_a_wait_for_shorter_requests_of_its_tenant_is_told_with_their_number() -> None:
     def arrival(now: float, name: str, tenant: str, prompt: int) -> list[Any]:
-        return ["arrive", now, name, tenant, prompt, 100, 100, 1, None, 0, None, None, None, None, None, None]
+        return ["arrive", now, name, tenant, prompt, 100, 100, 1, None, 0, *[None] * 6, *KEPT]
 
     log = [
         [*HEADER[:3], {"overload": "deadline", "overtaking_seconds": 22.0}, *HEADER[4:]],
@@ -192,3 +193,17 @@ def test_what_was_cached_and_what_was_given_up_is_told() -> None:
     assert not any("cached" in line for line in explain(lines, "first"))
     (given_up,) = (line for line in explain(lines, "large") if "given up" in line)
     assert given_up.endswith("; 2 cached blocks were given up for memory, 2 that nobody holds are left")
+
+
+def test_the_grammar_of_an_answer_is_named_and_what_it_forced_is_counted() -> None:
+    log = [
+        HEADER,
+        ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, *[None] * 6, *KEPT[:-1], "81f3a0c2d4e5b697"],
+        ["plan", 1.5, 0, 0, 0, [["r-0", 15]], [], None, None, []],
+        ["done", 2.0, 0, 0.5, [], [], [], [["r-0", 7]]],
+        ["plan", 2.0, 1, 0, 0, [], [], None, None, []],
+        ["done", 2.5, 1, 0.5, ["r-0"], [], []],
+    ]
+    told = explain(map(json.dumps, log), "r")
+    assert told[2] == "    0.000 s  its answer has to match the grammar 81f3a0c2d4e5b697"
+    assert "    1.000 s  7 tokens that its grammar forced came with another" in told

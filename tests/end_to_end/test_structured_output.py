@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.backend.structured_output.grammars import crossing, optional
-from tests.gateway.server_process import eventually
+from tests.gateway.server_process import eventually, sluice
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
 MODEL = "embedded"
@@ -177,3 +177,18 @@ def test_killed_grammar_processes_come_back_and_answers_that_run_are_whole(site:
     assert "".join(pieces) == expected
     assert site.text("other", structured={"choice": ["yes"]}) == "yes"
     eventually(lambda: not set(killed) & set(grammar_processes(site)))
+
+
+def test_log_lines_and_the_event_log_name_what_an_answer_had_to_match(site: Site) -> None:
+    def logged(response: str) -> dict[str, Any] | None:
+        lines = map(json.loads, site.server.log.read_text().splitlines())
+        return next((line for line in lines if line.get("response_id") == response), None)
+
+    constrained, plain = site.ask(response_format=schema(crossing(3))).id, site.ask(tenant="other").id
+    eventually(lambda: logged(constrained) is not None and logged(plain) is not None)
+    line, other = logged(constrained), logged(plain)
+    assert line is not None and other is not None and "grammar" not in other
+    assert line["grammar_kind"] == "json_schema" and line["grammar_seconds"] > 0
+    assert 0 <= line["jump_forward_tokens"] <= line["output_tokens"]
+    told, events = f"has to match the grammar {line['grammar']}", str(site.policy.parent / "events")
+    eventually(lambda: told in sluice("explain", constrained, "--log", events).stdout)

@@ -50,20 +50,29 @@ class RequestLog:
         return fields
 
     def _generation(self, request: RequestRecord, ended: float) -> dict[str, Any]:
-        prompt_tokens = cached_tokens = output_tokens = preemptions = 0
+        prompt_tokens = cached_tokens = output_tokens = jumped_tokens = preemptions = 0
         engine_time = block_seconds = 0.0
         for timeline in request.timelines:
             sequence = timeline.sequence
             prompt_tokens += len(sequence.prompt)
             cached_tokens += sequence.num_cached_tokens
             output_tokens += len(sequence.output)
+            jumped_tokens += sequence.num_jumped_tokens
             preemptions += sequence.num_preemptions
             engine_time += sequence.charged
             block_seconds += sequence.block_seconds(ended)
         if request.num_answers > 1:
             prompt_tokens, cached_tokens = request.num_prompt_tokens, request.num_cached_tokens
         queued, first_token = request.queued, request.first_token
-        return {
+        matched: dict[str, Any] = {}
+        if request.grammar is not None:
+            matched = {
+                "grammar": request.grammar.name,
+                "grammar_kind": request.grammar.kind,
+                "grammar_seconds": None if request.grammar_wait is None else round(request.grammar_wait, 6),
+                "jump_forward_tokens": jumped_tokens,
+            }
+        return matched | {
             "operation": request.operation,
             "model": request.model and request.model[:MAX_TEXT],
             "class": request.service_class,

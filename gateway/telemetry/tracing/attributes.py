@@ -1,6 +1,7 @@
 """The attributes of every span: each function returns those of one kind of span, by the names of `semconv`."""
 
 from admission.outcome import Outcome
+from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from gateway.telemetry import semconv
 from gateway.telemetry.core_observer import CompletedStep
@@ -97,6 +98,7 @@ def of_generation(record: RequestRecord) -> Attributes:
         semconv.GEN_AI_REQUEST_STREAM: record.streams or None,
         semconv.GEN_AI_REQUEST_CHOICE_COUNT: record.num_choices if record.num_choices > 1 else None,
         **({} if record.sampling is None else _of_sampling(record.sampling)),
+        **({} if record.grammar is None else _of_grammar(record.grammar, record.grammar_wait)),
         semconv.GEN_AI_RESPONSE_ID: record.response_id,
         semconv.GEN_AI_RESPONSE_MODEL: record.model,
         semconv.GEN_AI_RESPONSE_FINISH_REASONS: [reason.value for reason in reasons if reason is not None] or None,
@@ -123,6 +125,14 @@ def _of_sampling(sampling: SamplingParams) -> Attributes:
     }
 
 
+def _of_grammar(grammar: Grammar, wait: float | None) -> Attributes:
+    return {
+        semconv.GRAMMAR_KIND: grammar.kind.value,
+        semconv.GRAMMAR_NAME: grammar.name,
+        semconv.GRAMMAR_WAIT_MS: None if wait is None else 1000 * wait,
+    }
+
+
 def of_prefill(timeline: SequenceTimeline) -> Attributes:
     return {
         semconv.INPUT_TOKENS: len(timeline.sequence.prompt),
@@ -134,6 +144,7 @@ def of_prefill(timeline: SequenceTimeline) -> Attributes:
 def of_decode(timeline: SequenceTimeline) -> Attributes:
     return {
         semconv.OUTPUT_TOKENS: len(timeline.sequence.output),
+        semconv.JUMP_FORWARD_TOKENS: timeline.sequence.num_jumped_tokens or None,
         semconv.PREEMPTIONS: timeline.sequence.num_preemptions or None,
     }
 

@@ -73,10 +73,14 @@ CHUNKS sluice.prefill.chunks
 SEQUENCES sluice.sequences
 LOGPROBS sluice.request.logprobs
 PROMPT_LOGPROBS sluice.request.prompt_logprobs
+GRAMMAR_KIND sluice.grammar.kind
+GRAMMAR_NAME sluice.grammar.name
+GRAMMAR_WAIT_MS sluice.grammar.wait_ms
 SEQUENCE_INDEX sluice.sequence.index
 INPUT_TOKENS sluice.sequence.input_tokens
 CACHED_TOKENS sluice.sequence.cached_tokens
 OUTPUT_TOKENS sluice.sequence.output_tokens
+JUMP_FORWARD_TOKENS sluice.sequence.jump_forward_tokens
 STEP sluice.step.number
 CHUNK_START sluice.chunk.start
 CHUNK_TOKENS sluice.chunk.tokens

@@ -66,7 +66,7 @@ def ends(log: list[Entry]) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in log:
         match entry:
-            case ["arrive", _, name, *_, str(refusal), _, _, _, _]:
+            case ["arrive", _, name, *_, str(refusal), _, _, _, _, _]:
                 found[name] = refusal
             case ["finish", _, name, reason]:
                 found.setdefault(name, reason)

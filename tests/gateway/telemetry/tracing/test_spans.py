@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from admission.outcome import Outcome
+from backend.grammar import Grammar, GrammarKind
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import FinishReason
 from gateway.api.frontend import Frontend
@@ -19,6 +20,7 @@ from gateway.api.routes import Shortcut, make_app, make_probes
 from gateway.errors import InternalError, InvalidApiKey, Overloaded, RateLimited
 from gateway.telemetry import semconv
 from gateway.telemetry.request_record import Chunk, RequestRecord, StoreCall, TraceContext
+from gateway.telemetry.tracing.attributes import of_generation
 from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, MAX_TEXT, trace_state
 from gateway.telemetry.tracing.spans import MAX_SEQUENCES, MIN_EVENTS, ROUTES, spans_of
@@ -391,3 +393,11 @@ def test_every_trace_is_one_tree_nested_in_time(case: tuple[RequestRecord, float
         if span.name != semconv.SPAN_SETTLE:
             assert span.end_time <= above.end_time
         assert all(span.start_time <= event.timestamp <= span.end_time for event in span.events)
+
+
+def test_a_generation_says_what_its_answers_had_to_match_and_how_long_compiling_was_waited_for() -> None:
+    grammar = Grammar(GrammarKind.REGEX, "[a-z]+", "acme")
+    found = of_generation(a_record(grammar=grammar, grammar_wait=0.004))
+    assert (found["sluice.grammar.kind"], found["sluice.grammar.name"]) == ("regex", grammar.name)
+    assert found["sluice.grammar.wait_ms"] == 4.0 and len(grammar.name) == 16
+    assert "sluice.grammar.kind" not in of_generation(a_record())
