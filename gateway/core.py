@@ -161,6 +161,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         prefill_chunk=settings.prefill_chunk,
+        prefill_overtaking=settings.prefill_overtaking,
         block_size=settings.block_size,
         kv_cache_dtype=settings.kv_cache_dtype,
         kv_memory_bytes=settings.kv_memory_bytes,

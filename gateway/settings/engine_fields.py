@@ -59,6 +59,14 @@ class EngineFields(BaseSettings):
         None,
         "most prompt tokens of one sequence in one step; auto: the token budget; off: every prompt whole",
     )
+    prefill_overtaking: float = setting(
+        "engine",
+        "SHARE",
+        0.5,
+        "of a running prompt's tokens, those of shorter prompts of its class that may be computed before it; 0: none",
+        ge=0,
+        le=16,
+    )
     calibration: Literal["on", "off"] = setting(
         "engine",
         "on|off",
