@@ -51,8 +51,8 @@ class Published:
     knee: int = 512
 
     def seconds(self, work: StepWork) -> float:
-        small = work.prefill_tokens + work.decode_tokens <= self.knee
-        return (self.below if small else self.above).seconds(work)
+        piece = self.below if work.prefill_tokens + work.decode_tokens <= self.knee else self.above
+        return piece.fixed + piece.marginal(work)
 
 
 @dataclass(frozen=True, slots=True)
