@@ -1,6 +1,6 @@
 """The flags of `sluice simulate`, and what each of them takes."""
 
-from argparse import SUPPRESS, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,12 @@ DEFAULT_ORDERING = Order.FAIR
 DEFAULT_DEVICE = "llama3-8b-a100"
 
 
-def add_traffic(group: Any) -> None:
-    group.add_argument("--trace", metavar="FILE", type=Path, required=True, help="recorded requests and their lengths")
+def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
+    """Adds the flags that say what is simulated; returns their group, and that of those of which one may be given."""
+    group = parser.add_argument_group("traffic")
+    group.add_argument(
+        *("--trace", "--log"), metavar="FILE", type=Path, required=True, help="recorded requests and their lengths"
+    )
     group.add_argument(
         "--format", choices=["auto", *FORMATS], default="auto", help="format of the trace (default: auto)"
     )
@@ -34,8 +38,6 @@ def add_traffic(group: Any) -> None:
     pace = group.add_mutually_exclusive_group()
     pace.add_argument("--speedup", metavar="X", type=_positive, default=1.0, help="serve X times as fast as recorded")
     pace.add_argument("--load", metavar="X", type=_positive, help="serve X times what the device can complete")
-    sweep = "serve each of several loads from LOW to HIGH, as --load does, and find the largest with 90 %% good"
-    pace.add_argument("--sweep", metavar="LOW:HIGH[:N]", type=_loads, help=sweep)
     pace.add_argument(
         "--rate", metavar="R", type=_positive, help="Poisson arrivals, R a second, lengths from the trace"
     )
@@ -70,17 +72,23 @@ def add_traffic(group: Any) -> None:
     )
     deadline = "requests want their first token within S seconds, and say so, unless the trace has a deadline for them"
     group.add_argument("--deadline", metavar="S", type=_positive, help=deadline)
+    return group, pace
+
+
+def add_runs(group: Any, pace: Any) -> None:
+    """Adds the flags that say how often it is simulated."""
+    sweep = "serve each of several loads from LOW to HIGH, as --load does, and find the largest with 90 %% good"
+    pace.add_argument("--sweep", metavar="LOW:HIGH[:N]", type=_loads, help=sweep)
     group.add_argument("--seeds", metavar="N", type=_count, default=1, help="runs of each policy (default: 1)")
 
 
-def add_policies(group: Any) -> None:
+def add_policy(parser: ArgumentParser) -> Any:
+    """Adds the flags that say by what it is served, and by how many processors it is simulated; returns their group."""
+    group = parser.add_argument_group("policies and device")
     group.add_argument(
         "--policy",
         metavar="P",
         help=f"the policy to simulate (default: as an event log was recorded; else {DEFAULT_ORDERING})",
-    )
-    group.add_argument(
-        "--compare", metavar="P", action="append", default=[], help="a policy to compare it with; may be repeated"
     )
     group.add_argument(
         "--device",
@@ -89,10 +97,18 @@ def add_policies(group: Any) -> None:
         f"log was recorded on, as it was configured; else {DEFAULT_DEVICE})",
     )
     group.add_argument("--jobs", metavar="N", type=_count, default=1, help="runs at a time (default: 1)")
+    return group
 
 
-def add_report(group: Any) -> None:
-    good = Objective()
+def add_comparison(group: Any) -> None:
+    group.add_argument(
+        "--compare", metavar="P", action="append", default=[], help="a policy to compare it with; may be repeated"
+    )
+
+
+def add_objective(parser: ArgumentParser) -> Any:
+    """Adds the flags that say which requests are good; returns the group of the report's."""
+    group, good = parser.add_argument_group("report"), Objective()
     group.add_argument(
         *("--good-first-token",), metavar="S", type=_positive,
         help="a good request has its first token within S seconds (default: as each policy promises its class; "
@@ -102,6 +118,11 @@ def add_report(group: Any) -> None:
         *("--good-per-token",), metavar="S", type=_positive,
         help=f"and then a token every S seconds on average (default: as promised, or {good.per_token:g})",
     )  # fmt: skip
+    return group
+
+
+def add_report(parser: ArgumentParser) -> None:
+    group = add_objective(parser)
     group.add_argument("--json", metavar="FILE", type=_new_file, help="write every figure of every run")
     group.add_argument("--html", metavar="FILE", type=_new_file, help="write charts and figures as one page")
     group.add_argument("--png", type=_no_picture, help=SUPPRESS)

@@ -14,7 +14,7 @@ SCENARIOS = (
     "device_idle", "engine_peers", "fairness", "flood", "front", "gateway_overhead", "hostile_bodies",
     "http_workers", "kv_waste", "log_cost", "long_prompt", "overload", "overload_live", "preemption",
     "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "row_counts",
-    "several_answers", "step_time", "telemetry_cost", "what_if_live",
+    "several_answers", "step_time", "telemetry_cost", "tune", "what_if_live",
 )  # fmt: skip
 
 
