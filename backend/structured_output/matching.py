@@ -36,29 +36,36 @@ class SlotMatcher:
         self._compiled = compiled
         self._matcher = compiled.deep_copy()
         self._looked_at = -1  # tokens that there were when it was worked out what is forced behind them
+        self._has_ended = False
 
     def output_is(self, start: int, tokens: Iterable[int]) -> None:
-        """Take note that the output from place `start` on is these tokens: begin anew where it was another before."""
+        """Take note that the output from place `start` on is these tokens: begin anew where it was another before.
+
+        A number below zero is no token: the step before had none to draw, and its answer is about to end. A step that
+        was launched meanwhile asks for its row all the same, and nothing may follow.
+        """
         known = self.tokens
         if start < len(known):
             tokens = list(tokens)
             if known[start : start + len(tokens)] == tokens and len(known) == start + len(tokens):
                 return
             tokens = [*known[:start], *tokens]
-            self.tokens, self.forced, self._looked_at = [], [], -1
+            self.tokens, self.forced, self._looked_at, self._has_ended = [], [], -1, False
             self._matcher = self._compiled.deep_copy()
         assert start <= len(known), "tokens were left out"
         for token in tokens:
-            self._force()
-            if self.forced:
-                self.forced = self.forced[1:] if self.forced[0] == token else []
+            self._has_ended = self._has_ended or token < 0
+            if not self._has_ended:
+                self._consume(token)
             self.tokens.append(token)
-            self._matcher.consume_token(token)
 
     def fill(self, address: int, num_bytes: int) -> RowStatus:
         """Write the mask of the next token to memory, bit t % 32 of word t // 32 for token t; what is not filled is
         left as it is.
         """
+        if self._has_ended:
+            self.forced = []
+            return RowStatus.NOTHING
         self._force()
         matcher = self._matcher
         if not self.forced and not matcher.is_error():
@@ -66,6 +73,12 @@ class SlotMatcher:
         if not matcher.is_error():
             return RowStatus.MASKED
         return RowStatus.EXHAUSTED if matcher.stop_reason().endswith("TooComplex") else RowStatus.NOTHING
+
+    def _consume(self, token: int) -> None:
+        self._force()
+        if self.forced:
+            self.forced = self.forced[1:] if self.forced[0] == token else []
+        self._matcher.consume_token(token)
 
     def _force(self) -> None:
         if not self.forced and self._looked_at != len(self.tokens) and not self._matcher.is_error():

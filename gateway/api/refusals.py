@@ -2,6 +2,7 @@
 headers; `endpoint.py` is where it is caught and answered.
 """
 
+import math
 import random
 from datetime import UTC, datetime
 
@@ -89,7 +90,7 @@ def unmeetable(error: DeadlineInfeasible, is_relative: bool) -> ApiError:
     """
     message = f"The deadline cannot be met: {error}."
     wait = _spread(error.retry_after, 2)
-    return errors.DeadlineUnmeetable(message, round(1000 * error.estimate), wait, is_relative, error.own_backlog)
+    return errors.DeadlineUnmeetable(message, math.ceil(1000 * error.estimate), wait, is_relative, error.own_backlog)
 
 
 def queue_full(error: QueueFull, service_class: str) -> ApiError:

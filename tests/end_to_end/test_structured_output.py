@@ -138,10 +138,14 @@ def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_served(sit
 
 
 def test_an_answer_that_may_have_no_token_ends_with_an_error_of_its_own(site: Site) -> None:
+    assert site.text(structured={"choice": ["yes"]}) == "yes"
+    processes = grammar_processes(site)
     with site.client("acme") as client, pytest.raises(openai.APIStatusError) as error:
         client.chat.completions.create(
             model=MODEL, messages=HI, extra_body={"structured_outputs": {"choice": ["yes"]}, "min_tokens": 20}
         )
+    assert site.text(structured={"choice": ["yes"]}) == "yes"
+    assert grammar_processes(site) == processes, "the step that was in flight asked for its mask behind no token"
     assert (error.value.status_code, error.value.code) == (400, "no_token_allowed")
 
 

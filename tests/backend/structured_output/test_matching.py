@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.grammar import GrammarKind
+from backend.scheduler.batch import NO_TOKEN_ALLOWED
 from backend.structured_output.compile import compile_grammar, make_tokenizer
 from backend.structured_output.frames import RowStatus
 from backend.structured_output.matching import SlotMatcher
@@ -73,6 +74,18 @@ def test_masks_depend_on_the_output_and_not_on_how_it_was_told(
     by_one.matcher.output_is(1, tokens[1:])
     assert by_one.matcher.tokens == tokens
     assert by_one.allowed() == together.allowed()
+
+
+@given(grammars, outputs)
+def test_nothing_follows_what_is_no_token_until_it_is_taken_back(grammar: int, choices: list[int]) -> None:
+    tokens, asked = drawn(grammar, choices), Asked(grammar)
+    asked.matcher.output_is(0, tokens)
+    before = asked.allowed()
+    asked.matcher.output_is(len(tokens), [NO_TOKEN_ALLOWED])
+    asked.matcher.output_is(len(tokens) + 1, [NO_TOKEN_ALLOWED])  # the step that was in flight meanwhile
+    assert asked.matcher.fill(0, 0) is RowStatus.NOTHING and not asked.matcher.forced
+    asked.matcher.output_is(len(tokens), [])
+    assert asked.allowed() == before
 
 
 @given(grammars, outputs)
