@@ -11,8 +11,9 @@ from backend.kernels.ops import Ops
 from backend.kernels.torch_ops import TorchOps
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def native() -> CpuOps:
+    """Made anew for each test: what it says of itself, such as `batch_invariant`, depends on what it was asked."""
     library = build.load_library(wait=True)
     if library is None:
         pytest.skip("no C++ compiler")
