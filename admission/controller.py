@@ -252,6 +252,11 @@ class Controller:
         """Returns the seconds that the device is expected to take for the step."""
         return self.step_time.fitted.seconds(work_of(step))
 
+    @property
+    def wakes_at(self) -> float | None:
+        """The time at which to plan again though nothing has happened: a batch that is gathered is then due."""
+        return self.scheduler.wakes_at
+
     def schedule(self, now: float) -> Batch | None:
         """Plan the next step; returns None when there is nothing to compute, or as many are in flight as may be."""
         scheduler = self.scheduler

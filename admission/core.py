@@ -24,6 +24,7 @@ from admission.orderings.fair_queue import FairQueue
 from admission.orderings.learned_rank import LearnedRank
 from admission.orderings.least_laxity import LeastLaxityFirst
 from admission.orderings.length_groups import LengthGroups
+from admission.orderings.magnus import Magnus
 from admission.orderings.ordering import ArrivalOrder, ListedOrdering
 from admission.orderings.response_ratio import HighestResponseRatioNext
 from admission.orderings.tenant_queue import OrderInTenant
@@ -61,6 +62,7 @@ class Order(StrEnum):
     LENGTH_GROUPS = "length_groups"
     LEAST_LAXITY = "least_laxity"
     RESPONSE_RATIO = "response_ratio"
+    MAGNUS = "magnus"
 
 
 class Unit(StrEnum):
@@ -157,7 +159,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     goes_by_lengths = config.order in _RANKED or config.memory is MemoryGate.PREDICTED
     predictor = LengthPredictor() if config.predicts_lengths and goes_by_lengths else None
     predicted = Predicted(tariff, clock, lengths, predictor)
-    ordering = _ORDERINGS[config.order](config, predicted)
+    ordering = _ORDERINGS[config.order](config, predicted, engine)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
     ledger = Ledger(ordering, tariff, model, copy_time)
@@ -221,19 +223,24 @@ def _fair(config: CoreConfig, predicted: Predicted) -> FairQueue:
     return FairQueue(config.quantum, aging, config.weights, config.debt_limit, config.deadline_debt_limit, order)
 
 
-_ORDERINGS: dict[Order, Callable[[CoreConfig, Predicted], FairQueue | ListedOrdering]] = {
-    Order.FAIR: _fair,
-    Order.FCFS: lambda config, predicted: ArrivalOrder(),
-    Order.ROUND_ROBIN: lambda config, predicted: RequestRoundRobin(),
-    Order.SHORTEST_FIRST: lambda config, predicted: ShortestPredictedFirst(predicted.cost),
-    Order.VTC: lambda config, predicted: VirtualTokenCounter(config.weights, predicted.cost),
-    Order.VIRTUAL_FINISH: lambda config, predicted: VirtualFinishWithBoost(predicted.cost, config.weights),
-    Order.EARLIEST_DEADLINE: lambda config, predicted: EarliestDeadlineFirst(_deadline(config)),
-    Order.ADAPTIVE_LIFO: lambda config, predicted: AdaptiveLifo(),
-    Order.LEARNED_RANK: lambda config, predicted: LearnedRank(predicted.output),
-    Order.LENGTH_GROUPS: lambda config, predicted: LengthGroups(),
-    Order.LEAST_LAXITY: lambda config, predicted: LeastLaxityFirst(_deadline(config), predicted.prefill_seconds),
-    Order.RESPONSE_RATIO: lambda config, predicted: HighestResponseRatioNext(predicted.seconds),
+_ORDERINGS: dict[Order, Callable[[CoreConfig, Predicted, EngineConfig], FairQueue | ListedOrdering]] = {
+    Order.FAIR: lambda config, predicted, engine: _fair(config, predicted),
+    Order.FCFS: lambda config, predicted, engine: ArrivalOrder(),
+    Order.ROUND_ROBIN: lambda config, predicted, engine: RequestRoundRobin(),
+    Order.SHORTEST_FIRST: lambda config, predicted, engine: ShortestPredictedFirst(predicted.cost),
+    Order.VTC: lambda config, predicted, engine: VirtualTokenCounter(config.weights, predicted.cost),
+    Order.VIRTUAL_FINISH: lambda config, predicted, engine: VirtualFinishWithBoost(predicted.cost, config.weights),
+    Order.EARLIEST_DEADLINE: lambda config, predicted, engine: EarliestDeadlineFirst(_deadline(config)),
+    Order.ADAPTIVE_LIFO: lambda config, predicted, engine: AdaptiveLifo(),
+    Order.LEARNED_RANK: lambda config, predicted, engine: LearnedRank(predicted.output),
+    Order.LENGTH_GROUPS: lambda config, predicted, engine: LengthGroups(),
+    Order.LEAST_LAXITY: lambda config, predicted, engine: LeastLaxityFirst(
+        _deadline(config), predicted.prefill_seconds
+    ),
+    Order.RESPONSE_RATIO: lambda config, predicted, engine: HighestResponseRatioNext(predicted.seconds),
+    Order.MAGNUS: lambda config, predicted, engine: Magnus(
+        predicted.output, predicted.seconds, engine.num_blocks * engine.block_size, engine.max_num_seqs
+    ),
 }
-_RANKED = frozenset({Order.FAIR, Order.LEARNED_RANK, Order.RESPONSE_RATIO})
+_RANKED = frozenset({Order.FAIR, Order.LEARNED_RANK, Order.RESPONSE_RATIO, Order.MAGNUS})
 """The orders that go by predicted lengths of answers, and learn to rank them."""

@@ -11,7 +11,8 @@ from admission.event_logs.names import CHOICES
 from admission.event_logs.numbers import in_seconds
 
 REASONS = {
-    "batch": "the static batch had to drain",
+    "batch": "the batch had to drain",
+    "peers": "it was to be computed beside others, and fewer were there",
     "release": "memory of preempted sequences was on its way back",
     "budget": "the step's token budget was full",
     "slots": "max_num_seqs sequences were running",

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (
-    *("backend", "backend/paged_kv", "backend/scheduler"),
+    *("backend", "backend/paged_kv", "backend/scheduler", "backend/scheduler/batching"),
     *("admission", "admission/event_logs", "admission/kv", "admission/orderings", "admission/step_times"),
 )
 """Where the sources are that are compiled, and those whose types are compiled in."""
@@ -35,8 +35,15 @@ MODULES = (
             *("accounting", "allowances", "batch", "between_turns", "block_tables", "forking", "holdings"),
             *("hooks", "joining"),
             *("kv_accounts", "kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption"),
-            *("padding", "prefill_order", "prefix_hit"),
-            *("retention", "scheduled_step", "scheduler", "sequence", "slai", "step_rows", "swapping", "tenant_limits"),
+            *("prefill_order", "prefix_hit"),
+            *("retention", "scheduled_step", "scheduler", "sequence", "step_rows", "swapping", "tenant_limits"),
+        )
+    ),
+    *(
+        f"backend.scheduler.batching.{name}"
+        for name in (
+            *("choices", "fluid", "multilevel_feedback", "nested_wait", "padding", "prefill_first", "rule", "slai"),
+            *("static", "wait", "window"),
         )
     ),
     "backend.step_loop",

@@ -10,14 +10,17 @@ MAX_TABLE_ENTRIES = 2**20  # unless the pool has half as many blocks
 
 
 class Batching(StrEnum):
-    """Batching decides when waiting sequences may join. Static, the baseline, lets a batch drain first; padded, all of
-    its rows are as long as the longest. SLAI is continuous, and puts decodes that can wait behind prompts.
-    """
+    """Batching decides when waiting sequences may join, and which rows a step computes: see `scheduler.batching`."""
 
     CONTINUOUS = "continuous"
     STATIC = "static"
     STATIC_PADDED = "static_padded"
     SLAI = "slai"
+    WINDOW = "window"
+    PREFILL_FIRST = "prefill_first"
+    WAIT = "wait"
+    NESTED_WAIT = "nested_wait"
+    MULTILEVEL_FEEDBACK = "multilevel_feedback"
 
     @property
     def is_static(self) -> bool:
@@ -46,6 +49,8 @@ class EngineConfig:
     prefill_chunk: int | None = 256  # tokens of one prompt a step computes at most; None: whole prompts only
     prefill_overtaking: float = 0.5  # of a running prompt's tokens, those of shorter ones that may go first; 0: none
     batching: Batching = Batching.CONTINUOUS
+    max_batch_delay: float | None = None  # seconds that a window, or WAIT, waits for others; None: the rule's own
+    preferred_batch_sizes: tuple[int, ...] = ()  # of a window's batches; none: max_num_seqs
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
     max_preemptions: int = 8  # of one sequence
@@ -65,6 +70,7 @@ class EngineConfig:
         )
         _require(self.prefill_overtaking >= 0, f"prefill_overtaking must be at least 0, got {self.prefill_overtaking}")
         self._check_chunk()
+        self._check_batches()
         capacity = self.num_blocks * self.block_size
         _require(
             self.max_model_len <= capacity,
@@ -84,6 +90,14 @@ class EngineConfig:
             1 <= self.prefill_chunk <= self.max_num_batched_tokens,
             f"prefill_chunk {self.prefill_chunk} must be between 1 and max_num_batched_tokens "
             f"{self.max_num_batched_tokens}, or off",
+        )
+
+    def _check_batches(self) -> None:
+        delay, sizes = self.max_batch_delay, self.preferred_batch_sizes
+        _require(delay is None or delay >= 0, f"max_batch_delay must be at least 0 seconds, got {delay}")
+        _require(
+            all(1 <= size <= self.max_num_seqs for size in sizes),
+            f"preferred_batch_sizes {', '.join(map(str, sizes))} must be from 1 to max_num_seqs {self.max_num_seqs}",
         )
 
     @property

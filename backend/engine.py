@@ -74,6 +74,7 @@ class Engine:
         self._device = DeviceThread(executor, self._post, steps_in_flight)
         self._steps = StepLoop(core, self._device.submit, clock)
         self._is_scheduling = False
+        self._wake: asyncio.TimerHandle | None = None  # to plan again, if nothing happens before
         self._calibration_batch = calibration_batch
         self.calibrating: CalibrationStep | None = None  # in flight
         self._is_awake = False  # the device, from a step just before
@@ -161,6 +162,8 @@ class Engine:
                 self._steps.schedule()
             else:
                 self._deliver(self._steps.step(output))
+            if self._wake is not None or self.core.wakes_at is not None:
+                self._wake_in_time()
             for sequence in self.core.take_ended():
                 if (stream := self._streams.pop(sequence, None)) is not None:
                     stream.end(sequence.finish_reason or FinishReason.PREEMPTED)
@@ -169,6 +172,13 @@ class Engine:
         except Exception as error:
             log.critical(CORE_FAILED, exc_info=error)
             self.fail(DeviceError(CORE_FAILED))
+
+    def _wake_in_time(self) -> None:
+        """Have the core plan when it says, unless a step ends before."""
+        if self._wake is not None:
+            self._wake.cancel()
+        seconds = self._steps.seconds_to_wake()
+        self._wake = None if seconds is None else self._loop.call_later(seconds, self._schedule)
 
     def _calibrate_now_and_then(self) -> None:
         if not self.failed.done():

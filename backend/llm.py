@@ -245,6 +245,9 @@ class OfflineEngine:
         enough.
         """
         self._steps.schedule()
+        while (seconds := self._steps.seconds_to_wake()) is not None:
+            time.sleep(seconds)
+            self._steps.schedule()
         new_tokens = self._steps.step(self._device.wait())
         if any(reason is FinishReason.FAILED for _, _, reason in new_tokens):
             raise DeviceError("the model computed no numbers to draw from: its weights or its dtype are at fault")

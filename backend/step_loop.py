@@ -25,6 +25,11 @@ class Core(Protocol):
         """The steps that are planned and not yet accounted for, the oldest first."""
         ...
 
+    @property
+    def wakes_at(self) -> float | None:
+        """The time at which to plan again though nothing has happened, if no step is in flight by then."""
+        ...
+
     def schedule(self, now: float) -> Batch | None:
         """Plan the next step; None when there is nothing to compute, or as many are in flight as may be."""
         ...
@@ -65,6 +70,11 @@ class StepLoop:
             self._core.in_flight[-1].planning = time.perf_counter() - began
             self._launch(batch)
             began = time.perf_counter()
+
+    def seconds_to_wake(self) -> float | None:
+        """Return in how many seconds to `schedule` again, where nothing is in flight whose end would do that."""
+        wakes_at = self._core.wakes_at
+        return None if wakes_at is None or self._core.in_flight else max(0.0, wakes_at - self._clock())
 
     def step(self, output: StepOutput | MemoryExhausted) -> list[NewToken]:
         """Account for the oldest step in flight and launch what may follow it; returns the tokens to be delivered.

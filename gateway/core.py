@@ -167,6 +167,8 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_memory_bytes=settings.kv_memory_bytes,
         kv_memory_fraction=settings.kv_memory_fraction,
         batching=Batching(settings.batching),
+        max_batch_delay=settings.max_batch_delay,
+        preferred_batch_sizes=settings.preferred_batch_sizes,
         kv_allocation=KVAllocation(settings.kv_allocation),
         prefix_cache=settings.prefix_cache == "on",
         swap_space_bytes=settings.swap_space_bytes,

@@ -59,6 +59,8 @@ ENGINE_FIELDS = Names(
         "max_num_batched_tokens": "max_num_batched_tokens",
         "prefill_chunk": "prefill_chunk",
         "batching": "batching",
+        "max_batch_delay": "max_batch_delay",
+        "preferred_batch_sizes": "preferred_batch_sizes",
         "kv_allocation": "kv_allocation",
         "steps_in_flight": "steps_in_flight",
         "max_preemptions": "max_preemptions",
@@ -137,6 +139,7 @@ FINISH_REASONS = Names(
 OBSTACLES = Names(
     {
         "batch": WaitReason.BATCH,
+        "peers": WaitReason.PEERS,
         "release": WaitReason.RELEASE,
         "budget": WaitReason.BUDGET,
         "slots": WaitReason.SLOTS,
@@ -186,7 +189,13 @@ def _said(name: str, value: Any) -> Any:
 
 
 def _values(entry: Mapping[str, Any], fields: Names[str]) -> dict[str, Any]:
-    return {field: CHOICES[name][entry[name]] if name in CHOICES else entry[name] for name, field in fields.items()}
+    return {field: _meant(name, entry[name]) for name, field in fields.items()}
+
+
+def _meant(name: str, said: Any) -> Any:
+    if name in CHOICES:
+        return CHOICES[name][said]
+    return tuple(said) if isinstance(said, list) else said
 
 
 def policy_entry(policy: SchedulingPolicy) -> list[Any]:

@@ -210,6 +210,10 @@ def _choice(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
     return read
 
 
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(_integer(part) for part in text.split("+"))
+
+
 def _weights(text: str) -> dict[str, float]:
     weights = {}
     for part in text.split("+"):
@@ -227,6 +231,7 @@ _READERS: dict[object, Callable[[str], object]] = {
     int | None: _optional_integer,
     float | None: _optional_number,
     Mapping[str, float]: _weights,
+    tuple[int, ...]: _integers,
     **{kind: _choice(kind) for kind in (Batching, KVAllocation)},
     **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, type(Order))},
 }

@@ -1,6 +1,7 @@
 """Says whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
 
 from backend.config import EngineConfig, KVAllocation
+from backend.scheduler.batching.rule import BatchingRule
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.preemption import Preemption
@@ -27,20 +28,15 @@ class Joining:
         self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
 
     def why_wait(
-        self, sequence: Sequence, hit: PrefixHit, length: int, scheduled: ScheduledStep, *, closed: bool
+        self, sequence: Sequence, hit: PrefixHit, length: int, scheduled: ScheduledStep, rule: BatchingRule
     ) -> WaitReason | None:
-        """Return what keeps the sequence, whose first chunk has `length` tokens, from joining this step.
-
-        `closed`: the batch takes nobody before it has drained.
-        """
+        """Return what keeps the sequence, whose first chunk has `length` tokens, from joining this step."""
         if sequence.num_tokens >= sequence.token_limit:
             return WaitReason.TOKENS
         has_allowance = self._kv_manager.allowances.allowed(sequence.tenant) is not None
         if has_allowance and not self._limits.allows(sequence, hit, scheduled):
             return WaitReason.ALLOWANCE
-        if closed:
-            return WaitReason.BATCH
-        return self._why_no_room(sequence, hit, length, scheduled)
+        return rule.why_closed(sequence, scheduled) or self._why_no_room(sequence, hit, length, scheduled)
 
     def _why_no_room(
         self, sequence: Sequence, hit: PrefixHit, length: int, scheduled: ScheduledStep

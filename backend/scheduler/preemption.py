@@ -86,8 +86,12 @@ class Preemption:
         self.preemptor = sequence if gave_way and not of_its_tenant else None
 
     def _preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
-        for victim in scheduled.paused:
-            if victim.tenant != sequence.tenant and victim.status is SequenceStatus.RUNNING:
+        for victim, limit in scheduled.paused.items():
+            if (
+                limit is not WaitReason.PEERS
+                and victim.tenant != sequence.tenant
+                and victim.status is SequenceStatus.RUNNING
+            ):
                 self._yield(victim)
                 return
         running, own = self._kv_manager.running, sequence.priority_class

@@ -18,6 +18,7 @@ class WaitReason(StrEnum):
     """The reason why the head of the queue waits, why a tenant is held, or why a sequence pauses."""
 
     BATCH = "batch"  # static batching: the batch has to drain
+    PEERS = "peers"  # it is to be computed beside others, and fewer are there
     RELEASE = "release"  # memory of preempted sequences is on its way back
     BUDGET = "budget"  # the step is full
     SLOTS = "slots"  # max_num_seqs run

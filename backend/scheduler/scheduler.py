@@ -6,24 +6,24 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 
 from collections import deque
 
-from backend.config import Batching, EngineConfig
+from backend.config import EngineConfig
 from backend.paged_kv.block_pool import BlockPool
 from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
+from backend.scheduler.batching.choices import RULES
+from backend.scheduler.batching.rule import StepParts
 from backend.scheduler.block_tables import NameBlocks
 from backend.scheduler.forking import Forking
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.lost_steps import DeviceResync, TokenBudget
-from backend.scheduler.padding import Padding
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from backend.scheduler.slai import SLAI
 from backend.scheduler.step_rows import StepRows
 from backend.scheduler.tenant_limits import TenantLimits
 from backend.scheduler.waiting_queue import WaitingQueue
@@ -69,13 +69,11 @@ class Scheduler:
         self._forking = Forking(config, self.kv_manager)
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
-        self._is_static = config.batching.is_static
-        is_padded, is_slai = config.batching is Batching.STATIC_PADDED, config.batching is Batching.SLAI
-        self._padding = Padding(config, self.running, self.counters) if is_padded else None
         self._next_step = 0
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
-        self._slai = SLAI(self.kv_manager, self._rows, self._budget, self.in_flight) if is_slai else None
+        whole = (config, self.kv_manager, waiting, self.in_flight, self._rows, self._budget, self.counters)
+        self._rule = RULES[config.batching](StepParts(*whole, self._plan_decodes, self._plan_prefills))
 
     # arrivals and departures
 
@@ -85,6 +83,7 @@ class Scheduler:
         sequence.num_told_names = len(sequence.block_names)
         sequence.admission_number = self.counters.admissions
         self.waiting.add(sequence)
+        self._rule.arrived(sequence)
         self._held_tenants.resume(sequence.tenant)
 
     def pin(self, sequence: Sequence, now: float = 0.0) -> None:
@@ -108,6 +107,7 @@ class Scheduler:
             return
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
+            self._rule.left(sequence)
             self._held_tenants.resume(sequence.tenant)
         self.kv_manager.finish(sequence, reason)
 
@@ -148,6 +148,11 @@ class Scheduler:
     def is_full(self) -> bool:
         """True while as many steps are in flight as may be."""
         return len(self.in_flight) >= self.config.steps_in_flight
+
+    @property
+    def wakes_at(self) -> float | None:
+        """The time at which to plan again though nothing has happened: a batch that is gathered is then due."""
+        return self._rule.wakes_at
 
     @property
     def token_budget(self) -> int:
@@ -208,24 +213,11 @@ class Scheduler:
         return scheduled.batch
 
     def _plan_step(self, now: float) -> ScheduledStep:
-        """Plan decodes before prefills: each costs one token and makes the whole step worth its reading of the weights.
-
-        A decode that is left out delays a token that a client waits for; a prefill goes on in the next step.
-        """
         scheduled = ScheduledStep.empty(self._next_step)
         scheduled.planned_at = now
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
-        if self._slai is not None:
-            self._slai.plan(scheduled, self.waiting, self._plan_prefills)
-            return scheduled
-        prefilling = self._padding.prefilling() if self._padding is not None else []
-        if not prefilling:
-            prefilling = self._plan_decodes(scheduled)
-        if prefilling or self.waiting:
-            self._plan_prefills(prefilling, scheduled)
-        if self._padding is not None and scheduled.sequences:
-            self._padding.add(scheduled)
+        self._rule.plan(scheduled)
         return scheduled
 
     def _plan_decodes(self, scheduled: ScheduledStep) -> list[Sequence]:
@@ -278,11 +270,11 @@ class Scheduler:
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
         jumps = range(decodes, len(batch.slots))
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
-        budget = self.prefill_budget(len(batch.slots), context, interval)
-        if self._padding is not None:
-            budget = FixedPrefillBudget(self._padding.room(prefilling, self._budget.tokens - len(batch.slots)))
-        elif self._slai is not None:
-            budget = FixedPrefillBudget(self._budget.tokens - len(batch.slots))
+        room = self._rule.prefill_room(prefilling, self._budget.tokens - len(batch.slots))
+        if room is None:
+            budget = self.prefill_budget(len(batch.slots), context, interval)
+        else:
+            budget = FixedPrefillBudget(room)
         for row in jumps:
             budget.take(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
         for sequence in self._prefill_order.begin(prefilling):
@@ -316,7 +308,7 @@ class Scheduler:
         A head that does not fit stops admission: if others overtook it while they fit, a large one would starve. Only a
         limit of its own tenant lets it be overtaken, since it would delay other tenants for a matter of its own.
         """
-        closed, order = self._is_static and bool(self.running or self.in_flight), self._prefill_order
+        order = self._prefill_order
         while (sequence := self._head()) is not None:
             if before is not None and sequence.priority_class > before.priority_class:
                 break
@@ -326,7 +318,7 @@ class Scheduler:
                 if not order.goes_before(sequence, left, before, scheduled, budget):
                     break
             length = order.chunk(sequence, hit, budget)
-            self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, closed=closed)
+            self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)
             if self.wait_reason in _OWN_LIMITS:
                 self._held_tenants.hold(sequence.tenant, self.wait_reason)
                 self.wait_reason = None
@@ -338,6 +330,7 @@ class Scheduler:
                 break
             self.waiting.remove(sequence)
             self._start(sequence, hit, scheduled)
+            self._rule.left(sequence)
             order.admitted(sequence, before)
             if length:
                 self._prefill(sequence, length, scheduled, budget)
@@ -391,8 +384,7 @@ class Scheduler:
         self.kv_manager.blocks.completed(output.step)
         if self._budget.is_cut:
             self._budget.computed()
-        if self._slai is not None:
-            self._slai.completed(output.elapsed)
+        self._rule.completed(output.elapsed)
         return self._accounting.account(scheduled, output)
 
     def check_integrity(self) -> None:

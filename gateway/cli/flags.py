@@ -87,6 +87,8 @@ def _default(field: FieldInfo) -> str:
         return "none" if "auto" not in (field.description or "") else "auto"
     if isinstance(value, ByteSize):
         return format_bytes(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,7 +5,17 @@ from typing import Literal
 from pydantic import ByteSize
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gateway.settings.field import ENV_PREFIX, BytesOrAuto, ChunkOrAuto, FractionOrAuto, IntOrAuto, NameOrAuto, setting
+from gateway.settings.field import (
+    ENV_PREFIX,
+    BytesOrAuto,
+    ChunkOrAuto,
+    FractionOrAuto,
+    IntOrAuto,
+    NameOrAuto,
+    SecondsOrAuto,
+    Sizes,
+    setting,
+)
 from gateway.settings.machine import spare_cores
 
 
@@ -120,6 +130,7 @@ class EngineFields(BaseSettings):
         "length_groups",
         "least_laxity",
         "response_ratio",
+        "magnus",
     ] = setting(
         "engine",
         "HOW",
@@ -146,12 +157,36 @@ class EngineFields(BaseSettings):
         "long (CoDel), only bound the queue, or nothing; unbounded lifts max_waiting and the bounds of the policy's "
         "classes, the others keep both",
     )
-    batching: Literal["continuous", "static", "static_padded", "slai"] = setting(
+    batching: Literal[
+        "continuous",
+        "static",
+        "static_padded",
+        "slai",
+        "window",
+        "prefill_first",
+        "wait",
+        "nested_wait",
+        "multilevel_feedback",
+    ] = setting(
         "engine",
         "HOW",
         "continuous",
-        "static admits no sequence until a whole batch is done, padded as long as its longest or not, and slai puts "
-        "decodes that can wait behind prompts: baselines to measure by",
+        "when a request may join a step, and which of those running it computes: window gathers requests of one token "
+        "of output, such as scores; the others are baselines to measure by (see `sluice simulate`)",
+    )
+    max_batch_delay: SecondsOrAuto = setting(
+        "engine",
+        "SECONDS",
+        None,
+        "time for which --batching window gathers requests, or wait lets them wait for others; auto: 0.005, and 0.05",
+        ge=0,
+        le=10,
+    )
+    preferred_batch_sizes: Sizes = setting(
+        "engine",
+        "N,N",
+        (),
+        "sizes at which a batch that --batching window gathers starts at once; none: --max-num-seqs",
     )
     kernels: Literal["auto", "native", "triton", "torch", "reference"] = setting(
         "engine",

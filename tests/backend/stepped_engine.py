@@ -69,8 +69,8 @@ class SteppedExecutor:
 
 
 class Bench:
-    def __init__(self, max_waiting: int = 100) -> None:
-        config = make_config()
+    def __init__(self, max_waiting: int = 100, **changes: object) -> None:
+        config = make_config(**changes)
         self.executor = SteppedExecutor(config.block_size)
         core = make_core(CoreConfig(max_waiting=max_waiting), config)
         self.scheduler = core.scheduler

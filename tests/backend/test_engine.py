@@ -5,7 +5,9 @@ import pytest
 
 from admission.controller import Controller
 from admission.outcome import QueueFull
+from backend.config import Batching
 from backend.errors import DeviceError, MemoryExhausted
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, SequenceStatus
 from backend.stream import STREAMS_PER_CALLBACK
 from tests.backend.paper_device import continuation
@@ -58,6 +60,15 @@ async def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_c
         await asyncio.sleep(0.001)
     assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
     assert stream.sequence.output == []
+
+
+async def test_a_request_that_waits_for_others_is_woken_though_nothing_happens() -> None:
+    async with running(Bench(batching=Batching.WINDOW, preferred_batch_sizes=(2,), max_batch_delay=0.3)) as bench:
+        bench.executor.free()
+        with bench.admitted(bench.request(max_tokens=1)) as stream:
+            await bench.settle()
+            assert bench.scheduler.wait_reason is WaitReason.PEERS and not bench.scheduler.in_flight
+            assert await drain(stream) == continuation([5, 6, 7], 1, END)
 
 
 async def test_a_full_queue_refuses_and_keeps_nothing() -> None:

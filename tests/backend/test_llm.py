@@ -43,6 +43,10 @@ SHAPES: dict[str, EngineOptions] = {
     "static": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.STATIC),
     "static, padded": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.STATIC_PADDED),
     "prompts before decodes": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.SLAI),
+    "rows that pause": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.MULTILEVEL_FEEDBACK),
+    "rows that wait for others": EngineOptions(
+        max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.NESTED_WAIT
+    ),
     "contiguous": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, kv_allocation=KVAllocation.CONTIGUOUS),
     "blocks of one token": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, block_size=1),
 }

@@ -6,9 +6,13 @@ def size(sequence: Sequence) -> float:
     return float(len(sequence.prompt) + sequence.max_tokens)
 
 
-def drain(ordering: Ordering) -> list[str]:
+def drain(ordering: Ordering, now: float = 0.0) -> list[str]:
+    """Admits all that wait, by as many plans at `now` as it takes where an order serves a part of them in each."""
     names = []
-    while (head := ordering.head()) is not None:
+    while len(ordering):
+        if ordering.head() is None:
+            ordering.at(now)
+        head = head_of(ordering)
         names.append(head.id)
         ordering.remove(head)
     return names

@@ -63,10 +63,14 @@ class Bench:
         root = self.names.root(salt or tenant)
         return self._add(next(self._arrivals), prompt, max_tokens, tenant, cache_root=root, **fields)
 
+    def arrival(self, n: int) -> float:
+        """The time at which the nth sequence arrives."""
+        return float(n)
+
     def _add(
         self, n: int, prompt: list[int], max_tokens: int, tenant: str, is_pinned: bool = False, **fields: Any
     ) -> Sequence:
-        sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, [END], arrival=float(n), **fields)
+        sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, [END], arrival=self.arrival(n), **fields)
         sequence.logprobs = []
         sequence.prompt_logprobs = None if sequence.cache_root else []
         self.names.name(sequence, len(prompt) // self.config.block_size)
@@ -119,6 +123,8 @@ class Bench:
     def step(self) -> None:
         while self.plan():
             pass
+        if not self.in_flight and (wakes_at := self.scheduler.wakes_at) is not None:
+            self.plan(wakes_at)
         if self.in_flight:
             self.complete()
         self.scheduler.check_integrity()

@@ -204,7 +204,7 @@ def test_steps_were_lost_alone_and_with_one_behind_them(logs: dict[str, list[Ent
 
 def test_whoever_waits_does_so_for_each_obstacle(logs: dict[str, list[Entry]]) -> None:
     plans = every("plan", logs)
-    assert {entry[7][0] for entry in plans if entry[7]} == {"batch", "release", "budget", "slots", "memory"}
+    assert {entry[7][0] for entry in plans if entry[7]} == {"batch", "peers", "release", "budget", "slots", "memory"}
     assert {limit for entry in plans for limit in (entry[8] or {}).values()} == {"allowance", "tokens"}
     assert any(entry[2] is None for entry in plans) and any(entry[3] and entry[5] for entry in plans)
 

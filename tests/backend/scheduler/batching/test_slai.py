@@ -6,8 +6,8 @@ import pytest
 
 from backend.config import Batching
 from backend.scheduler.batch import Batch
+from backend.scheduler.batching.slai import OFFSET, TIME_BETWEEN_TOKENS
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from backend.scheduler.slai import OFFSET, TIME_BETWEEN_TOKENS
 from tests.backend.scheduler.bench import Bench, expected
 
 STEP = 0.01  # seconds that each takes

@@ -1,0 +1,72 @@
+"""Jobs that have had little go first: a multi-level feedback queue, as in FastServe (Wu et al., 2023).
+
+A sequence begins on the level whose quantum its prompt fills (skip-join), and sinks by one whenever it has used up its
+level's quantum, each twice as large as the one above. A step computes the first `max_num_seqs / OVERSUBSCRIPTION` of
+those that hold memory, by level, the earliest on it first; the others pause, and keep their memory. Who is admitted has
+its first chunk computed at once. Who has been passed over for `STARVED` seconds begins anew on the first level. The
+paper counts seconds and swaps the memory of those that pause; here a quantum is counted in tokens that are computed,
+since a batch's rows share its time, and memory stays.
+
+Waived is that every decode is in every step, and with it the promised times between tokens.
+"""
+
+from backend.scheduler.batching.rule import BatchingRule, StepParts
+from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
+from backend.scheduler.sequence import Sequence
+
+QUANTUM = 64  # tokens, of the first level
+OVERSUBSCRIPTION = 4  # sequences that hold memory, for each row of a step
+STARVED = 0.5  # seconds
+
+
+class MultilevelFeedback(BatchingRule):
+    """Computes those of the first levels, and lets the others pause."""
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self._rows = max(1, parts.config.max_num_seqs // OVERSUBSCRIPTION)
+        self._jobs: dict[Sequence, _Job] = {}  # of those running
+
+    def plan(self, scheduled: ScheduledStep) -> None:
+        parts, now = self.parts, scheduled.planned_at
+        jobs = {s: self._jobs.get(s) or _Job(s, now) for s in parts.running.values()}
+        self._jobs = jobs
+        for sequence, job in jobs.items():
+            job.update(sequence, now)
+        in_turn = sorted(jobs, key=lambda s: jobs[s].rank)
+        ready, prefilling, jumping = set(parts.ready(scheduled)), set(parts.prefilling()), set(parts.jumping())
+        can_run = [s for s in in_turn if s in ready or s in prefilling or s in jumping]
+        chosen, passed_over = can_run[: self._rows], can_run[self._rows :]
+        parts.rows.add_decodes([s for s in chosen if s in ready], scheduled, parts.budget.tokens)
+        parts.rows.add_jumps([s for s in chosen if s in jumping], scheduled, parts.budget.tokens)
+        prompts = [s for s in chosen if s in prefilling]
+        if prompts or parts.waiting:
+            parts.plan_prefills(prompts, scheduled)
+        for sequence in scheduled.sequences:
+            if sequence in jobs:
+                jobs[sequence].last_run = now
+        for sequence in passed_over:
+            scheduled.paused[sequence] = WaitReason.PEERS
+
+
+class _Job:
+    """What a sequence has had since it began on its level."""
+
+    def __init__(self, sequence: Sequence, now: float) -> None:
+        self.level = 0
+        self.last_run = self._since = now
+        self._begun_at = 0  # computed tokens, by then
+        while QUANTUM << self.level < len(sequence.prompt):
+            self.level += 1
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        return self.level, self._since
+
+    def update(self, sequence: Sequence, now: float) -> None:
+        """Sink, or begin anew."""
+        computed = sequence.num_computed_tokens
+        if now - self.last_run >= STARVED:
+            self.level, self._begun_at, self._since, self.last_run = 0, computed, now, now
+        elif computed - self._begun_at >= QUANTUM << self.level:
+            self.level, self._begun_at, self._since = self.level + 1, computed, now

@@ -1,0 +1,119 @@
+"""Answers of unknown lengths, sorted as they go: nested WAIT, see `fluid`.
+
+Nobody knows how long an answer will be, but those that go on can be gathered: an answer that reaches a stage of
+`STAGES` tokens pauses, with its memory, until as many are there as balance has it: what arrives during a step, times
+the part of answers that have come so far. New ones begin by the first threshold, and leave a safety buffer of free
+memory that grows with the logarithm of those running. A timer bounds each pause.
+
+Waived is that whoever fits joins any step, and that every decode is in every step.
+"""
+
+from math import log2
+
+from backend.scheduler.batching.fluid import Rate, StepSeconds
+from backend.scheduler.batching.rule import BatchingRule, StepParts
+from backend.scheduler.batching.wait import DELAY
+from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
+from backend.scheduler.sequence import Sequence
+
+STAGES = (32, 128, 512, 2048)  # tokens of an answer at which it waits for others
+
+
+class NestedWait(BatchingRule):
+    """Admits by the first threshold, and lets answers go on by those of their stages."""
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self._delay = DELAY if parts.config.max_batch_delay is None else parts.config.max_batch_delay
+        self._waiting: dict[Sequence, None] = {}  # for the first time, in order of arrival
+        self._stages: dict[Sequence, int] = {}  # of those running, how many they have gone through
+        self._pausing: list[dict[Sequence, float]] = [{} for _ in STAGES]  # since when
+        self._reached = [0] * (len(STAGES) + 1)  # answers that came to each stage, from their beginning on
+        self._rate, self._step = Rate(), StepSeconds()
+        self._places = 0
+
+    def arrived(self, sequence: Sequence) -> None:
+        self._waiting[sequence] = None
+        self._rate.arrived(sequence.arrival)
+
+    def left(self, sequence: Sequence) -> None:
+        self._waiting.pop(sequence, None)
+
+    def completed(self, elapsed: float) -> None:
+        self._step.completed(elapsed)
+
+    def plan(self, scheduled: ScheduledStep) -> None:
+        self.wakes_at = None
+        parts, now = self.parts, scheduled.planned_at
+        self._stages = {one: self._stage(one) for one in parts.running.values()}
+        self._places = self._begin(now)
+        ready = parts.ready(scheduled)
+        for sequence in self._pause(ready, now):
+            scheduled.paused[sequence] = WaitReason.PEERS
+        going_on = [one for one in ready if one not in scheduled.paused]
+        parts.rows.add_decodes(going_on, scheduled, parts.budget.tokens)
+        parts.rows.add_jumps(parts.jumping(), scheduled, parts.budget.tokens)
+        prefilling = parts.prefilling()
+        if prefilling or parts.waiting:
+            parts.plan_prefills(prefilling, scheduled)
+
+    def why_closed(self, sequence: Sequence, scheduled: ScheduledStep) -> WaitReason | None:
+        if sequence not in self._waiting:
+            return None
+        if not self._places:
+            return WaitReason.PEERS
+        if self.parts.running and self.parts.kv_manager.num_available < self._buffer():
+            return WaitReason.BATCH
+        self._places -= 1
+        return None
+
+    def _stage(self, sequence: Sequence) -> int:
+        """Return how many stages a running sequence has gone through, be it for the second time after a preemption."""
+        known = self._stages.get(sequence)
+        if known is not None:
+            return known
+        output = sequence.num_tokens - len(sequence.prompt)
+        self._reached[0] += output <= 1
+        return sum([output > stage for stage in STAGES])
+
+    def _begin(self, now: float) -> int:
+        """Return how many may begin with this step."""
+        if not self._waiting:
+            return 0
+        threshold = self._threshold(0, now)
+        due = next(iter(self._waiting)).arrival + self._delay
+        if len(self._waiting) < threshold and due > now:
+            self._wake(due)
+            return 0
+        return threshold
+
+    def _pause(self, ready: list[Sequence], now: float) -> list[Sequence]:
+        """Return those that wait at their stages for others, and let the others go on."""
+        pausing, before = [dict[Sequence, float]() for _ in STAGES], self._pausing
+        for sequence in ready:
+            stage = self._stages[sequence]
+            if stage < len(STAGES) and sequence.num_tokens - len(sequence.prompt) >= STAGES[stage]:
+                pausing[stage][sequence] = before[stage].get(sequence, now)
+        for stage, group in enumerate(pausing):
+            self._reached[stage + 1] += len(group.keys() - before[stage].keys())
+            due = min(group.values(), default=now) + self._delay
+            if len(group) >= self._threshold(stage + 1, now) or due <= now:
+                self._stages.update(dict.fromkeys(group, stage + 1))
+                group.clear()
+            elif group:
+                self._wake(due)
+        self._pausing = pausing
+        return [one for group in pausing for one in group]
+
+    def _threshold(self, stage: int, now: float) -> int:
+        """Return how many are in a stage in balance, at least one."""
+        come_so_far = self._reached[stage] / max(1, self._reached[0]) if stage else 1.0
+        return max(1, round(self._rate.at(now) * self._step.mean * come_so_far))
+
+    def _buffer(self) -> float:
+        """Return the blocks that are left free for those that go on."""
+        running = len(self.parts.running)
+        return log2(1 + running) * self.parts.config.blocks_for(STAGES[0])
+
+    def _wake(self, due: float) -> None:
+        self.wakes_at = due if self.wakes_at is None else min(self.wakes_at, due)

@@ -1,0 +1,115 @@
+"""Those of one type begin together, as many as the fluid balance has in each stage: WAIT, see `fluid`.
+
+A type is the powers of two that a prompt and its declared output (`max_tokens`) reach; how long its answers are is
+learned from those that ended. A batch of a type starts when its threshold waits, which is what arrives of it during a
+step. Where memory could not hold all that arrives in balance, sequences begin no oftener than it can, so that it never
+runs out. A timer bounds what waiting costs at low load. Use it with `--admit optimistic`: it is a rule of admission of
+its own.
+
+Waived is that whoever fits joins any step.
+"""
+
+from backend.scheduler.batching.fluid import Rate, StepSeconds, memory_of
+from backend.scheduler.batching.rule import BatchingRule, StepParts
+from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
+from backend.scheduler.sequence import Sequence, SequenceStatus
+
+DELAY = 0.05  # seconds that the oldest of a type waits for others at the longest
+LEARNED_OF = 64  # answers of a type, the newest
+
+
+class _Type:
+    """The sequences of like lengths."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.waiting: dict[Sequence, None] = {}  # in order of arrival
+        self.rate = Rate()
+        self.places = 0  # that are left of the batch which this step takes
+        self.prompt, self.output = float(len(sequence.prompt)), float(sequence.max_tokens)  # tokens, on average
+        self._num_answers = 0
+
+    def arrived(self, sequence: Sequence) -> None:
+        self.waiting[sequence] = None
+        self.rate.arrived(sequence.arrival)
+        self.prompt += (len(sequence.prompt) - self.prompt) / LEARNED_OF
+
+    def answered(self, tokens: int) -> None:
+        self._num_answers = min(self._num_answers + 1, LEARNED_OF)
+        self.output += (tokens - self.output) / self._num_answers
+
+
+class Wait(BatchingRule):
+    """Admits a type by whole thresholds."""
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self._delay = DELAY if parts.config.max_batch_delay is None else parts.config.max_batch_delay
+        self._memory = parts.config.num_blocks * parts.config.block_size
+        self._types: dict[tuple[int, int], _Type] = {}
+        self._begun: dict[Sequence, None] = {}  # and not known to have ended
+        self._step = StepSeconds()
+        self._now = 0.0  # of the last plan
+        self._is_scarce = False  # memory, for all that arrives
+        self._not_before = 0.0  # the next may begin, where it is
+
+    def arrived(self, sequence: Sequence) -> None:
+        self._types.setdefault(_type_of(sequence), _Type(sequence)).arrived(sequence)
+
+    def left(self, sequence: Sequence) -> None:
+        one = self._types[_type_of(sequence)]
+        one.waiting.pop(sequence, None)
+        if sequence.status is SequenceStatus.RUNNING:
+            self._begun[sequence] = None
+            held = memory_of(1.0, one.prompt, one.output)
+            self._not_before = max(self._not_before, self._now) + held / self._memory * self._step.mean
+
+    def completed(self, elapsed: float) -> None:
+        self._step.completed(elapsed)
+
+    def plan(self, scheduled: ScheduledStep) -> None:
+        self.wakes_at = None
+        self._now = scheduled.planned_at
+        self._learn()
+        needed = sum([memory_of(self._arriving(one), one.prompt, one.output) for one in self._types.values()])
+        self._is_scarce = needed > self._memory
+        for one in self._types.values():
+            one.places = self._batch_size(one) if one.waiting else 0
+        super().plan(scheduled)
+
+    def why_closed(self, sequence: Sequence, scheduled: ScheduledStep) -> WaitReason | None:
+        one = self._types.get(_type_of(sequence))
+        if one is None or sequence not in one.waiting:
+            return None
+        if self._is_scarce and self._not_before > self._now:
+            self._wake(self._not_before)
+            return WaitReason.PEERS
+        if not one.places:
+            return WaitReason.PEERS
+        one.places -= 1
+        return None
+
+    def _learn(self) -> None:
+        """Learn how long the answers are that have ended."""
+        for sequence in [one for one in self._begun if one.status is SequenceStatus.FINISHED]:
+            del self._begun[sequence]
+            self._types[_type_of(sequence)].answered(len(sequence.output))
+
+    def _arriving(self, one: _Type) -> float:
+        """Return how many of a type arrive during a step."""
+        return one.rate.at(self._now) * self._step.mean
+
+    def _batch_size(self, one: _Type) -> int:
+        """Return how many of a type may begin with this step."""
+        threshold = max(1, round(self._arriving(one)))
+        due = next(iter(one.waiting)).arrival + self._delay
+        if len(one.waiting) < threshold and due > self._now:
+            self._wake(due)
+            return 0
+        return threshold
+
+    def _wake(self, at: float) -> None:
+        self.wakes_at = at if self.wakes_at is None else min(self.wakes_at, at)
+
+
+def _type_of(sequence: Sequence) -> tuple[int, int]:
+    return len(sequence.prompt).bit_length(), sequence.max_tokens.bit_length()

@@ -1,0 +1,70 @@
+"""Who has had little goes first, and sinks by what it had."""
+
+from backend.config import Batching
+from backend.scheduler.batching.multilevel_feedback import OVERSUBSCRIPTION, QUANTUM, STARVED
+from backend.scheduler.sequence import Sequence
+from tests.backend.paper_device import continuation
+from tests.backend.scheduler.bench import Bench
+
+ROWS = 2
+
+
+def feedback(**changes: object) -> Bench:
+    fields: dict[str, object] = dict(
+        max_num_seqs=ROWS * OVERSUBSCRIPTION, max_num_batched_tokens=512, prefill_chunk=512, num_blocks=800
+    )
+    return Bench(
+        **({"batching": Batching.MULTILEVEL_FEEDBACK, "steps_in_flight": 1, "max_model_len": 512} | fields | changes)
+    )
+
+
+def add(bench: Bench, prompt_length: int, max_tokens: int) -> Sequence:
+    """A sequence that ends with its last token alone."""
+    sequence = bench.add(prompt_length, max_tokens)
+    sequence.end_tokens = frozenset()
+    return sequence
+
+
+def is_whole(sequence: Sequence) -> bool:
+    return sequence.output == continuation(sequence.prompt, sequence.max_tokens, -1)
+
+
+def ran(bench: Bench, *sequences: Sequence) -> list[bool]:
+    """Which of these the last step computed."""
+    return [sequence.slot in bench.batches[-1].slots for sequence in sequences]
+
+
+def test_a_step_computes_those_of_the_first_levels() -> None:
+    bench = feedback()
+    old = [add(bench, 4, 300) for _ in range(ROWS)]
+    bench.steps(QUANTUM)
+    new = add(bench, 4, 20)
+    bench.steps(2)
+    assert ran(bench, new, *old) == [True, True, False], "one place is the newcomer's, which is above them"
+    bench.drain()
+    assert all(map(is_whole, (new, *old)))
+
+
+def test_a_long_prompt_begins_on_the_level_that_it_fills() -> None:
+    bench = feedback()
+    short = [add(bench, 4, 40) for _ in range(ROWS)]
+    bench.step()
+    long = add(bench, 4 * QUANTUM, 40)
+    bench.steps(2)
+    assert ran(bench, long, *short) == [False, True, True], "its prompt was computed, and it waits for its turn"
+    bench.drain()
+
+
+def test_nobody_is_passed_over_for_longer_than_that() -> None:
+    bench = feedback()
+    old = [add(bench, 4, 300) for _ in range(ROWS)]
+    bench.steps(QUANTUM)
+    young = [add(bench, 4, 200) for _ in range(ROWS)]
+    bench.steps(2)
+    assert ran(bench, *old) == [False, False]
+    bench.now += STARVED
+    bench.step()
+    assert all(ran(bench, *old)) or all(ran(bench, *young))
+    bench.step()
+    assert any(ran(bench, *old)), "they are on the first level again"
+    bench.drain()
