@@ -136,7 +136,7 @@ ROWS = (
         "up to 5.1x the average completion of Orca, on synthetic skew",
         (5.1, 5.1),
         measures.multilevel_feedback,
-        "where rows share each step's time, pausing one hardly speeds up another",
+        "a row more costs a step little: where memory is there, more rows do what the levels were for, and more",
     ),
     Claim(
         "Dynamic batching by a window raises throughput for a little delay",

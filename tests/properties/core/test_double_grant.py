@@ -85,5 +85,5 @@ def test_a_blocked_head_earns_nothing_by_waiting() -> None:
 
 
 def test_refilling_whatever_is_used_up_pays_a_blocked_head_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(core._ORDERINGS, core.Order.FAIR, lambda config, estimate: NaiveRefill(config.quantum))
+    monkeypatch.setitem(core._ORDERINGS, core.Order.FAIR, lambda config, predicted, engine: NaiveRefill(config.quantum))
     assert service_gap() > 2 * BOUND
