@@ -125,6 +125,7 @@ async def open_service(
                 block_bytes=kv_shape.block_bytes,
                 memory=partial(memory_by_use, model),
                 connections=connections,
+                backlog_target=settings.backlog_target,
                 grammars=GrammarSources(grammars, masks) if grammars is not None and masks is not None else None,
             )
         )

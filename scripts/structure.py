@@ -23,7 +23,7 @@ from platform import python_version
 from scripts.request_path import Trip, with_defaults, with_limits
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("gateway", "admission", "quotas", "backend")
+PACKAGES = ("fleet", "gateway", "admission", "quotas", "backend")
 MANY_LINES, FEW_LINES, MANY_MODULES = 400, 50, 25
 
 

@@ -1,6 +1,6 @@
 """This package is the one name to import Sluice by: `from sluice import LLM, SamplingParams`.
 
-The four packages that Sluice is made of (`gateway`, `admission`, `quotas` and `backend`) have names that other
+The five packages that Sluice is made of (`fleet`, `gateway`, `admission`, `quotas` and `backend`) have names that other
 distributions may use too. This package holds none of their code: it checks that they are Sluice's own and exports
 what is meant for users.
 """

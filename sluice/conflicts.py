@@ -1,6 +1,6 @@
 """This module finds out whether the packages that Sluice is made of are Sluice's own.
 
-A wheel puts `gateway`, `admission`, `quotas` and `backend` into site-packages. When another distribution has a
+A wheel puts `fleet`, `gateway`, `admission`, `quotas` and `backend` into site-packages. When another distribution has a
 package of such a name, pip says nothing: the files of the one that is installed last replace those of the other, and
 uninstalling one removes files that both have. Whichever came last, the environment holds a mixture of two programs,
 so Sluice refuses to run in it.
@@ -10,7 +10,7 @@ from importlib.metadata import Distribution
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("gateway", "admission", "quotas", "backend")
+PACKAGES = ("fleet", "gateway", "admission", "quotas", "backend")
 HOME = Path(__file__).resolve().parent.parent  # the directory that holds this package, and should hold the others
 _REMEDY = "Install Sluice into an environment of its own."
 
@@ -20,7 +20,7 @@ class PackageConflict(ImportError):
 
 
 def check_packages() -> None:
-    """Raise `PackageConflict` unless Python finds all four packages beside this one, and they hold no files of others.
+    """Raise `PackageConflict` unless Python finds all five packages beside this one, and they hold no files of others.
 
     It imports none of them, and reads the RECORD of each distribution that is installed beside Sluice.
     """

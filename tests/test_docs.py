@@ -12,7 +12,7 @@ from tests.deploy.dashboard import PANELS
 from tests.quotas.policies import parsed, problems_of
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("sluice", "gateway", "admission", "quotas", "backend")
+PACKAGES = ("sluice", "fleet", "gateway", "admission", "quotas", "backend")
 TOPS = "|".join((*PACKAGES, "benchmarks", "deploy", "docs", "policies", "scripts", "tests"))
 ELSEWHERE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "backend/embedded/README.md")
 DOCUMENTS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / path for path in ELSEWHERE)])

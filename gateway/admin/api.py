@@ -5,6 +5,7 @@ left out. docs/admin.md describes each answer.
 """
 
 import time
+from dataclasses import asdict
 
 from starlette.routing import Route
 
@@ -55,6 +56,7 @@ class Api:
     def routes(self, actions: Actions) -> list[Route]:
         """Make the routes of the API, of which the first that matches a request answers it."""
         return [
+            admin_route("GET", f"{PREFIX}/state", self.state),
             admin_route("GET", f"{PREFIX}/overview", self.overview),
             admin_route("GET", f"{PREFIX}/tenants", self.tenants),
             admin_route("GET", f"{PREFIX}/tenants/{{name:name}}", self.tenant),
@@ -84,6 +86,9 @@ class Api:
             admin_route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
             admin_route("POST", f"{PREFIX}/drain", lambda request: actions.drain(request.actor)),
         ]
+
+    async def state(self, request: AdminRequest) -> Json:
+        return asdict(self._service.metrics.replica.state(self._process.is_draining()))
 
     async def overview(self, request: AdminRequest) -> Json:
         return overview(self._process, self._service, self._history, time.time())

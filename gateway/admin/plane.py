@@ -1,11 +1,7 @@
 """Makes the admin plane of a gateway and runs it on its own port."""
 
-import asyncio
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-
-from starlette.types import ASGIApp
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from gateway.admin.actions import Actions
 from gateway.admin.api import Api
@@ -16,51 +12,13 @@ from gateway.admin.overview import Process
 from gateway.admin.page_files import page_files
 from gateway.admin.port import AdminPort
 from gateway.admin.recent_traffic import RecentTraffic
+from gateway.admin.server import AdminServer, serving
 from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
 from gateway.background import beside
 from gateway.core import core_config
-from gateway.http.connection_table import ConnectionTable
-from gateway.http.server import HttpServer
-from gateway.settings.machine import ADMIN_CONNECTIONS
 from gateway.settings.settings import Settings
 from gateway.tenants.key_source import KeySource
-
-
-class AdminServer(HttpServer):
-    """A server that takes no signals: it ends with the tenants' server, and after it."""
-
-    prefix = "--admin-"
-
-    def __init__(self, settings: Settings, app: ASGIApp) -> None:
-        super().__init__(settings, ConnectionTable(ADMIN_CONNECTIONS))
-        self.config.app = app
-        self.listening = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-
-@asynccontextmanager
-async def serving(server: AdminServer, sock: socket.socket) -> AsyncIterator[None]:
-    """Have the server listen on a socket while the block runs."""
-    task = asyncio.create_task(server.serve(sockets=[sock]))
-    started = asyncio.create_task(server.listening.wait())
-    await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
-    started.cancel()
-    if task.done():
-        await task
-    try:
-        yield
-    finally:
-        server.should_exit = server.force_exit = True
-        await task
-
 
 AUDIT_LOG = "audit.log"
 

@@ -30,11 +30,16 @@ class AdminKey:
             raise InvalidApiKey("Incorrect admin key provided: keys of tenants do not open the admin plane.")
 
 
-def admin_key(settings: Settings) -> AdminKey:
+def admin_secret(settings: Settings) -> str:
     """Return the configured key, else that of the state directory. Raises `KeyStoreError`."""
     if settings.admin_key is not None:
-        return AdminKey(settings.admin_key.get_secret_value())
-    return AdminKey(KeyStore(settings.state_dir).admin_key())
+        return settings.admin_key.get_secret_value()
+    return KeyStore(settings.state_dir).admin_key()
+
+
+def admin_key(settings: Settings) -> AdminKey:
+    """Return what `admin_secret` does, as its digest."""
+    return AdminKey(admin_secret(settings))
 
 
 @dataclass(frozen=True, slots=True)

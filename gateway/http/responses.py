@@ -72,6 +72,13 @@ class ResponseWriter:
         left = await self._start(status, [*headers, length], len(body), body)
         await self.send({"type": "http.response.body", "body": left})
 
+    async def begin(self, status: int, headers: Headers, part: bytes) -> None:
+        """Send the head of a response that another server has made, and the first part of its body; the others follow
+        as those of a stream.
+        """
+        self._is_streaming = True
+        await self.stream(await self._start(status, headers, None, part))
+
     async def stream(self, events: bytes) -> None:
         """Send a part of an event stream; the first part is preceded by the headers."""
         if not self._is_streaming:

@@ -205,6 +205,14 @@ class SettingFields(EngineFields):
     metrics_on_tenant_port: bool = setting(
         "telemetry", "true|false", False, "serve /metrics to tenants as well; it names all of them"
     )
+    backlog_target: float = setting(
+        "telemetry",
+        "SECONDS",
+        10.0,
+        "of predicted work that one replica should have: sluice_replicas_wanted is what it has over this",
+        gt=0,
+        le=86_400,
+    )
     metrics_interval: float = setting(
         "telemetry",
         "SECONDS",

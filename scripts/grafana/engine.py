@@ -1,7 +1,7 @@
 """Steps, batches and the device."""
 
 from scripts.grafana.panel import Panel
-from scripts.grafana.queries import mean, per, quantiles, total
+from scripts.grafana.queries import level, mean, per, quantiles, total
 
 ENGINE = (
     Panel(
@@ -50,6 +50,24 @@ ENGINE = (
         "Kendall's tau of expected lengths against true ones. 1: all in order; 0: prompts say nothing of answers.",
         "none",
         (("min by (instance) (sluice_length_rank_tau{@})", "{{instance}}"),),
+    ),
+    Panel(
+        "Replicas wanted",
+        "Predicted work of all replicas, over the target of one: how many there should be, and how many there are.",
+        "none",
+        (("sum(sluice_replicas_wanted{@})", "wanted"), ("count(sluice_replicas_wanted{@})", "serving")),
+    ),
+    Panel(
+        "Work of a replica",
+        "Predicted engine time of all that runs and waits.",
+        "s",
+        (("max by (instance) (sluice_work_seconds{@})", "{{instance}}"),),
+    ),
+    Panel(
+        "What a unit of work takes",
+        "Coefficients of the step-time model: the step itself, tokens of prompts, rows of answers and their contexts.",
+        "s",
+        level("sluice_step_time_coefficient_seconds", "term"),
     ),
     Panel(
         "Calibration steps",

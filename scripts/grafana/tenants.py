@@ -19,6 +19,13 @@ TENANTS = (
         stack=True,
     ),
     Panel(
+        "Work waiting, by tenant",
+        "Predicted engine time of what waits.",
+        "s",
+        level("sluice_backlog_seconds", "tenant"),
+        stack=True,
+    ),
+    Panel(
         "Fairness (Jain's index)",
         "1 when all tenants with work waiting got engine time by their weights, 1/n when one got all.",
         "none",

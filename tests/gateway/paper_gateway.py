@@ -126,8 +126,21 @@ class Gateway:
         policies.current = quota_policy.Policy.of(CLASSES, limited)
         admission = Admission(self.engine, core)
         telemetry = Telemetry(self.engine.clock)
+        connections = ConnectionTable(8)
         sources = Sources(
-            "paper", self.engine, core, core_telemetry, telemetry, policies, self.store, 1024, dict, ConnectionTable(8)
+            *(
+                "paper",
+                self.engine,
+                core,
+                core_telemetry,
+                telemetry,
+                policies,
+                self.store,
+                1024,
+                dict,
+                connections,
+                10.0,
+            )
         )
         self.metrics = Metrics(sources)
         names = BlockNames(bytes(32), CONFIG.block_size)

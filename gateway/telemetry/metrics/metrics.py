@@ -18,9 +18,11 @@ from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show
 from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.metrics.queue import QueueMetrics
 from gateway.telemetry.metrics.registry import Registry
+from gateway.telemetry.metrics.replica import count_work
 from gateway.telemetry.metrics.requests import RequestMetrics
 from gateway.telemetry.metrics.tenants import TenantMetrics
 from gateway.telemetry.metrics.vllm import VllmMetrics
+from gateway.telemetry.replica_reader import ReplicaReader
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 from gateway.tenants.live_policy import LivePolicy
 from quotas.store.redis_store import RedisStore
@@ -43,6 +45,7 @@ class Sources:
     block_bytes: int
     memory: Callable[[], Mapping[str, float]]  # bytes of the device's memory by their use
     connections: ConnectionCounts  # of the tenants' port
+    backlog_target: float  # the seconds of work that one replica should have
     grammars: GrammarSources | None = None  # None: no answer can be constrained
 
 
@@ -72,6 +75,8 @@ class Metrics:
         registry.gauge("sluice.stalled_writes", "Answers whose client does not read.", self._num_stalled)
         self.deliveries = DeliveryMetrics(clock)
         self._vllm = VllmMetrics(registry, scheduler, self.deliveries)
+        self.replica = ReplicaReader(sources.model, core, sources.backlog_target, clock)
+        count_work(registry, self.replica, core.step_time)
 
         sources.core_telemetry.on_admit.append(self._queue.admitted)
         sources.core_telemetry.on_step.append(self._engine.stepped)
@@ -98,6 +103,7 @@ class Metrics:
         self._estimates.ended(record)
         self._tenants.ended(record)
         self._vllm.ended(record)
+        self.replica.ended(record)
 
     def _num_stalled(self) -> int:
         """Returns how many writes have made no progress for a second."""

@@ -157,6 +157,8 @@ class TenantMetrics:
             "sluice.running.tokens", "In their contexts.", lambda: ((s.tenant, s.num_tokens) for s in running.values())
         )
         show("sluice.waiting.sequences", "Waiting for the engine.", self._waiting)
+        backlog = self._backlog
+        show("sluice.backlog", "Its engine time.", lambda: ((t, one.load.seconds) for t, one in backlog.tenants()), "s")
         kv, each = self._kv, self._block_bytes
 
         def show_blocks(name: str, meaning: str, count: Callable[[], Mapping[str, int]], size: float = each) -> None:

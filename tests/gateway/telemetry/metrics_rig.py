@@ -89,6 +89,7 @@ class Rig(CoreRun):
                 BLOCK_BYTES,
                 lambda: memory,
                 ConnectionTable(8),
+                10.0,
             )
         )
         PoolStats(0, int).show(self.metrics.registry)

@@ -1,0 +1,61 @@
+"""The router's ASGI application: which paths replicas answer, and which it answers itself."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+import orjson
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fleet.endpoint import Frontend, RouteEndpoint
+from gateway.errors import ApiError, MethodNotAllowed, RouteNotFound
+from gateway.http.responses import ResponseWriter
+
+log = logging.getLogger(__name__)
+
+MODELS = "/v1/models"
+ROUTES = {  # with the scope that a key needs; a replica looks again
+    ("POST", "/v1/chat/completions"): "inference",
+    ("POST", "/v1/completions"): "inference",
+    ("POST", "/tokenize"): "inference",
+    ("POST", "/detokenize"): "inference",
+    ("GET", MODELS): "inference",
+    ("GET", "/v1/limits"): "limits",
+}
+
+
+class Probe:
+    """Answers GET of a probe: 200 while it holds, else 503. It needs no key."""
+
+    def __init__(self, frontend: Frontend, holds: Callable[[], bool]) -> None:
+        self._frontend, self._holds = frontend, holds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        holds = self._holds()
+        body = orjson.dumps({"status": "ok" if holds else "unavailable"})
+        await ResponseWriter(scope, send, self._frontend.telemetry.clock).reply(body, 200 if holds else 503)
+
+
+class RouterApp:
+    """Answers the tenants' port."""
+
+    def __init__(self, frontend: Frontend, probes: Mapping[str, ASGIApp]) -> None:
+        self._frontend = frontend
+        self._endpoints: dict[tuple[str, str], ASGIApp] = {
+            route: RouteEndpoint(frontend, scope) for route, scope in ROUTES.items()
+        }
+        self._endpoints |= {("GET", path): probe for path, probe in probes.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        one_model = path.startswith(f"{MODELS}/") and len(path) > len(MODELS) + 1
+        known = MODELS if one_model else path
+        endpoint = self._endpoints.get((method, known))
+        if endpoint is not None:
+            await endpoint(scope, receive, send)
+            return
+        allowed = ", ".join(sorted(verb for verb, route in self._endpoints if route == known))
+        error: ApiError = RouteNotFound(f"Unknown request URL: {method} {path:.200}.")
+        if allowed:
+            error = MethodNotAllowed(f"{path:.200} does not answer {method}; use {allowed}.", allowed)
+        with self._frontend.active_requests.abort_if_stalled(scope):
+            await ResponseWriter(scope, send, self._frontend.telemetry.clock).fail(error)

@@ -1,0 +1,100 @@
+"""The replicas that a router chooses among, as they come, go, fail and tell their states."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+
+from fleet.picker import Picker
+from fleet.prediction import Ask, own_prefill
+from fleet.prefix_map import PrefixMap
+from fleet.replicas import Replica
+from fleet.view import Attempt, ReplicaView
+from gateway.replica_state import ReplicaState, WaitingWork
+
+log = logging.getLogger(__name__)
+
+MAX_OUT = 0.5  # of the replicas, that may be left out for their failures at once
+
+
+class Fleet:
+    """Owned by the event loop; `clock` is in seconds."""
+
+    def __init__(self, picker: Picker, prefixes: PrefixMap, clock: Callable[[], float]) -> None:
+        self.views: dict[str, ReplicaView] = {}  # by name
+        self.clock = clock
+        self.picks: Counter[str] = Counter()  # by name, of all replicas that there ever were
+        self._picker, self._prefixes = picker, prefixes
+
+    def set_replicas(self, replicas: Iterable[Replica]) -> None:
+        """Choose among these from now on. What was sent to others goes on."""
+        before, named = self.views, {one.name: one for one in replicas}
+        kept = {name: before.get(name) for name in named}
+        self.views = {
+            name: old if old is not None and old.replica == named[name] else ReplicaView(named[name])
+            for name, old in kept.items()
+        }
+        for name in before.keys() - named.keys():
+            self._prefixes.forget(name)
+
+    def available(self, besides: Collection[str] = ()) -> list[ReplicaView]:
+        """Return the replicas that new requests may go to, but for some.
+
+        Where more than `MAX_OUT` of them would be left out for failures, none is: it is not they that fail.
+        """
+        now = self.clock()
+        num_out = sum(view.ejection.is_out(now) for view in self.views.values())
+        spares = num_out > MAX_OUT * len(self.views)
+        return [view for view in self.views.values() if view.name not in besides and view.is_available(now, spares)]
+
+    def pick(self, ask: Ask, besides: Collection[str] = ()) -> ReplicaView | None:
+        """Return the replica for a request; None if none is available."""
+        views = self.available(besides)
+        return self._picker.pick(ask, views, self.clock()) if views else None
+
+    @contextmanager
+    def attempt(self, ask: Ask, view: ReplicaView) -> Iterator[Attempt]:
+        """Count a request as being with the replica while the block runs."""
+        assert view.state is not None
+        own = own_prefill(ask, view.state, 0.0)
+        self.picks[view.name] += 1
+        one = view.sent(ask.tenant, WaitingWork(1, own, own), self.clock())
+        try:
+            yield one
+        finally:
+            view.ended(one)
+
+    def answered(self, ask: Ask, view: ReplicaView) -> None:
+        """Note that an answer has begun: the prompt has been computed there."""
+        view.ejection.succeeded()
+        self._prefixes.learn(view.name, ask.digests, self.clock())
+
+    def failed(self, view: ReplicaView, is_unreachable: bool) -> None:
+        """Note that an attempt failed. Nothing goes to a replica that cannot be reached until it tells its state."""
+        before = view.ejection.times
+        view.ejection.failed(self.clock())
+        if view.ejection.times > before:
+            log.warning("replica %s is left out for a while: its requests fail", view.name)
+        if is_unreachable:
+            self.lost(view)
+
+    def told(self, view: ReplicaView, state: ReplicaState, asked: float) -> None:
+        """Take a state that a replica was asked for at a moment."""
+        was_silent = view.is_silent(self.clock())
+        if view.told(state, asked):
+            self._prefixes.forget(view.name)
+        if was_silent:
+            log.info("replica %s answers", view.name)
+
+    def silent(self, view: ReplicaView) -> None:
+        """Note that a replica has not told its state; after a while it counts as lost."""
+        if view.state is not None and view.is_silent(self.clock()):
+            self.lost(view)
+
+    def lost(self, view: ReplicaView) -> None:
+        """Give up a replica until it tells its state again, with what it has cached and has not begun to answer."""
+        if view.state is None:
+            return
+        log.warning("replica %s does not answer", view.name)
+        view.lost()
+        self._prefixes.forget(view.name)

@@ -1,0 +1,69 @@
+"""Metrics of a router: what it sent where, what it tried again, and what it predicts of each replica."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fleet.fleet import Fleet
+from fleet.retries import RetryBudget
+from fleet.view import ReplicaView
+from gateway.telemetry.metrics.prometheus import exposition
+from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
+from gateway.telemetry.request_record import RequestRecord
+
+FIRST_BYTE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # upper bounds, in seconds
+
+
+class RouterMetrics:
+    """Counts requests as they end, and reads the fleet when it is asked."""
+
+    def __init__(self, fleet: Fleet, budget: RetryBudget) -> None:
+        self._fleet = fleet
+        self._registry = registry = Registry()
+        self._requests = registry.counter("sluice.route.requests", "Requests that have ended.", ("outcome",))
+        self._first = registry.histogram("sluice.route.first_byte", "From a request to its answer.", FIRST_BYTE).at()
+        registry.total("sluice.route.retries", "Second attempts.", lambda: budget.taken)
+        picks = Family("sluice.route.attempts", Kind.COUNTER, "", "Attempts by replica.", ("replica",))
+        registry.read(picks, lambda: [((name,), count) for name, count in fleet.picks.items()])
+        ejections = Family("sluice.route.ejections", Kind.COUNTER, "", "Times it was left out.", ("replica",))
+        registry.read(ejections, self._of_each(lambda view: view.ejection.times))
+        now = fleet.clock
+        available = Family("sluice.route.available", Kind.GAUGE, "", "Takes new requests: 1.", ("replica",))
+        registry.read(available, self._of_each(lambda view: float(view.is_available(now()))))
+        load = Family("sluice.route.open_requests", Kind.GAUGE, "", "Not answered to the end.", ("replica",))
+        registry.read(load, self._of_each(lambda view: len(view.open)))
+        work = Family("sluice.route.work", Kind.GAUGE, "s", "Predicted work, as told.", ("replica",))
+        registry.read(work, self._of_each(lambda view: view.state.work_seconds if view.state else 0.0))
+
+    def ended(self, record: RequestRecord) -> None:
+        if record.outcome is not None:
+            self._requests[record.outcome,].value += 1
+        if record.first_byte is not None and record.tenant is not None:
+            self._first.observe(record.first_byte - record.began)
+
+    def text(self) -> bytes:
+        """Returns every metric in Prometheus' text format."""
+        return exposition(self._registry.collect(), ())
+
+    def _of_each(self, value: Callable[[ReplicaView], float]) -> Callable[[], Iterable[Point]]:
+        return lambda: [((name,), value(view)) for name, view in self._fleet.views.items()]
+
+
+def fleet_report(fleet: Fleet) -> dict[str, Any]:
+    """Return what `GET /admin/v1/fleet` answers: each replica as the router sees it."""
+    now = fleet.clock()
+    return {
+        "replicas": [
+            {
+                "name": name,
+                "url": view.replica.url,
+                "available": view.is_available(now),
+                "draining": view.state is not None and view.state.draining,
+                "left_out_seconds": max(0.0, view.ejection.until - now),
+                "open_requests": len(view.open),
+                "attempts": fleet.picks[name],
+                "state": view.state,
+            }
+            for name, view in fleet.views.items()
+        ],
+        "replicas_wanted": sum(view.state.replicas_wanted for view in fleet.views.values() if view.state),
+    }

@@ -1,0 +1,66 @@
+"""Asks replicas for their states, as long as the router runs."""
+
+import asyncio
+import logging
+from functools import partial
+
+import httpx
+
+from fleet.fleet import Fleet
+from fleet.view import ReplicaView
+from gateway.replica_state import StateError, parse_state
+
+log = logging.getLogger(__name__)
+
+PATH = "/admin/v1/state"
+ANSWER_SECONDS = 1.0
+
+
+class Poller:
+    """Asks each replica every `interval` seconds, or when its last answer is there if that comes later."""
+
+    def __init__(self, fleet: Fleet, client: httpx.AsyncClient, key: str, interval: float) -> None:
+        self._fleet, self._client, self._interval = fleet, client, interval
+        self._headers = {"authorization": f"Bearer {key}"}
+        self._asking: dict[ReplicaView, asyncio.Task[None]] = {}
+        self._said: dict[str, str] = {}  # by name, what was logged last of a replica that tells no state
+
+    async def run(self) -> None:
+        try:
+            while True:
+                for view in self._fleet.views.values():
+                    if view not in self._asking:
+                        task = self._asking[view] = asyncio.create_task(self._ask(view))
+                        task.add_done_callback(partial(self._asked, view))
+                await asyncio.sleep(self._interval)
+        finally:
+            for task in [*self._asking.values()]:
+                task.cancel()
+
+    async def _ask(self, view: ReplicaView) -> None:
+        asked = self._fleet.clock()
+        try:
+            reply = await self._client.get(
+                view.replica.admin + PATH, headers=self._headers, timeout=httpx.Timeout(ANSWER_SECONDS)
+            )
+            if reply.status_code != httpx.codes.OK:
+                raise StateError(f"its admin port answers {reply.status_code}: {reply.text[:200]}")
+            self._fleet.told(view, parse_state(reply.content), asked)
+            self._said.pop(view.name, None)
+        except httpx.ConnectError as error:  # nobody listens: the process is gone
+            self._say(view, str(error))
+            self._fleet.lost(view)
+        except (httpx.HTTPError, StateError) as error:
+            self._say(view, str(error) or type(error).__name__)
+            self._fleet.silent(view)
+
+    def _asked(self, view: ReplicaView, task: asyncio.Task[None]) -> None:
+        del self._asking[view]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a replica's state was not understood", exc_info=error)
+
+    def _say(self, view: ReplicaView, why: str) -> None:
+        """Log why a replica tells no state, once as long as that is the same."""
+        if self._said.get(view.name) != why:
+            self._said[view.name] = why
+            log.warning("replica %s tells no state: %s", view.name, why)

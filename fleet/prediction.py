@@ -1,0 +1,85 @@
+"""Predicts when a request's first token would come from a replica, by the state that the replica tells.
+
+    first token = step in flight + max(prompts ahead, seat) + its own uncached prompt        seconds from now
+    prompts ahead = prompts that are being computed + those of the work ahead
+    seat          = 0 while one is left for it, else until one ends + whole requests of the work ahead
+
+Ahead of a request are all that its tenant has waiting there, and of every other tenant's work as much as fair queueing
+serves before it: what that tenant gets, by its weight, while its own tenant is served up to and with it. So a tenant
+that has flooded a replica waits there for itself, and others do not wait for it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gateway.replica_state import ReplicaState, WaitingWork
+
+NOTHING = WaitingWork(0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What of a request decides where it is served best."""
+
+    tenant: str
+    num_bytes: int  # of its prompt
+    digests: tuple[bytes, ...] = ()  # of the beginnings of its prompt, the shortest first
+
+    @property
+    def locality(self) -> bytes | None:
+        """What requests have in common that begin alike; None: it is too short to have anything cached."""
+        return self.digests[0] if self.digests else None
+
+
+def add_work(waiting: Mapping[str, WaitingWork], more: Iterable[tuple[str, WaitingWork]]) -> dict[str, WaitingWork]:
+    """Return the waiting work of each tenant, with more of it."""
+    total = dict(waiting)
+    for tenant, work in more:
+        before = total.get(tenant, NOTHING)
+        total[tenant] = WaitingWork(
+            before.requests + work.requests,
+            before.prefill_seconds + work.prefill_seconds,
+            before.seconds + work.seconds,
+        )
+    return total
+
+
+def ahead_of(
+    tenant: str, own: float, waiting: Mapping[str, WaitingWork], weight: Callable[[str], float]
+) -> tuple[float, float, float]:
+    """Return the requests, seconds of prompts and seconds in all that fair queueing serves before a new request of the
+    tenant, which takes `own` seconds itself.
+    """
+    mine = waiting.get(tenant, NOTHING)
+    requests, prefill, seconds = float(mine.requests), mine.prefill_seconds, mine.seconds
+    turn = (mine.seconds + own) / weight(tenant)  # the service of a tenant of weight 1, by its end
+    for name, work in waiting.items():
+        if name != tenant and work.requests:
+            share = min(1.0, turn * weight(name) / work.seconds) if work.seconds > 0 else 1.0
+            requests += share * work.requests
+            prefill += share * work.prefill_seconds
+            seconds += share * work.seconds
+    return requests, prefill, seconds
+
+
+def first_token_seconds(
+    ask: Ask,
+    state: ReplicaState,
+    waiting: Mapping[str, WaitingWork],
+    cached: float,
+    weight: Callable[[str], float],
+) -> float:
+    """Return the seconds until the first token; `waiting` is the state's, with what the router knows to be on its way,
+    and `cached` the share of the prompt that the replica need not compute.
+    """
+    own = own_prefill(ask, state, cached)
+    requests, prefill, seconds = ahead_of(ask.tenant, own, waiting, weight)
+    has_seat = state.running + requests < state.seats
+    seat = 0.0 if has_seat else state.seat_seconds + seconds
+    return state.step_seconds + max(state.prefill_seconds + prefill, seat) + own
+
+
+def own_prefill(ask: Ask, state: ReplicaState, cached: float) -> float:
+    """Return the seconds to compute what of the prompt is not cached; its last token always is computed."""
+    tokens = max(1.0, ask.num_bytes / max(state.bytes_per_token, 0.1) * (1 - cached))
+    return tokens * state.token_seconds

@@ -1,0 +1,75 @@
+"""The file that names the replicas of a fleet, which may be edited while the router serves."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import yaml
+
+FIELDS = ("url", "admin")
+MAX_REPLICAS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The addresses of one replica; it goes by the host and port of the first."""
+
+    url: str  # of its API
+    admin: str  # of its admin port
+
+    @property
+    def name(self) -> str:
+        return urlsplit(self.url).netloc
+
+
+class ReplicasError(ValueError):
+    """A file names no replicas; each line of the message says where, what is wrong and what would work."""
+
+
+def read_replicas(path: Path) -> tuple[Replica, ...]:
+    """Return the replicas that a file names. Raises `ReplicasError`."""
+    try:
+        document = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise ReplicasError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ReplicasError(f"{path}: not valid YAML: {error}") from None
+    rows = document.get("replicas") if isinstance(document, dict) and set(document) == {"replicas"} else None
+    if not isinstance(rows, list) or len(rows) > MAX_REPLICAS:
+        raise ReplicasError(
+            f"{path}: one field `replicas` is needed, a list of at most {MAX_REPLICAS}, such as "
+            "`replicas: [{url: http://10.0.0.1:8000, admin: http://10.0.0.1:8001}]`"
+        )
+    problems = [f"{path}: replicas[{index}] {why}" for index, row in enumerate(rows) if (why := _problem(row))]
+    names = [] if problems else [Replica(**row).name for row in rows]
+    problems += [f"{path}: {name} is named twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    if problems:
+        raise ReplicasError("\n".join(problems))
+    return tuple(Replica(**row) for row in rows)
+
+
+def _problem(row: object) -> str | None:
+    if not isinstance(row, dict) or set(row) != set(FIELDS):
+        return f"must have the fields {' and '.join(FIELDS)}, and no others"
+    for field in FIELDS:
+        if not _is_origin(row[field]):
+            return (
+                f"{field} must be http:// or https:// with a host and a port and nothing behind, got {row[field]!r:.80}"
+            )
+    return None
+
+
+def _is_origin(text: object) -> bool:
+    if not isinstance(text, str):
+        return False
+    try:
+        parts = urlsplit(text)
+        has_port = parts.port is not None
+    except ValueError:
+        return False
+    return (
+        parts.scheme in {"http", "https"}
+        and has_port
+        and text == f"{parts.scheme}://{parts.netloc}"
+        and (bool(parts.hostname) and "@" not in parts.netloc)
+    )

@@ -1,0 +1,172 @@
+"""Makes everything that lives as long as a router, and runs it."""
+
+import asyncio
+import gc
+import logging
+import random
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from ssl import SSLContext, create_default_context
+
+import uvloop
+from starlette.types import ASGIApp
+
+from fleet.app import Probe, RouterApp
+from fleet.endpoint import Frontend
+from fleet.fleet import Fleet
+from fleet.metrics import RouterMetrics, fleet_report
+from fleet.picker import Knowledge, Routing, make_picker
+from fleet.poller import Poller
+from fleet.prefix_map import PrefixMap
+from fleet.prompt_digests import fleet_secret
+from fleet.replicas import ReplicasError, read_replicas
+from fleet.retries import RetryBudget
+from fleet.upstream import make_client
+from gateway.admin.app import AdminApp
+from gateway.admin.endpoint import AdminRequest, Json, admin_route
+from gateway.admin.port import AdminPort, admin_secret, open_admin_port
+from gateway.admin.server import AdminServer, serving
+from gateway.api.refusal_limiter import RefusalLimiter
+from gateway.background import beside
+from gateway.http.request_scope import ActiveRequests
+from gateway.http.server import Server, check_tls, open_port
+from gateway.settings.machine import GC_THRESHOLDS
+from gateway.settings.settings import Settings
+from gateway.telemetry.logs.request_log import RequestLog
+from gateway.telemetry.request_record import Telemetry
+from gateway.tenants.effective_policy import EffectivePolicies
+from gateway.tenants.file_watch import FileWatcher, signature
+from gateway.tenants.key_source import KeySource
+from gateway.tenants.live_policy import LivePolicy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """What a router is told besides the settings that it shares with a replica."""
+
+    replicas: Path
+    routing: Routing = Routing.PREDICTED
+    state_interval: float = 0.1  # seconds between two questions for a replica's state
+    ca_file: Path | None = None  # that signs the replicas' certificates; None: whom the system trusts
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Where a router reads who its tenants are and what each may do."""
+
+    keys: KeySource
+    policies: LivePolicy
+
+
+def run_router(settings: Settings, options: RouterOptions, announce: Callable[[str], object]) -> int:
+    """Route until a signal. Returns the exit status; raises what makes that impossible, before the port opens."""
+    check_tls(settings)
+    policies = LivePolicy(settings.policy)
+    tenants = Tenants(KeySource(settings, policies.current), policies)
+    watched = signature([options.replicas])
+    replicas = read_replicas(options.replicas)
+    with open_port(settings.host, settings.port) as sock, open_admin_port(settings) as admin:
+        said = _announcement(settings, len(replicas), sock, admin)
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            router = _Router(settings, options, tenants, lambda: announce(said))
+            router.fleet.set_replicas(replicas)
+            watcher = FileWatcher(lambda: [options.replicas], router.reload, watched)
+            runner.run(router.serve(sock, admin, watcher))
+    log.info("stopped")
+    return 0
+
+
+class _Router:
+    def __init__(
+        self, settings: Settings, options: RouterOptions, tenants: Tenants, on_started: Callable[[], object]
+    ) -> None:
+        self._settings, self._options, self._tenants = settings, options, tenants
+        policies, prefixes = tenants.policies, PrefixMap()
+        knowledge = Knowledge(prefixes, lambda tenant: policies.current.tenant(tenant).weight)
+        picker = make_picker(options.routing, knowledge, random.Random())
+        self.fleet = Fleet(picker, prefixes, lambda: asyncio.get_running_loop().time())
+        self._active_requests = ActiveRequests(settings.write_timeout)
+        self._server = Server(settings, self._active_requests, on_started)
+
+    async def reload(self) -> None:
+        """Choose among the replicas that the file names now; one that makes no sense changes nothing."""
+        try:
+            replicas = await asyncio.to_thread(read_replicas, self._options.replicas)
+        except ReplicasError as error:
+            log.error("the replicas stay as they were: %s", error)
+            return
+        self.fleet.set_replicas(replicas)
+        log.info("%d replicas are in the file", len(replicas))
+
+    async def serve(self, sock: socket.socket, admin: AdminPort | None, watcher: FileWatcher) -> None:
+        settings, tenants, clock = self._settings, self._tenants, self.fleet.clock
+        telemetry, budget = Telemetry(clock), RetryBudget()
+        metrics = RouterMetrics(self.fleet, budget)
+        telemetry.on_end += [metrics.ended, RequestLog(0)]
+        async with make_client(self._trust()) as client:
+            frontend = Frontend(
+                keys=tenants.keys.ring,
+                policies=EffectivePolicies(tenants.policies),
+                telemetry=telemetry,
+                active_requests=self._active_requests,
+                refusals=RefusalLimiter(settings.refused_per_second, clock),
+                fleet=self.fleet,
+                budget=budget,
+                client=client,
+                secret=fleet_secret(tenants.keys.pepper),
+                max_body_bytes=settings.max_body_bytes,
+                body_timeout=settings.body_timeout,
+            )
+            probes = self._probes(frontend)
+            self._server.config.app = RouterApp(frontend, probes)
+            poller = Poller(self.fleet, client, admin_secret(settings), self._options.state_interval)
+            watching = [tenants.keys.watch(tenants.policies), watcher.run()]
+            if tenants.policies.has_files:
+                watching.append(tenants.policies.watch())
+            async with (
+                beside(poller.run(), self._active_requests.sweep(), *watching),
+                self._admin_port(admin, probes, metrics),
+            ):
+                await self._server.serve(sockets=[sock])
+
+    def _probes(self, frontend: Frontend) -> Mapping[str, ASGIApp]:
+        alive = Probe(frontend, lambda: True)
+        ready = Probe(frontend, lambda: bool(self.fleet.available()) and not self._server.should_exit)
+        return {"/startupz": alive, "/livez": alive, "/readyz": ready, "/health": ready, "/ping": ready}
+
+    @asynccontextmanager
+    async def _admin_port(
+        self, port: AdminPort | None, probes: Mapping[str, ASGIApp], metrics: RouterMetrics
+    ) -> AsyncIterator[None]:
+        if port is None:
+            yield
+            return
+
+        async def shown(_: AdminRequest) -> Json:
+            return fleet_report(self.fleet)
+
+        app = AdminApp(port.key, [admin_route("GET", "/admin/v1/fleet", shown)], {}, probes, metrics.text)
+        async with serving(AdminServer(self._settings, app), port.sock):
+            yield
+
+    def _trust(self) -> SSLContext | bool:
+        file = self._options.ca_file
+        return create_default_context(cafile=file) if file else True
+
+
+def _announcement(settings: Settings, count: int, sock: socket.socket, admin: AdminPort | None) -> str:
+    scheme = "https" if settings.tls_cert_file else "http"
+    lines = [
+        f"Sluice {version('sluice')} routes to {count} replicas at {scheme}://{settings.host}:{sock.getsockname()[1]}"
+    ]
+    if admin is not None:
+        lines.append(f"  admin     {scheme}://{settings.admin_host}:{admin.number}")
+    return "\n".join(lines)

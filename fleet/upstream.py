@@ -1,0 +1,49 @@
+"""Speaks HTTP to replicas: sends a request on and hands back the answer as it comes, byte for byte."""
+
+from collections.abc import Iterable
+from ssl import SSLContext
+
+import httpx
+from starlette.types import Scope
+
+CONNECT_SECONDS = 2.0
+HOP_BY_HOP = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
+        *(b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect", b"x-request-id"),
+    }
+)
+"""Headers that are not sent on, because they are about one connection or are made anew."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def make_client(verify: SSLContext | bool = True) -> httpx.AsyncClient:
+    """Return a client that opens as many connections as there are requests, keeps them, and gives up none that waits
+    for its answer: that is for whoever asks.
+    """
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=15.0)
+    timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+    return httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, verify=verify)
+
+
+def forwarded(headers: Iterable[tuple[bytes, bytes]], request_id: bytes) -> Headers:
+    """Return the headers with which a request is sent on."""
+    return [*((name, value) for name, value in headers if name not in HOP_BY_HOP), (b"x-request-id", request_id)]
+
+
+def answered(response: httpx.Response) -> Headers:
+    """Return the headers of the answer to a client, without those that are made anew."""
+    own = (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"x-request-id", b"date", b"server")
+    return [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in own]
+
+
+async def send_on(
+    client: httpx.AsyncClient, scope: Scope, origin: str, headers: Headers, body: bytes
+) -> httpx.Response:
+    """Send a request on and return the answer once its headers have come. Whoever has it closes it: before its end that
+    closes the connection, by which the replica knows that nobody is left. Raises `httpx.TransportError`.
+    """
+    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    url = httpx.URL(origin).copy_with(raw_path=target)
+    return await client.send(httpx.Request(scope["method"], url, headers=headers, content=body), stream=True)

@@ -1,0 +1,88 @@
+"""What a router knows of one replica: the state that it told last, what was sent there since, and how that went."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from fleet.prediction import add_work
+from fleet.replicas import Replica
+from fleet.retries import Ejection
+from gateway.replica_state import ReplicaState, WaitingWork
+
+SILENCE = 2.0  # seconds without a state, after which a replica counts as gone
+NOBODY: Mapping[str, WaitingWork] = {}
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A request that was sent to a replica and has not been answered to the end."""
+
+    tenant: str
+    work: WaitingWork
+    at: float
+    give_up: Callable[[], object] | None = None  # called when the replica is lost, as long as no answer has begun
+
+
+@dataclass(eq=False)
+class ReplicaView:
+    """One replica as the router sees it; moments are in seconds of any one clock."""
+
+    replica: Replica
+    state: ReplicaState | None = None
+    heard: float = -inf  # when the state was asked for
+    ejection: Ejection = field(default_factory=Ejection)
+    open: set[Attempt] = field(default_factory=set)  # what it has not answered to the end
+    on_way: set[Attempt] = field(default_factory=set)  # those of them of which its state may not tell yet
+    num_picked: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.replica.name
+
+    @property
+    def load(self) -> int:
+        """The requests that it has to answer, as far as the router knows."""
+        told = self.state.running + sum(one.requests for one in self.state.waiting.values()) if self.state else 0
+        return max(told + len(self.on_way), len(self.open))
+
+    @property
+    def waiting(self) -> Mapping[str, WaitingWork]:
+        """The work that waits there, with what is on its way."""
+        told = self.state.waiting if self.state else NOBODY
+        return add_work(told, [(one.tenant, one.work) for one in self.on_way]) if self.on_way else told
+
+    def is_silent(self, now: float) -> bool:
+        return now - self.heard >= SILENCE
+
+    def is_available(self, now: float, spares_failing: bool = False) -> bool:
+        """Whether new requests may go there; `spares_failing`: though they have failed there."""
+        if self.state is None or self.state.draining or self.is_silent(now):
+            return False
+        return spares_failing or not self.ejection.is_out(now)
+
+    def told(self, state: ReplicaState, asked: float) -> bool:
+        """Take a state that was asked for at a moment; return whether the replica has started since the last one."""
+        restarted = self.state is not None and self.state.instance != state.instance
+        self.state, self.heard = state, asked
+        self.on_way = {one for one in self.on_way if one.at >= asked}
+        return restarted
+
+    def lost(self) -> None:
+        """Note that the replica cannot be reached: nothing goes there before it tells its state again, and attempts
+        that it has not begun to answer are given up.
+        """
+        self.state, self.heard = None, -inf
+        for give_up in [one.give_up for one in self.open if one.give_up is not None]:
+            give_up()
+
+    def sent(self, tenant: str, work: WaitingWork, now: float) -> Attempt:
+        """Note a request that is being sent; `ended` has to follow."""
+        one = Attempt(tenant, work, now)
+        self.open.add(one)
+        self.on_way.add(one)
+        self.num_picked += 1
+        return one
+
+    def ended(self, one: Attempt) -> None:
+        self.open.discard(one)
+        self.on_way.discard(one)

@@ -1,0 +1,71 @@
+"""What a replica tells a router of itself, as one document: `GET /admin/v1/state`. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter, ValidationError
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingWork:
+    """The work of one tenant that waits for the engine."""
+
+    requests: int
+    prefill_seconds: float  # predicted, of prompts that are not computed yet
+    seconds: float  # predicted, of the engine's time, answers included
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The coefficients of the step-time model, in seconds a unit, and its relative error (docs/metrics.md)."""
+
+    coefficients: tuple[float, ...]
+    knee: int  # tokens in a step
+    relative_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class KVTokens:
+    """The KV memory of a replica, in tokens."""
+
+    total: int
+    free: int  # held by nobody, and holding nothing
+    cached: int  # held by nobody, and holding prefixes that a request may find
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """One replica at one moment; times are predicted seconds."""
+
+    instance: str  # another one after each start, when nothing is cached any more
+    model: str
+    draining: bool
+    running: int
+    seats: int  # the most that run at once
+    seat_seconds: float  # until one of those running ends; 0 while a seat is free
+    step_seconds: float  # until the newest step in flight is done
+    prefill_seconds: float  # of prompts that are being computed
+    token_seconds: float  # of one token of a prompt
+    bytes_per_token: float  # of prompts, as they come in request bodies
+    work_seconds: float  # of all that runs and waits
+    replicas_wanted: float  # that, over the target of one replica
+    step: StepCost
+    kv: KVTokens
+    waiting: Mapping[str, WaitingWork] = field(default_factory=dict)  # by tenant
+
+
+class StateError(ValueError):
+    """A document is no state of a replica; the message says where."""
+
+
+_ADAPTER = TypeAdapter(ReplicaState)
+
+
+def parse_state(document: bytes) -> ReplicaState:
+    """Return the state that a document tells. Raises `StateError`."""
+    try:
+        return _ADAPTER.validate_json(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the document"
+        raise StateError(f"{place}: {first['msg']}") from None

@@ -1,0 +1,98 @@
+"""Reads off the core what a router and an autoscaler should know of a replica. Reading changes no decision."""
+
+import secrets
+from collections.abc import Callable
+from heapq import nlargest
+
+from admission.controller import Controller
+from admission.step_times.step_time import StepWork
+from backend.scheduler.kv_accounts import KVAccounts
+from backend.scheduler.sequence import Sequence
+from gateway.replica_state import KVTokens, ReplicaState, StepCost, WaitingWork
+from gateway.telemetry.request_record import RequestRecord
+
+MAX_TENANTS = 1000  # in a state: those with the most work waiting
+BYTES_PER_TOKEN = 4.0  # until a request has been seen
+SHARE = 0.05  # of the newest request in the mean
+
+
+class ReplicaReader:
+    """Reads one core; `clock` is the engine's. `target` is the seconds of work that one replica should have."""
+
+    def __init__(self, model: str, core: Controller, target: float, clock: Callable[[], float]) -> None:
+        self._model, self._core, self._target, self._clock = model, core, target, clock
+        self._instance = secrets.token_hex(8)
+        self._bytes_per_token = BYTES_PER_TOKEN
+        self._kv = KVAccounts(core.scheduler.kv_manager)
+
+    def ended(self, record: RequestRecord) -> None:
+        """Learn how many bytes of a body make a token of a prompt."""
+        tokens = record.num_prompt_tokens
+        if tokens and record.body_bytes:
+            self._bytes_per_token += SHARE * (record.body_bytes / tokens - self._bytes_per_token)
+
+    def state(self, draining: bool) -> ReplicaState:
+        """Returns the state now. O(running + tenants that wait)."""
+        core, scheduler = self._core, self._core.scheduler
+        running, config = scheduler.running, scheduler.config
+        token_seconds = self._token_seconds()
+        computing = sum(max(0, one.num_admitted_tokens - one.num_computed_tokens) for one in running.values())
+        fitted, size = core.step_time.fitted, config.block_size
+        held, idle = self._kv.num_held, self._kv.num_idle
+        return ReplicaState(
+            instance=self._instance,
+            model=self._model,
+            draining=draining,
+            running=len(running),
+            seats=config.max_num_seqs,
+            seat_seconds=self._seat_seconds() if len(running) >= config.max_num_seqs else 0.0,
+            step_seconds=self._step_seconds(),
+            prefill_seconds=computing * token_seconds,
+            token_seconds=token_seconds,
+            bytes_per_token=self._bytes_per_token,
+            work_seconds=self.work_seconds(),
+            replicas_wanted=self.replicas_wanted(),
+            step=StepCost(fitted.coefficients, fitted.knee, core.step_time.relative_error),
+            kv=KVTokens(config.num_blocks * size, (config.num_blocks - held - idle) * size, idle * size),
+            waiting=self._waiting(token_seconds),
+        )
+
+    def work_seconds(self) -> float:
+        """Returns the predicted seconds of the engine's time that all that runs and waits takes."""
+        running = sum(map(self._seconds_left, self._core.scheduler.running.values()))
+        return self._core.backlog.total.seconds + running
+
+    def replicas_wanted(self) -> float:
+        """Returns how many replicas its work is enough for; the sum over replicas is how many there should be."""
+        return self.work_seconds() / self._target
+
+    def _waiting(self, token_seconds: float) -> dict[str, WaitingWork]:
+        most = nlargest(MAX_TENANTS, self._core.backlog.tenants(), key=lambda pair: pair[1].load.seconds)
+        return {
+            name: WaitingWork(one.load.count, one.load.tokens * token_seconds, one.load.seconds) for name, one in most
+        }
+
+    def _token_seconds(self) -> float:
+        """Returns the seconds of a token of prefill, in a step that has nothing else."""
+        budget = self._core.scheduler.config.max_num_batched_tokens
+        return self._core.step_time.fitted.seconds(StepWork(prefill_tokens=budget)) / budget
+
+    def _seat_seconds(self) -> float:
+        fewest = min(self._tokens_left(one) for one in self._core.scheduler.running.values())
+        return fewest * self._core.predicted(self._core.in_flight[-1]) if self._core.in_flight else 0.0
+
+    def _step_seconds(self) -> float:
+        steps = self._core.in_flight
+        predicted = sum(map(self._core.predicted, steps))
+        return max(0.0, predicted - (self._clock() - steps[0].planned_at)) if steps else 0.0
+
+    def _tokens_left(self, one: Sequence) -> float:
+        """Returns the tokens of its answer that a running sequence is expected to have yet."""
+        generated = len(one.output)
+        return max(1.0, self._core.lengths.mean(one.tenant, one.max_tokens, generated) - generated)
+
+    def _seconds_left(self, one: Sequence) -> float:
+        """Returns the part of a running sequence's whole cost that its tokens yet to come are of all its tokens."""
+        output = self._tokens_left(one) + len(one.output)
+        left = max(0, one.num_admitted_tokens - one.num_computed_tokens) + self._tokens_left(one)
+        return self._core.backlog.load_of(one, output).seconds * min(1.0, left / (len(one.prompt) + output))

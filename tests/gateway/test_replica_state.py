@@ -1,0 +1,24 @@
+import orjson
+import pytest
+
+from gateway.replica_state import KVTokens, ReplicaState, StateError, StepCost, WaitingWork, parse_state
+
+STATE = ReplicaState(
+    *("a1", "embedded", False, 3, 8, 0.0, 0.01, 0.2, 0.0001, 4.5, 12.0, 1.2),
+    step=StepCost((0.001,) * 7, 512, 0.05),
+    kv=KVTokens(1000, 200, 300),
+    waiting={"acme": WaitingWork(2, 0.1, 1.5)},
+)
+
+
+def test_a_document_tells_the_state() -> None:
+    assert parse_state(orjson.dumps(STATE)) == STATE
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [(b"", "the document"), (b"[]", "the document"), (b"{}", "instance"), (orjson.dumps(STATE)[:-1], "the document")],
+)
+def test_anything_else_is_refused_and_its_place_told(document: bytes, place: str) -> None:
+    with pytest.raises(StateError, match=place):
+        parse_state(document)
