@@ -155,12 +155,13 @@ class RouteEndpoint:
             try:
                 async with asyncio.timeout(None) as opening:
                     attempt.give_up = partial(opening.reschedule, 0.0)
-                    answer = await send_on(self._frontend.client, scope, view.replica.url, headers, body)
+                    try:
+                        answer = await send_on(self._frontend.client, scope, view.replica.url, headers, body)
+                    finally:
+                        attempt.give_up = None
             except (httpx.TransportError, TimeoutError) as error:
                 fleet.failed(view, is_unreachable=isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
                 return ReplicaLost()
-            finally:
-                attempt.give_up = None
             try:
                 return await self._relay(answer, response, ask, view)
             except httpx.TransportError:

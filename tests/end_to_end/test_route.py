@@ -1,0 +1,119 @@
+"""Two real replicas behind a real router, asked by the official client."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.fleet.fleet_site import FleetSite, fleet_site
+from tests.gateway.server_process import BODY, PATIENCE, bearer, eventually
+
+POLICY = """
+tenants:
+  acme: {}
+  spent: {limits: {requests: 5/month}}
+"""
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count from 3 to 12."}]
+LONG = BODY | {"max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetSite]:
+    with fleet_site(tmp_path_factory.mktemp("fleet"), POLICY) as site:
+        yield site
+
+
+def test_a_stream_is_the_replicas_own(site: FleetSite) -> None:
+    texts = []
+    for url in (site.url, site.replicas[0].url):
+        chunks = site.client("acme", url).chat.completions.create(
+            model="embedded", messages=MESSAGES, stream=True, temperature=0, stream_options={"include_usage": True}
+        )
+        texts.append([(chunk.choices, chunk.usage) for chunk in chunks])
+    text = "".join(choice.delta.content or "" for choices, _ in texts[0] for choice in choices)
+    assert "10, 11, 12" in text
+    assert [*map(repr, texts[0])] == [*map(repr, texts[1])]
+
+
+def test_requests_go_to_every_replica_and_a_prompt_to_who_has_it(site: FleetSite) -> None:
+    def picks() -> dict[str, int]:
+        return {name: one["attempts"] for name, one in site.report().items()}
+
+    with ThreadPoolExecutor(8) as pool:
+        replies = [*pool.map(lambda _: site.post("acme", **BODY), range(24))]
+    assert {reply.status_code for reply in replies} == {200}
+    assert min(picks().values()) > 0
+
+    before = picks()
+    for number in range(6):
+        turns = [{"role": "system", "content": "Be exact. " * 120}, {"role": "user", "content": f"{number} + 1?"}]
+        assert site.post("acme", model="embedded", messages=turns, max_tokens=4).status_code == 200
+    assert 0 in [after - before[name] for name, after in picks().items()], "all went to one"
+
+
+def test_a_client_that_leaves_frees_its_memory_on_the_replica(site: FleetSite) -> None:
+    headers = bearer(site.keys["acme"])
+    with httpx.stream("POST", f"{site.url}/v1/chat/completions", json=LONG, headers=headers, timeout=PATIENCE) as one:
+        next(one.iter_raw())
+        assert not site.are_idle()
+    eventually(site.are_idle)
+    assert sum(one.metric("sluice_requests_total", 'outcome="disconnected"') for one in site.replicas) == 1
+
+
+def test_limits_hold_over_all_replicas_and_a_tenants_own_refusal_is_final(site: FleetSite) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        replies = [*pool.map(lambda _: site.post("spent", **BODY, max_tokens=4), range(12))]
+    assert sorted(reply.status_code for reply in replies) == [200] * 5 + [429] * 7
+    assert {reply.json()["error"]["code"] for reply in replies if reply.status_code == 429} == {"insufficient_quota"}
+    assert site.metric("sluice_route_retries_total") == 0
+
+
+def test_the_router_opens_for_the_keys_of_the_replicas(site: FleetSite) -> None:
+    assert [one.id for one in site.client("acme").models.list()] == ["embedded"]
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{site.url}/v1", api_key="sk-sluice-none", max_retries=0).models.list()
+    admin = f"{site.admin_url}/admin/v1/fleet"
+    assert httpx.get(admin, headers=bearer(site.keys["acme"])).status_code == 401
+
+
+def test_the_set_of_replicas_changes_while_it_routes(site: FleetSite) -> None:
+    gone, left = site.replicas
+    try:
+        site.write([left])
+        eventually(lambda: len(site.report()) == 1)
+        assert site.post("acme", **BODY).status_code == 200
+        (site.folder / "replicas.yaml").write_text("replicas: [")
+        eventually(lambda: "the replicas stay as they were" in (site.folder / "router.err").read_text())
+        assert site.post("acme", **BODY).status_code == 200
+    finally:
+        site.write([gone, left])
+    eventually(lambda: site.available() == 2)
+
+
+def test_what_a_killed_replica_had_not_begun_is_served_by_another(tmp_path: Path) -> None:
+    """Each replica has one seat. Of three streams two are being answered, and the third waits behind one of them."""
+    with fleet_site(tmp_path, POLICY, "--max-num-seqs", "1") as site, ThreadPoolExecutor(3) as pool:
+
+        def stream(_: int) -> bytes:
+            url, headers = f"{site.url}/v1/chat/completions", bearer(site.keys["acme"])
+            with httpx.stream("POST", url, json=LONG, headers=headers, timeout=PATIENCE) as one:
+                assert one.status_code == 200
+                return b"".join(one.iter_raw())
+
+        first = [pool.submit(stream, number) for number in range(2)]
+        eventually(lambda: all(one.metric("vllm:num_requests_running") == 1 for one in site.replicas))
+        last = pool.submit(stream, 2)
+        eventually(lambda: any(one.metric("vllm:num_requests_waiting") == 1 for one in site.replicas))
+        (behind,) = [one for one in site.replicas if one.metric("vllm:num_requests_waiting") == 1]
+        behind.process.send_signal(signal.SIGKILL)
+        ends = sorted(b'"code":"replica_lost"' in one.result() for one in first)
+        assert ends == [False, True], "one had begun, and the other replica goes on"
+        assert last.result().endswith(b"data: [DONE]\n\n")
+        assert site.metric("sluice_route_retries_total") == 1
+        eventually(lambda: site.available() == 1)
+        eventually(site.are_idle)

@@ -1,0 +1,203 @@
+import asyncio
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from gateway.errors import ShuttingDown
+from tests.fleet.paper_fleet import (
+    BODY,
+    KEY,
+    Answer,
+    PaperFleet,
+    Parts,
+    answering,
+    never,
+    refusal,
+    stream,
+    whole,
+)
+from tests.fleet.states import IDLE
+
+EVENTS = (b"data: 1\n\n", b"data: 2\n\ndata", b": 3\n\n", b"data: [DONE]\n\n")
+RESET = httpx.ReadError("reset")
+
+
+async def test_a_stream_comes_byte_for_byte_in_the_parts_it_came_in() -> None:
+    fleet = PaperFleet(a=answering(stream(*EVENTS)))
+    answer = await fleet.request()
+    assert answer.parts[: len(EVENTS)] == [*EVENTS]
+    assert answer.body == b"".join(EVENTS)
+    assert answer.is_complete
+    assert answer.header(b"content-type") == b"text/event-stream"
+
+
+async def test_what_a_client_says_reaches_the_replica_but_for_what_is_about_its_connection() -> None:
+    fleet = PaperFleet(a=answering(whole(b'{"x": 1}', x_sluice_estimate_ms="5")))
+    given = [
+        (b"traceparent", b"00-1-2-01"),
+        (b"connection", b"close"),
+        (b"x-request-id", b"mine"),
+        (b"host", b"router"),
+    ]
+    answer = await fleet.request(path="/v1/completions?a=%20b", headers=given)
+    (seen,) = fleet.seen
+    assert str(seen.url) == "http://a:8000/v1/completions?a=%20b"
+    assert seen.headers["traceparent"] == "00-1-2-01"
+    assert seen.headers["x-request-id"] == "mine"
+    assert seen.headers["host"] == "a:8000"
+    assert seen.headers["authorization"] == f"Bearer {KEY}"
+    assert "connection" not in seen.headers
+    assert answer.body == b'{"x": 1}'
+    assert answer.header(b"x-request-id") == b"mine"
+    assert answer.header(b"x-sluice-estimate-ms") == b"5"
+    assert [name for name, _ in answer.headers].count(b"content-length") == 1
+
+
+async def test_without_a_good_key_no_replica_is_asked() -> None:
+    fleet = PaperFleet(a=answering(whole()))
+    assert (await fleet.request(key=None)).code == "invalid_api_key"
+    assert (await fleet.request(key="sk-sluice-demo-wrong")).status == 401
+    assert (await fleet.request(body="x" * 20_000)).code == "request_too_large"
+    assert (await fleet.request("GET", "/v1/chat/completions")).header(b"allow") == b"POST"
+    assert (await fleet.request("GET", "/v1/none")).code == "unknown_url"
+    assert not fleet.seen
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/x/y", "/v1/limits"])
+async def test_what_generates_nothing_is_answered_by_a_replica_too(path: str) -> None:
+    fleet = PaperFleet(a=answering(whole(b"[]")))
+    assert (await fleet.request("GET", path)).body == b"[]"
+    assert fleet.seen[0].url.path == path
+
+
+@pytest.mark.parametrize("reason", ["queue_full", "deadline", "draining", "preempted"])
+async def test_what_one_replica_refuses_for_its_own_reasons_another_is_asked_for(reason: str) -> None:
+    fleet = PaperFleet(a=answering(refusal(reason)), b=answering(whole(b"yes")))
+    assert (await fleet.request()).body == b"yes"
+    assert fleet.asked == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [("rate", 429), ("budget", 429), ("deadline", 429), ("quota_store", 503), ("cancelled", 503), ("invalid", 400)],
+)
+async def test_what_is_the_tenants_own_is_never_asked_for_again(reason: str, status: int) -> None:
+    fleet = PaperFleet(a=answering(refusal(reason, status)), b=answering(whole()))
+    answer = await fleet.request()
+    assert (answer.status, answer.code) == (status, reason)
+    assert fleet.asked == ["a"]
+    assert fleet.budget.taken == 0
+
+
+@pytest.mark.parametrize("error", [RESET, httpx.ConnectError("refused"), httpx.RemoteProtocolError("closed")])
+async def test_a_replica_that_is_lost_before_its_answer_is_followed_by_another(error: Exception) -> None:
+    fleet = PaperFleet(a=answering(error), b=answering(stream(*EVENTS)))
+    assert (await fleet.request()).body == b"".join(EVENTS)
+    assert fleet.asked == ["a", "b"]
+
+
+async def test_two_attempts_are_all() -> None:
+    fleet = PaperFleet(a=answering(RESET), b=answering(RESET), c=answering(whole()))
+    answer = await fleet.request()
+    assert (answer.status, answer.code) == (503, "replica_lost")
+    assert answer.header(b"retry-after") == b"1"
+    assert fleet.asked == ["a", "b"]
+
+
+async def test_a_refusal_that_no_other_replica_changes_is_handed_on_as_it_came() -> None:
+    fleet = PaperFleet(a=answering(refusal("queue_full")), b=answering(refusal("queue_full")))
+    answer = await fleet.request()
+    assert (answer.status, answer.code) == (503, "queue_full")
+    alone = PaperFleet(a=answering(refusal("queue_full")))
+    assert (await alone.request()).code == "queue_full"
+    assert alone.budget.taken == 0
+
+
+async def test_a_stream_whose_replica_is_lost_ends_with_a_typed_error_and_is_asked_for_once() -> None:
+    fleet = PaperFleet(a=answering(stream(EVENTS[0], RESET)), b=answering(whole()))
+    answer = await fleet.request()
+    assert answer.status == 200
+    assert answer.parts[0] == EVENTS[0]
+    assert b'"code":"replica_lost"' in answer.body
+    assert b"[DONE]" not in answer.body
+    assert answer.is_complete
+    assert fleet.asked == ["a"]
+
+
+async def test_an_answer_that_is_cut_before_its_end_is_not_begun() -> None:
+    cut = httpx.Response(200, headers={"content-length": "10"}, stream=Parts(b"12345", RESET))
+    fleet = PaperFleet(a=answering(cut), b=answering(whole()))
+    assert (await fleet.request()).code == "replica_lost"
+    assert fleet.asked == ["a"], "it was charged by its replica"
+
+
+async def test_a_client_that_leaves_closes_the_replicas_connection() -> None:
+    left, answer = asyncio.Event(), Answer()
+    body = Parts(EVENTS[0], asyncio.Event())
+    fleet = PaperFleet(a=answering(httpx.Response(200, stream=body)))
+    request = asyncio.create_task(fleet.request(leave=left, answer=answer))
+    while not answer.parts:
+        await asyncio.sleep(0)
+    (view,) = fleet.fleet.views.values()
+    assert view.load == 1
+    left.set()
+    await request
+    assert body.is_closed
+    assert view.load == 0
+    assert b'sluice_route_requests_total{outcome="disconnected"} 1' in fleet.metrics.text()
+
+
+async def test_who_waits_for_a_replica_that_falls_silent_is_sent_to_another() -> None:
+    fleet = PaperFleet(a=never, b=answering(whole(b"yes")))
+    request = asyncio.create_task(fleet.request())
+    while not fleet.seen:
+        await asyncio.sleep(0)
+    fleet.fleet.lost(fleet.fleet.views["a:8000"])
+    assert (await request).body == b"yes"
+
+
+async def test_a_shutdown_ends_what_is_left_with_its_error() -> None:
+    fleet = PaperFleet(a=never)
+    request = asyncio.create_task(fleet.request())
+    while not fleet.seen:
+        await asyncio.sleep(0)
+    fleet.frontend.active_requests.close()
+    assert (await fleet.request()).code == "shutting_down"
+    fleet.frontend.active_requests.fail_all(ShuttingDown())
+    assert (await request).code == "shutting_down"
+
+
+async def test_where_no_replica_is_left_the_error_says_so() -> None:
+    fleet = PaperFleet(a=answering(whole()))
+    fleet.fleet.told(fleet.fleet.views["a:8000"], replace(IDLE, draining=True), asyncio.get_running_loop().time())
+    answer = await fleet.request()
+    assert (answer.status, answer.code) == (503, "no_replica")
+    fleet.fleet.set_replicas(())
+    assert (await fleet.request()).code == "no_replica"
+
+
+async def test_a_replica_that_fails_is_left_out_unless_most_do() -> None:
+    fleet = PaperFleet(a=answering(RESET), b=answering(whole()), c=answering(whole()))
+    for _ in range(4):
+        assert (await fleet.request()).status == 200
+    assert fleet.asked == ["a", "b", "a", "b", "b", "b"]
+    b, c = fleet.fleet.views["b:8000"], fleet.fleet.views["c:8000"]
+    for view in (b, b, c, c):
+        fleet.fleet.failed(view, is_unreachable=False)
+    assert len(fleet.fleet.available()) == 3
+
+
+async def test_retries_end_with_their_budget() -> None:
+    fleet = PaperFleet(a=answering(refusal("queue_full")), b=answering(whole()))
+    statuses = [(await fleet.request()).status for _ in range(60)]
+    assert statuses[:10] == [200] * 10
+    assert statuses.count(200) <= 16
+    assert fleet.budget.taken == statuses.count(200)
+
+
+async def test_a_body_that_is_no_request_is_for_a_replica_to_refuse() -> None:
+    fleet = PaperFleet(a=answering(refusal("invalid", 400)))
+    for body in ([], "x", {"messages": 3}, BODY | {"messages": [None]}):
+        assert (await fleet.request(body=body)).status == 400
+    assert len(fleet.seen) == 4

@@ -1,0 +1,78 @@
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.picker import Knowledge, LeastPredicted, Picker, Routing, make_picker
+from fleet.prediction import Ask
+from fleet.prefix_map import PrefixMap
+from fleet.view import ReplicaView
+from gateway.replica_state import KVTokens
+from tests.fleet.states import view, work
+
+SHORT = Ask("t", 100)
+LONG = Ask("t", 8000, tuple(bytes([number]) for number in range(15)))  # 2 s of prompt
+
+
+@pytest.fixture
+def knowledge() -> Knowledge:
+    return Knowledge(PrefixMap(), lambda tenant: 1.0)
+
+
+def predicted(knowledge: Knowledge) -> LeastPredicted:
+    return LeastPredicted(knowledge, Random(1))
+
+
+def picks(picker: Picker, ask: Ask, views: list[ReplicaView], count: int = 200) -> Counter[str]:
+    return Counter(picker.pick(ask, views, 0.0).replica.url[7] for _ in range(count))
+
+
+@given(st.lists(st.floats(0, 50), min_size=1, max_size=6), st.integers(0, 9))
+def test_nobody_waits_much_longer_than_where_it_is_best(backlogs: list[float], seed: int) -> None:
+    knowledge = Knowledge(PrefixMap(), lambda tenant: 1.0)
+    views = [view(str(number), prefill_seconds=seconds) for number, seconds in enumerate(backlogs)]
+    for ask in (SHORT, LONG):
+        picker = LeastPredicted(knowledge, Random(seed))
+        least = min(picker.seconds(ask, one, 0.0) for one in views)
+        assert picker.seconds(ask, picker.pick(ask, views, 0.0), 0.0) <= max(1.1 * least, least + 0.005) + 1e-9
+
+
+def test_a_tenant_goes_where_its_own_backlog_is_short(knowledge: Knowledge) -> None:
+    views = [view("a", waiting={"t": work(5.0)}), view("b", waiting={"noisy": work(500.0, 400)})]
+    assert picks(predicted(knowledge), SHORT, views) == {"b": 200}
+
+
+def test_a_prompt_goes_where_it_is_cached_unless_the_wait_is_longer(knowledge: Knowledge) -> None:
+    knowledge.prefixes.learn("b:8000", LONG.digests, 0.0)
+    waits = [view("a"), view("b", prefill_seconds=1.0)]
+    assert picks(predicted(knowledge), LONG, waits) == {"b": 200}
+    waits[1] = view("b", prefill_seconds=3.0)
+    assert picks(predicted(knowledge), LONG, waits) == {"a": 200}
+
+
+def test_prompts_that_begin_alike_meet_and_others_spread(knowledge: Knowledge) -> None:
+    views = [view(name) for name in "abc"]
+    assert len(picks(predicted(knowledge), LONG, views)) == 1
+    spread = picks(predicted(knowledge), SHORT, views)
+    assert all(30 < spread[name] < 110 for name in "abc")
+
+
+def test_of_two_at_random_the_less_loaded(knowledge: Knowledge) -> None:
+    views = [view("a", running=3), view("b"), view("c")]
+    assert not picks(predicted(knowledge), SHORT, views)["a"]
+
+
+def test_the_baselines(knowledge: Knowledge) -> None:
+    def picker(routing: Routing) -> Picker:
+        return make_picker(routing, knowledge, Random(1))
+
+    views = [view("a", running=2), view("b"), view("c", running=1, kv=KVTokens(1000, 100, 0))]
+    assert picks(picker(Routing.ROUND_ROBIN), SHORT, views, 6) == {"a": 2, "b": 2, "c": 2}
+    assert picks(picker(Routing.LEAST_LOAD), SHORT, views) == {"b": 200}
+    assert picks(picker(Routing.WEIGHTED), SHORT, views) == {"b": 200}
+    knowledge.prefixes.learn("c:8000", LONG.digests, 0.0)
+    knowledge.prefixes.learn("a:8000", LONG.digests, 0.0)
+    assert picks(picker(Routing.WEIGHTED), LONG, views) == {"a": 200}
+    assert isinstance(picker(Routing.PREDICTED), LeastPredicted)

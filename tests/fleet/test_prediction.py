@@ -1,0 +1,64 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.prediction import Ask, add_work, ahead_of, first_token_seconds
+from gateway.replica_state import WaitingWork
+from tests.fleet.states import IDLE, work
+
+TENANTS = ["a", "b", "c", "d"]
+seconds = st.floats(0, 100, allow_nan=False)
+works = st.builds(WaitingWork, st.integers(0, 50), seconds, seconds)
+waitings = st.dictionaries(st.sampled_from(TENANTS), works)
+weights = st.fixed_dictionaries({name: st.sampled_from([0.5, 1.0, 2.0]) for name in TENANTS})
+
+
+def equal(_: str) -> float:
+    return 1.0
+
+
+@given(waitings, weights, seconds)
+def test_at_most_all_that_waits_is_ahead_and_at_least_what_is_ones_own(
+    waiting: dict[str, WaitingWork], weight: dict[str, float], own: float
+) -> None:
+    requests, prefill, ahead = ahead_of("a", own, waiting, weight.__getitem__)
+    mine = waiting.get("a", WaitingWork(0, 0.0, 0.0))
+    assert mine.requests <= requests <= sum(one.requests for one in waiting.values()) + 1e-9
+    assert mine.prefill_seconds <= prefill <= sum(one.prefill_seconds for one in waiting.values()) * (1 + 1e-9)
+    assert mine.seconds <= ahead <= sum(one.seconds for one in waiting.values()) * (1 + 1e-9)
+
+
+@given(waitings, weights, seconds, st.sampled_from(TENANTS), works)
+def test_more_work_never_predicts_less_time(
+    waiting: dict[str, WaitingWork], weight: dict[str, float], own: float, tenant: str, more: WaitingWork
+) -> None:
+    before = ahead_of("a", own, waiting, weight.__getitem__)[2]
+    after = ahead_of("a", own, add_work(waiting, [(tenant, more)]), weight.__getitem__)[2]
+    assert after >= before * (1 - 1e-9)
+
+
+@given(weights, st.floats(0.1, 10), st.floats(0.1, 10))
+def test_a_flood_counts_for_others_only_as_far_as_it_is_served_with_them(
+    weight: dict[str, float], mine: float, own: float
+) -> None:
+    waiting = {"a": work(mine), "b": work(1e6, 1000)}
+    ahead = ahead_of("a", own, waiting, weight.__getitem__)[2]
+    assert ahead == pytest.approx(mine + (mine + own) * weight["b"] / weight["a"])
+
+
+def test_a_request_waits_for_a_seat_only_where_none_is_left() -> None:
+    ask = Ask("a", 400)
+    busy = replace(IDLE, running=7, prefill_seconds=0.2, step_seconds=0.01)
+    assert first_token_seconds(ask, busy, {}, 0.0, equal) == pytest.approx(0.01 + 0.2 + 0.1)
+    full = replace(busy, running=8, seat_seconds=3.0)
+    assert first_token_seconds(ask, full, {}, 0.0, equal) == pytest.approx(0.01 + 3.0 + 0.1)
+    assert first_token_seconds(ask, full, {"a": work(2.0)}, 0.0, equal) == pytest.approx(0.01 + 5.0 + 0.1)
+
+
+def test_what_is_cached_is_not_computed_but_for_the_last_token() -> None:
+    ask = Ask("a", 4000)
+    assert first_token_seconds(ask, IDLE, {}, 0.0, equal) == pytest.approx(1.0)
+    assert first_token_seconds(ask, IDLE, {}, 0.9, equal) == pytest.approx(0.1)
+    assert first_token_seconds(ask, IDLE, {}, 1.0, equal) == pytest.approx(0.001)

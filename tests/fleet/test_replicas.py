@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+
+from fleet.replicas import Replica, ReplicasError, read_replicas
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "replicas.yaml"
+
+
+def test_a_file_names_replicas(file: Path) -> None:
+    file.write_text("replicas:\n- {url: 'http://10.0.0.1:8000', admin: 'https://10.0.0.1:8001'}\n")
+    (one,) = read_replicas(file)
+    assert one == Replica("http://10.0.0.1:8000", "https://10.0.0.1:8001")
+    assert one.name == "10.0.0.1:8000"
+    file.write_text("replicas: []")
+    assert read_replicas(file) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "one field `replicas`"),
+        ("replicas: {}", "one field `replicas`"),
+        ("replicas: [", "not valid YAML"),
+        ("replicas: [{url: 'http://a:1'}]", r"replicas\[0\] must have the fields url and admin"),
+        ("replicas: [{url: 'http://a:1/v1', admin: 'http://a:2'}]", "url must be http:// or https://"),
+        ("replicas: [{url: 'http://a', admin: 'http://a:2'}]", "url must be"),
+        ("replicas: [{url: 'http://a:1', admin: 'ftp://a:2'}]", "admin must be"),
+        ("replicas: [{url: 'http://u:p@a:1', admin: 3}]", "url must be"),
+        ("replicas: [{url: 'http://a:1', admin: 'http://a:2'}, {url: 'https://a:1', admin: 'http://a:3'}]", "twice"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(file: Path, text: str, said: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ReplicasError, match=said):
+        read_replicas(file)
+
+
+def test_a_file_that_is_not_there(file: Path) -> None:
+    with pytest.raises(ReplicasError, match="No such file"):
+        read_replicas(file)
