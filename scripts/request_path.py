@@ -6,7 +6,7 @@ cut what runs into trips. A request begins where an ASGI application of ours is 
 to the device where code of `backend` puts something into a `queue.SimpleQueue`, see `_is_submit`. What runs in
 libraries, on the device's threads and on others is not counted.
 
-A call is a function of ours that begins, one whose code lies in a file of the four packages. What libraries generate,
+A call is a function of ours that begins, one whose code lies in a file of the five packages. What libraries generate,
 such as the `__init__` of a dataclass, lies in none. A frame is what the interpreter enters: a call, a comprehension, a
 generator expression, or a coroutine or generator that is made or goes on. Calls are the same in every version of
 Python; frames are not, since 3.12 inlines comprehensions and makes coroutines otherwise.

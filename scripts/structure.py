@@ -1,6 +1,6 @@
 """Shows how the source is laid out, and how much a request crosses of it: python -m scripts.structure
 
-It reads the four packages and their tests, of which it knows no module by name, and runs `sluice serve` to count calls
+It reads the five packages and their tests, of which it knows no module by name, and runs `sluice serve` to count calls
 (scripts/request_path.py says how). `--list` shows what is behind every count, `--json FILE` keeps the figures, and
 `--compare FILE` shows figures that were kept before beside those of now.
 """

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,11 +73,14 @@ def fleet_site(folder: Path, policy: str, *flags: str, count: int = 2) -> Iterat
     keys = make_keys(state, *yaml.safe_load(policy)["tenants"])
     shared = ("--policy", str(file), "--state-dir", str(state))
     with ExitStack() as stack:
-        replicas = []
-        for number in range(count):
+
+        def start(number: int) -> ServerProcess:
             own = folder / str(number)
             own.mkdir()
-            replicas.append(stack.enter_context(running_server(own, "--threads", "1", *shared, *flags)))
+            return stack.enter_context(running_server(own, "--threads", "1", *shared, *flags))
+
+        with ThreadPoolExecutor(count) as pool:
+            replicas = [*pool.map(start, range(count))]
         ports = ("--port", "0", "--admin-port", "0")
         command = ("route", "--replicas", str(write_replicas(folder, replicas)), *ports, *shared)
         url, admin_url = stack.enter_context(_running_router(folder, *command))

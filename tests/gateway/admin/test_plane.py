@@ -27,6 +27,7 @@ tenants:
   spent: {limits: {requests: {rate: 1/h, burst: 1}}}
 """
 READS = [
+    "state",
     "overview",
     "tenants",
     "tenants/acme",
