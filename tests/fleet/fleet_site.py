@@ -44,6 +44,11 @@ class FleetSite:
         reply = httpx.get(f"{self.admin_url}/admin/v1/fleet", headers=self.admin_headers, timeout=PATIENCE)
         return {one["name"]: one for one in reply.json()["replicas"]}
 
+    def attempts(self) -> list[int]:
+        """How many the router has made at each replica."""
+        report = self.report()
+        return [report[one.url.removeprefix("http://")]["attempts"] for one in self.replicas]
+
     def available(self) -> int:
         return sum(one["available"] for one in self.report().values())
 

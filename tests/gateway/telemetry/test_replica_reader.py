@@ -1,0 +1,64 @@
+import pytest
+
+from tests.gateway.telemetry.metrics_rig import Rig
+from tests.gateway.telemetry.records import a_record
+
+
+def test_an_idle_replica_has_no_work_and_wants_none(rig: Rig) -> None:
+    state = rig.metrics.replica.state(draining=False)
+    assert (state.running, state.waiting, state.work_seconds, state.replicas_wanted) == (0, {}, 0, 0)
+    assert state.kv.free == state.kv.total == 64 * 4
+    assert state.token_seconds > 0
+    assert not state.draining
+    assert rig.metrics.replica.state(draining=True).draining
+
+
+def test_what_waits_is_told_by_tenant_and_as_metrics(rig: Rig) -> None:
+    for name, tenant in (("a", "acme"), ("b", "acme"), ("c", "other")):
+        rig.arrive(name, prompt=20, tenant=tenant)
+    state = rig.metrics.replica.state(draining=False)
+    acme, other = state.waiting["acme"], state.waiting["other"]
+    assert (acme.requests, other.requests) == (2, 1)
+    assert acme.seconds == pytest.approx(2 * other.seconds)
+    assert acme.prefill_seconds == pytest.approx(40 * state.token_seconds)
+    assert state.work_seconds == pytest.approx(acme.seconds + other.seconds)
+    assert state.replicas_wanted == pytest.approx(state.work_seconds / 10)
+    page = rig.page()
+    assert page.value("sluice_backlog_seconds", tenant="acme") == pytest.approx(acme.seconds)
+    assert page.value("sluice_work_seconds") == pytest.approx(state.work_seconds)
+    assert page.value("sluice_replicas_wanted") == pytest.approx(state.replicas_wanted)
+    fitted = rig.core.step_time.fitted
+    assert page.value("sluice_step_time_coefficient_seconds", term="prefill") == fitted.coefficients[1]
+    assert len(page.labels("sluice_step_time_coefficient_seconds", "term")) == len(fitted.coefficients)
+
+
+def test_work_shrinks_as_it_is_done(rig: Rig) -> None:
+    for number in range(9):
+        rig.arrive(str(number), prompt=8, max_tokens=8)
+    left = [rig.metrics.replica.work_seconds()]
+    while rig.step():
+        left.append(rig.metrics.replica.work_seconds())
+    assert left[0] > left[len(left) // 2] > left[-1] == 0
+
+
+def test_where_no_seat_is_left_it_tells_when_one_will_be(rig: Rig) -> None:
+    for number in range(9):
+        rig.arrive(str(number), prompt=2, max_tokens=8)
+    while rig.metrics.replica.state(draining=False).running < 8:
+        rig.step()
+    rig.plan()
+    state = rig.metrics.replica.state(draining=False)
+    assert state.seat_seconds > 0
+    assert state.step_seconds > 0
+    rig.complete()
+    rig.run()
+    assert rig.metrics.replica.state(draining=False).seat_seconds == 0
+
+
+def test_bytes_of_a_token_are_learned(rig: Rig) -> None:
+    timeline = rig.arrive("a", prompt=10)
+    before = rig.metrics.replica.state(draining=False).bytes_per_token
+    for _ in range(200):
+        rig.metrics.replica.ended(a_record(timelines=[timeline], body_bytes=70))
+    assert before < 5
+    assert rig.metrics.replica.state(draining=False).bytes_per_token == pytest.approx(7, rel=0.01)
