@@ -3,6 +3,7 @@ import json
 import pytest
 
 from backend.errors import DeviceError, InvalidRequest
+from fleet import errors as fleet_errors
 from gateway import errors, grammar_errors
 from gateway.errors import ApiError
 
@@ -44,6 +45,8 @@ TABLE = [
     (grammar_errors.NoTokenAllowed(), 400, INVALID, "no_token_allowed", None, None),
     (grammar_errors.GrammarsUnavailable("m", retry_after=1), 503, UNAVAILABLE, "grammars_unavailable", "1", "true"),
     (grammar_errors.GrammarsExceeded("m"), 429, "rate_limit_error", "grammars_exceeded", None, None),
+    (fleet_errors.NoReplica(), 503, UNAVAILABLE, "no_replica", "1", "true"),
+    (fleet_errors.ReplicaLost(), 503, UNAVAILABLE, "replica_lost", "1", "true"),
 ]
 
 
