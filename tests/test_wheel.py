@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LENT = re.compile("(torch|triton|nvidia-.*|cuda-.*)$", re.IGNORECASE)
-ROOMS = ("sluice", "gateway", "admission", "quotas", "backend")
+ROOMS = ("sluice", "fleet", "gateway", "admission", "quotas", "backend")
 BROUGHT = {"pydantic_core": "pydantic"}  # what comes with a requirement, of its very version
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(900)]
 

@@ -8,7 +8,7 @@ import pytest
 from backend import compiled_core
 from backend.compiled_core import MODULES, directory_name, sources
 
-PACKAGES = ("admission", "backend", "gateway", "quotas")
+PACKAGES = ("admission", "backend", "fleet", "gateway", "quotas")
 
 
 @pytest.fixture

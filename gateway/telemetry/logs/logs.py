@@ -92,7 +92,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 STDERR = 2
-OURS = ("gateway", "admission", "quotas", "backend")
+OURS = ("fleet", "gateway", "admission", "quotas", "backend")
 
 
 @contextmanager
