@@ -6,7 +6,8 @@ import pytest
 
 from admission.core import MemoryGate, Order
 from backend.config import Batching
-from benchmarks import claim_measures, claims
+from benchmarks import claim_choices, claim_measures, claims
+from benchmarks.claim_choices import Figures
 from benchmarks.claim_measures import Measured
 
 SETTINGS = Path(claim_measures.__file__).read_text(encoding="utf-8")
@@ -34,3 +35,15 @@ def test_rows_say_who_claims_what_and_can_be_told_apart() -> None:
 def test_what_needs_no_machine_is_known() -> None:
     assert claim_measures.decodes_of_prefill() == pytest.approx(30.7, abs=0.1)
     assert pytest.approx(335.5, abs=0.1) == claim_measures.MEGABYTES
+
+
+def test_every_choice_is_measured_beside_the_default() -> None:
+    names = [choice for choice, _ in claim_choices.choices()]
+    assert names[0] == "order fair" and len(set(names)) == len(names)
+    assert {name.split()[1] for name in names} == {*Order, *Batching, *MemoryGate} - {"continuous", "forecast"}
+
+
+def test_the_verdict_says_who_beats_the_default_at_what() -> None:
+    found = {"order fair": Figures(0.8, 0.9, 1.0), "a": Figures(0.9, 0.95, 0.5), "b": Figures(0.9, 0.7, 2.0)}
+    said = claim_choices.verdict("code", found)
+    assert "2 have more good requests" in said and "1 a smaller gap" in said and "and 1 all three (a)" in said
