@@ -28,6 +28,24 @@ from benchmarks.machine import num_writes
 
 NUM_EVENTS = 35
 HEAD = {"id": "chatcmpl-" + "0" * 32, "created": 1_700_000_000, "model": "embedded", "system_fingerprint": None}
+IDLE = json.dumps(  # what it says to a router of itself
+    {
+        "instance": "bare",
+        "model": "embedded",
+        "draining": False,
+        "running": 0,
+        "seats": 4096,
+        "seat_seconds": 0,
+        "step_seconds": 0,
+        "prefill_seconds": 0,
+        "token_seconds": 1e-6,
+        "bytes_per_token": 4,
+        "work_seconds": 0,
+        "replicas_wanted": 0,
+        "kv": {"total": 1, "free": 1, "cached": 0},
+        "step": {"coefficients": [0] * 7, "knee": 1, "relative_error": 0},
+    }
+).encode()
 USAGE = {"prompt_tokens": 32, "completion_tokens": 32, "total_tokens": 64, "prompt_tokens_details": None}
 
 
@@ -90,8 +108,13 @@ def app(clock: StepClock) -> Starlette:
         return StreamingResponse(_each(completion[with_usage]), media_type="text/event-stream")
 
     completion = {with_usage: _completion(with_usage) for with_usage in (False, True)}
+
+    async def state(_: Request) -> Response:
+        return Response(IDLE, media_type="application/json")
+
     paths = {"/whole": answer, "/stream": stream, "/v1/chat/completions": chat}
-    return Starlette(routes=[Route(path, endpoint, methods=["POST"]) for path, endpoint in paths.items()])
+    routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in paths.items()]
+    return Starlette(routes=[*routes, Route("/admin/v1/state", state)])
 
 
 async def _events(event: bytes) -> AsyncIterator[bytes]:

@@ -40,12 +40,15 @@ class Fleet:
     def available(self, besides: Collection[str] = ()) -> list[ReplicaView]:
         """Return the replicas that new requests may go to, but for some.
 
-        Where more than `MAX_OUT` of them would be left out for failures, none is: it is not they that fail.
+        Where all are silent, or more than `MAX_OUT` of them would be left out for failures, it is not they that fail:
+        then silence or failures count for nothing.
         """
         now = self.clock()
-        num_out = sum(view.ejection.is_out(now) for view in self.views.values())
-        spares = num_out > MAX_OUT * len(self.views)
-        return [view for view in self.views.values() if view.name not in besides and view.is_available(now, spares)]
+        views = [view for view in self.views.values() if view.takes_requests]
+        views = [view for view in views if not view.is_silent(now)] or views
+        good = [view for view in views if not view.ejection.is_out(now)]
+        chosen = views if len(views) - len(good) > MAX_OUT * len(views) else good
+        return [view for view in chosen if view.name not in besides]
 
     def pick(self, ask: Ask, besides: Collection[str] = ()) -> ReplicaView | None:
         """Return the replica for a request; None if none is available."""
@@ -81,14 +84,15 @@ class Fleet:
     def told(self, view: ReplicaView, state: ReplicaState, asked: float) -> None:
         """Take a state that a replica was asked for at a moment."""
         was_silent = view.is_silent(self.clock())
-        if view.told(state, asked):
+        if view.told(state, asked, self.clock()):
             self._prefixes.forget(view.name)
         if was_silent:
             log.info("replica %s answers", view.name)
 
     def silent(self, view: ReplicaView) -> None:
-        """Note that a replica has not told its state; after a while it counts as lost."""
-        if view.state is not None and view.is_silent(self.clock()):
+        """Note that a replica has not told its state; after a while it counts as lost, if others have."""
+        now = self.clock()
+        if view.is_silent(now) and not all(other.is_silent(now) for other in self.views.values()):
             self.lost(view)
 
     def lost(self, view: ReplicaView) -> None:

@@ -7,13 +7,12 @@ from functools import partial
 import httpx
 
 from fleet.fleet import Fleet
-from fleet.view import ReplicaView
+from fleet.view import SILENCE, ReplicaView
 from gateway.replica_state import StateError, parse_state
 
 log = logging.getLogger(__name__)
 
 PATH = "/admin/v1/state"
-ANSWER_SECONDS = 1.0
 
 
 class Poller:
@@ -41,7 +40,7 @@ class Poller:
         asked = self._fleet.clock()
         try:
             reply = await self._client.get(
-                view.replica.admin + PATH, headers=self._headers, timeout=httpx.Timeout(ANSWER_SECONDS)
+                view.replica.admin + PATH, headers=self._headers, timeout=httpx.Timeout(SILENCE)
             )
             if reply.status_code != httpx.codes.OK:
                 raise StateError(f"its admin port answers {reply.status_code}: {reply.text[:200]}")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from ssl import SSLContext, create_default_context
+from ssl import create_default_context
 
 import uvloop
 from starlette.types import ASGIApp
@@ -111,7 +111,7 @@ class _Router:
         telemetry, budget = Telemetry(clock), RetryBudget()
         metrics = RouterMetrics(self.fleet, budget)
         telemetry.on_end += [metrics.ended, RequestLog(0)]
-        async with make_client(self._trust()) as client:
+        async with make_client(create_default_context(cafile=self._options.ca_file)) as client:
             frontend = Frontend(
                 keys=tenants.keys.ring,
                 policies=EffectivePolicies(tenants.policies),
@@ -156,10 +156,6 @@ class _Router:
         app = AdminApp(port.key, [admin_route("GET", "/admin/v1/fleet", shown)], {}, probes, metrics.text)
         async with serving(AdminServer(self._settings, app), port.sock):
             yield
-
-    def _trust(self) -> SSLContext | bool:
-        file = self._options.ca_file
-        return create_default_context(cafile=file) if file else True
 
 
 def _announcement(settings: Settings, count: int, sock: socket.socket, admin: AdminPort | None) -> str:

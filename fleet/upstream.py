@@ -1,12 +1,15 @@
 """Speaks HTTP to replicas: sends a request on and hands back the answer as it comes, byte for byte."""
 
 from collections.abc import Iterable
+from itertools import cycle
 from ssl import SSLContext
 
 import httpx
 from starlette.types import Scope
 
 CONNECT_SECONDS = 2.0
+KEEP_SECONDS = 15.0  # less than a replica keeps an idle connection
+POOLS = 32
 HOP_BY_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
@@ -18,13 +21,28 @@ HOP_BY_HOP = frozenset(
 Headers = list[tuple[bytes, bytes]]
 
 
-def make_client(verify: SSLContext | bool = True) -> httpx.AsyncClient:
+def make_client(verify: SSLContext) -> httpx.AsyncClient:
     """Return a client that opens as many connections as there are requests, keeps them, and gives up none that waits
     for its answer: that is for whoever asks.
     """
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=15.0)
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-    return httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, verify=verify)
+    return httpx.AsyncClient(transport=Pools(verify), timeout=timeout, trust_env=False)
+
+
+class Pools(httpx.AsyncBaseTransport):
+    """Takes turns between pools of connections, since a pool looks at all that it has for each request."""
+
+    def __init__(self, verify: SSLContext) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_SECONDS)
+        self._pools = [httpx.AsyncHTTPTransport(verify=verify, limits=limits, trust_env=False) for _ in range(POOLS)]
+        self._next = cycle(self._pools)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await next(self._next).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        for pool in self._pools:
+            await pool.aclose()
 
 
 def forwarded(headers: Iterable[tuple[bytes, bytes]], request_id: bytes) -> Headers:

@@ -29,7 +29,7 @@ class ReplicaView:
 
     replica: Replica
     state: ReplicaState | None = None
-    heard: float = -inf  # when the state was asked for
+    heard: float = -inf  # when that was
     ejection: Ejection = field(default_factory=Ejection)
     open: set[Attempt] = field(default_factory=set)  # what it has not answered to the end
     on_way: set[Attempt] = field(default_factory=set)  # those of them of which its state may not tell yet
@@ -54,16 +54,19 @@ class ReplicaView:
     def is_silent(self, now: float) -> bool:
         return now - self.heard >= SILENCE
 
-    def is_available(self, now: float, spares_failing: bool = False) -> bool:
-        """Whether new requests may go there; `spares_failing`: though they have failed there."""
-        if self.state is None or self.state.draining or self.is_silent(now):
-            return False
-        return spares_failing or not self.ejection.is_out(now)
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it said so when it told its state last."""
+        return self.state is not None and not self.state.draining
 
-    def told(self, state: ReplicaState, asked: float) -> bool:
+    def is_available(self, now: float) -> bool:
+        """Whether new requests should go there."""
+        return self.takes_requests and not (self.is_silent(now) or self.ejection.is_out(now))
+
+    def told(self, state: ReplicaState, asked: float, now: float) -> bool:
         """Take a state that was asked for at a moment; return whether the replica has started since the last one."""
         restarted = self.state is not None and self.state.instance != state.instance
-        self.state, self.heard = state, asked
+        self.state, self.heard = state, now
         self.on_way = {one for one in self.on_way if one.at >= asked}
         return restarted
 

@@ -37,5 +37,5 @@ def replica(name: str) -> Replica:
 def view(name: str, now: float = 0.0, **told: Any) -> ReplicaView:
     """One that has told at `now` that it is idle, but for what is said of it."""
     one = ReplicaView(replica(name))
-    one.told(replace(IDLE, **told), now)
+    one.told(replace(IDLE, **told), now, now)
     return one

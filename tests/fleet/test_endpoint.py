@@ -182,10 +182,6 @@ async def test_a_replica_that_fails_is_left_out_unless_most_do() -> None:
     for _ in range(4):
         assert (await fleet.request()).status == 200
     assert fleet.asked == ["a", "b", "a", "b", "b", "b"]
-    b, c = fleet.fleet.views["b:8000"], fleet.fleet.views["c:8000"]
-    for view in (b, b, c, c):
-        fleet.fleet.failed(view, is_unreachable=False)
-    assert len(fleet.fleet.available()) == 3
 
 
 async def test_retries_end_with_their_budget() -> None:

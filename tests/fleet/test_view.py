@@ -8,9 +8,9 @@ def test_what_is_on_its_way_counts_until_a_state_was_asked_for_after_it() -> Non
     one = view("a", now=1.0, waiting={"t": work(2.0)})
     attempt = one.sent("t", work(1.0), 1.5)
     assert one.waiting["t"] == work(3.0, 2)
-    assert not one.told(IDLE, 1.4), "asked for before it was sent"
+    assert not one.told(IDLE, 1.4, 1.5), "asked for before it was sent"
     assert one.waiting["t"] == work(1.0)
-    one.told(IDLE, 1.6)
+    one.told(IDLE, 1.6, 1.7)
     assert not one.waiting
     assert one.load == 1, "it has not ended"
     one.ended(attempt)
@@ -21,17 +21,17 @@ def test_new_requests_go_to_who_has_told_lately_and_does_not_drain() -> None:
     one = view("a", now=1.0)
     assert one.is_available(1.0)
     assert not one.is_available(1.0 + SILENCE)
-    one.told(replace(IDLE, draining=True), 5.0)
+    one.told(replace(IDLE, draining=True), 5.0, 5.0)
     assert not one.is_available(5.0)
-    one.told(IDLE, 6.0)
+    one.told(IDLE, 6.0, 6.0)
     one.lost()
     assert not one.is_available(6.0)
 
 
 def test_a_restart_is_noticed() -> None:
     one = view("a")
-    assert not one.told(IDLE, 1.0)
-    assert one.told(replace(IDLE, instance="2"), 2.0)
+    assert not one.told(IDLE, 1.0, 1.0)
+    assert one.told(replace(IDLE, instance="2"), 2.0, 2.0)
 
 
 def test_who_waits_for_a_replica_that_is_lost_is_told_once() -> None:
