@@ -32,7 +32,7 @@ from admission.simulation.gateway_rules import (
 from admission.simulation.recorder import PlannedWork, Recorder
 from admission.simulation.sampled_tokens import SampledTokens
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.scheduled_step import NewToken
+from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
 
@@ -92,7 +92,7 @@ class Loop:
         self._steps: deque[_SimulatedStep] = deque()
         self._done_at = 0.0  # of the newest step
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
-        self._number = count()
+        self._number, self._expected = count(), count()
         self._sampled_tokens = SampledTokens()
         self._allowed: set[str] = set()  # tenants whose KV memory and cache have been bounded as the gateway says
         self._num_arrived = 0
@@ -112,8 +112,8 @@ class Loop:
 
     def expect(self, arrivals: Iterable[Arrival]) -> None:
         """Let these arrive, each at its time."""
-        for number, arrival in enumerate(arrivals):
-            heappush(self._due, (arrival.time, number, arrival))
+        for arrival in arrivals:
+            heappush(self._due, (arrival.time, next(self._expected), arrival))
 
     def advance(self, until: float) -> None:
         """Let everything happen that is due before or at a time, which is not before that of the last call."""
@@ -303,11 +303,15 @@ class Loop:
 
     def _submit(self, batch: Batch, now: float) -> None:
         scheduled = self._core.scheduler.in_flight[-1]
-        elapsed = self._device.seconds(work_of(scheduled)) + self._copy(batch.num_copies, now)
+        elapsed = self._seconds(scheduled) + self._copy(batch.num_copies, now)
         self._done_at = max(self._done_at, now) + elapsed
         for sequence in scheduled.admitted:
             self._sampled_tokens.admitted(sequence, batch.step)
         self._steps.append(_SimulatedStep(self._done_at, elapsed, batch, self._recorder.planned(scheduled, now)))
+
+    def _seconds(self, scheduled: ScheduledStep) -> float:
+        """Returns how long the device takes for a step, but for its copies."""
+        return self._device.seconds(work_of(scheduled))
 
     def _copy(self, copies: int, now: float) -> float:
         """Let a step make so many copies that is planned now; returns by how many seconds they prolong it."""

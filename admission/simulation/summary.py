@@ -145,10 +145,10 @@ def summarise(
         preemptions=recorder.preemptions,
         recomputed_tokens=counters.recomputed_tokens,
         padding=_padding(counters),
-        first_token=_tail(first),
+        first_token=tail_of(first),
         interval=Tail(*recorder.intervals.quantiles(_TAIL)),
-        per_token=_tail(sorted(recorder.token_times)),
-        duration=_tail(sorted(recorder.durations)),
+        per_token=tail_of(sorted(recorder.token_times)),
+        duration=tail_of(sorted(recorder.durations)),
         gap_tokens=recorder.gap_tokens.largest,
         gap_seconds=recorder.gap_seconds.largest,
         jain=_evenness(tenants),
@@ -184,7 +184,8 @@ def _spend(tenants: Sequence[TenantRecord], cost: Cost) -> dict[str, float]:
     return dict(sorted(total.items()))
 
 
-def _tail(ordered: Sequence[float]) -> Tail:
+def tail_of(ordered: Sequence[float]) -> Tail:
+    """Returns the quantiles of durations that are in order."""
     return Tail(*(quantile(ordered, share) for share in _TAIL))
 
 
@@ -219,7 +220,7 @@ def _tenant(
         service_share=tenant.service / service if service else 0.0,
         time_share=tenant.seconds / busy if busy else 0.0,
         backlogged_share=tenant.backlogged_seconds / seconds if seconds else 0.0,
-        first_token=_tail(sorted(tenant.first_token_times)),
+        first_token=tail_of(sorted(tenant.first_token_times)),
         spend=spent[0] if spent else None,
         currency=spent[1] if spent else "",
         hit_rate=_hit_rate([tenant]),
@@ -233,7 +234,7 @@ def _class(level: int, record: ClassRecord, names: Sequence[str]) -> ClassSummar
         completed=record.completed,
         refused=record.refused,
         goodput=record.good / record.offered if record.offered else 0.0,
-        first_token=_tail(sorted(record.first_token_times)),
+        first_token=tail_of(sorted(record.first_token_times)),
     )
 
 

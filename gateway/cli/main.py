@@ -16,7 +16,7 @@ from typing import Any
 
 from admission.simulation.errors import SimulationError
 from backend.errors import BackendError, ConfigError
-from gateway.cli import doctor, event_log, keys, plan, policy, route, simulate, tune, usage
+from gateway.cli import doctor, event_log, keys, plan, policy, pools, route, simulate, tune, usage
 from gateway.cli.flags import SettingsError, add_flags, load, misspelled, suggestion
 from gateway.doctor.snapshot import DoctorError
 from gateway.http.server import ListenError
@@ -110,6 +110,7 @@ def _parser() -> ArgumentParser:
     usage.add_usage_command(commands)
     simulate.add_simulate_command(commands)
     tune.add_tune_command(commands)
+    pools.add_pools_command(commands)
     plan.add_plan_command(commands)
     doctor.add_doctor_command(commands)
     event_log.add_event_log_commands(commands)

@@ -1,0 +1,173 @@
+"""`sluice pools`: whether prompts and answers are better served by devices of their own.
+
+Requests meet each split of so many devices in the simulator, in which a link carries keys and values from the devices
+that compute prompts to those that go on; nothing is served."""
+
+from argparse import Namespace, _SubParsersAction
+from collections.abc import Sequence
+from typing import Any
+
+from admission.simulation.arrival import Arrival
+from admission.simulation.errors import OptionError
+from admission.simulation.metrics import NOTHING, escape_controls, format_duration, format_number, format_percent
+from admission.simulation.policy import SimulatedPolicy
+from admission.simulation.pools.link import Link
+from admission.simulation.pools.pools import PoolFigures, Split, check, simulate_split, splits
+from admission.simulation.recorder import Objective
+from admission.simulation.search.sweep import GOOD
+from admission.simulation.study import Study
+from admission.simulation.traces import Traffic
+from gateway.cli.arguments import argument
+from gateway.cli.simulate_checks import check_flags, unread_columns
+from gateway.cli.simulate_flags import add_objective, add_policy, add_runs, add_traffic
+from gateway.cli.simulation_inputs import (
+    at_load,
+    facts_of,
+    first_policy,
+    objective_of,
+    progress,
+    read_traffic_of,
+    workload_of,
+)
+from gateway.table import table
+
+DEVICES = 4
+GIGABITS = 100.0
+NOTES = """\
+Each device runs the core itself; a request goes to the device of its pool with the least to do. Loads are multiples of
+what all devices complete together. A link is shared by all transfers, which begin when a prompt is complete.
+
+examples:
+  sluice pools --trace azure.csv --load 0.8 --good-per-token 0.05
+  sluice pools --trace azure.csv --sweep 0.3:1.1:9 --devices 8 --link-gbps 400"""
+
+
+def add_pools_command(commands: "_SubParsersAction[Any]") -> None:
+    parser = commands.add_parser(
+        "pools",
+        help="compare devices that serve prompts and answers apart with such that serve both",
+        usage="sluice pools --trace FILE [--devices N] [--link-gbps X] [flags]",
+        description=__doc__,
+        epilog=NOTES,
+    )
+    add_runs(*add_traffic(parser))
+    group = add_policy(parser)
+    group.add_argument(
+        *("--devices",), metavar="N", type=argument(_devices), default=DEVICES,
+        help=f"devices that are split, from 2 to 64 (default: {DEVICES})",
+    )  # fmt: skip
+    group.add_argument(
+        *("--link-gbps",), metavar="X", type=argument(_above_zero), default=GIGABITS,
+        help=f"gigabits a second of the link between the pools (default: {GIGABITS:g})",
+    )  # fmt: skip
+    group.add_argument(
+        *("--link-latency",), metavar="S", type=argument(_at_least_zero), default=1e-4,
+        help="seconds of a transfer beside its bytes (default: 0.0001)",
+    )  # fmt: skip
+    add_objective(parser)
+    parser.set_defaults(run=_pools, parser=parser, compare=[])
+
+
+def _devices(text: str) -> int:
+    if text.isdecimal() and 2 <= int(text) <= 64:
+        return int(text)
+    raise ValueError("a whole number from 2 to 64")
+
+
+def _above_zero(text: str) -> float:
+    if (value := _at_least_zero(text)) > 0:
+        return value
+    raise ValueError("a number above 0")
+
+
+def _at_least_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 <= value < float("inf"):
+        return value
+    raise ValueError("a number, at least 0")
+
+
+def _pools(namespace: Namespace) -> int:
+    check_flags(namespace, has_policy_file=False)
+    for option, value in (("--seeds", namespace.seeds), ("--jobs", namespace.jobs)):
+        if value != 1:
+            raise OptionError(option, value, "has no effect: splits are simulated once, one after another")
+    traffic = read_traffic_of(namespace)
+    policy, file = first_policy(namespace.policy, traffic)
+    if file is not None:
+        raise OptionError("--policy", policy.name, "limits and classes are not simulated over pools: give settings")
+    remarks = [escape_controls(line) for line in unread_columns(namespace, traffic.facts, has_policy_file=False)]
+    assert traffic.device is not None
+    loads = namespace.sweep or (namespace.load,)
+    found = {load: _at(load, namespace, policy, traffic) for load in loads}
+    workload = workload_of(namespace, traffic.arrivals, policy.engine.max_model_len)
+    facts = facts_of(namespace, Study((policy,), workload, traffic.device, None))
+    link = f"{namespace.devices} devices · link of {namespace.link_gbps:g} Gb/s"
+    report = _curves(found) if namespace.sweep else _report(next(iter(found.values())))
+    print("\n".join([*remarks, *([""] if remarks else []), f"{facts} · {link}", "", report]))
+    return 0
+
+
+def _at(load: float | None, namespace: Namespace, policy: SimulatedPolicy, traffic: Traffic) -> list[PoolFigures]:
+    """Returns the figures of each split at a load; None: at the pace that the flags say."""
+    device = traffic.device
+    assert device is not None
+    workload = workload_of(namespace, traffic.arrivals, policy.engine.max_model_len)
+    workload, _ = at_load(load and load * namespace.devices, workload, policy, device)
+    arrivals: Sequence[Arrival] = workload.arrivals(seed=1)
+    check(arrivals, device)
+    link, good = Link(namespace.link_gbps * 1e9 / 8, namespace.link_latency), objective_of(namespace) or Objective()
+    ways = splits(namespace.devices)
+    what = "simulating" if load is None else f"simulating {load:g} times capacity"
+    with progress(what, "requests", len(ways) * len(arrivals)) as bar:
+        figures = []
+        for split in ways:
+            figures.append(simulate_split(split, policy, arrivals, device, link, good))
+            bar.update(len(arrivals))
+    return figures
+
+
+def _report(found: Sequence[PoolFigures]) -> str:
+    heading = (
+        *("devices", "good", "completed", "first token p50", "p99", "a token p50", "p99"),
+        *("prefill busy", "decode busy", "link busy", "waits for it"),
+    )
+    return f"{table(heading, [_row(one) for one in found], numeric=frozenset(heading[1:]))}\n{_advice(found)}"
+
+
+def _row(one: PoolFigures) -> tuple[str, ...]:
+    times = (one.first_token.p50, one.first_token.p99, one.per_token.p50, one.per_token.p99)
+    apart = not one.split.together
+    return (
+        *(str(one.split), format_percent(one.goodput), format_number(one.completed)),
+        *(NOTHING if seconds is None else format_duration(seconds) for seconds in times),
+        *(format_percent(one.prefill_busy), format_percent(one.decode_busy)),
+        *(format_percent(one.link_busy) if apart else NOTHING, format_duration(one.link_wait) if apart else NOTHING),
+    )
+
+
+def _advice(found: Sequence[PoolFigures]) -> str:
+    together, *apart = found
+    best = max(apart, key=lambda one: one.goodput)
+    points = 100 * (best.goodput - together.goodput)
+    if points <= 0:
+        return f"keep them together: the best split ({best.split}) has {points:+.1f} points of goodput"
+    return f"apart pays here: {best.split} has {points:+.1f} points of goodput beside all together"
+
+
+def _curves(found: dict[float | None, list[PoolFigures]]) -> str:
+    ways: list[Split] = [one.split for one in next(iter(found.values()))]
+    rows = [(f"{load:g}", *(format_percent(one.goodput) for one in figures)) for load, figures in found.items()]
+    knees = [
+        max((load for load, figures in found.items() if load and figures[number].goodput >= GOOD), default=None)
+        for number in range(len(ways))
+    ]
+    last = (
+        f"largest load with {format_percent(GOOD)} good",
+        *("below all" if not one else f"{one:g}" for one in knees),
+    )
+    heading = ("load", *map(str, ways))
+    return table(heading, [*rows, last], numeric=frozenset(heading[1:]))

@@ -1,0 +1,40 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.cli.conftest import Printed, Sluice
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "traffic.jsonl"
+    entries = [{"timestamp": 120 * n, "input_length": 900 + n, "output_length": 30 + n % 9} for n in range(40)]
+    path.write_text("\n".join(map(json.dumps, entries)))
+    return path
+
+
+def test_it_compares_every_split_and_says_whether_apart_pays(trace: Path, printed: Printed) -> None:
+    out = printed("pools", "--trace", trace, "--devices", 3)
+    assert all(split in out for split in ("3 together", "1 prefill, 2 decode", "2 prefill, 1 decode"))
+    assert "3 devices · link of 100 Gb/s" in out
+    assert out.strip().splitlines()[-1].startswith(("keep them together", "apart pays here"))
+
+
+def test_a_sweep_names_the_largest_load_of_each_split(trace: Path, printed: Printed) -> None:
+    out = printed("pools", "--trace", trace, "--devices", 2, "--sweep", "0.5:1:2", "--good-per-token", 0.03)
+    assert "largest load with 90.0 % good" in out and "1 prefill, 1 decode" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--devices", "1"], "from 2 to 64"),
+        (["--link-gbps", "0"], "above 0"),
+        (["--seeds", "2"], "no effect"),
+        (["--load", "0.5", "--sweep", "0.5:1"], "not allowed with"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(trace: Path, sluice: Sluice, flags: list[str], message: str) -> None:
+    done = sluice("pools", "--trace", trace, *flags)
+    assert done.status == 2 and message in done.err
