@@ -7,6 +7,7 @@ anything of an answer came.
 
 import asyncio
 import logging
+import secrets
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from gateway.http.responses import ResponseWriter
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 from gateway.tenants.auth import KeyRing
 from gateway.tenants.effective_policy import EffectivePolicies, EffectivePolicy
+from quotas.reservation import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -130,13 +132,16 @@ class RouteEndpoint:
         fleet, budget = self._frontend.fleet, self._frontend.budget
         failure: ApiError | Relayed = NoReplica()
         tried: list[str] = []
+        request_id = secrets.token_hex(16)
         budget.requested()
         while len(tried) < MAX_ATTEMPTS:
             view = fleet.pick(ask, tried)
             if view is None or (tried and not budget.take()):
                 break
             tried.append(view.name)
-            failed = await self._served(scope, response, body, ask, view)
+            signed = self._frontend.keys.signatures.header(Attempt(request_id, len(tried)))
+            headers = forwarded(scope["headers"], response.request_id, signed)
+            failed = await self._served(scope, response, headers, body, ask, view)
             if failed is None:
                 return
             failure = failed
@@ -145,12 +150,12 @@ class RouteEndpoint:
         await response.reply(failure.body, failure.status, failure.headers)
 
     async def _served(
-        self, scope: Scope, response: ResponseWriter, body: bytes, ask: Ask, view: ReplicaView
+        self, scope: Scope, response: ResponseWriter, headers: Headers, body: bytes, ask: Ask, view: ReplicaView
     ) -> ApiError | Relayed | None:
         """Hand a replica's answer to the client, or return why another replica may be asked. Raises `ReplicaLost` where
         none may, because an answer had begun.
         """
-        fleet, headers = self._frontend.fleet, forwarded(scope["headers"], response.request_id)
+        fleet = self._frontend.fleet
         with fleet.attempt(ask, view) as attempt:
             try:
                 async with asyncio.timeout(None) as opening:

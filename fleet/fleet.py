@@ -9,7 +9,7 @@ from fleet.picker import Picker
 from fleet.prediction import Ask, own_prefill
 from fleet.prefix_map import PrefixMap
 from fleet.replicas import Replica
-from fleet.view import Attempt, ReplicaView
+from fleet.view import OpenRequest, ReplicaView
 from gateway.replica_state import ReplicaState, WaitingWork
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Fleet:
         return self._picker.pick(ask, views, self.clock()) if views else None
 
     @contextmanager
-    def attempt(self, ask: Ask, view: ReplicaView) -> Iterator[Attempt]:
+    def attempt(self, ask: Ask, view: ReplicaView) -> Iterator[OpenRequest]:
         """Count a request as being with the replica while the block runs."""
         assert view.state is not None
         own = own_prefill(ask, view.state, 0.0)

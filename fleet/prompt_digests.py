@@ -6,7 +6,6 @@ those of whole blocks of `BLOCK` bytes, each digest that of the one before and i
 beginning share the digests of it, wherever a message ends.
 """
 
-import hmac
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
@@ -16,11 +15,6 @@ import orjson
 BLOCK = 512  # bytes
 MAX_BLOCKS = 512  # a prompt goes by its first 256 KiB
 DIGEST_BYTES = 12
-
-
-def fleet_secret(pepper: bytes) -> bytes:
-    """Return the secret that router and replicas have in common, from the pepper that their keys are hashed with."""
-    return hmac.digest(pepper, b"sluice fleet", "sha256")
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:

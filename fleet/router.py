@@ -22,7 +22,6 @@ from fleet.metrics import RouterMetrics, fleet_report
 from fleet.picker import Knowledge, Routing, make_picker
 from fleet.poller import Poller
 from fleet.prefix_map import PrefixMap
-from fleet.prompt_digests import fleet_secret
 from fleet.replicas import ReplicasError, read_replicas
 from fleet.retries import RetryBudget
 from fleet.upstream import make_client
@@ -40,6 +39,7 @@ from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.effective_policy import EffectivePolicies
 from gateway.tenants.file_watch import FileWatcher, signature
+from gateway.tenants.fleet_secret import fleet_secret
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.live_policy import LivePolicy
 

@@ -7,6 +7,8 @@ from ssl import SSLContext
 import httpx
 from starlette.types import Scope
 
+from gateway.tenants.fleet_secret import ATTEMPT_HEADER
+
 CONNECT_SECONDS = 2.0
 KEEP_SECONDS = 15.0  # less than a replica keeps an idle connection
 POOLS = 32
@@ -14,6 +16,7 @@ HOP_BY_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
         *(b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect", b"x-request-id"),
+        ATTEMPT_HEADER,
     }
 )
 """Headers that are not sent on, because they are about one connection or are made anew."""
@@ -45,9 +48,10 @@ class Pools(httpx.AsyncBaseTransport):
             await pool.aclose()
 
 
-def forwarded(headers: Iterable[tuple[bytes, bytes]], request_id: bytes) -> Headers:
-    """Return the headers with which a request is sent on."""
-    return [*((name, value) for name, value in headers if name not in HOP_BY_HOP), (b"x-request-id", request_id)]
+def forwarded(headers: Iterable[tuple[bytes, bytes]], request_id: bytes, attempt: bytes) -> Headers:
+    """Return the headers with which a request is sent on, as an attempt that the router has signed."""
+    kept = [(name, value) for name, value in headers if name not in HOP_BY_HOP]
+    return [*kept, (b"x-request-id", request_id), (ATTEMPT_HEADER, attempt)]
 
 
 def answered(response: httpx.Response) -> Headers:

@@ -14,7 +14,7 @@ NOBODY: Mapping[str, WaitingWork] = {}
 
 
 @dataclass(eq=False)
-class Attempt:
+class OpenRequest:
     """A request that was sent to a replica and has not been answered to the end."""
 
     tenant: str
@@ -31,8 +31,8 @@ class ReplicaView:
     state: ReplicaState | None = None
     heard: float = -inf  # when that was
     ejection: Ejection = field(default_factory=Ejection)
-    open: set[Attempt] = field(default_factory=set)  # what it has not answered to the end
-    on_way: set[Attempt] = field(default_factory=set)  # those of them of which its state may not tell yet
+    open: set[OpenRequest] = field(default_factory=set)  # what it has not answered to the end
+    on_way: set[OpenRequest] = field(default_factory=set)  # those of them of which its state may not tell yet
     num_picked: int = 0
 
     @property
@@ -78,14 +78,14 @@ class ReplicaView:
         for give_up in [one.give_up for one in self.open if one.give_up is not None]:
             give_up()
 
-    def sent(self, tenant: str, work: WaitingWork, now: float) -> Attempt:
+    def sent(self, tenant: str, work: WaitingWork, now: float) -> OpenRequest:
         """Note a request that is being sent; `ended` has to follow."""
-        one = Attempt(tenant, work, now)
+        one = OpenRequest(tenant, work, now)
         self.open.add(one)
         self.on_way.add(one)
         self.num_picked += 1
         return one
 
-    def ended(self, one: Attempt) -> None:
+    def ended(self, one: OpenRequest) -> None:
         self.open.discard(one)
         self.on_way.discard(one)

@@ -8,6 +8,13 @@ from typing import NamedTuple
 from quotas.policy.limit import Limit, Resource
 
 
+class Attempt(NamedTuple):
+    """One of the attempts to have a request served, of which at most one runs and the last is charged."""
+
+    request: str  # hexadecimal digits, which its attempts have in common
+    number: int  # the first is 1
+
+
 @dataclass(slots=True)
 class Ask:
     """The most that a request may use. Nobody changes it."""
@@ -15,6 +22,7 @@ class Ask:
     requests: int = 1
     input_tokens: int = 0
     output_tokens: int = 0
+    attempt: Attempt | None = field(default=None, kw_only=True)  # None: there is no other
 
     def __post_init__(self) -> None:
         if self.requests < 0 or self.input_tokens < 0 or self.output_tokens < 0:

@@ -9,7 +9,7 @@ from admission.request import Asked, AskedPrompt
 from backend.sampling_params import SamplingParams
 from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.sequence import Sequence
-from quotas.reservation import Ask
+from quotas.reservation import Ask, Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class EngineRequest:
     num_answers: int = 1  # to each prompt, which counts once
     expects_followup: float | None = None  # seconds after the answer in which the client says that it comes again
     form: tuple[int, ...] = ()  # of the conversation, see `prompt_form`
+    attempt: Attempt | None = None  # which it is of a request that a router may send to several replicas
 
     def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
         """Returns a sequence for each prompt. `end_tokens` are the model's; `draw_seed` gives the seed of a request
@@ -106,10 +107,10 @@ class EngineRequest:
         )
 
 
-def ask_of(sequences: list[Sequence], num_answers: int = 1) -> Ask:
+def ask_of(sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | None = None) -> Ask:
     """Returns the most that these sequences of one request may use, of which so many in a row answer one prompt."""
     num_prompt_tokens = sum([len(one.prompt) for one in sequences[::num_answers]])
-    return Ask(1, num_prompt_tokens, sum([one.token_limit - len(one.prompt) for one in sequences]))
+    return Ask(1, num_prompt_tokens, sum([one.token_limit - len(one.prompt) for one in sequences]), attempt=attempt)
 
 
 def _later(seed: int, count: int) -> int:

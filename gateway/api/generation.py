@@ -29,6 +29,7 @@ from gateway.openai.requests import GenerationRequest
 from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
+from gateway.tenants.fleet_secret import ATTEMPT_HEADER
 
 Result = TypeVar("Result")
 
@@ -74,7 +75,10 @@ class GenerationEndpoint(Endpoint):
         service_class = policy.service_class(request.service_tier)
         num_bytes = call.record.body_bytes
         dialect.bound(request, service_class.max_reasoning_tokens, frontend)
-        params = GenerationParams(request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes)
+        attempt = frontend.keys.signatures.attempt(call.response.request_header(ATTEMPT_HEADER))
+        params = GenerationParams(
+            request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes, attempt
+        )
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
             call.response.send, call.record.scope = scope.send, scope

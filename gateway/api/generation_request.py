@@ -11,6 +11,7 @@ from gateway.errors import ContextLengthExceeded, Unsatisfiable, context_exceede
 from gateway.openai.requests import GenerationRequest
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.policy import ClassPolicy
+from quotas.reservation import Attempt
 
 MAX_TOLD = 2**20  # log probabilities in one answer: some 60 MB while it is made, and 40 MB of JSON
 
@@ -29,6 +30,7 @@ class GenerationParams:
     expects_followup: float | None  # seconds after the answer
     arrived: float
     num_bytes: int
+    attempt: Attempt | None = None
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
         """Returns what the engine is asked for under the response id `name`: an answer to each of `prompts`, of which
@@ -59,6 +61,7 @@ class GenerationParams:
             num_answers=self.request.num_answers,
             expects_followup=self._expects_followup(model),
             form=self.dialect.form(self.request),
+            attempt=self.attempt,
         )
 
     def _owned(self, sampling: SamplingParams) -> SamplingParams:

@@ -192,9 +192,8 @@ class InProcessClient:
         record.reserving = self.service.telemetry.clock()
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage
         try:
-            return await quotas.reserve(
-                policy.name, policy.key, policy.charged, ask_of(sequences, request.num_answers), outage
-            )
+            ask = ask_of(sequences, request.num_answers, request.attempt)
+            return await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
         except QuotaError as error:
             self.service.admission.requested(request.as_recorded(name_in_log(error)))
             raise _refusal(error, policy, request.id) from None

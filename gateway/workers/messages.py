@@ -17,6 +17,7 @@ from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord, TraceContext
 from gateway.tenants.key_store import KeyRecord
 from quotas.policy.policy import Policy
+from quotas.reservation import Attempt
 
 Message = list[Any]
 
@@ -81,7 +82,7 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
         *(request.service_tier, request.service_class, request.priority_class),
         *(request.token_interval, request.first_token_target, request.first_token_by, request.done_by),
         *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop, request.cache_salt),
-        *(request.num_answers, request.expects_followup, request.form),
+        *(request.num_answers, request.expects_followup, request.form, request.attempt),
     ]
     return message, token_ids.tobytes()
 
@@ -91,7 +92,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
     name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
     token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
     token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
-    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, form = others
+    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, form, attempt = others
     for length in lengths:
         prompts += [token_ids[start : start + length]] * num_answers
         start += length
@@ -123,6 +124,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
         num_answers=num_answers,
         expects_followup=expects_followup,
         form=tuple(form),
+        attempt=None if attempt is None else Attempt(*attempt),
     )
 
 

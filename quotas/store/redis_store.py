@@ -114,6 +114,8 @@ class RedisStore:
         account = self._account(tenant, key, limits)
         account.refuse_unfit(ask)
         try:
+            if ask.attempt is not None and ask.attempt.number > 1:
+                await self._replica.supersede(account, ask.attempt)
             reservation = await self._reserve(account, ask, outage)
         except StoreUnavailable as error:
             return self._fallback.reserve(account, ask, outage, error)
@@ -133,7 +135,9 @@ class RedisStore:
         return reservation
 
     async def _take(self, account: Account, ask: Ask, outage: Outage) -> tuple[Reservation, bool, Levels]:
-        reservation = Reservation(self._replica.next_id(), account.tenant, account.key, ask, account.limits, tuple)
+        reservation = Reservation(
+            self._replica.next_id(ask.attempt), account.tenant, account.key, ask, account.limits, tuple
+        )
         granted, levels = await self._replica.reserve(account, TrackedReservation(reservation, outage=outage))
         return reservation, granted, levels
 

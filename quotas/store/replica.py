@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
-from quotas.reservation import NOTHING, Ask, Usage
+from quotas.reservation import NOTHING, Ask, Attempt, Usage
 from quotas.store.account import Account, Levels, TrackedReservation, replica_field
 from quotas.store.scripts import Script, ScriptRunner
 
@@ -29,9 +29,9 @@ class Replica:
         self._reservations: dict[str, tuple[Account, TrackedReservation]] = {}
         self._uncertain: set[bytes] = set()  # states that may keep a reservation of ours that nobody holds
 
-    def next_id(self) -> str:
+    def next_id(self, attempt: Attempt | None = None) -> str:
         self._ordinal += 1
-        return f"{self.id}.{self._ordinal}"
+        return f"{self.id}.{self._ordinal}" if attempt is None else f"{self.id}.{self._ordinal}.{attempt.request}"
 
     @property
     def num_unsettled(self) -> int:
@@ -59,6 +59,10 @@ class Replica:
         else:
             self.forget(account, tracked)
         return tracked.granted, levels
+
+    async def supersede(self, account: Account, attempt: Attempt) -> None:
+        """Undo what earlier attempts of a request have charged, at whatever replica; it settles nothing of them."""
+        await self._runner.call(Script.SUPERSEDE, (account.state,), attempt.request.encode())
 
     def add_local(self, account: Account, tracked: TrackedReservation) -> None:
         """Grant a reservation without the store, which is to `adopt` it later."""

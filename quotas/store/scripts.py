@@ -32,6 +32,7 @@ class Script(StrEnum):
     HEARTBEAT = "heartbeat"
     RECLAIM = "reclaim"
     RESTORE = "restore"
+    SUPERSEDE = "supersede"
     BOOK = "book"
     LEASE_KV = "lease_kv"
     SLICE = "slice"
@@ -47,6 +48,7 @@ PARTS = {
     Script.RESTORE: (*ACCOUNT, "settlement"),
     Script.SETTLE: SETTLEMENT,
     Script.HEARTBEAT: SETTLEMENT,
+    Script.SUPERSEDE: SETTLEMENT,
     Script.RECLAIM: (*SETTLEMENT, "forfeit"),
     Script.BOOK: ("clock", "level", "ledger"),
     Script.LEASE_KV: ("clock",),

@@ -16,7 +16,7 @@ from tests.gateway.server_process import BODY, PATIENCE, bearer, eventually
 
 POLICY = """
 tenants:
-  acme: {}
+  acme: {on_store_outage: closed, limits: {requests: 1000/month, concurrent_requests: 100}}
   spent: {limits: {requests: 5/month}}
 """
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count from 3 to 12."}]
@@ -102,16 +102,24 @@ def test_the_set_of_replicas_changes_while_it_routes(site: FleetSite) -> None:
     eventually(lambda: site.available() == 2)
 
 
-def test_what_a_killed_replica_had_not_begun_is_served_by_another(tmp_path: Path) -> None:
+def test_what_a_killed_replica_had_not_begun_is_served_by_another_and_charged_once(
+    tmp_path: Path, redis_url: str
+) -> None:
     """Each replica has one seat. Of three streams two are being answered, and the third waits behind one of them."""
-    with fleet_site(tmp_path, POLICY, "--max-num-seqs", "1") as site, ExitStack() as left:
+    flags = ("--max-num-seqs", "1", "--redis-url", redis_url, "--quota-lease", "3")
+
+    def left() -> dict[str, int]:
+        limits = httpx.get(f"{site.url}/v1/limits", headers=bearer(site.keys["acme"]), timeout=PATIENCE).json()["data"]
+        return {limit["resource"]: int(limit["remaining"]) for limit in limits}
+
+    with fleet_site(tmp_path, POLICY, *flags) as site, ExitStack() as open_streams:
         begun: dict[int, httpx.Response] = {}
         for _ in site.replicas:
-            stream = left.enter_context(streaming(site))
+            stream = open_streams.enter_context(streaming(site))
             place = next(index for index, count in enumerate(site.attempts()) if count and index not in begun)
             begun[place] = stream
         with ThreadPoolExecutor(1) as pool:
-            last = pool.submit(lambda: left.enter_context(streaming(site)))
+            last = pool.submit(lambda: open_streams.enter_context(streaming(site)))
             eventually(lambda: sum(site.attempts()) == 3)
             killed = site.attempts().index(2)
             site.replicas[killed].process.send_signal(signal.SIGKILL)
@@ -122,3 +130,6 @@ def test_what_a_killed_replica_had_not_begun_is_served_by_another(tmp_path: Path
             assert b"chat.completion.chunk" in next(last.result().iter_raw())
         assert site.metric("sluice_route_retries_total") == 1
         assert site.available() == 1
+        open_streams.close()
+        eventually(lambda: left()["concurrent_requests"] == 100)  # the killed replica's lease is over
+        assert left()["requests"] == 997

@@ -48,6 +48,7 @@ async def test_what_a_client_says_reaches_the_replica_but_for_what_is_about_its_
     assert seen.headers["host"] == "a:8000"
     assert seen.headers["authorization"] == f"Bearer {KEY}"
     assert "connection" not in seen.headers
+    assert seen.headers.get_list("x-sluice-attempt") != ["forged"]
     assert answer.body == b'{"x": 1}'
     assert answer.header(b"x-request-id") == b"mine"
     assert answer.header(b"x-sluice-estimate-ms") == b"5"
@@ -95,6 +96,10 @@ async def test_a_replica_that_is_lost_before_its_answer_is_followed_by_another(e
     fleet = PaperFleet(a=answering(error), b=answering(stream(*EVENTS)))
     assert (await fleet.request()).body == b"".join(EVENTS)
     assert fleet.asked == ["a", "b"]
+    signed = [request.headers["x-sluice-attempt"].encode() for request in fleet.seen]
+    first, second = [fleet.frontend.keys.signatures.attempt(one) for one in signed]
+    assert first is not None
+    assert second == first._replace(number=2)
 
 
 async def test_two_attempts_are_all() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.prompt_digests import BLOCK, MAX_BLOCKS, beginnings, fleet_secret, prompt_text
+from fleet.prompt_digests import BLOCK, MAX_BLOCKS, beginnings, prompt_text
+from gateway.tenants.fleet_secret import fleet_secret
 
 SECRET = fleet_secret(bytes(32))
 texts = st.builds(lambda seed, size: Random(seed).randbytes(size), st.integers(0, 9), st.integers(0, 5 * BLOCK))

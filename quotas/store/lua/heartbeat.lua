@@ -13,7 +13,7 @@ for a = 5, #ARGV, 4 do
     local asked = record.asked
     local head = pack(RECORD, asked.r, asked.i, asked.o, i, c, o, record.first, record.last, record.late)
     redis.call('HSET', KEYS[1], ARGV[a], head .. text:sub(RECORD_SIZE + 1))
-  else
+  elseif redis.call('HEXISTS', KEYS[1], superseded(ARGV[a])) == 0 then
     unknown[#unknown + 1] = ARGV[a]
   end
 end

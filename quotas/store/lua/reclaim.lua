@@ -20,7 +20,7 @@ end
 local FORFEITED_LIFE = 32 * DAY -- longer than any budget's period
 local gone = {}
 for field, value in pairs(state) do
-  local replica, ordinal = field:match('^r:(%x+)%.(%d+)$')
+  local replica, ordinal = field:match('^r:(%x+)%.(%d+)%.?%x*$')
   if replica and abandoned(field, replica, ordinal) then
     local record = opened(value)
     local requests = replica == ARGV[1] and 0 or record.asked.r -- what this replica does not name never ran
@@ -28,6 +28,8 @@ for field, value in pairs(state) do
     book(KEYS[1], now, record.spec[SPEC], requests, 0, 0, 0, 0)
     gone[#gone + 1] = field
   end
+  local former = field:match('^x:(%x+)%.')
+  if former and former ~= ARGV[1] and now >= (expiries[former] or 0) then gone[#gone + 1] = field end
   local owner = field:match('^s:(%x+)%.%d+$')
   if owner and owner ~= ARGV[1] and now >= (expiries[owner] or 0) then
     local slice = cmsgpack.unpack(value)

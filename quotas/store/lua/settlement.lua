@@ -1,3 +1,7 @@
+local function superseded(field) -- the mark that stays of a reservation which a later attempt has undone
+  return 'x' .. field:sub(2)
+end
+
 local function opened(text)
   local r, i, o, bi, bc, bo, first, last, late = struct.unpack(RECORD, text)
   return {

@@ -29,6 +29,7 @@ from gateway.workers.messages import (
     request_of,
 )
 from gateway.workers.remote_request import RemoteRequest
+from quotas.reservation import Attempt
 
 
 def crossed(message: Any) -> Any:
@@ -86,6 +87,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         streams=draw(st.booleans()),
         may_stop=draw(st.booleans()),
         form=draw(st.lists(token_ids, max_size=5).map(tuple)),
+        attempt=draw(st.none() | st.builds(Attempt, names, st.integers(1, 9))),
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
 from uuid import uuid4
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from quotas.errors import NeverFits, QuotaRefused
 from quotas.policy.limit import Budget, Limit, Rate
-from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
+from quotas.reservation import NOTHING, Ask, Attempt, LimitState, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
@@ -40,6 +40,7 @@ steps = st.one_of(
     st.tuples(st.just("progress"), st.integers(0, 20), st.integers(0, 14), st.integers(0, 14)),
     st.tuples(st.just("wait"), waits),
     st.tuples(st.just("wait"), waits),
+    st.tuples(st.just("retry"), st.integers(0, 20), st.integers(0, 2)),
     st.tuples(st.just("crash"), st.integers(0, 2)),
     st.tuples(st.just("reload"), st.integers(0, 2)),
 )
@@ -75,6 +76,7 @@ class World(ClockedTenant):
 
     async def reserve(self, index: int, key: str | None, ask: Ask) -> None:
         life, limits = self.lives[index], self.limits_of(key)
+        ask = replace(ask, attempt=ask.attempt or Attempt(uuid4().hex, 1))
         if any(ask.of(limit.resource) > limit.capacity for limit in limits):
             with pytest.raises(NeverFits):
                 await life.store.reserve(self.tenant, key, limits, ask)
@@ -119,6 +121,22 @@ class World(ClockedTenant):
             done = reservation.progress
             reservation.progress = Usage(max(done.input_tokens, input_tokens), max(done.output_tokens, output_tokens))
             await life.heartbeat()
+
+    async def retry(self, pick: int, index: int) -> None:
+        """A later attempt takes the place of one that a replica has, which may be dead, or go on and settle it."""
+        running = [(life, reservation) for life in (*self.lives, *self.dead) for reservation in life.taken]
+        if not running:
+            return
+        life, reservation = running[pick % len(running)]
+        attempt, limits = reservation.ask.attempt, self.limits_of(reservation.key)
+        assert attempt is not None
+        ask = replace(reservation.ask, attempt=attempt._replace(number=attempt.number + 1))
+        if any(ask.of(limit.resource) > limit.capacity for limit in limits):
+            return
+        self.model.settle(life.taken.pop(reservation), NOTHING, self.now)
+        await self.reserve(index, reservation.key, ask)
+        if life in self.lives and pick % 2:
+            await life.store.settle(reservation, reservation.progress)
 
     async def wait(self, micros: int) -> None:
         await super().wait(micros)
