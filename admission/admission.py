@@ -1,6 +1,6 @@
 """Admission of requests to one engine, as the gateway uses it."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from admission.controller import Controller
 from admission.request import Asked
@@ -48,6 +48,10 @@ class Admission:
     def charge(self, tenant: str, seconds: float) -> None:
         """Charge a tenant, something of which was admitted, for so many seconds of a processor."""
         self._core.charge(tenant, seconds, self.clock())
+
+    def debts_changed(self, served: Mapping[str, float], replicas: int) -> None:
+        """Charge tenants for what the others of so many replicas have served them since the last call."""
+        self._core.debts_changed(served, replicas, self.clock())
 
     def policy_changed(self, policy: SchedulingPolicy) -> None:
         """Schedule by this policy from now on."""

@@ -1,6 +1,6 @@
 """The core: every decision between a request's arrival and its last token, made of timed events alone."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Listed
 from math import inf
 
@@ -211,6 +211,14 @@ class Controller:
         """
         self._ledger.charge(tenant, seconds)
         self._tell(lambda observer: observer.charged(tenant, seconds, now))
+
+    def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
+        """The others of so many replicas have served tenants this much more, in the unit of account: the fair queue
+        has them pay for it here.
+        """
+        if isinstance(self._ordering, FairQueue):
+            self._ordering.served_elsewhere(served, replicas)
+        self._tell(lambda observer: observer.debts_changed(served, replicas, now))
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         """Schedule by this policy's weights, classes and bounds from now on."""

@@ -1,6 +1,6 @@
 """The events of the core, as it tells them to its observers: the event log, telemetry, a monitor of fairness."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Sequenced
 
 from admission.length_predictor import Learned
@@ -47,6 +47,9 @@ class CoreObserver:
 
     def charged(self, tenant: str, seconds: float, now: float) -> None:
         """The tenant was charged for so many seconds of a processor that its requests took beside the engine."""
+
+    def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
+        """The others of so many replicas have served tenants this much more, in the unit of account."""
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         """These weights, classes and bounds hold from now on."""

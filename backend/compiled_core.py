@@ -57,7 +57,7 @@ MODULES = (
     ),
     *(f"admission.event_logs.{name}" for name in ("blocks", "event_log", "names", "replayed_output", "written")),
     *(f"admission.kv.{name}" for name in ("memory", "retention", "return_time", "swap_choice")),
-    *(f"admission.orderings.{name}" for name in ("fair_queue", "ring", "tenant_queue")),
+    *(f"admission.orderings.{name}" for name in ("deficit_account", "elsewhere", "fair_queue", "ring", "tenant_queue")),
     *(
         f"admission.step_times.{name}"
         for name in ("idle_calibration", "least_squares", "step_calibration", "step_time")

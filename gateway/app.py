@@ -66,6 +66,7 @@ from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.pinned_prompts import PinnedPrompts, pinned_problems
 from gateway.tenants.quota_store import open_quotas, open_store
+from gateway.tenants.shared_debts import share_debts
 from gateway.watchdog import Watchdog
 from gateway.workers.messages import Setup, Update
 from gateway.workers.pool import WorkerPool
@@ -111,6 +112,7 @@ async def open_service(
         if tracing is not None:
             quotas.store.on_command.append(record_store_call)
         admission = Admission(engine, core)
+        debts = share_debts(settings, quotas.store, admission, core)
         accounts, prompt_names = KVAccounts(core.scheduler.kv_manager), make_prompt_names(model, core)
         grammars, masks = make_grammar_compiler(settings, model), model.runner.masks
         metrics = Metrics(
@@ -122,6 +124,7 @@ async def open_service(
                 telemetry=telemetry,
                 policies=tenants.policies,
                 store=quotas.store,
+                debts=debts,
                 block_bytes=kv_shape.block_bytes,
                 memory=partial(memory_by_use, model),
                 connections=connections,
@@ -143,6 +146,7 @@ async def open_service(
             kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
             cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
             prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names),
+            debts=debts,
             kept_usage=KeptUsage(accounts.kept_block_seconds, quotas.store, kv_shape.block_bytes, engine.clock),
             kv_shape=kv_shape,
             metrics=metrics,
@@ -291,7 +295,7 @@ async def serve_engine(
             pushing(settings, service.metrics),
             beside(policies.watch(), keys.watch(policies)),
             beside(active_requests.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
-            beside(service.kept_usage.run()),
+            beside(service.kept_usage.run(), *([service.debts.run()] if service.debts else [])),
             admin_plane(settings, service, keys, process, admin),
         ):
             if isinstance(server, WorkerPool):

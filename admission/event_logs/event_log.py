@@ -20,6 +20,7 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["pin", t, tenant, blocks]       of its prompts, which stay cached for it and on its account; no others do any more
     ["extend", t, id, tokens]
     ["charge", t, tenant, seconds]       of a processor, that its requests took beside the engine
+    ["debts", t, {tenant: what other replicas served it since the last entry, in the unit of account}, replicas]
     ["policy", t, [weights, offsets, bounds, may_wait]]
     ["calibrate", t, decodes, context of each, prefills, computed tokens before each, tokens of each]
                 the device is idle, and runs a step of this shape for what it takes
@@ -48,7 +49,7 @@ that decides anything else shows at the first step that differs.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Listed
 from contextlib import contextmanager, suppress
 from json.encoder import encode_basestring_ascii
@@ -161,6 +162,9 @@ class EventLog(CoreObserver):
 
     def charged(self, tenant: str, seconds: float, now: float) -> None:
         self._log("charge", now, tenant, seconds)
+
+    def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
+        self._log("debts", now, served, replicas)
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         self._log("policy", now, policy_entry(policy))
@@ -335,8 +339,8 @@ class _Replay:
             core.finish(self._sequences[entry[2]], FINISH_REASONS[entry[3]], now)
         elif kind == "extend":
             core.extend(self._sequences[entry[2]], entry[3], now)
-        elif kind == "charge":
-            core.charge(entry[2], entry[3], now)
+        elif kind in {"charge", "debts"}:
+            (core.charge if kind == "charge" else core.debts_changed)(entry[2], entry[3], now)
         elif kind == "plan":
             core.schedule(now)
             core.take_ended()

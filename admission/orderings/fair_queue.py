@@ -23,18 +23,21 @@ of the interval: its service exceeds that of one which was not by no more.
 
 from collections import abc
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import floor, inf
 
 from admission.aging import Aging
+from admission.orderings.deficit_account import DeficitAccount
+from admission.orderings.elsewhere import Elsewhere
 from admission.orderings.ordering import EnoughForAll, FairShares, weight_of
 from admission.orderings.ring import Ring, Turn
 from admission.orderings.tenant_queue import OrderInTenant, Place, TenantQueue
 from backend.scheduler.sequence import Sequence
 
 URGENT = 0  # the class that may overtake a lower one on credit
+STALE = 10
+"""Quanta that one replica serves before others learn of it: half a second of engine time by default."""
 
 
 def gap_bound(
@@ -43,26 +46,6 @@ def gap_bound(
     """Returns the bound above, in the unit of account; `ahead` is P, `run_up` is M, and `debt_limit` is B."""
     first, second = weights
     return 3 * quantum + (1 / first + 1 / second) * (ahead + run_up + debt_limit)
-
-
-@dataclass(slots=True)
-class DeficitAccount:
-    """One tenant's credit and waiting work. Costs are in the unit of account: seconds of engine time, or tokens."""
-
-    tenant: str
-    weight: float  # relative to the heaviest tenant's
-    waiting: TenantQueue
-    credit: float = 0.0  # negative when in debt; grants of the rounds after `round` are not in it yet
-    round: int = 0
-    charged: float = 0.0  # all it ever used
-    served: float = 0.0  # the same, each part over the weight of its time
-    backlog_id: int = 0  # changes whenever work begins to wait
-    turn: int = 0  # its place in the ring: behind everyone when work begins to wait, and after each admission
-    held: str | None = None  # a limit of its own that keeps it out of the ring
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
 
 
 class FairQueue:
@@ -101,6 +84,8 @@ class FairQueue:
         self._set_weights(weights or {})
         self._num_waiting, self._now = 0, 0.0
         self.shares: FairShares = EnoughForAll()
+        self._charged: set[str] = set()  # since the last `take_charged`
+        self._elsewhere = Elsewhere(quantum, STALE * quantum + max(debt_limit, deadline_debt_limit))
         self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that were admitted and have not ended
         self._ring, self._urgent = Ring(), Ring()
         self._by_deadline: list[
@@ -214,6 +199,7 @@ class FairQueue:
             else:
                 prepaid[sequence] = 0.0
                 self.accounts[tenant].credit += rest
+        self._charged.update(sums)
         for tenant, cost in sums.items():
             account = self.accounts[tenant]
             account.charged += cost
@@ -222,10 +208,25 @@ class FairQueue:
 
     def correct(self, costs: Iterable[tuple[str, float]]) -> None:
         for tenant, cost in costs:
+            self._charged.add(tenant)
             account = self.accounts[tenant]
             account.charged += cost
             account.served += cost / account.weight
             self._spend(account, cost)
+
+    def take_charged(self) -> dict[str, float]:
+        """Returns what each tenant was charged in all, of those that were charged since the last call."""
+        tenants, self._charged = self._charged, set()
+        return {tenant: self.accounts[tenant].charged for tenant in tenants}
+
+    def served_elsewhere(self, costs: Mapping[str, float], replicas: int) -> None:
+        """Charge tenants for what others of so many replicas have served them lately (see `Elsewhere`)."""
+        someone_waits = self._ring.first(self._due) is not None
+        for tenant in costs:
+            self._account(tenant)
+        new = costs if someone_waits else {}
+        for account, change in self._elsewhere.charge(self.accounts, new, self.round, replicas):
+            self._spend(account, -change)
 
     def settle(self, sequence: Sequence) -> None:
         rest = self.prepaid.pop(sequence, 0.0)

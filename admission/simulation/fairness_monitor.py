@@ -4,7 +4,8 @@ from collections import abc, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from admission.orderings.fair_queue import DeficitAccount, FairQueue, gap_bound
+from admission.orderings.deficit_account import DeficitAccount
+from admission.orderings.fair_queue import FairQueue, gap_bound
 from admission.simulation.statistics import ServiceGap
 from backend.scheduler.sequence import Sequence
 

@@ -18,6 +18,7 @@ from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kept_usage import KeptUsage
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy, scheduling_policy
+from gateway.tenants.shared_debts import SharedDebts
 from quotas.policy.policy import Policy
 from quotas.quotas import Quotas
 
@@ -37,6 +38,7 @@ class Service:
     kv_leases: KvLeases
     cache_limiter: CacheLimiter
     prompt_pinner: PromptPinner
+    debts: SharedDebts | None  # None: nobody shares them
     kept_usage: KeptUsage
     kv_shape: KVShape
     metrics: Metrics

@@ -69,6 +69,14 @@ class SettingFields(EngineFields):
         le=3600,
     )
 
+    shared_debts: Literal["on", "off"] = setting(
+        "quotas",
+        "on|off",
+        "on",
+        "on: replicas that serve one model on one --redis-url tell each other ten times a second what tenants were "
+        "served, so that each has its share of all of them; off: of each replica by itself",
+    )
+
     host: str = setting("network", "HOST", "127.0.0.1", "address to listen on", min_length=1)
     port: int = setting("network", "PORT", 8000, "port to listen on; 0: any free one", ge=0, le=65_535)
     http_workers: IntOrAuto = setting(

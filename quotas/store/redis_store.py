@@ -28,6 +28,7 @@ from quotas.store.account import Account, Levels, TrackedReservation, state_key
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import Replica
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
+from quotas.store.served_sums import ServedSums
 from quotas.store.usage_ledger import UsageLedger
 
 LEASE = 30.0  # seconds
@@ -255,6 +256,10 @@ class RedisStore:
         words = (self.replica.encode(), *(b"%d" % number for number in numbers))
         answer = await self._runner.call(Script.LEASE_KV, (key,), *words)
         return int(answer[0]), self.lease
+
+    def served_sums(self, fleet: str) -> ServedSums:
+        """Return a view of what all replicas of a fleet have served each tenant: see `ServedSums`."""
+        return ServedSums(self._runner, fleet)
 
     async def heartbeat(self) -> None:
         """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a

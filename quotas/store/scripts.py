@@ -37,6 +37,7 @@ class Script(StrEnum):
     LEASE_KV = "lease_kv"
     SLICE = "slice"
     CHARGE = "charge"
+    EXCHANGE = "exchange"
 
 
 ACCOUNT = ("clock", "level", "spec", "record", "account")
@@ -54,6 +55,7 @@ PARTS = {
     Script.LEASE_KV: ("clock",),
     Script.SLICE: ACCOUNT,
     Script.CHARGE: (*ACCOUNT, "ledger"),
+    Script.EXCHANGE: ("clock",),
 }
 
 

@@ -161,6 +161,7 @@ class Gateway:
             kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
             cache_limiter=CacheLimiter(admission, KVPool.of(CONFIG, 1024), policies.current),
             prompt_pinner=PromptPinner(admission, PinnedPrompts(tokenizer, CONFIG.block_size), prompt_names),
+            debts=None,
             kept_usage=KeptUsage(lambda now: {}, self.store, 1024, self.engine.clock),
             kv_shape=KVShape(CONFIG.block_size, 1024),
             metrics=self.metrics,

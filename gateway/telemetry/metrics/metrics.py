@@ -14,7 +14,7 @@ from gateway.telemetry.metrics.estimates import EstimateMetrics
 from gateway.telemetry.metrics.grammars import GrammarSources, count_grammars
 from gateway.telemetry.metrics.kv_memory import KVMetrics
 from gateway.telemetry.metrics.labels import ClassNames
-from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show_connections
+from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show_connections, show_debts
 from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.metrics.queue import QueueMetrics
 from gateway.telemetry.metrics.registry import Registry
@@ -25,6 +25,7 @@ from gateway.telemetry.metrics.vllm import VllmMetrics
 from gateway.telemetry.replica_reader import ReplicaReader
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 from gateway.tenants.live_policy import LivePolicy
+from gateway.tenants.shared_debts import SharedDebts
 from quotas.store.redis_store import RedisStore
 
 TICK = 1.0  # seconds
@@ -47,6 +48,7 @@ class Sources:
     connections: ConnectionCounts  # of the tenants' port
     backlog_target: float  # the seconds of work that one replica should have
     grammars: GrammarSources | None = None  # None: no answer can be constrained
+    debts: SharedDebts | None = None  # None: what other replicas serve does not count
 
 
 class Metrics:
@@ -70,6 +72,7 @@ class Metrics:
         KVMetrics(registry, scheduler)
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
         self._store = StoreMetrics(registry, sources.store)
+        show_debts(registry, sources.debts)
         self.process = ProcessMetrics(registry, policies, live)
         show_connections(registry, sources.connections)
         registry.gauge("sluice.stalled_writes", "Answers whose client does not read.", self._num_stalled)

@@ -16,6 +16,7 @@ from gateway.telemetry.logs.logs import num_lines_dropped
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.tracing.tracing import Tracing
 from gateway.tenants.live_policy import LivePolicy
+from gateway.tenants.shared_debts import SharedDebts
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import Script
 
@@ -163,6 +164,14 @@ class StoreMetrics:
         self._latencies[name,].observe(ended - began)
         if error is not None:
             self._errors.at(name).value += 1
+
+
+def show_debts(registry: Registry, debts: SharedDebts | None) -> None:
+    """Show how much of other replicas' service counts here."""
+    registry.gauge("sluice.debts.replicas", "Replicas that share debts.", lambda: debts.replicas if debts else 1)
+    staleness, elsewhere = "Since the service of others was learned.", "Service of others that was learned."
+    registry.gauge("sluice.debts.staleness", staleness, lambda: debts.staleness if debts else 0.0, "s")
+    registry.total("sluice.debts.elsewhere", elsewhere, lambda: debts.elsewhere if debts else 0.0, "s")
 
 
 def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:

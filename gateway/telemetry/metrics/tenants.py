@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from admission.controller import Controller
-from admission.orderings.fair_queue import DeficitAccount, FairQueue
+from admission.orderings.deficit_account import DeficitAccount
+from admission.orderings.fair_queue import FairQueue
 from admission.outcome import Outcome
 from admission.simulation.statistics import jain_fairness_index
 from backend.scheduler.kv_accounts import KVAccounts

@@ -1,0 +1,98 @@
+"""What all replicas of a fleet have served each tenant, as sums in the store that never fall.
+
+Of a fleet there are three keys, `sluice:fleet:{name}:` and
+
+    served      by tenant, the sum of what all replicas ever served it, those that are gone as well
+    changed     by tenant, the version in which its sum changed last
+    replicas    by replica, the ordinal of what it added last and when it was heard of; and the version
+
+One call adds what this replica has served since the last, and reads the sums that others have changed: its cost goes
+by the tenants that were served, not by those that there are. What a lost connection leaves open is sent again under the
+same ordinal, so that it is added once. A tenant that nobody has served for `LIFE` leaves the store, and a replica
+forgets it, or all, after half of that: what it reads later is only where it begins to count.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+from urllib.parse import quote
+
+from quotas.store.scripts import Script, ScriptRunner
+
+LIFE = 3600.0  # seconds
+COUNTS = 10.0  # seconds for which a replica that is not heard of counts as live
+MICRO = 1_000_000  # the store keeps whole millionths
+
+
+class Elsewhere(NamedTuple):
+    """What other replicas have served each tenant since the exchange before, and how many replicas are live."""
+
+    served: dict[str, float]
+    replicas: int
+
+
+class ServedSums:
+    """One replica's view of the sums of its fleet."""
+
+    def __init__(self, runner: ScriptRunner, fleet: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Replicas of one `fleet` serve the same in the same unit. `clock` is in seconds and never goes backwards."""
+        name = f"sluice:fleet:{{{quote(fleet, safe='')}}}"
+        self._keys = tuple(f"{name}:{key}".encode() for key in ("served", "changed", "replicas"))
+        self._runner = runner
+        self._clock = clock
+        self._added: dict[str, int] = {}  # by this replica to each sum, in millionths
+        self._totals: dict[str, float] = {}  # that are to be added
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin as a replica that the store has not heard of."""
+        self._replica, self._ordinal, self._version = secrets.token_hex(8), 0, b""
+        self._adding: dict[str, int] = {}  # perhaps added: sent again, and nothing more, until the store answers
+        self._others: dict[str, tuple[int, float]] = {}  # their part of each sum, and when it changed; the oldest first
+        self._answered = self._clock()
+
+    async def exchange(self, served: Mapping[str, float]) -> Elsewhere:
+        """Add what this replica has served tenants, in all since it began, and return what others have.
+
+        Tenants that it has served nothing since the last call may be left out. Raises `StoreUnavailable` or
+        `StoreFault`; then nothing is lost, and a later call tells it all.
+        """
+        now = self._clock()
+        self._totals.update(served)
+        if now > self._answered + LIFE / 2:
+            self._begin()
+        if not self._adding:
+            totals = {tenant: int(total * MICRO) for tenant, total in self._totals.items()}
+            self._adding = {one: more for one, total in totals.items() if (more := total - self._added.get(one, 0)) > 0}
+            self._totals.clear()
+            self._ordinal += bool(self._adding)
+        spans = (b"%d" % (COUNTS * MICRO), b"%d" % (LIFE * MICRO))
+        words = [word for tenant, more in self._adding.items() for word in (_name(tenant), b"%d" % more)]
+        head = (self._replica.encode(), b"%d" % self._ordinal, self._version, *spans)
+        self._version, replicas, *sums = await self._runner.call(Script.EXCHANGE, self._keys, *head, *words)
+        self._answered = now
+        for tenant, more in self._adding.items():
+            self._added[tenant] = self._added.get(tenant, 0) + more
+        self._adding = {}
+        return Elsewhere(self._read(sums, now), int(replicas))
+
+    def _read(self, sums: list[bytes], now: float) -> dict[str, float]:
+        """Return how much of the changes is by others. A sum that is new to this replica, or has fallen as the store
+        lost it, is where it begins to count.
+        """
+        served: dict[str, float] = {}
+        for name, total in zip(sums[::2], sums[1::2], strict=True):
+            tenant = name.decode(errors="surrogatepass")
+            others = int(total) - self._added.get(tenant, 0)
+            before, _ = self._others.pop(tenant, (others, now))
+            self._others[tenant] = others, now
+            if others > before:
+                served[tenant] = (others - before) / MICRO
+        while self._others and (oldest := next(iter(self._others))) and self._others[oldest][1] < now - LIFE / 2:
+            del self._others[oldest]
+        return served
+
+
+def _name(tenant: str) -> bytes:
+    return tenant.encode(errors="surrogatepass")
