@@ -81,6 +81,7 @@ SCENES: dict[str, Record] = {
     "cancels": log_scenes.cancels,
     "failures": log_scenes.failures,
     "jumps": log_scenes.jumps,
+    "debts": log_scenes.debts,
     "give_ups": log_scenes.give_ups,
     "controlled_delay": log_scenes.controlled_delay,
     "requests": log_scenes.requests,

@@ -33,6 +33,7 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     queue_findings.promises_broken,
     service_findings.store_slow,
     service_findings.store_fails,
+    service_findings.fairness_local,
     service_findings.slow_clients,
     service_findings.late_loop,
     service_findings.orphans,

@@ -9,6 +9,8 @@ LEAST_CALLS = 5.0
 LAG = 0.05  # seconds: longer than the time a token may take in an urgent class
 LONG_LAG = 0.5  # seconds: probes and deadlines suffer as well
 LATE_SHARE = 0.05  # of the time: as much as planning may take of a step
+STALE = 1.0  # seconds: ten exchanges
+_DEBTS = ("replicas", "staleness_seconds")
 SLOW_READER = "its client reads slowly"  # how the admin API begins its reason
 NAMED = 3
 
@@ -51,6 +53,18 @@ def store_fails(window: Window) -> Finding | None:
         "calls to the quota store fail",
         f"{failed:.0f} of {window.count('sluice_store_latency_seconds'):.0f} calls failed in {window.seconds:.1f} s",
         "the log names the errors; `sluice doctor --redis-url ...` checks the server",
+    )
+
+
+def fairness_local(window: Window) -> Finding | None:
+    replicas, staleness = (window.after.samples.total(f"sluice_debts_{what}") for what in _DEBTS)
+    if replicas < 2 or staleness <= STALE:
+        return None
+    return Finding(
+        "fairness_local",
+        "this replica does not know what others serve: tenants have their shares of each replica alone",
+        f"it last knew {staleness:.1f} s ago, and there were {replicas:.0f} replicas",
+        "see that Redis runs and is reached within --redis-timeout; the log says why an exchange failed",
     )
 
 

@@ -24,6 +24,22 @@ STORE = (
         (("sum(increase(sluice_store_outages_total{@}[$__rate_interval]))", "outages"),),
     ),
     Panel(
+        "Shared debts: age",
+        "Since each replica last learned what others serve. Above 1 s fairness is local; 0 where none are shared.",
+        "s",
+        (("max(sluice_debts_staleness_seconds{@})", "the oldest"),),
+        red=1.0,
+    ),
+    Panel(
+        "Shared debts: replicas and service",
+        "Replicas that the last exchange found, and the service by others that a second of theirs brought.",
+        "none",
+        (
+            ("min(sluice_debts_replicas{@})", "replicas"),
+            ("sum(rate(sluice_debts_elsewhere_seconds_total{@}[$__rate_interval]))", "service elsewhere, s/s"),
+        ),
+    ),
+    Panel(
         "Reservations not settled",
         "Requests that limits count. With no live request: 0 within a heartbeat.",
         "none",

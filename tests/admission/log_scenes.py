@@ -434,3 +434,21 @@ def calibration() -> list[str]:
         stage.core.calibrated([(step, stage.took(step))] if n != 3 else [], stage.now)
         stage.run()
     return stage.run()
+
+
+def debts() -> list[str]:
+    """Other replicas serve one tenant, then another that is new here, and then fewer of them are left."""
+    stage = StagedCore(CoreConfig(quantum=0.002, debt_limit=0.0, deadline_debt_limit=0.0), max_num_seqs=2)
+    for number in range(12):
+        for tenant in "ab":
+            stage.arrive(f"{tenant}-{number}", 8, 4, tenant=tenant)
+    stage.steps(4)
+    credit = stage.core.credit("a")
+    stage.core.debts_changed({"a": 0.03125}, 3, stage.now)
+    assert stage.core.credit("a") == credit - 0.03125
+    for number, served in enumerate((0.125, 0.25, 0.0625)):
+        stage.steps(5)
+        stage.core.debts_changed({"a": served, "c": 0.5}, 3 - number, stage.now)
+    stage.arrive("c-0", 8, 4, tenant="c")
+    stage.run()
+    return stage.lines
