@@ -31,13 +31,16 @@ STORE = (
         red=1.0,
     ),
     Panel(
-        "Shared debts: replicas and service",
-        "Replicas that the last exchange found, and the service by others that a second of theirs brought.",
+        "Shared debts: replicas",
+        "That the last exchange of each found. Less than there are: some do not reach the store.",
         "none",
-        (
-            ("min(sluice_debts_replicas{@})", "replicas"),
-            ("sum(rate(sluice_debts_elsewhere_seconds_total{@}[$__rate_interval]))", "service elsewhere, s/s"),
-        ),
+        (("min(sluice_debts_replicas{@})", "the fewest"), ("max(sluice_debts_replicas{@})", "the most")),
+    ),
+    Panel(
+        "Shared debts: service elsewhere",
+        "What replicas learned of each other, in device time: with n of them up to n - 1 times what they served.",
+        "percentunit",
+        (("sum(rate(sluice_debts_elsewhere_seconds_total{@}[$__rate_interval]))", "learned"),),
     ),
     Panel(
         "Reservations not settled",
