@@ -444,11 +444,11 @@ def debts() -> list[str]:
             stage.arrive(f"{tenant}-{number}", 8, 4, tenant=tenant)
     stage.steps(4)
     credit = stage.core.credit("a")
-    stage.core.debts_changed({"a": 0.03125}, 3, stage.now)
+    stage.core.debts_changed({"a": 0.03125}, 4, stage.now)
     assert stage.core.credit("a") == credit - 0.03125
-    for number, served in enumerate((0.125, 0.25, 0.0625)):
+    for number, served in enumerate((0.125, 0.25, 0.0625, 0.5)):
         stage.steps(5)
-        stage.core.debts_changed({"a": served, "c": 0.5}, 3 - number, stage.now)
+        stage.core.debts_changed({"a": served, "c": 0.5}, 4 - number, stage.now)
     stage.arrive("c-0", 8, 4, tenant="c")
     stage.run()
     return stage.lines
