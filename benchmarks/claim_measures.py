@@ -364,6 +364,24 @@ def disaggregation(seed: int, share: float) -> Measured:
     )
 
 
+def speculation(seed: int, share: float) -> Measured:
+    """Up to 5 tokens of a small draft model: at a third of capacity, and bound by arithmetic, with few accepted."""
+    light = _poisson(seed, 0.3, 120 * share)
+    many = _at_once([Arrival(0.0, 100, 200, max_tokens=201) for _ in range(round(400 * share))])
+    plain, smart = (
+        _mean_duration(f"fcfs,{CHUNKED}{more}", light) for more in ("", ",speculate=smart:5,acceptance=0.7,draft=0.05")
+    )
+    none, fixed, fewer = _rates(
+        [f"fcfs,{CHUNKED},speculate={tokens},acceptance=0.3,draft=0.05" for tokens in ("0", "5", "smart:5")],
+        many,
+    )
+    return Measured(
+        plain / smart,
+        f"mean completion {plain / smart:.1f}x sooner at 0.3 times capacity; with 192 rows and 30 % accepted a fixed 5 "
+        f"has {fixed / none:.2f}x the throughput of none, SmartSpec's rule {fewer / none:.2f}x",
+    )
+
+
 # overload
 
 

@@ -1,7 +1,7 @@
 """The core on a virtual clock: the engine's own cycle, with a device that only takes time.
 
-As in `backend.engine`: requests that arrive at one moment are queued and then planned for together; on a completed step
-the core accounts and plans at once; steps run one after another in the order of their plans.
+As in `backend.engine`, requests that arrive at one moment are planned for together, on a completed step the core
+accounts and plans at once, and steps run one after another in the order of their plans.
 """
 
 from collections import deque
@@ -36,7 +36,9 @@ from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
 
-class _SimulatedStep(NamedTuple):
+class SimulatedStep(NamedTuple):
+    """A step that the device computes."""
+
     done_at: float
     elapsed: float
     batch: Batch
@@ -89,7 +91,7 @@ class Loop:
         self._names = SimulatedNames(core.scheduler.config.block_size)
         core.scheduler.name_blocks_by(self._names.name)
         self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
-        self._steps: deque[_SimulatedStep] = deque()
+        self._steps: deque[SimulatedStep] = deque()
         self._done_at = 0.0  # of the newest step
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._number, self._expected = count(), count()
@@ -142,9 +144,7 @@ class Loop:
         return min(*heads, self._timers[0][0] if self._timers else inf)
 
     def _settle_until(self, until: float) -> None:
-        """Let everything but arrivals happen that is due before or at `until`, and not after the next arrival: what
-        ends may be followed by one.
-        """
+        """Let all but arrivals happen that is due by `until` and by the next arrival: one may follow on what ends."""
         due, steps, timers = self._due, self._steps, self._timers
         while True:
             last = until if not due or due[0][0] > until else due[0][0]
@@ -307,11 +307,19 @@ class Loop:
         self._done_at = max(self._done_at, now) + elapsed
         for sequence in scheduled.admitted:
             self._sampled_tokens.admitted(sequence, batch.step)
-        self._steps.append(_SimulatedStep(self._done_at, elapsed, batch, self._recorder.planned(scheduled, now)))
+        self._steps.append(SimulatedStep(self._done_at, elapsed, batch, self._work(scheduled, now)))
 
     def _seconds(self, scheduled: ScheduledStep) -> float:
         """Returns how long the device takes for a step, but for its copies."""
         return self._device.seconds(work_of(scheduled))
+
+    def _work(self, scheduled: ScheduledStep, now: float) -> PlannedWork:
+        """Returns by what a step is divided among its tenants."""
+        return self._recorder.planned(scheduled, now)
+
+    def _output(self, step: SimulatedStep) -> StepOutput:
+        """Returns what a step brings that is complete."""
+        return StepOutput(step.batch.step, self._sampled_tokens.of_step(step.batch), step.elapsed)
 
     def _copy(self, copies: int, now: float) -> float:
         """Let a step make so many copies that is planned now; returns by how many seconds they prolong it."""
@@ -321,9 +329,8 @@ class Loop:
         self._copied_at = max(self._copied_at, now) + seconds
         return max(0.0, self._copied_at - max(self._done_at, now))
 
-    def _complete(self, step: _SimulatedStep) -> None:
-        tokens = self._sampled_tokens.of_step(step.batch)
-        new_tokens = self._core.update_from_output(StepOutput(step.batch.step, tokens, step.elapsed), step.done_at)
+    def _complete(self, step: SimulatedStep) -> None:
+        new_tokens = self._core.update_from_output(self._output(step), step.done_at)
         self._recorder.completed(step.work, step.elapsed, new_tokens, step.done_at)
         for following in self._sessions.answered(new_tokens, step.done_at):
             heappush(self._due, (following.time, -next(self._number), following))

@@ -6,6 +6,8 @@ order=fair,weights=gold:4+free:1       weights by tenant, joined by +
 kv_tokens=10000                        memory in tokens instead of num_blocks
 prefix_cache=off                       without a prefix cache
 num_host_blocks=9000,block_copy_seconds=84e-6   blocks in the host's memory, and how long copying one takes
+speculate=4,acceptance=0.7,draft=0.05  tokens drafted for each row (smart:4: up to so many, chosen for each step), the
+                                       share accepted (by tenant: one:0.8+two:0.5), and what a drafted token costs
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +24,7 @@ from admission.simulation.arrival import NO_TARGET, ClassTarget
 from admission.simulation.device import Device, Served
 from admission.simulation.errors import OptionError
 from admission.simulation.gateway_rules import GatewayRules
+from admission.simulation.speculation import Speculation
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.errors import ConfigError
@@ -44,6 +47,7 @@ class SimulatedPolicy:
     rules: GatewayRules | None = None  # who is served in which class and up to which limits; None: all as they come
     class_names: tuple[str, ...] = ()
     lengths: Learned | None = None  # by which it begins to rank answers; None: by nothing
+    speculation: Speculation | None = None  # None: each row brings one token
 
     def make_core(self) -> Controller:
         core = make_core(self.core, self.engine, StepTimeModel(*self.prior) if self.prior else None)
@@ -96,11 +100,14 @@ def parse_simulated_policy(text: str, device: Device, option: str = "--policy") 
     """Reads settings. The others are as the device was recorded with, or the defaults. Raises `OptionError`."""
     values = _pairs(text, option)
     engine = {key: values.pop(key) for key in (_ENGINE_KEYS | {"kv_tokens"}) & values.keys()}
+    drafting = {key: values.pop(key) for key in _SPECULATION_KEYS & values.keys()}
     try:
         settings: dict[str, Any] = {key: _value(option, CoreConfig, key, value) for key, value in values.items()}
         if "unit" in settings:
             settings = SCALES[settings["unit"]]._asdict() | settings
         base = _base(option, engine, device)
+        if (speculation := _speculation(drafting)) is not None:
+            base = replace(base, speculation=speculation, engine=replace(base.engine, steps_in_flight=1))
         if base.engine.num_host_blocks and not base.engine.block_copy_seconds:
             reason = "num_host_blocks needs block_copy_seconds: copies of 2 MiB at 25 GB/s take 84e-6 each"
             raise OptionError(option, text, reason)
@@ -112,6 +119,20 @@ def parse_simulated_policy(text: str, device: Device, option: str = "--policy") 
         )
     except (ConfigError, ValueError) as error:
         raise OptionError(option, text, str(error)) from None
+
+
+def _speculation(values: Mapping[str, str]) -> Speculation | None:
+    """Reads how tokens are drafted. Raises `ValueError`."""
+    if not values:
+        return None
+    if "speculate" not in values:
+        raise ValueError(f"{', '.join(sorted(values))} needs speculate=N, the tokens drafted for each row")
+    smart, _, tokens = values["speculate"].rpartition(":")
+    if smart not in ("", "smart"):
+        raise ValueError("speculate must be a number of tokens, or smart:N")
+    acceptance = values.get("acceptance", "0.7")
+    by_tenant = _weights(acceptance) if ":" in acceptance else {"": _number(acceptance)}
+    return Speculation(_integer(tokens), bool(smart), by_tenant, _number(values.get("draft", "0")))
 
 
 def _base(option: str, given: Mapping[str, str], device: Device) -> SimulatedPolicy:
@@ -242,4 +263,5 @@ _RENAMED = {
     "swap_space_bytes": "num_host_blocks (with block_copy_seconds)",
 }
 _ENGINE_KEYS = {field.name for field in fields(EngineConfig)}
-_KEYS = _ENGINE_KEYS | {field.name for field in fields(CoreConfig)} | {"kv_tokens"}
+_SPECULATION_KEYS = {"speculate", "acceptance", "draft"}
+_KEYS = _ENGINE_KEYS | {field.name for field in fields(CoreConfig)} | {"kv_tokens"} | _SPECULATION_KEYS

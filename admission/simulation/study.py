@@ -15,6 +15,7 @@ from admission.simulation.device import Device
 from admission.simulation.loop import Loop
 from admission.simulation.policy import SimulatedPolicy
 from admission.simulation.recorder import OUTPUT, PROMPT, Objective, Recorder
+from admission.simulation.speculation import SpeculatingLoop
 from admission.simulation.statistics import MOST_TENANTS
 from admission.simulation.summary import FREE, Summary, summarise
 from admission.simulation.workload import Workload
@@ -95,7 +96,8 @@ class SimulatedRun:
         self.core = policy.make_core()
         gateway = policy.rules.gateway() if policy.rules else None
         longest = policy.engine.max_model_len
-        self.loop = Loop(self.core, device, self.recorder, longest, target=policy.target, gateway=gateway)
+        make = Loop if policy.speculation is None else partial(SpeculatingLoop, policy.speculation)
+        self.loop = make(self.core, device, self.recorder, longest, target=policy.target, gateway=gateway)
         self.loop.expect(arrivals)
 
     @property

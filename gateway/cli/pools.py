@@ -118,7 +118,7 @@ def _at(load: float | None, namespace: Namespace, policy: SimulatedPolicy, traff
     workload = workload_of(namespace, traffic.arrivals, policy.engine.max_model_len)
     workload, _ = at_load(load and load * namespace.devices, workload, policy, device)
     arrivals: Sequence[Arrival] = workload.arrivals(seed=1)
-    check(arrivals, device)
+    check(policy, arrivals, device)
     link, good = Link(namespace.link_gbps * 1e9 / 8, namespace.link_latency), objective_of(namespace) or Objective()
     ways = splits(namespace.devices)
     what = "simulating" if load is None else f"simulating {load:g} times capacity"

@@ -54,8 +54,10 @@ def splits(devices: int) -> list[Split]:
     return [Split(together=devices), *apart]
 
 
-def check(arrivals: Sequence[Arrival], device: Device) -> None:
-    """Raises `OptionError` where these requests, or this device, cannot be simulated in pools."""
+def check(policy: SimulatedPolicy, arrivals: Sequence[Arrival], device: Device) -> None:
+    """Raises `OptionError` where these requests, this policy or this device cannot be simulated in pools."""
+    if policy.speculation is not None:
+        raise OptionError("--policy", policy.name, "tokens are not drafted over pools")
     if device.kv_bytes_per_token is None:
         raise OptionError("--device", device.name, "says no kv_bytes_per_token, of which transfers are made")
     if any(arrival.turns or arrival.more_prompts for arrival in arrivals):

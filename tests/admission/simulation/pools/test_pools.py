@@ -76,6 +76,8 @@ def test_every_request_is_answered_whole_by_every_split(shapes: list[tuple[float
 
 def test_what_cannot_be_simulated_is_refused() -> None:
     with pytest.raises(OptionError, match="kv_bytes_per_token"):
-        check([], Device("d", STEP.seconds, STEP, 100))
+        check(POLICY, [], Device("d", STEP.seconds, STEP, 100))
     with pytest.raises(OptionError, match="several turns"):
-        check([Arrival(0.0, 5, 5, turns=(Turn(1.0, 5, 5),))], DEVICE)
+        check(POLICY, [Arrival(0.0, 5, 5, turns=(Turn(1.0, 5, 5),))], DEVICE)
+    with pytest.raises(OptionError, match="not drafted"):
+        check(parse_simulated_policy("speculate=2", DEVICE), [], DEVICE)
