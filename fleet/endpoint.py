@@ -10,17 +10,15 @@ import logging
 import secrets
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
-import orjson
 from starlette.types import Receive, Scope, Send
 
 from admission.outcome import Outcome
 from fleet.errors import NoReplica, ReplicaLost
 from fleet.fleet import Fleet
 from fleet.prediction import Ask
-from fleet.prompt_digests import beginnings, prompt_text
 from fleet.retries import RetryBudget
 from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
@@ -52,7 +50,6 @@ class Frontend:
     fleet: Fleet
     budget: RetryBudget
     client: httpx.AsyncClient
-    secret: bytes
     max_body_bytes: int
     body_timeout: float
 
@@ -119,13 +116,9 @@ class RouteEndpoint:
         return request_scope.outcome or _outcome_of(response.status)
 
     def _ask(self, policy: EffectivePolicy, body: bytes) -> Ask:
-        """Return what the choice goes by; a body that is no JSON is for a replica to refuse."""
-        try:
-            parsed: Any = orjson.loads(body) if body else {}
-        except orjson.JSONDecodeError:
-            parsed = {}
-        text = prompt_text(parsed) if isinstance(parsed, dict) else b""
-        return Ask(policy.name, len(text), beginnings(text, policy.cache_scope, self._frontend.secret))
+        """Return what the choice goes by."""
+        digests, num_bytes = self._frontend.keys.fleet.beginnings(body, policy.cache_scope)
+        return Ask(policy.name, num_bytes, digests)
 
     async def _attempt(self, scope: Scope, response: ResponseWriter, body: bytes, ask: Ask) -> None:
         """Have a replica answer, or a second one. Raises `ApiError`."""
@@ -139,7 +132,7 @@ class RouteEndpoint:
             if view is None or (tried and not budget.take()):
                 break
             tried.append(view.name)
-            signed = self._frontend.keys.signatures.header(Attempt(request_id, len(tried)))
+            signed = self._frontend.keys.fleet.header(Attempt(request_id, len(tried)))
             headers = forwarded(scope["headers"], response.request_id, signed)
             failed = await self._served(scope, response, headers, body, ask, view)
             if failed is None:

@@ -10,7 +10,7 @@ from fleet.prediction import Ask, own_prefill
 from fleet.prefix_map import PrefixMap
 from fleet.replicas import Replica
 from fleet.view import OpenRequest, ReplicaView
-from gateway.replica_state import ReplicaState, WaitingWork
+from gateway.replica.state import ReplicaState, WaitingWork
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,13 @@ class Fleet:
     def told(self, view: ReplicaView, state: ReplicaState, asked: float) -> None:
         """Take a state that a replica was asked for at a moment."""
         was_silent = view.is_silent(self.clock())
-        if view.told(state, asked, self.clock()):
+        is_new = view.state is None
+        changes, now = state.beginnings, self.clock()
+        if view.told(state, asked, now) or (changes.is_all and not is_new):
             self._prefixes.forget(view.name)
+        view.next_event = changes.next
+        self._prefixes.learn(view.name, map(bytes.fromhex, changes.cached), now)
+        self._prefixes.evicted(view.name, map(bytes.fromhex, changes.evicted))
         if was_silent:
             log.info("replica %s answers", view.name)
 

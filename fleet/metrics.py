@@ -1,11 +1,13 @@
 """Metrics of a router: what it sent where, what it tried again, and what it predicts of each replica."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from fleet.fleet import Fleet
 from fleet.retries import RetryBudget
 from fleet.view import ReplicaView
+from gateway.replica.state import NO_CHANGES
 from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord
@@ -61,7 +63,7 @@ def fleet_report(fleet: Fleet) -> dict[str, Any]:
                 "left_out_seconds": max(0.0, view.ejection.until - now),
                 "open_requests": len(view.open),
                 "attempts": fleet.picks[name],
-                "state": view.state,
+                "state": view.state and replace(view.state, beginnings=NO_CHANGES),
             }
             for name, view in fleet.views.items()
         ],

@@ -8,7 +8,7 @@ import httpx
 
 from fleet.fleet import Fleet
 from fleet.view import SILENCE, ReplicaView
-from gateway.replica_state import StateError, parse_state
+from gateway.replica.state import StateError, parse_state
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,9 @@ class Poller:
         asked = self._fleet.clock()
         try:
             reply = await self._client.get(
-                view.replica.admin + PATH, headers=self._headers, timeout=httpx.Timeout(SILENCE)
+                f"{view.replica.admin}{PATH}?since={view.next_event}",
+                headers=self._headers,
+                timeout=httpx.Timeout(SILENCE),
             )
             if reply.status_code != httpx.codes.OK:
                 raise StateError(f"its admin port answers {reply.status_code}: {reply.text[:200]}")

@@ -12,7 +12,7 @@ that has flooded a replica waits there for itself, and others do not wait for it
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from gateway.replica_state import ReplicaState, WaitingWork
+from gateway.replica.state import ReplicaState, WaitingWork
 
 NOTHING = WaitingWork(0, 0.0, 0.0)
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 MAX_ENTRIES = 200_000
-LIFETIME = 600.0  # seconds
+LIFETIME = 3600.0  # seconds
 
 
 class PrefixMap:

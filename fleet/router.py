@@ -39,7 +39,6 @@ from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.effective_policy import EffectivePolicies
 from gateway.tenants.file_watch import FileWatcher, signature
-from gateway.tenants.fleet_secret import fleet_secret
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.live_policy import LivePolicy
 
@@ -121,7 +120,6 @@ class _Router:
                 fleet=self.fleet,
                 budget=budget,
                 client=client,
-                secret=fleet_secret(tenants.keys.pepper),
                 max_body_bytes=settings.max_body_bytes,
                 body_timeout=settings.body_timeout,
             )

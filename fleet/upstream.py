@@ -7,7 +7,7 @@ from ssl import SSLContext
 import httpx
 from starlette.types import Scope
 
-from gateway.tenants.fleet_secret import ATTEMPT_HEADER
+from gateway.replica.fleet_secret import ATTEMPT_HEADER
 
 CONNECT_SECONDS = 2.0
 KEEP_SECONDS = 15.0  # less than a replica keeps an idle connection

@@ -7,7 +7,7 @@ from math import inf
 from fleet.prediction import add_work
 from fleet.replicas import Replica
 from fleet.retries import Ejection
-from gateway.replica_state import ReplicaState, WaitingWork
+from gateway.replica.state import ReplicaState, WaitingWork
 
 SILENCE = 2.0  # seconds without a state, after which a replica counts as gone
 NOBODY: Mapping[str, WaitingWork] = {}
@@ -31,6 +31,7 @@ class ReplicaView:
     state: ReplicaState | None = None
     heard: float = -inf  # when that was
     ejection: Ejection = field(default_factory=Ejection)
+    next_event: int = 0  # of its cached beginnings
     open: set[OpenRequest] = field(default_factory=set)  # what it has not answered to the end
     on_way: set[OpenRequest] = field(default_factory=set)  # those of them of which its state may not tell yet
     num_picked: int = 0
@@ -74,7 +75,7 @@ class ReplicaView:
         """Note that the replica cannot be reached: nothing goes there before it tells its state again, and attempts
         that it has not begun to answer are given up.
         """
-        self.state, self.heard = None, -inf
+        self.state, self.heard, self.next_event = None, -inf, 0
         for give_up in [one.give_up for one in self.open if one.give_up is not None]:
             give_up()
 

@@ -5,8 +5,8 @@ left out. docs/admin.md describes each answer.
 """
 
 import time
-from dataclasses import asdict
 
+import orjson
 from starlette.routing import Route
 
 from gateway.admin.actions import Actions
@@ -25,10 +25,18 @@ from gateway.admin.usage import UsageReader
 from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
 from gateway.background import map_in_slices
+from gateway.errors import BadRequest
 from gateway.http.json_body import JsonBody, read
 from gateway.tenants.key_source import KeySource
 
 PREFIX = "/admin/v1"
+
+
+def _event(request: AdminRequest) -> int:
+    since = request.query.get("since", "0")
+    if not (since.isascii() and since.isdigit() and len(since) <= 18):
+        raise BadRequest(f"since must be a number that a state has named as next, got {since!r:.40}.", "since")
+    return int(since)
 
 
 class Api:
@@ -87,8 +95,9 @@ class Api:
             admin_route("POST", f"{PREFIX}/drain", lambda request: actions.drain(request.actor)),
         ]
 
-    async def state(self, request: AdminRequest) -> Json:
-        return asdict(self._service.metrics.replica.state(self._process.is_draining()))
+    async def state(self, request: AdminRequest) -> Blob:
+        state = self._service.metrics.replica.state(self._process.is_draining(), _event(request))
+        return Blob(orjson.dumps(state), "application/json")
 
     async def overview(self, request: AdminRequest) -> Json:
         return overview(self._process, self._service, self._history, time.time())

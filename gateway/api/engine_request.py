@@ -9,6 +9,7 @@ from admission.request import Asked, AskedPrompt
 from backend.sampling_params import SamplingParams
 from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.sequence import Sequence
+from gateway.replica.fleet_secret import UNKNOWN, Beginnings
 from quotas.reservation import Ask, Attempt
 
 
@@ -47,6 +48,7 @@ class EngineRequest:
     num_answers: int = 1  # to each prompt, which counts once
     expects_followup: float | None = None  # seconds after the answer in which the client says that it comes again
     form: tuple[int, ...] = ()  # of the conversation, see `prompt_form`
+    beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
     attempt: Attempt | None = None  # which it is of a request that a router may send to several replicas
 
     def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:

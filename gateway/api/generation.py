@@ -21,15 +21,16 @@ from gateway.api.generation_request import GenerationParams
 from gateway.api.text_stream import TextStream
 from gateway.errors import ApiError
 from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar
+from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
 from gateway.openai.json_schema import located
 from gateway.openai.replies import Chunks, Identity, TokenUsage
 from gateway.openai.requests import GenerationRequest
+from gateway.replica.fleet_secret import ATTEMPT_HEADER, UNKNOWN, Beginnings
 from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
-from gateway.tenants.fleet_secret import ATTEMPT_HEADER
 
 Result = TypeVar("Result")
 
@@ -60,7 +61,9 @@ class GenerationEndpoint(Endpoint):
     async def _serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
         frontend, dialect = self.frontend, self._dialect
         arrived, has_come = frontend.telemetry.clock(), has_come_whole(call.scope)
-        request = await self.read(call, policy, lambda body: dialect.parse(body, frontend.model.limits))
+        attempt = frontend.keys.fleet.attempt(call.response.request_header(ATTEMPT_HEADER))
+        parse = partial(self._parse, scope=None if attempt is None else policy.cache_scope)
+        request, beginnings = await self.read(call, policy, parse)
         self._record_request(call.record, request)
         policy = self._present_policy(call, principal, has_come)
         headers = call.scope["headers"]
@@ -75,9 +78,8 @@ class GenerationEndpoint(Endpoint):
         service_class = policy.service_class(request.service_tier)
         num_bytes = call.record.body_bytes
         dialect.bound(request, service_class.max_reasoning_tokens, frontend)
-        attempt = frontend.keys.signatures.attempt(call.response.request_header(ATTEMPT_HEADER))
         params = GenerationParams(
-            request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes, attempt
+            *(request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes), beginnings, attempt
         )
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
@@ -92,6 +94,11 @@ class GenerationEndpoint(Endpoint):
         if scope.error is not None:
             raise scope.error
         return scope.outcome or Outcome.COMPLETED
+
+    def _parse(self, body: JsonBody, scope: str | None) -> tuple[GenerationRequest, Beginnings]:
+        """Returns the request in a body, and the beginnings of its prompt; without a scope no router asks for them."""
+        request = self._dialect.parse(body, self.frontend.model.limits)
+        return request, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
 
     def _present_policy(self, call: Call, principal: Principal, had_come: bool) -> EffectivePolicy:
         """Returns what the key may do now that the body is here: one that had not come at first may have taken minutes.

@@ -9,6 +9,7 @@ from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.api.frontend import ServedModel
 from gateway.errors import ContextLengthExceeded, Unsatisfiable, context_exceeded
 from gateway.openai.requests import GenerationRequest
+from gateway.replica.fleet_secret import UNKNOWN, Beginnings
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.policy import ClassPolicy
 from quotas.reservation import Attempt
@@ -30,6 +31,7 @@ class GenerationParams:
     expects_followup: float | None  # seconds after the answer
     arrived: float
     num_bytes: int
+    beginnings: Beginnings = UNKNOWN
     attempt: Attempt | None = None
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
@@ -61,6 +63,7 @@ class GenerationParams:
             num_answers=self.request.num_answers,
             expects_followup=self._expects_followup(model),
             form=self.dialect.form(self.request),
+            beginnings=self.beginnings,
             attempt=self.attempt,
         )
 

@@ -218,6 +218,7 @@ class InProcessClient:
         generation = InProcessGeneration(self, record, grant, headers, release)
         try:
             record.reserved, record.grant = service.telemetry.clock(), grant
+            record.beginnings = request.beginnings
             if record.reserving is None:
                 record.reserving = record.reserved
             service.admission.requested(request.as_recorded())

@@ -146,6 +146,11 @@ class JsonBody:
     def __len__(self) -> int:
         return len(self._raw)
 
+    @property
+    def raw(self) -> bytes:
+        """The bytes as they came."""
+        return self._raw
+
     def loads(self) -> Any:
         """Parse the body and return its value. No call holds the interpreter lock for more than about 2 ms.
 

@@ -23,6 +23,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter
+from gateway.replica.fleet_secret import UNKNOWN, Beginnings
 from quotas.reservation import Reservation
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,7 @@ class RequestRecord:
     asked: Asked | None = None  # what its tenant's limits were asked for
     response_id: str | None = None
     grammar: Grammar | None = None  # what its answers have to match
+    beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
 
     body_bytes: int = 0  # read so far
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gateway.errors import InvalidApiKey
+from gateway.replica.fleet_secret import FleetSecret
 from gateway.settings.secret_rules import MAX_KEY
 from gateway.settings.settings import Settings
-from gateway.tenants.fleet_secret import FleetSignatures
 from gateway.tenants.key_store import KeyRecord, KeyStore, Replaced
 from quotas.policy.policy import SCOPES
 
@@ -39,7 +39,7 @@ class KeyRing:
     """The keys that open this gateway, replaced all at once; `clock` gives Unix seconds."""
 
     def __init__(self, pepper: bytes, records: Iterable[KeyRecord], clock: Callable[[], float] = time.time) -> None:
-        self.signatures = FleetSignatures(pepper)
+        self.fleet = FleetSecret(pepper)
         self._hmac = hmac.new(pepper, digestmod="sha256")  # of no key yet: to make it takes longer than to copy it
         self._clock = clock
         self._nobody = _Entry(Principal("", ""), _Secret.none(), _Secret.none())

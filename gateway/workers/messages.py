@@ -13,6 +13,7 @@ from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.api.frontend import ServedModel
 from gateway.errors import ApiError
+from gateway.replica.fleet_secret import Beginnings
 from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord, TraceContext
 from gateway.tenants.key_store import KeyRecord
@@ -83,6 +84,7 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
         *(request.token_interval, request.first_token_target, request.first_token_by, request.done_by),
         *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop, request.cache_salt),
         *(request.num_answers, request.expects_followup, request.form, request.attempt),
+        *([digest.hex() for digest in request.beginnings.digests], request.beginnings.num_bytes),
     ]
     return message, token_ids.tobytes()
 
@@ -92,7 +94,9 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
     name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
     token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
     token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
-    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, form, attempt = others
+    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, form, attempt, digests, prompt_bytes = (
+        others
+    )
     for length in lengths:
         prompts += [token_ids[start : start + length]] * num_answers
         start += length
@@ -125,6 +129,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
         expects_followup=expects_followup,
         form=tuple(form),
         attempt=None if attempt is None else Attempt(*attempt),
+        beginnings=Beginnings(tuple(map(bytes.fromhex, digests)), prompt_bytes),
     )
 
 

@@ -63,6 +63,10 @@ def test_requests_go_to_every_replica_and_a_prompt_to_who_has_it(site: FleetSite
         usage = site.post("acme", model="embedded", messages=turns, max_tokens=4).json()["usage"]
         found += usage["prompt_tokens_details"]["cached_tokens"] > 200
     assert found >= 8 - len(site.replicas), "a replica computes it once"
+    told = [one.admin("state")["beginnings"]["cached"] for one in site.replicas]
+    assert any(told), "and tells routers that it has it"
+    asked = [one.admin(f"state?since={one.admin('state')['beginnings']['next']}") for one in site.replicas]
+    assert not any(one["beginnings"]["cached"] for one in asked)
 
 
 def test_a_client_that_leaves_frees_its_memory_on_the_replica(site: FleetSite) -> None:

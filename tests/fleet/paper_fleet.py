@@ -111,7 +111,6 @@ class PaperFleet(httpx.AsyncBaseTransport):
             fleet=self.fleet,
             budget=self.budget,
             client=httpx.AsyncClient(transport=self),
-            secret=PEPPER,
             max_body_bytes=10_000,
             body_timeout=30.0,
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 from fleet.replicas import Replica
 from fleet.view import ReplicaView
-from gateway.replica_state import KVTokens, ReplicaState, StepCost, WaitingWork
+from gateway.replica.state import KVTokens, ReplicaState, StepCost, WaitingWork
 
 IDLE = ReplicaState(
     instance="1",

@@ -97,7 +97,7 @@ async def test_a_replica_that_is_lost_before_its_answer_is_followed_by_another(e
     assert (await fleet.request()).body == b"".join(EVENTS)
     assert fleet.asked == ["a", "b"]
     signed = [request.headers["x-sluice-attempt"].encode() for request in fleet.seen]
-    first, second = [fleet.frontend.keys.signatures.attempt(one) for one in signed]
+    first, second = [fleet.frontend.keys.fleet.attempt(one) for one in signed]
     assert first is not None
     assert second == first._replace(number=2)
 

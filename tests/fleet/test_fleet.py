@@ -11,6 +11,7 @@ from fleet.picker import Knowledge, LeastPredicted
 from fleet.prediction import Ask
 from fleet.prefix_map import PrefixMap
 from fleet.view import SILENCE
+from gateway.replica.state import Changes
 from tests.fleet.states import IDLE, replica
 from tests.gateway.admin.clock import Clock
 
@@ -98,6 +99,23 @@ def test_what_was_cached_is_forgotten_with_a_restart_a_loss_and_the_file(three: 
     three.lost(three.views["b:8000"])
     three.set_replicas(map(replica, "ab"))
     assert [three.cached(name) for name in "abc"] == [0, 0, 0]
+
+
+def test_a_replica_tells_what_it_has_cached_and_given_up(three: Three) -> None:
+    view, digests = three.views["a:8000"], [one.hex() for one in ASK.digests]
+
+    def tell(changes: Changes) -> int:
+        three.told(view, replace(IDLE, beginnings=changes), three.clock())
+        assert view.next_event == changes.next
+        return three.cached("a")
+
+    assert tell(Changes(2, digests, [], is_all=True)) == 2
+    assert tell(Changes(2, [], [], is_all=False)) == 2
+    assert tell(Changes(3, [], digests[1:], is_all=False)) == 1
+    assert tell(Changes(9, digests[1:], [], is_all=True)) == 0, "the first is not among all that there are"
+    assert tell(Changes(9, digests[:1], [], is_all=False)) == 2
+    three.lost(view)
+    assert view.next_event == 0
 
 
 def test_a_change_of_the_file_keeps_what_is_known_of_those_that_stay(three: Three) -> None:

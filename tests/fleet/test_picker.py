@@ -9,7 +9,7 @@ from fleet.picker import Knowledge, LeastPredicted, Picker, Routing, make_picker
 from fleet.prediction import Ask
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
-from gateway.replica_state import KVTokens
+from gateway.replica.state import KVTokens
 from tests.fleet.states import view, work
 
 SHORT = Ask("t", 100)

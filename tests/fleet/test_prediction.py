@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.prediction import Ask, add_work, ahead_of, first_token_seconds
-from gateway.replica_state import WaitingWork
+from gateway.replica.state import WaitingWork
 from tests.fleet.states import IDLE, work
 
 TENANTS = ["a", "b", "c", "d"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from admission.controller import Controller
 from backend.engine import Engine
 from gateway.http.connection_table import ConnectionCounts
+from gateway.replica.reader import ReplicaReader
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
@@ -22,7 +23,6 @@ from gateway.telemetry.metrics.replica import count_work
 from gateway.telemetry.metrics.requests import RequestMetrics
 from gateway.telemetry.metrics.tenants import TenantMetrics
 from gateway.telemetry.metrics.vllm import VllmMetrics
-from gateway.telemetry.replica_reader import ReplicaReader
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.shared_debts import SharedDebts

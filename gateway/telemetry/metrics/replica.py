@@ -1,8 +1,8 @@
 """Metrics by which replicas are compared, and scaled: the work that each has, and what a step costs there."""
 
 from admission.step_times.step_time import StepTimeModel
+from gateway.replica.reader import ReplicaReader
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
-from gateway.telemetry.replica_reader import ReplicaReader
 
 TERMS = ("step", "prefill", "decode", "decode_context", "prefill_context", "prefill_pairs", "beyond_knee")
 """The names of the coefficients of `StepTime`, in their order."""

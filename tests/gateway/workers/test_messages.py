@@ -16,6 +16,7 @@ from backend.grammar import Grammar, GrammarKind
 from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.errors import ApiError, BadRequest, DeadlineUnmeetable, MethodNotAllowed, RateLimited
+from gateway.replica.fleet_secret import Beginnings
 from gateway.telemetry.request_record import RequestRecord, TraceContext
 from gateway.workers.link import FrameKind, frame
 from gateway.workers.messages import (
@@ -64,6 +65,8 @@ samplings = st.builds(
     grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), names, names),
 )
 
+digests = st.lists(st.binary(min_size=12, max_size=12), max_size=3).map(tuple)
+
 
 @st.composite
 def requests(draw: st.DrawFn) -> EngineRequest:
@@ -87,6 +90,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         streams=draw(st.booleans()),
         may_stop=draw(st.booleans()),
         form=draw(st.lists(token_ids, max_size=5).map(tuple)),
+        beginnings=draw(st.builds(Beginnings, digests, st.integers(0, 10**6))),
         attempt=draw(st.none() | st.builds(Attempt, names, st.integers(1, 9))),
     )
 

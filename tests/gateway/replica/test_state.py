@@ -1,12 +1,13 @@
 import orjson
 import pytest
 
-from gateway.replica_state import KVTokens, ReplicaState, StateError, StepCost, WaitingWork, parse_state
+from gateway.replica.state import Changes, KVTokens, ReplicaState, StateError, StepCost, WaitingWork, parse_state
 
 STATE = ReplicaState(
     *("a1", "embedded", False, 3, 8, 0.0, 0.01, 0.2, 0.0001, 4.5, 12.0, 1.2),
     step=StepCost((0.001,) * 7, 512, 0.05),
     kv=KVTokens(1000, 200, 300),
+    beginnings=Changes(3, ["0a"], [], is_all=True),
     waiting={"acme": WaitingWork(2, 0.1, 1.5)},
 )
 

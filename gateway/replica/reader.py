@@ -8,7 +8,8 @@ from admission.controller import Controller
 from admission.step_times.step_time import StepWork
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.sequence import Sequence
-from gateway.replica_state import KVTokens, ReplicaState, StepCost, WaitingWork
+from gateway.replica.beginnings import CachedBeginnings
+from gateway.replica.state import KVTokens, ReplicaState, StepCost, WaitingWork
 from gateway.telemetry.request_record import RequestRecord
 
 MAX_TENANTS = 1000  # in a state: those with the most work waiting
@@ -23,16 +24,22 @@ class ReplicaReader:
         self._model, self._core, self._target, self._clock = model, core, target, clock
         self._instance = secrets.token_hex(8)
         self._bytes_per_token = BYTES_PER_TOKEN
-        self._kv = KVAccounts(core.scheduler.kv_manager)
+        manager = core.scheduler.kv_manager
+        self._kv = KVAccounts(manager)
+        self.beginnings = CachedBeginnings(manager.cache, core.scheduler.config.block_size)
 
     def ended(self, record: RequestRecord) -> None:
-        """Learn how many bytes of a body make a token of a prompt."""
+        """Learn how many bytes of a body make a token of a prompt, and what its prompt has left in the cache."""
         tokens = record.num_prompt_tokens
+        if record.beginnings.digests and record.timelines:
+            self.beginnings.computed(record.beginnings, record.timelines[0].sequence)
         if tokens and record.body_bytes:
             self._bytes_per_token += SHARE * (record.body_bytes / tokens - self._bytes_per_token)
 
-    def state(self, draining: bool) -> ReplicaState:
-        """Returns the state now. O(running + tenants that wait)."""
+    def state(self, draining: bool, since: int = 0) -> ReplicaState:
+        """Returns the state now, with what has become of cached beginnings since an event. O(running + tenants that
+        wait + events).
+        """
         core, scheduler = self._core, self._core.scheduler
         running, config = scheduler.running, scheduler.config
         token_seconds = self._token_seconds()
@@ -55,6 +62,7 @@ class ReplicaReader:
             step=StepCost(fitted.coefficients, fitted.knee, core.step_time.relative_error),
             kv=KVTokens(config.num_blocks * size, (config.num_blocks - held - idle) * size, idle * size),
             waiting=self._waiting(token_seconds),
+            beginnings=self.beginnings.since(since),
         )
 
     def work_seconds(self) -> float:

@@ -2,13 +2,13 @@ from itertools import takewhile
 from random import Random
 from typing import Any
 
+import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.prompt_digests import BLOCK, MAX_BLOCKS, beginnings, prompt_text
-from gateway.tenants.fleet_secret import fleet_secret
+from gateway.replica.digests import BLOCK, MAX_BLOCKS, beginnings, prompt_bytes
 
-SECRET = fleet_secret(bytes(32))
+SECRET = bytes(32)
 texts = st.builds(lambda seed, size: Random(seed).randbytes(size), st.integers(0, 9), st.integers(0, 5 * BLOCK))
 
 
@@ -27,7 +27,7 @@ def test_they_tell_nothing_to_another_scope_or_without_the_secret() -> None:
     known = {*beginnings(text, "a", SECRET)}
     assert len(known) == 4
     assert not known & {*beginnings(text, "b", SECRET)}
-    assert not known & {*beginnings(text, "a", fleet_secret(b"another" * 5))}
+    assert not known & {*beginnings(text, "a", b"another" * 5)}
 
 
 def test_a_long_prompt_goes_by_its_first_part() -> None:
@@ -35,14 +35,17 @@ def test_a_long_prompt_goes_by_its_first_part() -> None:
 
 
 def test_a_conversation_that_goes_on_begins_as_it_began() -> None:
-    turns: list[dict[str, Any]] = [{"role": "system", "content": "x" * 2000}, {"role": "user", "content": "y" * 2000}]
-    before = prompt_text({"messages": turns, "tools": [{"type": "function"}]})
-    turns.append({"role": "assistant", "content": [{"type": "text", "text": "é"}], "tool_calls": []})
-    assert prompt_text({"messages": turns, "tools": [{"type": "function"}]}).startswith(before)
+    turns: list[dict[str, Any]] = [{"role": "system", "content": 'say "messages"'}, {"role": "user", "content": "é"}]
+    before = orjson.dumps({"model": "a", "messages": turns, "stream": True})
+    turns.append({"role": "assistant", "content": "y"})
+    after = orjson.dumps({"model": "another", "seed": 1, "messages": turns})
+    common = prompt_bytes(before).removesuffix(b'],"stream":true}')
+    assert common.startswith(b'"messages":[{')
+    assert common.endswith('"é"}'.encode())
+    assert prompt_bytes(after).startswith(common)
 
 
-def test_whatever_comes_has_some_text() -> None:
-    assert prompt_text({"prompt": "é"}) == "é".encode()
-    assert prompt_text({"prompt": [1, 2]}) == b"[1,2]"
-    assert prompt_text({}) == b""
-    assert prompt_text({"messages": ["?", {"role": 3}]}) == b"\x003\x00null\x00null"
+def test_whatever_comes_has_some_text_or_none() -> None:
+    assert prompt_bytes(b'{"prompt": "a"}') == b'"prompt": "a"}'
+    assert prompt_bytes(b'{"model": "a \\"messages\\" b", "prompt": 1}') == b'"prompt": 1}'
+    assert prompt_bytes(b'"messages"') == prompt_bytes(b"") == prompt_bytes(b"{") == b""

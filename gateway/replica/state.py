@@ -1,6 +1,6 @@
 """What a replica tells a router of itself, as one document: `GET /admin/v1/state`. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
@@ -34,6 +34,19 @@ class KVTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What has become of beginnings of prompts since a router asked last; their digests are in hexadecimal."""
+
+    next: int  # what the router asks from when it asks again
+    cached: Sequence[str]
+    evicted: Sequence[str]
+    is_all: bool  # what is not named as cached, is not
+
+
+NO_CHANGES = Changes(0, (), (), is_all=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaState:
     """One replica at one moment; times are predicted seconds."""
 
@@ -52,6 +65,7 @@ class ReplicaState:
     step: StepCost
     kv: KVTokens
     waiting: Mapping[str, WaitingWork] = field(default_factory=dict)  # by tenant
+    beginnings: Changes = NO_CHANGES
 
 
 class StateError(ValueError):

@@ -1,11 +1,13 @@
-"""The secret that a router and its replicas have in common, and what they sign with it.
+"""The secret that a router and its replicas have in common, and what they make with it.
 
 It is derived from the pepper that their keys are hashed with, so there is none to configure.
 """
 
 import hmac
 import re
+from typing import NamedTuple
 
+from gateway.replica.digests import beginnings, prompt_bytes
 from quotas.reservation import Attempt
 
 ATTEMPT_HEADER = b"x-sluice-attempt"
@@ -13,16 +15,21 @@ MAC_DIGITS = 32
 _HEADER = re.compile(rb"(([0-9a-f]{32})\.([1-9]))\.([0-9a-f]{32})")
 
 
-def fleet_secret(pepper: bytes) -> bytes:
-    """Return the secret that belongs to a pepper."""
-    return hmac.digest(pepper, b"sluice fleet", "sha256")
+class Beginnings(NamedTuple):
+    """The digests of a prompt's beginnings, the shortest first, and the bytes of the whole."""
+
+    digests: tuple[bytes, ...]
+    num_bytes: int
 
 
-class FleetSignatures:
-    """Signs attempts in a router, and tells a replica which of them a router has signed."""
+UNKNOWN = Beginnings((), 0)
+
+
+class FleetSecret:
+    """Signs attempts in a router, and tells a replica which of them a router has signed; both name beginnings alike."""
 
     def __init__(self, pepper: bytes) -> None:
-        self._secret = fleet_secret(pepper)
+        self._secret = hmac.digest(pepper, b"sluice fleet", "sha256")
 
     def header(self, attempt: Attempt) -> bytes:
         """Return the value of `ATTEMPT_HEADER` for an attempt of a request whose id has 32 hexadecimal digits."""
@@ -35,6 +42,11 @@ class FleetSignatures:
         if match is None or not hmac.compare_digest(match[4], self._mac(match[1])):
             return None
         return Attempt(match[2].decode(), int(match[3]))
+
+    def beginnings(self, body: bytes, scope: str) -> Beginnings:
+        """Return the beginnings of the prompt in a body, for those who share a cache: the `scope`."""
+        prompt = prompt_bytes(body)
+        return Beginnings(beginnings(prompt, scope, self._secret), len(prompt))
 
     def _mac(self, name: bytes) -> bytes:
         return hmac.digest(self._secret, name, "sha256").hex()[:MAC_DIGITS].encode()

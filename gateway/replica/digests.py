@@ -1,0 +1,30 @@
+"""Digests of the beginnings of a prompt, under a secret of the fleet: a router needs no tokenizer, and what it keeps or
+is told of a cache says nothing of any prompt.
+
+A prompt is taken as the bytes of its body from the messages on, or from the plain prompt: the next turn of a
+conversation begins with the same. Beginnings are those of whole blocks of `BLOCK` bytes, each digest that of the one
+before and its block, so that prompts with the same beginning share the digests of it, wherever a message ends. Nothing
+is parsed, so that no body can keep a router busy.
+"""
+
+from hashlib import blake2b
+
+BLOCK = 512  # bytes
+MAX_BLOCKS = 512  # a prompt goes by its first 256 KiB
+DIGEST_BYTES = 12
+
+
+def prompt_bytes(body: bytes) -> bytes:
+    """Return the part of a body that a prompt goes by; of one that has no prompt, nothing."""
+    start = max(body.find(b'"messages"'), 0) or max(body.find(b'"prompt"'), 0)
+    return body[start:] if start else b""
+
+
+def beginnings(text: bytes, scope: str, secret: bytes) -> tuple[bytes, ...]:
+    """Return the digests of a text's beginnings, for those who share the cache: the `scope`."""
+    digest, found = scope.encode("utf-8", "surrogatepass"), []
+    for end in range(BLOCK, min(len(text), BLOCK * MAX_BLOCKS) + 1, BLOCK):
+        block = len(digest).to_bytes(2) + digest + text[end - BLOCK : end]
+        digest = blake2b(block, key=secret, digest_size=DIGEST_BYTES).digest()
+        found.append(digest)
+    return tuple(found)

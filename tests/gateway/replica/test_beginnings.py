@@ -1,0 +1,85 @@
+"""Which beginnings a replica says to have cached, as its core computes and gives up blocks."""
+
+import pytest
+
+from gateway.replica import beginnings as beginnings_module
+from gateway.replica.beginnings import CachedBeginnings
+from gateway.replica.digests import BLOCK
+from gateway.replica.fleet_secret import Beginnings
+from gateway.replica.state import Changes
+from tests.gateway.telemetry.metrics_rig import Rig
+
+TOKENS = 16  # of a prompt, in 4 blocks
+BYTES = 4 * BLOCK  # so that each block of tokens is one of bytes
+
+
+class Replica(Rig):
+    """One with memory for three prompts, which routers ask."""
+
+    def __init__(self) -> None:
+        super().__init__(num_blocks=16)
+        self.beginnings: CachedBeginnings = self.metrics.replica.beginnings
+        self.event = 0
+        self.known: set[str] = set()
+
+    def serve(self, prompt: int) -> None:
+        """Compute a prompt of which every block has digests and names of its own."""
+        names = [bytes([prompt, block]) for block in range(TOKENS // 4)]
+        timeline = self.arrive(f"{prompt}-{self.now}", prompt=TOKENS, max_tokens=1, names=names)  # type: ignore[arg-type]
+        self.run()
+        self.beginnings.computed(Beginnings(tuple(b"d" + name for name in names), BYTES), timeline.sequence)
+
+    def ask(self) -> Changes:
+        """Ask as a router does, and keep what it tells."""
+        changes = self.beginnings.since(self.event)
+        self.event = changes.next
+        if changes.is_all:
+            self.known.clear()
+        self.known |= {*changes.cached}
+        self.known -= {*changes.evicted}
+        return changes
+
+    @property
+    def cached(self) -> set[str]:
+        """What the cache itself has."""
+        by_name = self.core.scheduler.kv_manager.cache._by_name
+        return {(b"d" + name).hex() for name in by_name}  # type: ignore[operator]
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica()
+
+
+def test_a_router_that_asks_again_and_again_knows_what_is_cached(replica: Replica) -> None:
+    assert replica.ask() == Changes(0, (), (), is_all=False)
+    for prompt in (1, 2, 1, 3, 4, 5, 1, 6):
+        replica.serve(prompt)
+        replica.ask()
+        assert replica.known == replica.cached
+    assert any(digest.startswith(b"d\6".hex()) for digest in replica.known)
+    assert not replica.ask().cached
+
+
+def test_one_that_asks_late_or_for_the_first_time_is_told_all(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beginnings_module, "MAX_EVENTS", 4)
+    replica.beginnings = CachedBeginnings(replica.core.scheduler.kv_manager.cache, 4)
+    replica.serve(1)
+    assert replica.ask().is_all
+    for prompt in (2, 3, 4, 5):
+        replica.serve(prompt)
+    assert replica.ask().is_all
+    assert replica.known == replica.cached
+    replica.event = 10**9
+    assert replica.ask().is_all, "of an earlier life"
+
+
+def test_it_is_bounded(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginnings_module, "MAX_KNOWN", 6)
+    for prompt in (1, 2, 3):
+        replica.serve(prompt)
+    replica.ask()
+    assert len(replica.beginnings) == len(replica.known) == 6
+    assert replica.known < replica.cached
