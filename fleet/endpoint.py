@@ -22,9 +22,11 @@ from fleet.prediction import Ask
 from fleet.retries import RetryBudget
 from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
+from gateway.api.body_reader import BodyReader
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.errors import ApiError, InternalError, translate
-from gateway.http.request_scope import ActiveRequests, ClientGone, read_body, show_key
+from gateway.http.json_body import JsonBody
+from gateway.http.request_scope import ActiveRequests, ClientGone, show_key
 from gateway.http.responses import ResponseWriter
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 from gateway.tenants.auth import KeyRing
@@ -46,12 +48,11 @@ class Frontend:
     policies: EffectivePolicies
     telemetry: Telemetry
     active_requests: ActiveRequests
+    body_reader: BodyReader
     refusals: RefusalLimiter
     fleet: Fleet
     budget: RetryBudget
     client: httpx.AsyncClient
-    max_body_bytes: int
-    body_timeout: float
 
 
 class Relayed(NamedTuple):
@@ -105,20 +106,20 @@ class RouteEndpoint:
         frontend.active_requests.check_open()
         policy = frontend.policies.of(principal)
         policy.require(self._scope_needed)
-        body = await read_body(scope, receive, frontend.max_body_bytes, frontend.body_timeout)
-        record.body_bytes = len(body)
+        read = partial(self._read, policy)
+        body, ask = await frontend.body_reader.read(scope, receive, policy.name, policy.key, record, read)
         request_scope = frontend.active_requests.scope(scope, receive, response.send, frontend.telemetry.clock)
         async with request_scope:
             response.send = request_scope.send
-            await self._attempt(scope, response, body, self._ask(policy, body))
+            await self._attempt(scope, response, body, ask)
         if request_scope.error is not None:
             raise request_scope.error
         return request_scope.outcome or _outcome_of(response.status)
 
-    def _ask(self, policy: EffectivePolicy, body: bytes) -> Ask:
-        """Return what the choice goes by."""
-        digests, num_bytes = self._frontend.keys.fleet.beginnings(body, policy.cache_scope)
-        return Ask(policy.name, num_bytes, digests)
+    def _read(self, policy: EffectivePolicy, body: JsonBody) -> tuple[bytes, Ask]:
+        """Return a body, and what the choice goes by."""
+        digests, num_bytes = self._frontend.keys.fleet.beginnings(body.raw, policy.cache_scope)
+        return body.raw, Ask(policy.name, num_bytes, digests)
 
     async def _attempt(self, scope: Scope, response: ResponseWriter, body: bytes, ask: Ask) -> None:
         """Have a replica answer, or a second one. Raises `ApiError`."""

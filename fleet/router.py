@@ -18,17 +18,18 @@ from starlette.types import ASGIApp
 from fleet.app import Probe, RouterApp
 from fleet.endpoint import Frontend
 from fleet.fleet import Fleet
+from fleet.membership import Membership
 from fleet.metrics import RouterMetrics, fleet_report
 from fleet.picker import Knowledge, Routing, make_picker
 from fleet.poller import Poller
 from fleet.prefix_map import PrefixMap
-from fleet.replicas import ReplicasError, read_replicas
 from fleet.retries import RetryBudget
 from fleet.upstream import make_client
 from gateway.admin.app import AdminApp
 from gateway.admin.endpoint import AdminRequest, Json, admin_route
 from gateway.admin.port import AdminPort, admin_secret, open_admin_port
 from gateway.admin.server import AdminServer, serving
+from gateway.api.body_reader import open_body_reader
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.background import beside
 from gateway.http.request_scope import ActiveRequests
@@ -38,18 +39,19 @@ from gateway.settings.settings import Settings
 from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.effective_policy import EffectivePolicies
-from gateway.tenants.file_watch import FileWatcher, signature
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.live_policy import LivePolicy
 
 log = logging.getLogger(__name__)
+
+MAX_IDS = 2**20  # tokens of a context, more than any that is served
 
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
     """What a router is told besides the settings that it shares with a replica."""
 
-    replicas: Path
+    membership: Membership
     routing: Routing = Routing.PREDICTED
     state_interval: float = 0.1  # seconds between two questions for a replica's state
     ca_file: Path | None = None  # that signs the replicas' certificates; None: whom the system trusts
@@ -68,17 +70,13 @@ def run_router(settings: Settings, options: RouterOptions, announce: Callable[[s
     check_tls(settings)
     policies = LivePolicy(settings.policy)
     tenants = Tenants(KeySource(settings, policies.current), policies)
-    watched = signature([options.replicas])
-    replicas = read_replicas(options.replicas)
     with open_port(settings.host, settings.port) as sock, open_admin_port(settings) as admin:
-        said = _announcement(settings, len(replicas), sock, admin)
+        said = _announcement(settings, sock, admin)
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             router = _Router(settings, options, tenants, lambda: announce(said))
-            router.fleet.set_replicas(replicas)
-            watcher = FileWatcher(lambda: [options.replicas], router.reload, watched)
-            runner.run(router.serve(sock, admin, watcher))
+            runner.run(router.serve(sock, admin))
     log.info("stopped")
     return 0
 
@@ -95,22 +93,13 @@ class _Router:
         self._active_requests = ActiveRequests(settings.write_timeout)
         self._server = Server(settings, self._active_requests, on_started)
 
-    async def reload(self) -> None:
-        """Choose among the replicas that the file names now; one that makes no sense changes nothing."""
-        try:
-            replicas = await asyncio.to_thread(read_replicas, self._options.replicas)
-        except ReplicasError as error:
-            log.error("the replicas stay as they were: %s", error)
-            return
-        self.fleet.set_replicas(replicas)
-        log.info("%d replicas are in the file", len(replicas))
-
-    async def serve(self, sock: socket.socket, admin: AdminPort | None, watcher: FileWatcher) -> None:
+    async def serve(self, sock: socket.socket, admin: AdminPort | None) -> None:
         settings, tenants, clock = self._settings, self._tenants, self.fleet.clock
         telemetry, budget = Telemetry(clock), RetryBudget()
         metrics = RouterMetrics(self.fleet, budget)
         telemetry.on_end += [metrics.ended, RequestLog(0)]
-        async with make_client(create_default_context(cafile=self._options.ca_file)) as client:
+        trusted = create_default_context(cafile=self._options.ca_file)
+        async with make_client(trusted) as client, open_body_reader(settings, MAX_IDS) as body_reader:
             frontend = Frontend(
                 keys=tenants.keys.ring,
                 policies=EffectivePolicies(tenants.policies),
@@ -120,13 +109,12 @@ class _Router:
                 fleet=self.fleet,
                 budget=budget,
                 client=client,
-                max_body_bytes=settings.max_body_bytes,
-                body_timeout=settings.body_timeout,
+                body_reader=body_reader,
             )
             probes = self._probes(frontend)
             self._server.config.app = RouterApp(frontend, probes)
             poller = Poller(self.fleet, client, admin_secret(settings), self._options.state_interval)
-            watching = [tenants.keys.watch(tenants.policies), watcher.run()]
+            watching = [tenants.keys.watch(tenants.policies), self._options.membership.watch(self.fleet.set_replicas)]
             if tenants.policies.has_files:
                 watching.append(tenants.policies.watch())
             async with (
@@ -156,11 +144,9 @@ class _Router:
             yield
 
 
-def _announcement(settings: Settings, count: int, sock: socket.socket, admin: AdminPort | None) -> str:
+def _announcement(settings: Settings, sock: socket.socket, admin: AdminPort | None) -> str:
     scheme = "https" if settings.tls_cert_file else "http"
-    lines = [
-        f"Sluice {version('sluice')} routes to {count} replicas at {scheme}://{settings.host}:{sock.getsockname()[1]}"
-    ]
+    lines = [f"Sluice {version('sluice')} routes at {scheme}://{settings.host}:{sock.getsockname()[1]}"]
     if admin is not None:
         lines.append(f"  admin     {scheme}://{settings.admin_host}:{admin.number}")
     return "\n".join(lines)

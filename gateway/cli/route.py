@@ -1,5 +1,6 @@
 """`sluice route`: one address for several replicas."""
 
+import re
 from argparse import Namespace, _SubParsersAction
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ SETTINGS = {
     "max_connections": "most connections at once",
     "max_connections_per_peer": "most connections of one address; auto: half of them, and all for this machine's own",
     "max_body_bytes": "largest request body; a larger one is answered 413",
+    "max_unparsed_bytes": "most bytes of one tenant's bodies that are being read, and half as many of one key",
     "refused_per_second": "most requests of a key or an address that are refused in a second; further answers wait",
     "header_timeout": "time for a client to send its request's headers",
     "idle_timeout": "time a connection may stay open between two requests",
@@ -39,22 +41,35 @@ SLUICE_PEPPER and SLUICE_ADMIN_KEY, which have no flags, are those of the replic
 open, and with the second the router asks their admin ports for their states. See docs/fleet.md."""
 
 
+def _name_and_ports(text: str) -> tuple[str, int, int]:
+    match = re.fullmatch(r"([\w.-]{1,253}):([0-9]{1,5}):([0-9]{1,5})", text, re.ASCII)
+    if match is None or not all(0 < int(port) < 65_536 for port in match.groups()[1:]):
+        raise ValueError("is no NAME:PORT:ADMIN, such as replicas.internal:8000:8001")
+    return match[1], int(match[2]), int(match[3])
+
+
 def add_route_command(commands: "_SubParsersAction[Any]") -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
         "route",
         help="serve one address for several replicas",
         description="Sends each request to the replica with the earliest predicted first token.",
-        usage="sluice route --replicas FILE [flags]",
+        usage="sluice route (--replicas FILE | --replicas-dns NAME:PORT:ADMIN) [flags]",
         epilog=EPILOG,
     )
     fleet = parser.add_argument_group("fleet")
-    fleet.add_argument(
+    which = fleet.add_mutually_exclusive_group(required=True)
+    which.add_argument(
         "--replicas",
         metavar="FILE",
         type=Path,
-        required=True,
         help="YAML file of the replicas' addresses; edits take effect while routing",
+    )
+    which.add_argument(
+        "--replicas-dns",
+        metavar="NAME:PORT:ADMIN",
+        type=argument(_name_and_ports),
+        help="name each of whose addresses is a replica's, with their API's and admin ports; asked for every second",
     )
     fleet.add_argument(
         "--routing",
@@ -94,15 +109,18 @@ _interval = argument(_seconds)
 
 def _route(namespace: Namespace) -> int:
     settings = load(namespace)
-    from fleet.picker import Routing  # noqa: PLC0415 - no other command needs the fleet
+    from fleet.membership import DnsMembership, FileMembership, Membership  # noqa: PLC0415 - no other command needs it
+    from fleet.picker import Routing  # noqa: PLC0415
     from fleet.replicas import ReplicasError  # noqa: PLC0415
     from fleet.router import RouterOptions, run_router  # noqa: PLC0415
 
-    options = RouterOptions(
-        namespace.replicas, Routing(namespace.routing), namespace.state_interval, namespace.replica_ca_file
-    )
+    dns = namespace.replicas_dns
+    try:
+        membership: Membership = FileMembership(namespace.replicas) if dns is None else DnsMembership(*dns)
+    except ReplicasError as error:
+        raise SettingsError(f"--replicas {error}") from None
+    routing, interval, ca_file = Routing(namespace.routing), namespace.state_interval, namespace.replica_ca_file
     with logging_to(STDERR, settings):
-        try:
-            return run_router(settings, options, announce=partial(print, flush=True))
-        except ReplicasError as error:
-            raise SettingsError(f"--replicas {error}") from None
+        return run_router(
+            settings, RouterOptions(membership, routing, interval, ca_file), announce=partial(print, flush=True)
+        )

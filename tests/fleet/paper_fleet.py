@@ -17,6 +17,7 @@ from fleet.metrics import RouterMetrics
 from fleet.picker import Knowledge, LeastPredicted
 from fleet.prefix_map import PrefixMap
 from fleet.retries import RetryBudget
+from gateway.api.body_reader import BodyReader
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.http.request_scope import ActiveRequests
 from gateway.telemetry.request_record import Telemetry
@@ -111,8 +112,7 @@ class PaperFleet(httpx.AsyncBaseTransport):
             fleet=self.fleet,
             budget=self.budget,
             client=httpx.AsyncClient(transport=self),
-            max_body_bytes=10_000,
-            body_timeout=30.0,
+            body_reader=BodyReader(10_000, 20_000, 30.0, 1000),
         )
         self.app = RouterApp(self.frontend, {})
 

@@ -1,0 +1,25 @@
+"""How `sluice route` is asked; what it does is in tests/end_to_end/test_route.py."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.server_process import sluice
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "one of the arguments --replicas --replicas-dns is required"),
+        (("--replicas", "none.yaml"), "--replicas none.yaml: No such file or directory"),
+        (("--replicas-dns", "name:80"), "'name:80' is no NAME:PORT:ADMIN, such as replicas.internal:8000:8001"),
+        (("--replicas-dns", "name:80:81", "--state-interval", "2"), "'2' is no interval: 0.01 to 1 seconds"),
+        (("--replicas-dns", "name:80:81", "--routing", "best"), "invalid choice: 'best'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_served(
+    tmp_path: Path, flags: tuple[str, ...], said: str
+) -> None:
+    asked = sluice("route", *flags, "--port", "0", "--admin-port", "off", "--state-dir", tmp_path)
+    assert asked.returncode == 2
+    assert said in asked.stderr
