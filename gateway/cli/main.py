@@ -5,7 +5,6 @@ Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 int
 
 import logging
 import os
-import resource
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from gateway.cli.flags import SettingsError, add_flags, load, misspelled, sugges
 from gateway.doctor.snapshot import DoctorError
 from gateway.http.server import ListenError
 from gateway.settings import otel_variables
+from gateway.settings.machine import allow_files
 from gateway.settings.settings import FEW_FILES
 from gateway.telemetry.event_log_file import EventLogError
 from gateway.telemetry.logs.logs import STDERR, logging_to
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(namespace: Namespace) -> int:
     settings = load(namespace)
-    _allow_files(settings.open_files)
+    allow_files(settings.open_files)
     from gateway.app import run_gateway  # noqa: PLC0415 - brings torch, seconds that --help need not wait for
 
     with logging_to(STDERR, settings):
@@ -78,13 +78,6 @@ def _serve(namespace: Namespace) -> int:
         if settings.has_few_files:
             log.warning("at most %d connections: %s", settings.max_connections, FEW_FILES)
         return run_gateway(settings, announce=partial(print, flush=True))
-
-
-def _allow_files(needed: int) -> None:
-    """Raise this process's own limit of open files; the settings have checked it against the hard limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _version(_: Namespace) -> int:

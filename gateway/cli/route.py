@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.cli.arguments import argument
 from gateway.cli.flags import SettingsError, add_flags, load
+from gateway.settings.machine import SPARE_FILES, allow_files
 from gateway.telemetry.logs.logs import STDERR, logging_to
 
 SETTINGS = {
@@ -109,6 +110,13 @@ _interval = argument(_seconds)
 
 def _route(namespace: Namespace) -> int:
     settings = load(namespace)
+    connections = settings.max_connections
+    if not allow_files(2 * connections + SPARE_FILES):
+        raise SettingsError(
+            f"--max-connections {connections} needs {2 * connections} + {SPARE_FILES} open files in a router, one for "
+            "each side, and this process may not open as many: lower it, or raise that limit "
+            "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
+        )
     from fleet.membership import DnsMembership, FileMembership, Membership  # noqa: PLC0415 - no other command needs it
     from fleet.picker import Routing  # noqa: PLC0415
     from fleet.replicas import ReplicasError  # noqa: PLC0415

@@ -40,6 +40,15 @@ def most_connections() -> int:
     return min(MOST_CONNECTIONS, max(LEAST_CONNECTIONS, hard - SPARE_FILES))
 
 
+def allow_files(needed: int) -> bool:
+    """Raise this process's own limit of open files, and return whether it may open as many as are needed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most == needed
+
+
 def most_http_workers() -> int:
     """Returns how many HTTP workers the cores allow beside an engine: one for every 4, at most 8."""
     return min(8, usable_cores() // 4)

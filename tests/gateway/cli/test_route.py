@@ -1,10 +1,12 @@
 """How `sluice route` is asked; what it does is in tests/end_to_end/test_route.py."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.gateway.server_process import sluice
+from tests.gateway.server_process import ROOT, sluice
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,11 @@ def test_what_makes_no_sense_is_refused_before_anything_is_served(
     asked = sluice("route", *flags, "--port", "0", "--admin-port", "off", "--state-dir", tmp_path)
     assert asked.returncode == 2
     assert said in asked.stderr
+
+
+def test_a_router_needs_a_file_for_each_side_of_a_connection(tmp_path: Path) -> None:
+    flags = ("--replicas-dns", "name:80:81", "--state-dir", str(tmp_path), "--max-connections", "300")
+    command = f'ulimit -n 500 && exec "{sys.executable}" -m sluice route {" ".join(flags)}'
+    asked = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert asked.returncode == 2
+    assert "--max-connections 300 needs 600 + 96 open files in a router" in asked.stderr
