@@ -73,7 +73,7 @@ class SettingFields(EngineFields):
         "quotas",
         "on|off",
         "on",
-        "on: replicas that serve one model on one --redis-url tell each other ten times a second what tenants were "
+        "on: replicas that serve one model with one store tell each other ten times a second what tenants were "
         "served, so that each has its share of all of them; off: of each replica by itself",
     )
 

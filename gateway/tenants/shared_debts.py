@@ -26,11 +26,11 @@ class Sums(Protocol):
 
 
 def share_debts(settings: Settings, store: RedisStore, admission: Admission, core: Controller) -> "SharedDebts | None":
-    """Returns what shares debts among the replicas that serve one model in one unit on one store; None where there can
-    be no other replica, or where settings or the order of requests leave nothing to share.
+    """Returns what shares debts among the replicas that serve one model in one unit on one store; None where settings
+    or the order of requests leave nothing to share.
     """
     queue = core.scheduler.waiting
-    if settings.redis_url is None or settings.shared_debts == "off" or not isinstance(queue, FairQueue):
+    if settings.shared_debts == "off" or not isinstance(queue, FairQueue):
         return None
     sums = store.served_sums(f"{settings.served_name} {settings.charge}")
     return SharedDebts(sums, queue.take_charged, admission.debts_changed, admission.clock)

@@ -1,8 +1,8 @@
 """Replicas on one virtual clock: cores that share debts over one store. Their tenants always have work waiting."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from itertools import combinations, count
+from collections.abc import Mapping
+from itertools import count
 from random import Random
 
 from admission.core import CoreConfig, Overload, make_core
@@ -13,6 +13,7 @@ from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
+from benchmarks.max_min import Reach, max_min_shares
 from gateway.tenants.shared_debts import SharedDebts
 from quotas.store.served_sums import ServedSums
 from tests.admission.clocked_core import ClockedCore
@@ -23,28 +24,6 @@ COSTS = StepTime((2e-2, 1e-3, 1e-2, 0.0, 0.0, 0.0, 0.0), 64)
 ENGINE = EngineConfig(
     num_blocks=64, max_model_len=128, block_size=8, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk=64
 )
-Reach = Mapping[str, frozenset[int]]  # by tenant, the replicas on which it has work
-
-
-def max_min_shares(reach: Reach, weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns the weighted max-min shares of the engine time of replicas, in seconds a second.
-
-    Of all groups of tenants, those that have the least for their weight where nobody else has any are given that; the
-    same is then done without them and what they reach.
-    """
-    shares: dict[str, float] = {}
-    taken: frozenset[int] = frozenset()
-    while left := [tenant for tenant in reach if tenant not in shares]:
-        groups = [group for size in range(1, len(left) + 1) for group in combinations(left, size)]
-
-        def level(group: Iterable[str], taken: frozenset[int] = taken) -> float:
-            reached = frozenset[int]().union(*(reach[tenant] for tenant in group))
-            return len(reached - taken) / sum(weights[tenant] for tenant in group)
-
-        tight = min(groups, key=level)
-        shares |= {tenant: level(tight) * weights[tenant] for tenant in tight}
-        taken = taken.union(*(reach[tenant] for tenant in tight))
-    return shares
 
 
 class Replica(ClockedCore):

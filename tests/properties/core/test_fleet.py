@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.max_min import max_min_shares
 from tests.examples import examples
-from tests.properties.core.fleet import Fleet, departure, max_min_shares
+from tests.properties.core.fleet import Fleet, departure
 
 MOST = 16  # replicas
 ONE_OF_FOUR = {"a": frozenset([0]), "b": frozenset(range(4))}
