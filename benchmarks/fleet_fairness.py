@@ -17,7 +17,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -25,13 +25,16 @@ from random import Random
 from redis import Redis
 
 from admission.aging import Aging
+from admission.controller import Controller
 from admission.orderings.fair_queue import FairQueue
+from admission.outcome import AdmissionRefused
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import DEVICES
 from admission.simulation.loop import Loop
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective, Recorder
 from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import FinishReason, SequenceStatus
 from backend.scheduler.sequence import Sequence as Waiting
 from benchmarks.fairness import MEMORY, QUANTUM, TENANTS, FairnessObserver, Tenant
 from benchmarks.max_min import Reach, max_min_shares
@@ -65,6 +68,17 @@ def main(arguments: list[str] | None = None) -> int:
     return report.finish(options.results)
 
 
+class Observer(FairnessObserver):
+    """Knows the requests that have come, by tenant."""
+
+    def __init__(self, core: Controller) -> None:
+        super().__init__(core, QUANTUM)
+        self.arrivals: defaultdict[str, list[Waiting]] = defaultdict(list)
+
+    def arrived(self, sequence: Waiting, refusal: AdmissionRefused | None, now: float) -> None:
+        self.arrivals[sequence.tenant].append(sequence)
+
+
 class Replica:
     """One core whose tenants always have work waiting."""
 
@@ -74,7 +88,7 @@ class Replica:
         self.core = simulated.make_core()
         queue = self.core.scheduler.waiting
         assert isinstance(queue, FairQueue)
-        self.queue, self.monitor = queue, FairnessObserver(self.core, QUANTUM).monitor
+        self.queue, self.observer = queue, Observer(self.core)
         self._number, self._now, self._random = number, now, Random(f"{seed} {number} {now}")
         self._loop = Loop(self.core, DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len)
         self._learned: dict[str, float] = {}  # what the others had served when it last asked
@@ -85,7 +99,9 @@ class Replica:
 
     def advance(self, until: float, reach: Reach) -> None:
         for tenant in TENANTS:
-            if self._number in reach[tenant.name]:
+            if self._number not in reach[tenant.name]:
+                self._end(tenant.name)
+            else:
                 waits = self.queue.account(tenant.name).num_waiting
                 self._loop.expect([self._request(tenant) for _ in range(WAITING - waits)])
         self._now = until
@@ -96,6 +112,11 @@ class Replica:
         more = {name: total - self._learned.get(name, total) for name, total in others.items()}
         self._learned = dict(others)
         self.core.debts_changed({name: cost for name, cost in more.items() if cost > 0}, replicas, self._now)
+
+    def _end(self, tenant: str) -> None:
+        for sequence in self.observer.arrivals.pop(tenant, ()):
+            if sequence.status is not SequenceStatus.FINISHED:
+                self.core.finish(sequence, FinishReason.CANCELLED, self._now)
 
     def _request(self, tenant: Tenant) -> Arrival:
         prompt, output = (max(1, int(mean * self._random.uniform(0.5, 1.5))) for mean in (tenant.prompt, tenant.output))
@@ -195,7 +216,7 @@ def _gap(seed: int, weights: Mapping[str, float], seconds: float) -> float:
     """Returns the gap of one replica on which all four have work."""
     fleet = Fleet(seed, weights, None)
     fleet.departure(dict.fromkeys(NAMES, frozenset([0])), seconds)
-    return fleet.replicas[0].monitor.gap
+    return fleet.replicas[0].observer.monitor.gap
 
 
 def _departures(

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCENARIOS = (
     "agents", "batch_invariance", "cache_isolation", "claims", "classes", "connection_flood", "decision_cost",
-    "device_idle", "engine_peers", "fairness", "flood", "front", "gateway_overhead", "hostile_bodies",
+    "device_idle", "engine_peers", "fairness", "fleet_fairness", "flood", "front", "gateway_overhead", "hostile_bodies",
     "http_workers", "kv_waste", "log_cost", "long_prompt", "overload", "overload_live", "preemption",
     "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "route",
     "row_counts",
