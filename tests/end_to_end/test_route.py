@@ -77,17 +77,20 @@ def test_a_client_that_leaves_frees_its_memory_on_the_replica(site: FleetSite) -
 
 
 def test_limits_hold_over_all_replicas_and_a_tenants_own_refusal_is_final(site: FleetSite) -> None:
+    before = site.metric("sluice_route_retries_total")
     with ThreadPoolExecutor(8) as pool:
         replies = [*pool.map(lambda _: site.post("spent", **BODY, max_tokens=4), range(12))]
     assert sorted(reply.status_code for reply in replies) == [200] * 5 + [429] * 7
     assert {reply.json()["error"]["code"] for reply in replies if reply.status_code == 429} == {"insufficient_quota"}
-    assert site.metric("sluice_route_retries_total") == 0
+    assert site.metric("sluice_route_retries_total") == before
 
 
 def test_the_router_opens_for_the_keys_of_the_replicas(site: FleetSite) -> None:
     assert [one.id for one in site.client("acme").models.list()] == ["embedded"]
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{site.url}/v1", api_key="sk-sluice-none", max_retries=0).models.list()
+    for path in ("/livez", "/readyz", "/health"):
+        assert httpx.get(site.url + path).status_code == 200
     admin = f"{site.admin_url}/admin/v1/fleet"
     assert httpx.get(admin, headers=bearer(site.keys["acme"])).status_code == 401
 
@@ -132,8 +135,8 @@ def test_what_a_killed_replica_had_not_begun_is_served_by_another_and_charged_on
             assert b"[DONE]" not in end
             begun[1 - killed].close()
             assert b"chat.completion.chunk" in next(last.result().iter_raw())
-        assert site.metric("sluice_route_retries_total") == 1
-        assert site.available() == 1
+        assert site.metric("sluice_route_retries_total") >= 1
+        eventually(lambda: site.available() == 1)
         open_streams.close()
         eventually(lambda: left()["concurrent_requests"] == 100)  # the killed replica's lease is over
         assert left()["requests"] == 997

@@ -4,6 +4,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from fleet.app import Probe, RouterApp
 from gateway.errors import ShuttingDown
 from tests.fleet.paper_fleet import (
     BODY,
@@ -180,6 +181,15 @@ async def test_where_no_replica_is_left_the_error_says_so() -> None:
     assert (answer.status, answer.code) == (503, "no_replica")
     fleet.fleet.set_replicas(())
     assert (await fleet.request()).code == "no_replica"
+
+
+async def test_it_is_ready_while_any_replica_takes_requests() -> None:
+    fleet = PaperFleet(a=answering(whole()))
+    probe = Probe(fleet.frontend, lambda: bool(fleet.fleet.available()))
+    fleet.app = RouterApp(fleet.frontend, {"/readyz": probe})
+    assert (await fleet.request("GET", "/readyz", key=None)).status == 200
+    fleet.fleet.lost(fleet.fleet.views["a:8000"])
+    assert (await fleet.request("GET", "/readyz", key=None)).status == 503
 
 
 async def test_a_replica_that_fails_is_left_out_unless_most_do() -> None:
