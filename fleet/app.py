@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fleet.endpoint import Frontend, RouteEndpoint
+from fleet.endpoint import RouteEndpoint, RouterServices
 from gateway.errors import ApiError, MethodNotAllowed, RouteNotFound
 from gateway.http.responses import ResponseWriter
 
@@ -26,22 +26,22 @@ ROUTES = {  # with the scope that a key needs; a replica looks again
 class Probe:
     """Answers GET of a probe: 200 while it holds, else 503. It needs no key."""
 
-    def __init__(self, frontend: Frontend, holds: Callable[[], bool]) -> None:
-        self._frontend, self._holds = frontend, holds
+    def __init__(self, services: RouterServices, holds: Callable[[], bool]) -> None:
+        self._services, self._holds = services, holds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         holds = self._holds()
         body = orjson.dumps({"status": "ok" if holds else "unavailable"})
-        await ResponseWriter(scope, send, self._frontend.telemetry.clock).reply(body, 200 if holds else 503)
+        await ResponseWriter(scope, send, self._services.telemetry.clock).reply(body, 200 if holds else 503)
 
 
 class RouterApp:
     """Answers the tenants' port."""
 
-    def __init__(self, frontend: Frontend, probes: Mapping[str, ASGIApp]) -> None:
-        self._frontend = frontend
+    def __init__(self, services: RouterServices, probes: Mapping[str, ASGIApp]) -> None:
+        self._services = services
         self._endpoints: dict[tuple[str, str], ASGIApp] = {
-            route: RouteEndpoint(frontend, scope) for route, scope in ROUTES.items()
+            route: RouteEndpoint(services, scope) for route, scope in ROUTES.items()
         }
         self._endpoints |= {("GET", path): probe for path, probe in probes.items()}
 
@@ -57,5 +57,5 @@ class RouterApp:
         error: ApiError = RouteNotFound(f"Unknown request URL: {method} {path:.200}.")
         if allowed:
             error = MethodNotAllowed(f"{path:.200} does not answer {method}; use {allowed}.", allowed)
-        with self._frontend.active_requests.abort_if_stalled(scope):
-            await ResponseWriter(scope, send, self._frontend.telemetry.clock).fail(error)
+        with self._services.active_requests.abort_if_stalled(scope):
+            await ResponseWriter(scope, send, self._services.telemetry.clock).fail(error)

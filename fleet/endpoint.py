@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from admission.outcome import Outcome
 from fleet.errors import NoReplica, ReplicaLost
 from fleet.fleet import Fleet
-from fleet.prediction import Ask
+from fleet.prediction import RoutedRequest
 from fleet.retries import RetryBudget
 from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 2
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
-"""What `x-sluice-dropped-reason` says of a 503 that another replica might not give."""
+"""The words of `x-sluice-dropped-reason` in a 503 that another replica might not give."""
 
 
 @dataclass(frozen=True, slots=True)
-class Frontend:
+class RouterServices:
     """All that serving requests takes."""
 
     keys: KeyRing
@@ -66,12 +66,12 @@ class Relayed(NamedTuple):
 class RouteEndpoint:
     """A plain ASGI application that has each request answered by a replica; a failure becomes a typed error here."""
 
-    def __init__(self, frontend: Frontend, scope_needed: str = "inference") -> None:
-        self._frontend = frontend
+    def __init__(self, services: RouterServices, scope_needed: str = "inference") -> None:
+        self._services = services
         self._scope_needed = scope_needed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        telemetry = self._frontend.telemetry
+        telemetry = self._services.telemetry
         response = ResponseWriter(scope, send, telemetry.clock)
         record = telemetry.begin(scope, response)
         outcome = Outcome.FAILED
@@ -90,52 +90,52 @@ class RouteEndpoint:
             telemetry.ended(record, outcome)
 
     async def _refuse(self, scope: Scope, response: ResponseWriter, record: RequestRecord, refusal: ApiError) -> None:
-        frontend = self._frontend
+        services = self._services
         peer, _ = scope.get("client") or ("", 0)
-        seconds = frontend.refusals.count(refusal, record.tenant, record.key, peer, record.body_bytes)
+        seconds = services.refusals.count(refusal, record.tenant, record.key, peer, record.body_bytes)
         if seconds and response.started is None:
-            await frontend.active_requests.pause(seconds)
-        with frontend.active_requests.abort_if_stalled(scope):
+            await services.active_requests.pause(seconds)
+        with services.active_requests.abort_if_stalled(scope):
             await response.fail(refusal)
 
     async def _answer(self, scope: Scope, receive: Receive, response: ResponseWriter, record: RequestRecord) -> Outcome:
-        frontend = self._frontend
-        principal = frontend.keys.authenticate(response.request_header(b"authorization"))
+        services = self._services
+        principal = services.keys.authenticate(response.request_header(b"authorization"))
         show_key(scope, principal.tenant)
         record.tenant, record.key = principal.tenant, principal.key_id
-        frontend.active_requests.check_open()
-        policy = frontend.policies.of(principal)
+        services.active_requests.check_open()
+        policy = services.policies.of(principal)
         policy.require(self._scope_needed)
         read = partial(self._read, policy)
-        body, ask = await frontend.body_reader.read(scope, receive, policy.name, policy.key, record, read)
-        request_scope = frontend.active_requests.scope(scope, receive, response.send, frontend.telemetry.clock)
+        body, request = await services.body_reader.read(scope, receive, policy.name, policy.key, record, read)
+        request_scope = services.active_requests.scope(scope, receive, response.send, services.telemetry.clock)
         async with request_scope:
             response.send = request_scope.send
-            await self._attempt(scope, response, body, ask)
+            await self._attempt(scope, response, body, request)
         if request_scope.error is not None:
             raise request_scope.error
         return request_scope.outcome or _outcome_of(response.status)
 
-    def _read(self, policy: EffectivePolicy, body: JsonBody) -> tuple[bytes, Ask]:
+    def _read(self, policy: EffectivePolicy, body: JsonBody) -> tuple[bytes, RoutedRequest]:
         """Return a body, and what the choice goes by."""
-        digests, num_bytes = self._frontend.keys.fleet.beginnings(body.raw, policy.cache_scope)
-        return body.raw, Ask(policy.name, num_bytes, digests)
+        digests, num_bytes = self._services.keys.fleet.beginnings(body.raw, policy.cache_scope)
+        return body.raw, RoutedRequest(policy.name, num_bytes, digests)
 
-    async def _attempt(self, scope: Scope, response: ResponseWriter, body: bytes, ask: Ask) -> None:
+    async def _attempt(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
         """Have a replica answer, or a second one. Raises `ApiError`."""
-        fleet, budget = self._frontend.fleet, self._frontend.budget
+        fleet, budget = self._services.fleet, self._services.budget
         failure: ApiError | Relayed = NoReplica()
         tried: list[str] = []
         request_id = secrets.token_hex(16)
         budget.requested()
         while len(tried) < MAX_ATTEMPTS:
-            view = fleet.pick(ask, tried)
+            view = fleet.pick(request, tried)
             if view is None or (tried and not budget.take()):
                 break
             tried.append(view.name)
-            signed = self._frontend.keys.fleet.header(Attempt(request_id, len(tried)))
+            signed = self._services.keys.fleet.header(Attempt(request_id, len(tried)))
             headers = forwarded(scope["headers"], response.request_id, signed)
-            failed = await self._served(scope, response, headers, body, ask, view)
+            failed = await self._served(scope, response, headers, body, request, view)
             if failed is None:
                 return
             failure = failed
@@ -144,25 +144,31 @@ class RouteEndpoint:
         await response.reply(failure.body, failure.status, failure.headers)
 
     async def _served(
-        self, scope: Scope, response: ResponseWriter, headers: Headers, body: bytes, ask: Ask, view: ReplicaView
+        self,
+        scope: Scope,
+        response: ResponseWriter,
+        headers: Headers,
+        body: bytes,
+        request: RoutedRequest,
+        view: ReplicaView,
     ) -> ApiError | Relayed | None:
         """Hand a replica's answer to the client, or return why another replica may be asked. Raises `ReplicaLost` where
         none may, because an answer had begun.
         """
-        fleet = self._frontend.fleet
-        with fleet.attempt(ask, view) as attempt:
+        fleet = self._services.fleet
+        with fleet.attempt(request, view) as attempt:
             try:
                 async with asyncio.timeout(None) as opening:
                     attempt.give_up = partial(opening.reschedule, 0.0)
                     try:
-                        answer = await send_on(self._frontend.client, scope, view.replica.url, headers, body)
+                        answer = await send_on(self._services.client, scope, view.replica.url, headers, body)
                     finally:
                         attempt.give_up = None
             except (httpx.TransportError, TimeoutError) as error:
                 fleet.failed(view, is_unreachable=isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
                 return ReplicaLost()
             try:
-                return await self._relay(answer, response, ask, view)
+                return await self._relay(answer, response, request, view)
             except httpx.TransportError:
                 fleet.failed(view, is_unreachable=False)
                 raise ReplicaLost from None
@@ -170,7 +176,7 @@ class RouteEndpoint:
                 await answer.aclose()
 
     async def _relay(
-        self, answer: httpx.Response, response: ResponseWriter, ask: Ask, view: ReplicaView
+        self, answer: httpx.Response, response: ResponseWriter, request: RoutedRequest, view: ReplicaView
     ) -> Relayed | None:
         """Hand an answer on: in parts as they come, or whole where its length is known; return one that another replica
         might not give.
@@ -180,10 +186,10 @@ class RouteEndpoint:
             whole = Relayed(status, headers, b"".join([part async for part in parts]))
             if status == 503 and answer.headers.get("x-sluice-dropped-reason") in OWN_REASONS:
                 return whole
-            self._frontend.fleet.answered(ask, view)
+            self._services.fleet.answered(request, view)
             await response.reply(whole.body, status, headers)
             return None
-        self._frontend.fleet.answered(ask, view)
+        self._services.fleet.answered(request, view)
         await response.begin(status, headers, await anext(parts, b""))
         async for part in parts:
             await response.stream(part)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from fleet.picker import Picker
-from fleet.prediction import Ask, own_prefill
+from fleet.prediction import RoutedRequest, own_prefill
 from fleet.prefix_map import PrefixMap
-from fleet.replicas import Replica
+from fleet.replicas import ReplicaAddress
 from fleet.view import OpenRequest, ReplicaView
 from gateway.replica.state import ReplicaState, WaitingWork
 
@@ -26,7 +26,7 @@ class Fleet:
         self.picks: Counter[str] = Counter()  # by name, of all replicas that there ever were
         self._picker, self._prefixes = picker, prefixes
 
-    def set_replicas(self, replicas: Iterable[Replica]) -> None:
+    def set_replicas(self, replicas: Iterable[ReplicaAddress]) -> None:
         """Choose among these from now on. What was sent to others goes on."""
         before, named = self.views, {one.name: one for one in replicas}
         kept = {name: before.get(name) for name in named}
@@ -50,27 +50,27 @@ class Fleet:
         chosen = views if len(views) - len(good) > MAX_OUT * len(views) else good
         return [view for view in chosen if view.name not in besides]
 
-    def pick(self, ask: Ask, besides: Collection[str] = ()) -> ReplicaView | None:
+    def pick(self, request: RoutedRequest, besides: Collection[str] = ()) -> ReplicaView | None:
         """Return the replica for a request; None if none is available."""
         views = self.available(besides)
-        return self._picker.pick(ask, views, self.clock()) if views else None
+        return self._picker.pick(request, views, self.clock()) if views else None
 
     @contextmanager
-    def attempt(self, ask: Ask, view: ReplicaView) -> Iterator[OpenRequest]:
+    def attempt(self, request: RoutedRequest, view: ReplicaView) -> Iterator[OpenRequest]:
         """Count a request as being with the replica while the block runs."""
         assert view.state is not None
-        own = own_prefill(ask, view.state, 0.0)
+        own = own_prefill(request, view.state, 0.0)
         self.picks[view.name] += 1
-        one = view.sent(ask.tenant, WaitingWork(1, own, own), self.clock())
+        one = view.sent(request.tenant, WaitingWork(1, own, own), self.clock())
         try:
             yield one
         finally:
             view.ended(one)
 
-    def answered(self, ask: Ask, view: ReplicaView) -> None:
+    def answered(self, request: RoutedRequest, view: ReplicaView) -> None:
         """Note that an answer has begun: the prompt has been computed there."""
         view.ejection.succeeded()
-        self._prefixes.learn(view.name, ask.digests, self.clock())
+        self._prefixes.learn(view.name, request.digests, self.clock())
 
     def failed(self, view: ReplicaView, is_unreachable: bool) -> None:
         """Note that an attempt failed. Nothing goes to a replica that cannot be reached until it tells its state."""

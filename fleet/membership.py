@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from fleet.replicas import Replica, ReplicasError, read_replicas
+from fleet.replicas import ReplicaAddress, ReplicasError, read_replicas
 from gateway.tenants.file_watch import FileWatcher, signature
 
 log = logging.getLogger(__name__)
 
 DNS_SECONDS = 1.0  # between two questions
 
-SetReplicas = Callable[[Iterable[Replica]], object]
+SetReplicas = Callable[[Iterable[ReplicaAddress]], object]
 
 
 class Membership(Protocol):
@@ -79,6 +79,6 @@ class DnsMembership:
             set_replicas([self._replica(address) for address in addresses])
             log.info("%s has %d addresses", self._name, len(addresses))
 
-    def _replica(self, address: str) -> Replica:
+    def _replica(self, address: str) -> ReplicaAddress:
         host = f"[{address}]" if ":" in address else address
-        return Replica(f"http://{host}:{self._port}", f"http://{host}:{self._admin_port}")
+        return ReplicaAddress(f"http://{host}:{self._port}", f"http://{host}:{self._admin_port}")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from random import Random
 
 from fleet import rendezvous
-from fleet.prediction import Ask, first_token_seconds
+from fleet.prediction import RoutedRequest, first_token_seconds
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
 
@@ -27,21 +27,21 @@ class Routing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What a pick goes by besides the replicas themselves."""
+    """The knowledge that a pick goes by, besides the replicas themselves."""
 
     prefixes: PrefixMap
     weight: Callable[[str], float]  # of a tenant
 
-    def cached_share(self, ask: Ask, view: ReplicaView, now: float) -> float:
+    def cached_share(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
         """Return the share of the prompt that the replica has cached, as far as is known."""
-        known = self.prefixes.num_cached(view.name, ask.digests, now)
-        return known / (len(ask.digests) + 1) if known else 0.0  # what follows the last whole block is never known
+        known = self.prefixes.num_cached(view.name, request.digests, now)
+        return known / (len(request.digests) + 1) if known else 0.0  # what follows the last whole block is never known
 
 
 class Picker:
     """Picks one of several replicas."""
 
-    def pick(self, ask: Ask, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         """Return one of the views, of which there is at least one."""
         raise NotImplementedError
 
@@ -50,7 +50,7 @@ class RoundRobin(Picker):
     def __init__(self) -> None:
         self._next = 0
 
-    def pick(self, ask: Ask, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         self._next += 1
         return views[self._next % len(views)]
 
@@ -61,7 +61,7 @@ class LeastLoad(Picker):
     def __init__(self, dice: Random) -> None:
         self._dice = dice
 
-    def pick(self, ask: Ask, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         least = min(view.load for view in views)
         return self._dice.choice([view for view in views if view.load == least])
 
@@ -74,14 +74,14 @@ class WeightedSum(Picker):
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:
         self._knowledge, self._dice = knowledge, dice
 
-    def pick(self, ask: Ask, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         longest = max(view.load for view in views)
 
         def score(view: ReplicaView) -> float:
             state = view.state
             free = (state.kv.free + state.kv.cached) / max(state.kv.total, 1) if state else 0.0
             queue = 1 - view.load / longest if longest else 1.0
-            parts = self._knowledge.cached_share(ask, view, now), queue, free
+            parts = self._knowledge.cached_share(request, view, now), queue, free
             return sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True))
 
         scores = [score(view) for view in views]
@@ -99,25 +99,25 @@ class LeastPredicted(Picker):
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:
         self._knowledge, self._dice = knowledge, dice
 
-    def seconds(self, ask: Ask, view: ReplicaView, now: float) -> float:
+    def seconds(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
         """Return the predicted seconds until the first token from this replica."""
         assert view.state is not None, "only replicas that have told their state are picked from"
-        cached = self._knowledge.cached_share(ask, view, now)
-        return first_token_seconds(ask, view.state, view.waiting, cached, self._knowledge.weight)
+        cached = self._knowledge.cached_share(request, view, now)
+        return first_token_seconds(request, view.state, view.waiting, cached, self._knowledge.weight)
 
-    def pick(self, ask: Ask, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        predicted = [self.seconds(ask, view, now) for view in views]
+    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+        predicted = [self.seconds(request, view, now) for view in views]
         least = min(predicted)
         limit = max(least + TIE_SECONDS, least * (1 + TIE_SHARE))
         tied = [view for view, seconds in zip(views, predicted, strict=True) if seconds <= limit]
         if len(tied) == 1:
             return tied[0]
-        if ask.locality is not None:
-            cached = max(tied, key=lambda view: self._knowledge.cached_share(ask, view, now))
-            if self._knowledge.cached_share(ask, cached, now):
+        if request.locality is not None:
+            cached = max(tied, key=lambda view: self._knowledge.cached_share(request, view, now))
+            if self._knowledge.cached_share(request, cached, now):
                 return cached
             by_name = {view.name: view for view in tied}
-            return by_name[rendezvous.choose(ask.locality, {name: view.load for name, view in by_name.items()})]
+            return by_name[rendezvous.choose(request.locality, {name: view.load for name, view in by_name.items()})]
         return min(self._dice.sample(tied, 2), key=lambda view: view.load)
 
 

@@ -18,8 +18,8 @@ NOTHING = WaitingWork(0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What of a request decides where it is served best."""
+class RoutedRequest:
+    """A request, as far as it decides where it is served best."""
 
     tenant: str
     num_bytes: int  # of its prompt
@@ -27,7 +27,7 @@ class Ask:
 
     @property
     def locality(self) -> bytes | None:
-        """What requests have in common that begin alike; None: it is too short to have anything cached."""
+        """A key that requests have in common that begin alike; None: it is too short to have anything cached."""
         return self.digests[0] if self.digests else None
 
 
@@ -63,7 +63,7 @@ def ahead_of(
 
 
 def first_token_seconds(
-    ask: Ask,
+    request: RoutedRequest,
     state: ReplicaState,
     waiting: Mapping[str, WaitingWork],
     cached: float,
@@ -72,14 +72,14 @@ def first_token_seconds(
     """Return the seconds until the first token; `waiting` is the state's, with what the router knows to be on its way,
     and `cached` the share of the prompt that the replica need not compute.
     """
-    own = own_prefill(ask, state, cached)
-    requests, prefill, seconds = ahead_of(ask.tenant, own, waiting, weight)
+    own = own_prefill(request, state, cached)
+    requests, prefill, seconds = ahead_of(request.tenant, own, waiting, weight)
     has_seat = state.running + requests < state.seats
     seat = 0.0 if has_seat else state.seat_seconds + seconds
     return state.step_seconds + max(state.prefill_seconds + prefill, seat) + own
 
 
-def own_prefill(ask: Ask, state: ReplicaState, cached: float) -> float:
+def own_prefill(request: RoutedRequest, state: ReplicaState, cached: float) -> float:
     """Return the seconds to compute what of the prompt is not cached; its last token always is computed."""
-    tokens = max(1.0, ask.num_bytes / max(state.bytes_per_token, 0.1) * (1 - cached))
+    tokens = max(1.0, request.num_bytes / max(state.bytes_per_token, 0.1) * (1 - cached))
     return tokens * state.token_seconds

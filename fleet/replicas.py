@@ -11,7 +11,7 @@ MAX_REPLICAS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaAddress:
     """The addresses of one replica; it goes by the host and port of the first."""
 
     url: str  # of its API
@@ -26,7 +26,7 @@ class ReplicasError(ValueError):
     """A file names no replicas; each line of the message says where, what is wrong and what would work."""
 
 
-def read_replicas(path: Path) -> tuple[Replica, ...]:
+def read_replicas(path: Path) -> tuple[ReplicaAddress, ...]:
     """Return the replicas that a file names. Raises `ReplicasError`."""
     try:
         document = yaml.safe_load(path.read_bytes())
@@ -41,11 +41,11 @@ def read_replicas(path: Path) -> tuple[Replica, ...]:
             "`replicas: [{url: http://10.0.0.1:8000, admin: http://10.0.0.1:8001}]`"
         )
     problems = [f"{path}: replicas[{index}] {why}" for index, row in enumerate(rows) if (why := _problem(row))]
-    names = [] if problems else [Replica(**row).name for row in rows]
+    names = [] if problems else [ReplicaAddress(**row).name for row in rows]
     problems += [f"{path}: {name} is named twice" for name in sorted({name for name in names if names.count(name) > 1})]
     if problems:
         raise ReplicasError("\n".join(problems))
-    return tuple(Replica(**row) for row in rows)
+    return tuple(ReplicaAddress(**row) for row in rows)
 
 
 def _problem(row: object) -> str | None:

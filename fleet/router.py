@@ -16,7 +16,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from fleet.app import Probe, RouterApp
-from fleet.endpoint import Frontend
+from fleet.endpoint import RouterServices
 from fleet.fleet import Fleet
 from fleet.membership import Membership
 from fleet.metrics import RouterMetrics, fleet_report
@@ -49,7 +49,7 @@ MAX_IDS = 2**20  # tokens of a context, more than any that is served
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """What a router is told besides the settings that it shares with a replica."""
+    """The options of a router besides the settings that it shares with a replica."""
 
     membership: Membership
     routing: Routing = Routing.PREDICTED
@@ -57,25 +57,17 @@ class RouterOptions:
     ca_file: Path | None = None  # that signs the replicas' certificates; None: whom the system trusts
 
 
-@dataclass(frozen=True, slots=True)
-class Tenants:
-    """Where a router reads who its tenants are and what each may do."""
-
-    keys: KeySource
-    policies: LivePolicy
-
-
 def run_router(settings: Settings, options: RouterOptions, announce: Callable[[str], object]) -> int:
     """Route until a signal. Returns the exit status; raises what makes that impossible, before the port opens."""
     check_tls(settings)
     policies = LivePolicy(settings.policy)
-    tenants = Tenants(KeySource(settings, policies.current), policies)
+    keys = KeySource(settings, policies.current)
     with open_port(settings.host, settings.port) as sock, open_admin_port(settings) as admin:
         said = _announcement(settings, sock, admin)
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            router = _Router(settings, options, tenants, lambda: announce(said))
+            router = _Router(settings, options, keys, policies, lambda: announce(said))
             runner.run(router.serve(sock, admin))
     log.info("stopped")
     return 0
@@ -83,10 +75,16 @@ def run_router(settings: Settings, options: RouterOptions, announce: Callable[[s
 
 class _Router:
     def __init__(
-        self, settings: Settings, options: RouterOptions, tenants: Tenants, on_started: Callable[[], object]
+        self,
+        settings: Settings,
+        options: RouterOptions,
+        keys: KeySource,
+        policies: LivePolicy,
+        on_started: Callable[[], object],
     ) -> None:
-        self._settings, self._options, self._tenants = settings, options, tenants
-        policies, prefixes = tenants.policies, PrefixMap()
+        self._settings, self._options = settings, options
+        self._keys, self._policies = keys, policies
+        prefixes = PrefixMap()
         knowledge = Knowledge(prefixes, lambda tenant: policies.current.tenant(tenant).weight)
         picker = make_picker(options.routing, knowledge, random.Random())
         self.fleet = Fleet(picker, prefixes, lambda: asyncio.get_running_loop().time())
@@ -94,15 +92,16 @@ class _Router:
         self._server = Server(settings, self._active_requests, on_started)
 
     async def serve(self, sock: socket.socket, admin: AdminPort | None) -> None:
-        settings, tenants, clock = self._settings, self._tenants, self.fleet.clock
+        settings, clock = self._settings, self.fleet.clock
+        keys, policies = self._keys, self._policies
         telemetry, budget = Telemetry(clock), RetryBudget()
         metrics = RouterMetrics(self.fleet, budget)
         telemetry.on_end += [metrics.ended, RequestLog(0)]
         trusted = create_default_context(cafile=self._options.ca_file)
         async with make_client(trusted) as client, open_body_reader(settings, MAX_IDS) as body_reader:
-            frontend = Frontend(
-                keys=tenants.keys.ring,
-                policies=EffectivePolicies(tenants.policies),
+            services = RouterServices(
+                keys=keys.ring,
+                policies=EffectivePolicies(policies),
                 telemetry=telemetry,
                 active_requests=self._active_requests,
                 refusals=RefusalLimiter(settings.refused_per_second, clock),
@@ -111,21 +110,20 @@ class _Router:
                 client=client,
                 body_reader=body_reader,
             )
-            probes = self._probes(frontend)
-            self._server.config.app = RouterApp(frontend, probes)
+            probes = self._probes(services)
+            self._server.config.app = RouterApp(services, probes)
             poller = Poller(self.fleet, client, admin_secret(settings), self._options.state_interval)
-            watching = [tenants.keys.watch(tenants.policies), self._options.membership.watch(self.fleet.set_replicas)]
-            if tenants.policies.has_files:
-                watching.append(tenants.policies.watch())
+            membership = self._options.membership.watch(self.fleet.set_replicas)
             async with (
-                beside(poller.run(), self._active_requests.sweep(), *watching),
+                beside(policies.watch(), keys.watch(policies), membership),
+                beside(poller.run(), self._active_requests.sweep()),
                 self._admin_port(admin, probes, metrics),
             ):
                 await self._server.serve(sockets=[sock])
 
-    def _probes(self, frontend: Frontend) -> Mapping[str, ASGIApp]:
-        alive = Probe(frontend, lambda: True)
-        ready = Probe(frontend, lambda: bool(self.fleet.available()) and not self._server.should_exit)
+    def _probes(self, services: RouterServices) -> Mapping[str, ASGIApp]:
+        alive = Probe(services, lambda: True)
+        ready = Probe(services, lambda: bool(self.fleet.available()) and not self._server.should_exit)
         return {"/startupz": alive, "/livez": alive, "/readyz": ready, "/health": ready, "/ping": ready}
 
     @asynccontextmanager

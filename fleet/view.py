@@ -1,11 +1,11 @@
-"""What a router knows of one replica: the state that it told last, what was sent there since, and how that went."""
+"""The view that a router has of one replica: the state that it told last, and what was sent there since."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 from fleet.prediction import add_work
-from fleet.replicas import Replica
+from fleet.replicas import ReplicaAddress
 from fleet.retries import Ejection
 from gateway.replica.state import ReplicaState, WaitingWork
 
@@ -27,7 +27,7 @@ class OpenRequest:
 class ReplicaView:
     """One replica as the router sees it; moments are in seconds of any one clock."""
 
-    replica: Replica
+    replica: ReplicaAddress
     state: ReplicaState | None = None
     heard: float = -inf  # when that was
     ejection: Ejection = field(default_factory=Ejection)
@@ -57,11 +57,11 @@ class ReplicaView:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it said so when it told its state last."""
+        """True if it said so when it told its state last."""
         return self.state is not None and not self.state.draining
 
     def is_available(self, now: float) -> bool:
-        """Whether new requests should go there."""
+        """Return whether new requests should go there."""
         return self.takes_requests and not (self.is_silent(now) or self.ejection.is_out(now))
 
     def told(self, state: ReplicaState, asked: float, now: float) -> bool:

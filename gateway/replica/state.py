@@ -1,4 +1,4 @@
-"""What a replica tells a router of itself, as one document: `GET /admin/v1/state`. Pure."""
+"""The document in which a replica tells a router of itself: `GET /admin/v1/state`. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class KVTokens:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What has become of beginnings of prompts since a router asked last; their digests are in hexadecimal."""
+    """The changes of cached beginnings since a router asked last; their digests are in hexadecimal."""
 
     next: int  # what the router asks from when it asks again
     cached: Sequence[str]

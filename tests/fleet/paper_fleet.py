@@ -11,7 +11,7 @@ import orjson
 from starlette.types import Message
 
 from fleet.app import RouterApp
-from fleet.endpoint import Frontend
+from fleet.endpoint import RouterServices
 from fleet.fleet import Fleet
 from fleet.metrics import RouterMetrics
 from fleet.picker import Knowledge, LeastPredicted
@@ -103,7 +103,7 @@ class PaperFleet(httpx.AsyncBaseTransport):
         telemetry, self.budget = Telemetry(loop.time), RetryBudget()
         self.metrics = RouterMetrics(self.fleet, self.budget)
         telemetry.on_end.append(self.metrics.ended)
-        self.frontend = Frontend(
+        self.services = RouterServices(
             keys=KeyRing(PEPPER, [demo_record(KEY, PEPPER)]),
             policies=EffectivePolicies(Policies()),
             telemetry=telemetry,
@@ -114,7 +114,7 @@ class PaperFleet(httpx.AsyncBaseTransport):
             client=httpx.AsyncClient(transport=self),
             body_reader=BodyReader(10_000, 20_000, 30.0, 1000),
         )
-        self.app = RouterApp(self.frontend, {})
+        self.app = RouterApp(self.services, {})
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.seen.append(request)

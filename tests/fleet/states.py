@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from fleet.replicas import Replica
+from fleet.replicas import ReplicaAddress
 from fleet.view import ReplicaView
 from gateway.replica.state import KVTokens, ReplicaState, StepCost, WaitingWork
 
@@ -30,8 +30,8 @@ def work(seconds: float, requests: int = 1) -> WaitingWork:
     return WaitingWork(requests, seconds / 2, seconds)
 
 
-def replica(name: str) -> Replica:
-    return Replica(f"http://{name}:8000", f"http://{name}:8001")
+def replica(name: str) -> ReplicaAddress:
+    return ReplicaAddress(f"http://{name}:8000", f"http://{name}:8001")
 
 
 def view(name: str, now: float = 0.0, **told: Any) -> ReplicaView:

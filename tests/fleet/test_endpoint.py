@@ -98,7 +98,7 @@ async def test_a_replica_that_is_lost_before_its_answer_is_followed_by_another(e
     assert (await fleet.request()).body == b"".join(EVENTS)
     assert fleet.asked == ["a", "b"]
     signed = [request.headers["x-sluice-attempt"].encode() for request in fleet.seen]
-    first, second = [fleet.frontend.keys.fleet.attempt(one) for one in signed]
+    first, second = [fleet.services.keys.fleet.attempt(one) for one in signed]
     assert first is not None
     assert second == first._replace(number=2)
 
@@ -168,9 +168,9 @@ async def test_a_shutdown_ends_what_is_left_with_its_error() -> None:
     request = asyncio.create_task(fleet.request())
     while not fleet.seen:
         await asyncio.sleep(0)
-    fleet.frontend.active_requests.close()
+    fleet.services.active_requests.close()
     assert (await fleet.request()).code == "shutting_down"
-    fleet.frontend.active_requests.fail_all(ShuttingDown())
+    fleet.services.active_requests.fail_all(ShuttingDown())
     assert (await request).code == "shutting_down"
 
 
@@ -185,8 +185,8 @@ async def test_where_no_replica_is_left_the_error_says_so() -> None:
 
 async def test_it_is_ready_while_any_replica_takes_requests() -> None:
     fleet = PaperFleet(a=answering(whole()))
-    probe = Probe(fleet.frontend, lambda: bool(fleet.fleet.available()))
-    fleet.app = RouterApp(fleet.frontend, {"/readyz": probe})
+    probe = Probe(fleet.services, lambda: bool(fleet.fleet.available()))
+    fleet.app = RouterApp(fleet.services, {"/readyz": probe})
     assert (await fleet.request("GET", "/readyz", key=None)).status == 200
     fleet.fleet.lost(fleet.fleet.views["a:8000"])
     assert (await fleet.request("GET", "/readyz", key=None)).status == 503

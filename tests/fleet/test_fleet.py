@@ -8,14 +8,14 @@ import pytest
 
 from fleet.fleet import Fleet
 from fleet.picker import Knowledge, LeastPredicted
-from fleet.prediction import Ask
+from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.view import SILENCE
 from gateway.replica.state import Changes
 from tests.fleet.states import IDLE, replica
 from tests.gateway.admin.clock import Clock
 
-ASK = Ask("t", 8000, (b"1", b"2"))
+ASK = RoutedRequest("t", 8000, (b"1", b"2"))
 
 
 class Three(Fleet):

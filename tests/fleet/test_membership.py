@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.membership import DnsMembership, FileMembership
-from fleet.replicas import Replica, ReplicasError
+from fleet.replicas import ReplicaAddress, ReplicasError
 
 ONE, TWO = (f"replicas: [{{url: 'http://{host}:1', admin: 'http://{host}:2'}}]" for host in "ab")
 
@@ -16,7 +16,7 @@ ONE, TWO = (f"replicas: [{{url: 'http://{host}:1', admin: 'http://{host}:2'}}]" 
 class Heard(list[list[str]]):
     """The names of each set of replicas, as they came."""
 
-    def set_replicas(self, replicas: Iterable[Replica]) -> None:
+    def set_replicas(self, replicas: Iterable[ReplicaAddress]) -> None:
         self.append([one.name for one in replicas])
 
 

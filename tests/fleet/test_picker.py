@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.picker import Knowledge, LeastPredicted, Picker, Routing, make_picker
-from fleet.prediction import Ask
+from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
 from gateway.replica.state import KVTokens
 from tests.fleet.states import view, work
 
-SHORT = Ask("t", 100)
-LONG = Ask("t", 8000, tuple(bytes([number]) for number in range(15)))  # 2 s of prompt
+SHORT = RoutedRequest("t", 100)
+LONG = RoutedRequest("t", 8000, tuple(bytes([number]) for number in range(15)))  # 2 s of prompt
 
 
 @pytest.fixture
@@ -25,18 +25,18 @@ def predicted(knowledge: Knowledge) -> LeastPredicted:
     return LeastPredicted(knowledge, Random(1))
 
 
-def picks(picker: Picker, ask: Ask, views: list[ReplicaView], count: int = 200) -> Counter[str]:
-    return Counter(picker.pick(ask, views, 0.0).replica.url[7] for _ in range(count))
+def picks(picker: Picker, request: RoutedRequest, views: list[ReplicaView], count: int = 200) -> Counter[str]:
+    return Counter(picker.pick(request, views, 0.0).replica.url[7] for _ in range(count))
 
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=6), st.integers(0, 9))
 def test_nobody_waits_much_longer_than_where_it_is_best(backlogs: list[float], seed: int) -> None:
     knowledge = Knowledge(PrefixMap(), lambda tenant: 1.0)
     views = [view(str(number), prefill_seconds=seconds) for number, seconds in enumerate(backlogs)]
-    for ask in (SHORT, LONG):
+    for request in (SHORT, LONG):
         picker = LeastPredicted(knowledge, Random(seed))
-        least = min(picker.seconds(ask, one, 0.0) for one in views)
-        assert picker.seconds(ask, picker.pick(ask, views, 0.0), 0.0) <= max(1.1 * least, least + 0.005) + 1e-9
+        least = min(picker.seconds(request, one, 0.0) for one in views)
+        assert picker.seconds(request, picker.pick(request, views, 0.0), 0.0) <= max(1.1 * least, least + 0.005) + 1e-9
 
 
 def test_a_tenant_goes_where_its_own_backlog_is_short(knowledge: Knowledge) -> None:

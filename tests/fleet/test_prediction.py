@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.prediction import Ask, add_work, ahead_of, first_token_seconds
+from fleet.prediction import RoutedRequest, add_work, ahead_of, first_token_seconds
 from gateway.replica.state import WaitingWork
 from tests.fleet.states import IDLE, work
 
@@ -49,16 +49,16 @@ def test_a_flood_counts_for_others_only_as_far_as_it_is_served_with_them(
 
 
 def test_a_request_waits_for_a_seat_only_where_none_is_left() -> None:
-    ask = Ask("a", 400)
+    request = RoutedRequest("a", 400)
     busy = replace(IDLE, running=7, prefill_seconds=0.2, step_seconds=0.01)
-    assert first_token_seconds(ask, busy, {}, 0.0, equal) == pytest.approx(0.01 + 0.2 + 0.1)
+    assert first_token_seconds(request, busy, {}, 0.0, equal) == pytest.approx(0.01 + 0.2 + 0.1)
     full = replace(busy, running=8, seat_seconds=3.0)
-    assert first_token_seconds(ask, full, {}, 0.0, equal) == pytest.approx(0.01 + 3.0 + 0.1)
-    assert first_token_seconds(ask, full, {"a": work(2.0)}, 0.0, equal) == pytest.approx(0.01 + 5.0 + 0.1)
+    assert first_token_seconds(request, full, {}, 0.0, equal) == pytest.approx(0.01 + 3.0 + 0.1)
+    assert first_token_seconds(request, full, {"a": work(2.0)}, 0.0, equal) == pytest.approx(0.01 + 5.0 + 0.1)
 
 
 def test_what_is_cached_is_not_computed_but_for_the_last_token() -> None:
-    ask = Ask("a", 4000)
-    assert first_token_seconds(ask, IDLE, {}, 0.0, equal) == pytest.approx(1.0)
-    assert first_token_seconds(ask, IDLE, {}, 0.9, equal) == pytest.approx(0.1)
-    assert first_token_seconds(ask, IDLE, {}, 1.0, equal) == pytest.approx(0.001)
+    request = RoutedRequest("a", 4000)
+    assert first_token_seconds(request, IDLE, {}, 0.0, equal) == pytest.approx(1.0)
+    assert first_token_seconds(request, IDLE, {}, 0.9, equal) == pytest.approx(0.1)
+    assert first_token_seconds(request, IDLE, {}, 1.0, equal) == pytest.approx(0.001)

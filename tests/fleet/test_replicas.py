@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.replicas import Replica, ReplicasError, read_replicas
+from fleet.replicas import ReplicaAddress, ReplicasError, read_replicas
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_file_names_replicas(file: Path) -> None:
     file.write_text("replicas:\n- {url: 'http://10.0.0.1:8000', admin: 'https://10.0.0.1:8001'}\n")
     (one,) = read_replicas(file)
-    assert one == Replica("http://10.0.0.1:8000", "https://10.0.0.1:8001")
+    assert one == ReplicaAddress("http://10.0.0.1:8000", "https://10.0.0.1:8001")
     assert one.name == "10.0.0.1:8000"
     file.write_text("replicas: []")
     assert read_replicas(file) == ()

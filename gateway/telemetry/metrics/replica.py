@@ -9,7 +9,7 @@ TERMS = ("step", "prefill", "decode", "decode_context", "prefill_context", "pref
 
 
 def count_work(registry: Registry, replica: ReplicaReader, model: StepTimeModel) -> None:
-    """Register the metrics."""
+    """Register the metrics of one replica."""
 
     def coefficients() -> list[Point]:
         return [((term,), value) for term, value in zip(TERMS, model.fitted.coefficients, strict=True)]
