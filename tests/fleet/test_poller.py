@@ -1,0 +1,83 @@
+"""Asking replicas for their states, which they tell, refuse, garble or keep to themselves."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx
+import orjson
+import pytest
+
+from fleet.poller import Poller
+from fleet.view import SILENCE
+from gateway.replica.state import Changes
+from tests.fleet.states import IDLE
+from tests.fleet.test_fleet import Three
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def telling(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, content=orjson.dumps(replace(IDLE, beginnings=Changes(7, ["0a"], [], is_all=True))))
+
+
+def saying(status: int, text: str) -> Answer:
+    return lambda request: httpx.Response(status, text=text)
+
+
+def unreachable(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused")
+
+
+@asynccontextmanager
+async def polling(fleet: Three, **answers: Answer) -> AsyncIterator[list[httpx.Request]]:
+    """Have a fleet ask its replicas all the time; yield what it asks. Who is not mentioned tells its state."""
+    asked: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return answers.get(request.url.host, telling)(request)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(handle)) as client:
+        task = asyncio.create_task(Poller(fleet, client, "the-key", 0.0001).run())
+        try:
+            while len(asked) < 9:
+                await asyncio.sleep(0.0001)
+            yield asked
+        finally:
+            task.cancel()
+
+
+async def test_each_is_asked_with_the_key_for_what_has_changed() -> None:
+    fleet = Three()
+    async with polling(fleet) as asked:
+        assert {request.url.port for request in asked} == {8001}
+        assert {request.headers["authorization"] for request in asked} == {"Bearer the-key"}
+        of_a = [str(request.url) for request in asked if request.url.host == "a"]
+        assert of_a[0] == "http://a:8001/admin/v1/state?since=0"
+        assert of_a[-1] == "http://a:8001/admin/v1/state?since=7"
+        assert fleet.prefixes.num_cached("a:8000", (b"\x0a",), fleet.clock()) == 1
+
+
+async def test_one_that_nobody_listens_for_is_gone_at_once() -> None:
+    fleet = Three()
+    async with polling(fleet, b=unreachable):
+        assert fleet.names == "ac"
+
+
+@pytest.mark.parametrize("answer", [saying(401, "no"), saying(200, "{}"), saying(200, "?"), saying(500, "")])
+async def test_one_that_tells_no_state_is_gone_after_a_while_and_logged_once(
+    answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Three()
+    async with polling(fleet, b=answer) as asked:
+        assert fleet.names == "abc"
+        fleet.pass_time(SILENCE)
+        seen = len(asked)
+        while len(asked) < seen + 9:
+            await asyncio.sleep(0.0001)
+        assert fleet.names == "ac"
+    warnings = [record for record in caplog.records if record.name == "fleet.poller"]
+    assert [record.levelno for record in warnings] == [logging.WARNING]
