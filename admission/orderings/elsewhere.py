@@ -39,3 +39,7 @@ class Elsewhere:
                 self._debts[tenant] = debt
             already = paid if account.is_granted else 0.0  # by its grants
             yield account, before - already - debt
+
+    def forgive(self, tenant: str) -> None:
+        """Note that the tenant owes nothing any more, and that its credit is settled."""
+        self._debts.pop(tenant, None)

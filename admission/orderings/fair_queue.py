@@ -286,6 +286,7 @@ class FairQueue:
         account.credit = min(account.credit, left)
         if account.credit < 0 and self.shares.is_within(account.tenant):
             account.credit = 0.0  # it has asked for less than its share since
+            self._elsewhere.forgive(account.tenant)
         account.round = max(account.round, self.round - 1)
         account.backlog_id = account.turn = next(self._counter)
 

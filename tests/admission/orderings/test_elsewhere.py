@@ -1,5 +1,6 @@
 from admission.aging import Aging
 from admission.orderings.fair_queue import STALE, FairQueue
+from admission.orderings.ordering import EnoughForAll
 from tests.admission.orderings.queues import head_of
 from tests.backend.sequences import make_sequence
 
@@ -91,6 +92,31 @@ def test_absence_is_no_credit() -> None:
     assert queue.credit("c") <= 1.0, "the grant of one round"
     assert serve(queue, 6).count("c") == 2
     assert max(queue.credit("a"), queue.credit("b")) > -2.0, "and the others owe no more than what they had since"
+
+
+class Within:
+    """Everybody asks for less than its share."""
+
+    def is_beyond(self, tenant: str) -> bool:
+        return False
+
+    def is_within(self, tenant: str) -> bool:
+        return True
+
+
+def test_what_is_forgiven_is_not_paid_back() -> None:
+    queue = waiting("a")
+    queue.served_elsewhere({"b": 5.0}, 2)
+    queue.shares = Within()
+    late = make_sequence("late", "b")
+    queue.add(late)
+    assert queue.credit("b") == 1.0, "the grant of one round: it asks for less than its share"
+    queue.shares = EnoughForAll()
+    queue.remove(late)
+    before = queue.credit("b")
+    serve(queue, 20)
+    queue.served_elsewhere({"a": 1.0}, 2)
+    assert queue.credit("b") == before
 
 
 def test_where_nobody_waits_nobody_owes() -> None:

@@ -4,13 +4,21 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
+from admission.admission import Admission
+from admission.core import make_core
+from backend.engine import Engine
+from gateway.core import core_config
+from gateway.settings.settings import Settings
 from gateway.tenants import shared_debts
-from gateway.tenants.shared_debts import SharedDebts
+from gateway.tenants.shared_debts import SharedDebts, share_debts
 from quotas.errors import StoreUnavailable
+from quotas.store.redis_store import RedisStore
 from quotas.store.served_sums import Elsewhere
+from tests.gateway.paper_gateway import CONFIG, PaperExecutor
 
 
 class Sums:
@@ -80,3 +88,14 @@ async def test_an_outage_ends_nothing_and_is_said_once(
         await bench.debts.run()
     assert len(caplog.records) == 2, "one for each outage"
     assert looked == [shared_debts.ALONE] * 3 + [shared_debts.PERIOD] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "shared"), [({}, True), ({"shared_debts": "off"}, False), ({"order": "fcfs"}, False)]
+)
+async def test_it_is_a_setting_and_only_the_fair_order_has_debts(given: dict[str, Any], shared: bool) -> None:
+    settings = Settings(**given)
+    core = make_core(core_config(settings), CONFIG)
+    admission = Admission(Engine(core, PaperExecutor()), core)
+    debts = share_debts(settings, RedisStore.at("redis://127.0.0.1:1"), admission, core)
+    assert (debts is not None) is shared
