@@ -111,27 +111,27 @@ def _measure(options: Namespace, core: int, trace: Sequence[Arrival], run: int, 
     """One run against a server of its own; returns its capacity, in requests a second."""
     with TemporaryDirectory() as directory, served(core, TENANTS, Path(directory), **SETTINGS) as server:
         conversations = Conversations(server, trace, run)
-        capacity = _capacity(server, conversations, options.seconds)
+        capacity = capacity_of(server, conversations, options.seconds)
         for name, factor in LOADS.items():
             asked = conversations.poisson(factor * capacity, options.seconds)
-            worked, heard = machine.cpu_seconds(server.pid), _offer(server, asked, options.seconds)
-            row = _figures(asked, heard, options.seconds)
+            worked, heard = machine.cpu_seconds(server.pid), offer(server, asked, options.seconds)
+            row = figures_of(asked, heard, options.seconds)
             row["server busy"] = (machine.cpu_seconds(server.pid) - worked) / heard.seconds
             for what, value in row.items():
                 figures[name].setdefault(what, []).append(value)
     return capacity
 
 
-def _capacity(server: Served, conversations: Conversations, seconds: float) -> float:
+def capacity_of(server: Served, conversations: Conversations, seconds: float) -> float:
     """Of the second half of that time; or of twice as long, where nobody was served by then."""
     loops = {tenant: ClosedLoop(CROWD // len(TENANTS), conversations.patient(tenant)) for tenant in TENANTS}
     with Traffic(server.port) as clients:
         heard = clients.run(seconds, loops=loops)
     late = [one for one in heard.exchanges if one.done is not None and one.done > seconds / 2]
-    return len(late) / (heard.seconds - seconds / 2) or _capacity(server, conversations, 2 * seconds)
+    return len(late) / (heard.seconds - seconds / 2) or capacity_of(server, conversations, 2 * seconds)
 
 
-def _offer(server: Served, asked: Sequence[Asked], seconds: float) -> Heard:
+def offer(server: Served, asked: Sequence[Asked], seconds: float) -> Heard:
     """Collecting garbage would make requests late, and refusals look so."""
     with Traffic(server.port, refusals=(TOO_MANY, UNAVAILABLE, GIVEN_UP)) as clients:
         clients.connect(CONNECTIONS)
@@ -143,7 +143,7 @@ def _offer(server: Served, asked: Sequence[Asked], seconds: float) -> Heard:
             gc.enable()
 
 
-def _figures(asked: Sequence[Asked], heard: Heard, seconds: float) -> dict[str, float]:
+def figures_of(asked: Sequence[Asked], heard: Heard, seconds: float) -> dict[str, float]:
     """Of what was due after the uncounted time, which may be nothing; exchanges are in the order of their timetable."""
     start = UNCOUNTED * seconds
     pairs = [pair for pair in zip(asked, heard.exchanges, strict=True) if pair[0].due.at >= start]

@@ -14,8 +14,8 @@ from benchmarks.overload_live import (
     Asked,
     Conversations,
     _beyond,
-    _capacity,
-    _figures,
+    capacity_of,
+    figures_of,
 )
 from benchmarks.traffic import Due, Exchange, Heard
 
@@ -51,7 +51,7 @@ def test_figures_leave_out_the_start_and_tell_refusals_from_those_given_up() -> 
         Exchange("a", DUE, DUE + 0.004, refused=DUE + 1.0, status=GIVEN_UP),
     ]
     early = Asked(Due(0.5, "a", b""), 30, 11)
-    figures = _figures([early, *[ASKED] * 4], Heard(10.0, exchanges), seconds=10.0)
+    figures = figures_of([early, *[ASKED] * 4], Heard(10.0, exchanges), seconds=10.0)
     assert figures[GOOD] == pytest.approx(1 / 9)
     assert figures[TOKENS] == pytest.approx(41 / 9)
     assert [figures[what] for what in ("good", "refused", "given up", "served late")] == [0.25] * 4
@@ -60,7 +60,7 @@ def test_figures_leave_out_the_start_and_tell_refusals_from_those_given_up() -> 
 
 
 def test_a_machine_too_busy_to_serve_anybody_in_time_is_told_so_and_divides_by_nothing() -> None:
-    figures = _figures([], Heard(10.0, []), seconds=10.0)
+    figures = figures_of([], Heard(10.0, []), seconds=10.0)
     assert not any(figures.values())
     assert _beyond({"1x": {GOOD: [0.0, 2.0, 2.0]}, "2x": {GOOD: [3.0, 3.0, 0.0]}}, GOOD) == 0
 
@@ -76,4 +76,4 @@ def test_capacity_is_measured_until_somebody_was_served(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("benchmarks.overload_live.Traffic", Clients)
     server = SimpleNamespace(port=0, keys={})
-    assert _capacity(server, Conversations(server, [], 0), 1.0) == 1 / 2  # type: ignore[arg-type]
+    assert capacity_of(server, Conversations(server, [], 0), 1.0) == 1 / 2  # type: ignore[arg-type]

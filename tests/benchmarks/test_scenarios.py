@@ -15,7 +15,7 @@ SCENARIOS = (
     "http_workers", "kv_waste", "log_cost", "long_prompt", "overload", "overload_live", "preemption",
     "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "route",
     "row_counts",
-    "several_answers", "step_time", "telemetry_cost", "tune", "what_if_live",
+    "several_answers", "step_time", "telemetry_cost", "tune", "tune_live", "what_if_live",
 )  # fmt: skip
 
 

@@ -1,0 +1,98 @@
+"""Whether what `sluice tune` promises holds live: python -m benchmarks.tune_live [--seconds 30] [--runs 3]
+
+The load of `benchmarks.overload_live` at `LOAD` times capacity meets `sluice serve` with settings that suit it badly,
+which writes an event log. `sluice tune --log` searches better ones in it, and the server is started again with the
+flags that it prints, for the same requests. Shown are the shares of good requests that were promised, and those that
+there were.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from admission.simulation.arrival import Arrival
+from benchmarks import machine
+from benchmarks.overload_live import (
+    FIRST_TOKEN,
+    INTERVAL,
+    SETTINGS,
+    TENANTS,
+    Conversations,
+    capacity_of,
+    figures_of,
+    offer,
+)
+from benchmarks.overload_loads import drawn_trace
+from benchmarks.report import Report, Spread, scenario_parser
+from benchmarks.served import served
+
+LOAD = 0.7
+BADLY: Mapping[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "prefill_chunk": 64}
+BUDGET = 8
+NEAR = 0.05  # of the requests, by which a promise may be off
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = scenario_parser(__doc__, runs=3)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each load, and of measuring capacity")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.runs, options.seconds = 1, 2.0
+    report, trace = Report("tune_live", options.quick), drawn_trace()
+    server_core, load_core = machine.two_cores()
+    os.sched_setaffinity(0, {load_core})
+    rows = [_measure(options, server_core, trace, run) for run in range(options.runs)]
+    shares = {what: [float(str(row[what])) for row in rows] for what in ("before", "promised", "live")}
+    report.add_table("share of good requests, by run", rows)
+    report.notes = [f"{what}: {Spread.of(values)}" for what, values in shares.items()]
+    gains = [live - before for live, before in zip(shares["live"], shares["before"], strict=True)]
+    report.at_least("gain live, median of runs", median(gains), 0.0)
+    missing = [promised - live for promised, live in zip(shares["promised"], shares["live"], strict=True)]
+    report.at_most("promised and not kept, median of runs", median(missing), NEAR)
+    return report.finish(options.results)
+
+
+def _measure(options: Namespace, core: int, trace: Sequence[Arrival], run: int) -> dict[str, object]:
+    with TemporaryDirectory() as directory, served(core, TENANTS, Path(directory), **SETTINGS) as server:
+        rate = LOAD * capacity_of(server, Conversations(server, trace, run), options.seconds)
+    with TemporaryDirectory() as directory:
+        events = Path(directory) / "events"
+        before = _good(options, core, trace, run, rate, {**BADLY, "event_log": events})
+        flags, promised = _tuned(events)
+        live = _good(options, core, trace, run, rate, flags)
+    return {"requests a second": rate, "before": before, "promised": promised, "live": live, "flags": str(flags)}
+
+
+def _good(
+    options: Namespace, core: int, trace: Sequence[Arrival], run: int, rate: float, settings: Mapping[str, object]
+) -> float:
+    """Returns the share of good requests by these settings."""
+    with (
+        TemporaryDirectory() as directory,
+        served(core, TENANTS, Path(directory), **{**SETTINGS, **settings}) as server,
+    ):
+        asked = Conversations(server, trace, 100 + run).poisson(rate, options.seconds)
+        return figures_of(asked, offer(server, asked, options.seconds), options.seconds)["good"]
+
+
+def _tuned(events: Path) -> tuple[dict[str, object], float]:
+    """Returns the settings that `sluice tune` finds in a log, and the share of good requests that it promises."""
+    targets = ("--good-first-token", str(FIRST_TOKEN), "--good-per-token", str(INTERVAL))
+    command = (sys.executable, "-m", "sluice", "tune", "--log", str(events), "--budget", str(BUDGET), *targets)
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()
+    goodput = next(line for line in printed if line.startswith("goodput"))
+    promised = float(goodput.split()[-2]) / 100
+    line = printed[-2] if printed[-2].startswith("--") else ""
+    words = shlex.split(line)
+    found = {flag[2:].replace("-", "_"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+    return dict(found or BADLY), promised
+
+
+if __name__ == "__main__":
+    sys.exit(main())
