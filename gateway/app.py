@@ -279,6 +279,7 @@ async def serve_engine(
             body_reader=body_reader,
             engine=client,
             cors=Cors.of(settings.cors_origins),
+            public_models=settings.public_models == "on",
         )
         probes = make_probes(frontend)
         (server.table if isinstance(server, WorkerPool) else PoolStats(0, int)).show(service.metrics.registry)

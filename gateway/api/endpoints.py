@@ -62,16 +62,18 @@ class ModelsEndpoint(Endpoint):
     """Answers GET /v1/models and /v1/models/{model}."""
 
     async def answer(self, call: Call) -> Outcome:
-        frontend, model = self.frontend, self.frontend.model
-        policy = frontend.policy(self.authenticate(call), "inference")
+        frontend, model, policy = self.frontend, self.frontend.model, None
+        if not frontend.public_models or call.response.request_header(b"authorization") is not None:
+            policy = frontend.policy(self.authenticate(call), "inference")
         card = model_card(model.name, model.created, model.limits.max_model_len, _capabilities(frontend))
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
-            allowed = policy.tenant.allows_model(model.name, policy.key)
+            allowed = policy is None or policy.tenant.allows_model(model.name, policy.key)
             await call.response.reply(models_list([card] if allowed else []))
         else:
             frontend.check_model(name)
-            policy.check_model(name)
+            if policy is not None:
+                policy.check_model(name)
             await call.response.reply(orjson.dumps(card))
         return Outcome.COMPLETED
 

@@ -49,6 +49,7 @@ class Frontend:
     body_reader: BodyReader
     engine: EngineClient
     cors: Cors | None = None  # None: no web page of another origin may call
+    public_models: bool = False  # what is served may be asked without a key
 
     def policy(self, principal: Principal, scope: str) -> EffectivePolicy:
         """Returns what a key may do at the moment. Raises `Forbidden` if `scope` is not part of it."""

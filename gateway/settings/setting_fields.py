@@ -110,6 +110,12 @@ class SettingFields(EngineFields):
         "all; off: of none",
         pattern=f"^(?:{cors.ORIGINS})$",
     )
+    public_models: Literal["on", "off"] = setting(
+        "network",
+        "on|off",
+        "off",
+        "answer /v1/models to who shows no key as well, as routers probe it: they see the model's name and its limits",
+    )
     max_body_bytes: ByteSize = setting(
         "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024
     )

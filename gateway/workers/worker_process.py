@@ -84,6 +84,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             body_reader=body_reader,
             engine=client,
             cors=Cors.of(settings.cors_origins),
+            public_models=settings.public_models == "on",
         )
         server.config.app = make_app(frontend, make_probes(frontend), settings.metrics_on_tenant_port)
         async with beside(active_requests.sweep(), report(client, server.table, deliveries)):

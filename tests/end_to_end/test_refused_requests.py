@@ -33,9 +33,19 @@ class Site(TenantSite):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    flags = ("--refused-per-second", str(RATE), "--cors-origins", PAGE)
+    flags = ("--refused-per-second", str(RATE), "--cors-origins", PAGE, "--public-models", "on")
     with tenant_site(Site, tmp_path_factory.mktemp("refused"), POLICY, *flags) as site:
         yield site
+
+
+def test_models_that_are_public_need_no_key_but_none_that_is_wrong(site: Site) -> None:
+    for path in ("/v1/models", "/v1/models/embedded"):
+        url = site.server.url + path
+        assert httpx.get(url).json() == site.get("good", path).json()
+        wrong = httpx.get(url, headers={"authorization": "Bearer sk-sluice-wrong"})
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert httpx.get(site.server.url + "/v1/models/other").status_code == 404
+    assert httpx.get(site.server.url + "/v1/limits").status_code == 401
 
 
 @pytest.mark.parametrize(
