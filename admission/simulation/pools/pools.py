@@ -3,12 +3,14 @@
 A device of the first pool computes a prompt and its first token, a link carries the prompt's keys and values, and a
 device of the second goes on (DistServe: Zhong et al., OSDI 2024; Splitwise: Patel et al., ISCA 2024). Each device runs
 the core itself. A request goes to the device of its pool with the least to do: the fewest tokens of prompts, or the
-fewest requests that have not ended. What a device of the first pool has sent it keeps nothing of, and what waits for
-memory of the second waits on the link's far side: neither pool holds the other up.
+fewest requests that have not ended. A prompt leaves the memory of the first pool with its first token, not when it has
+been sent, and what waits for memory of the second waits on the link's far side: neither pool holds the other up, which
+flatters a link that is slow.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
@@ -98,13 +100,15 @@ def simulate_split(
 
 
 def _rest_of(request: Arrival, arrived: float) -> Arrival:
-    """Returns what is left of a request whose first token is there: its prompt is longer by that."""
+    """Returns what is left of a request whose first token is there: its prompt is longer by that. Its client waits."""
     return request._replace(
         time=arrived,
         prompt_tokens=request.prompt_tokens + 1,
         output_tokens=request.output_tokens - 1,
         max_tokens=max(1, request.declared_tokens - 1),
         deadline=None,
+        done_within=None,
+        patience=inf,
         content=None,
     )
 
@@ -144,7 +148,8 @@ def _figures(
         first_tokens.append(waited)
         per_token.append(each)
         wanted = good.first_token if request.deadline is None else request.deadline
-        num_good += waited <= wanted and each <= good.per_token
+        in_all = inf if request.done_within is None else request.done_within
+        num_good += waited <= wanted and each <= good.per_token and last - request.time <= in_all
     share = num_good / len(requests) if requests else 0.0
     tails = tail_of(sorted(first_tokens)), tail_of(sorted(per_token))
     return PoolFigures(split, len(requests), len(first_tokens), share, *tails, prefill_busy, decode_busy)

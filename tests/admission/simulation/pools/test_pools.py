@@ -48,6 +48,13 @@ def test_a_long_prompt_does_not_hold_up_answers_that_are_decoded_elsewhere() -> 
     assert together.per_token.p99 is not None and together.per_token.p99 > 1.4, "10 s of prefill beside its decodes"
 
 
+def test_who_has_a_first_token_waits_for_the_rest_and_its_last_deadline_counts() -> None:
+    requests = [Arrival(0.0, 20, 5, patience=4.0, done_within=within) for within in (20.0, 9.0)]
+    for request, good in zip(requests, (1.0, 0.0), strict=True):
+        found = simulate_split(APART, POLICY, [request], DEVICE, Link(100.0, 0.5), Objective(5.0, 2.0))
+        assert (found.completed, found.goodput) == (1, good), "9.5 s in all"
+
+
 def test_answers_of_one_token_are_never_transferred() -> None:
     found = simulate_split(APART, POLICY, [Arrival(0.0, 20, 1, max_tokens=1)], DEVICE, Link(1e-3), GOOD)
     assert (found.completed, found.goodput, found.link_busy) == (1, 1.0, 0.0)
