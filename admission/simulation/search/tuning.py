@@ -1,9 +1,9 @@
 """Searches the engine's settings under which most requests of a workload are good.
 
 First by successive halving (Jamieson and Talwalkar, 2016): many settings meet the first part of the requests, the
-better third of them a part three times as long, until a few have met all. Then from the best one on, setting by
-setting: the next larger and the next smaller value meet all requests, for as long as either is better and the budget
-lasts.
+better third of them a part three times as long, until a few have met all. Then a step at a time, first from the present
+settings, where somebody has thought about most of them, and then from the best that is known: the next larger and the
+next smaller value of one setting meet all requests, for as long as either is better and the budget lasts.
 
 A search is deterministic, and costs as much as simulating the whole workload `budget` times, the present settings once
 more.
@@ -35,7 +35,7 @@ LADDERS: Mapping[str, tuple[float, ...]] = {
 ETA = 3  # the factor by which parts grow and settings become fewer
 FEWEST = 200  # requests in a part
 MOST_PARTS = 4
-HALVING = 0.5  # share of the budget
+HALVING, AROUND_PRESENT = 0.4, 0.3  # shares of the budget
 ENOUGH = 0.005  # of goodput, by which another setting has to be better to be worth a change
 
 Setting = tuple[float | None, ...]  # a value for each of the ladders; None: switched off, and left so
@@ -94,7 +94,9 @@ class Tuner:
         whole = len(self.arrivals)
         self._try([self.present], whole)
         self._spent = 0.0
-        best = self._climb(self._halve())
+        halved = self._halve()
+        best = self._climb(self.present, (HALVING + AROUND_PRESENT) * self.budget)
+        best = self._climb(self._best([best, halved], whole), self.budget)
         num_settings = len({setting for setting, _ in self._known})
         return Tuned(self._trial(self.present), self._trial(best), num_settings, self._spent)
 
@@ -150,13 +152,15 @@ class Tuner:
             sizes.insert(0, sizes[0] // ETA)
         return sizes
 
-    def _climb(self, best: Setting) -> Setting:
-        """Returns the best that is reached from a setting, a step of one of its values at a time."""
+    def _climb(self, best: Setting, budget: float) -> Setting:
+        """Returns the best that is reached from a setting, a step of one of its values at a time, until so much is
+        spent.
+        """
         whole, in_vain = len(self.arrivals), 0
         for knob in cycle(range(len(LADDERS))):
             neighbours = list(self._neighbours(best, knob))
             new = [setting for setting in neighbours if (setting, whole) not in self._known]
-            if in_vain == len(LADDERS) or self._spent + len(new) > self.budget:
+            if in_vain == len(LADDERS) or self._spent + len(new) > budget:
                 break
             self._try(new, whole)
             better = self._best([best, *neighbours], whole)
