@@ -33,7 +33,7 @@ from benchmarks.report import Report, Spread, scenario_parser
 from benchmarks.served import served
 
 LOAD = 0.7
-BADLY: Mapping[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "prefill_chunk": 64}
+BADLY: Mapping[str, object] = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "prefill_chunk": 64}
 BUDGET = 8
 NEAR = 0.05  # of the requests, by which a promise may be off
 
