@@ -10,6 +10,7 @@ from admission.length_predictor import Learned
 from admission.scheduling_policy import SchedulingPolicy
 from admission.simulation.arrival import ClassTarget
 from admission.simulation.errors import OptionError
+from admission.simulation.host import NO_TIME, HostTime
 from admission.step_times.idle_calibration import work_of_shape
 from admission.step_times.step_time import StepTime, StepWork
 from backend.calibration_steps import CalibrationStep, calibration_series
@@ -77,6 +78,7 @@ class Device:
     kv_tokens: int  # what its memory holds beside the model
     kv_bytes_per_token: float | None = None  # None: nobody says
     served: Served | None = None  # what was recorded on it
+    host: HostTime = NO_TIME  # what its server takes between two steps
 
     def calibration(self, engine: EngineConfig) -> list[tuple[CalibrationStep, float]]:
         """Returns what the calibration steps of an engine take on it, in seconds."""
@@ -95,7 +97,8 @@ DEVICES = {"llama3-8b-a100": Device("llama3-8b-a100", _LLAMA3_8B_A100.seconds, _
 
 def find_device(name: str) -> Device:
     """Returns one of `DEVICES`, or the device of a JSON file `{"coefficients": [7 of StepTime], "knee": 512,
-    "kv_tokens": 430000}`, and with `kv_bytes_per_token` where limits on KV memory are to be simulated.
+    "kv_tokens": 430000}`, with `kv_bytes_per_token` where limits on KV memory are to be simulated, and with the times
+    of its `host`, where it has any: `{"step": 3e-4, "row": 5e-5, "request": 4e-4}`.
 
     Raises `OptionError`.
     """
@@ -109,18 +112,21 @@ def find_device(name: str) -> Device:
         raise OptionError("--device", name, reason) from None
 
 
-def device_of(name: str, model: StepTime, served: Served, block_bytes: int | None = None) -> Device:
-    """Returns the device of a recording, with the step times that were learned on it."""
+def device_of(
+    name: str, model: StepTime, served: Served, block_bytes: int | None = None, host: HostTime = NO_TIME
+) -> Device:
+    """Returns the device of a recording, with the times that were learned on it."""
     kv_tokens = served.engine.num_blocks * served.engine.block_size
     token_bytes = block_bytes and block_bytes / served.engine.block_size
-    return Device(name, model.seconds, _rates(model), kv_tokens, token_bytes, served)
+    return Device(name, model.seconds, _rates(model), kv_tokens, token_bytes, served, host)
 
 
 def _device_of(path: Path) -> Device:
     entry = json.loads(path.read_text(encoding="utf-8"))
     model = StepTime(tuple(entry["coefficients"]), int(entry.get("knee", 512)))
     token_bytes = float(entry["kv_bytes_per_token"]) if "kv_bytes_per_token" in entry else None
-    return Device(path.stem, model.seconds, _rates(model), int(entry["kv_tokens"]), token_bytes)
+    host = HostTime(**{name: float(seconds) for name, seconds in entry.get("host", {}).items()})
+    return Device(path.stem, model.seconds, _rates(model), int(entry["kv_tokens"]), token_bytes, host=host)
 
 
 def _rates(model: StepTime) -> Piece:

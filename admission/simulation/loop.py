@@ -11,7 +11,6 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import NamedTuple
 
 from admission.controller import Controller
 from admission.event_logs.names import REFUSALS
@@ -29,20 +28,12 @@ from admission.simulation.gateway_rules import (
     SimulatedGateway,
     SimulatedGrant,
 )
-from admission.simulation.recorder import PlannedWork, Recorder
+from admission.simulation.host import Host
+from admission.simulation.recorder import PlannedWork, Recorder, SimulatedStep
 from admission.simulation.sampled_tokens import SampledTokens
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-
-
-class SimulatedStep(NamedTuple):
-    """A step that the device computes."""
-
-    done_at: float
-    elapsed: float
-    batch: Batch
-    work: PlannedWork
 
 
 @dataclass(slots=True)
@@ -87,6 +78,7 @@ class Loop:
         self._gateway = gateway
         self._clients = clients or NoRetries()
         self._engine = core.scheduler.config
+        self._host = Host(device.host)
         self._copied_at = 0.0  # when the newest copies are done that run ahead of their steps
         self._names = SimulatedNames(core.scheduler.config.block_size)
         core.scheduler.name_blocks_by(self._names.name)
@@ -215,6 +207,7 @@ class Loop:
             sequence.prompt_group = f"{self._num_arrived}.{prompt.group}"
         sequence.limit_to(tokens)
         self._names.arrives(sequence, self._scope(prompt), prompt.content)
+        self._host.serve()
         try:
             self._core.arrive(sequence, now)
         except AdmissionRefused:
@@ -267,6 +260,7 @@ class Loop:
     def _ended(self, sequence: Sequence) -> None:
         """Note that an answer has ended, in whatever way; with the last of its request the request has."""
         self._sessions.ended(sequence)
+        self._host.serve()
         request = self._requests.pop(sequence, None)
         if request is None:
             return
@@ -304,7 +298,7 @@ class Loop:
     def _submit(self, batch: Batch, now: float) -> None:
         scheduled = self._core.scheduler.in_flight[-1]
         elapsed = self._seconds(scheduled) + self._copy(batch.num_copies, now)
-        self._done_at = max(self._done_at, now) + elapsed
+        self._done_at = self._host.launch(len(batch.slots), now, self._done_at) + elapsed
         for sequence in scheduled.admitted:
             self._sampled_tokens.admitted(sequence, batch.step)
         self._steps.append(SimulatedStep(self._done_at, elapsed, batch, self._work(scheduled, now)))

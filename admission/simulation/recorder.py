@@ -14,6 +14,7 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.statistics import MOST_TENANTS, QuantileHistogram, ServiceGap, Timeline
 from admission.step_times.step_time import StepWork
+from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import Sequence
 
@@ -98,6 +99,15 @@ class PlannedWork(NamedTuple):
 
     by_tenant: Mapping[str, StepWork]
     prefill: StepWork | None  # of all prompts in it
+
+
+class SimulatedStep(NamedTuple):
+    """A step that the device computes."""
+
+    done_at: float
+    elapsed: float
+    batch: Batch
+    work: PlannedWork
 
 
 class Recorder:

@@ -25,6 +25,7 @@ from admission.simulation.arrival import NO_TARGET, Arrival, ClassTarget
 from admission.simulation.contents import Content
 from admission.simulation.device import Device, Served, device_of
 from admission.simulation.errors import TraceError
+from admission.simulation.host import HostTimes
 from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.scheduler.sequence import FinishReason, Sequence
 
@@ -68,12 +69,14 @@ class _Log:
     lengths: Entry | None = None
     arrived: dict[str, tuple[int, Entry]] = field(default_factory=dict)  # by id of the sequence
     asked: list[tuple[int, float, Asked]] = field(default_factory=list)
+    host: HostTimes = field(default_factory=HostTimes)
 
     @property
     def block_size(self) -> int:
         return int(self.header[2]["block_size"])
 
     def add(self, line: int, entry: Entry) -> None:
+        self.host.add(entry)
         match entry[0]:
             case "log":
                 self.header = entry
@@ -142,7 +145,8 @@ def read_recording(path: Path, lines: Iterable[str]) -> Recording:
         raise TraceError(path, 1, "there are no requests in this file")
     arrivals = _requests(log, sequences) if log.asked else _sequences(log, sequences)
     block_bytes = log.gateway[4] if log.gateway else None
-    return Recording(arrivals, device_of("as recorded", timed[0].as_measured, _served(log), block_bytes), _facts(log))
+    device = device_of("as recorded", timed[0].as_measured, _served(log), block_bytes, log.host.fitted)
+    return Recording(arrivals, device, _facts(log))
 
 
 def _facts(log: _Log) -> TraceFacts:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from admission.simulation.loop import Loop, SimulatedStep
-from admission.simulation.recorder import PlannedWork
+from admission.simulation.loop import Loop
+from admission.simulation.recorder import PlannedWork, SimulatedStep
 from admission.simulation.sampled_tokens import END, TOKEN
 from admission.step_times.step_time import StepWork, prefill_pairs
 from backend.scheduler.batch import StepOutput

@@ -14,6 +14,7 @@ from admission.core import Order
 from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device, find_device
 from admission.simulation.errors import OptionError
+from admission.simulation.host import NO_TIME
 from admission.simulation.metrics import escape_controls, format_duration, format_number, format_percent
 from admission.simulation.policy import SimulatedPolicy, parse_simulated_policy, recorded_policy
 from admission.simulation.recorder import Objective
@@ -150,6 +151,9 @@ def facts_of(namespace: Namespace, study: Study) -> str:
     if namespace.sweep:
         parts.append(f"{namespace.sweep[0]:g} to {namespace.sweep[-1]:g} times capacity")
     parts += [f"tenants {workload.tenants}", f"device {study.device.name}"]
+    if (host := study.device.host) != NO_TIME:
+        times = (format_duration(seconds) for seconds in (host.step, host.row, host.request))
+        parts.append("host {} a step, {} a token, {} a request".format(*times))
     parts += [
         f"flood of {flood.tenant}, {flood.rate:g} a second for {format_duration(flood.seconds)}"
         for flood in workload.floods

@@ -5,6 +5,7 @@ import pytest
 
 from admission.simulation.device import DEVICES, find_device
 from admission.simulation.errors import OptionError
+from admission.simulation.host import NO_TIME, HostTime
 from admission.step_times.step_time import StepWork
 from tests.admission.simulation.runs import DEVICE
 
@@ -23,13 +24,25 @@ def test_the_published_device_is_the_one_that_is_named() -> None:
 
 def test_a_device_may_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"coefficients": [0.01, 1e-4, 0, 0, 0, 0, 1e-3], "knee": 100, "kv_tokens": 5000}))
+    said = {"coefficients": [0.01, 1e-4, 0, 0, 0, 0, 1e-3], "knee": 100, "kv_tokens": 5000}
+    path.write_text(json.dumps(said))
     device = find_device(str(path))
-    assert (device.name, device.kv_tokens) == ("mine", 5000)
+    assert (device.name, device.kv_tokens, device.host) == ("mine", 5000, NO_TIME)
+    path.write_text(json.dumps(said | {"host": {"step": 1e-3, "request": 2e-3}}))
+    assert find_device(str(path)).host == HostTime(step=1e-3, request=2e-3)
     assert device.seconds(StepWork(prefill_tokens=101)) == pytest.approx(0.01 + 0.0101 + 0.001)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "nonsense", '{"coefficients": [1, 2], "kv_tokens": 5}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "nonsense",
+        '{"coefficients": [1, 2], "kv_tokens": 5}',
+        '{"coefficients": [0, 0, 0, 0, 0, 0, 0], "kv_tokens": 5, "host": {"steps": 1}}',
+    ],
+)
 def test_a_device_that_cannot_be_read_says_what_would_do(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
