@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fleet.endpoint import RouteEndpoint, RouterServices
+from fleet.endpoint import FleetServices
+from fleet.route_endpoint import RouteEndpoint
 from gateway.errors import ApiError, MethodNotAllowed, RouteNotFound
 from gateway.http.responses import ResponseWriter
 
@@ -26,7 +27,7 @@ ROUTES = {  # with the scope that a key needs; a replica looks again
 class Probe:
     """Answers GET of a probe: 200 while it holds, else 503. It needs no key."""
 
-    def __init__(self, services: RouterServices, holds: Callable[[], bool]) -> None:
+    def __init__(self, services: FleetServices, holds: Callable[[], bool]) -> None:
         self._services, self._holds = services, holds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,7 +39,7 @@ class Probe:
 class RouterApp:
     """Answers the tenants' port."""
 
-    def __init__(self, services: RouterServices, probes: Mapping[str, ASGIApp]) -> None:
+    def __init__(self, services: FleetServices, probes: Mapping[str, ASGIApp]) -> None:
         self._services = services
         self._endpoints: dict[tuple[str, str], ASGIApp] = {
             route: RouteEndpoint(services, scope) for route, scope in ROUTES.items()

@@ -1,27 +1,20 @@
-"""Serves one request by a replica: authenticates it, picks one, sends it on, and hands back the answer as it comes.
+"""Serves one request at the edge of a fleet: authenticates it, reads its body, and refuses what no replica need see.
 
-Leaving the scope closes the replica's connection, whatever happened, by which the replica ends the request. A second
-attempt is made only where the first was refused for reasons of the replica's own, or its connection was lost, before
-anything of an answer came.
+What becomes of it then, a subclass says: a router sends it on, an endpoint picker says where it goes.
 """
 
 import asyncio
 import logging
-import secrets
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import httpx
 from starlette.types import Receive, Scope, Send
 
 from admission.outcome import Outcome
-from fleet.errors import NoReplica, ReplicaLost
 from fleet.fleet import Fleet
 from fleet.prediction import RoutedRequest
 from fleet.retries import RetryBudget
-from fleet.upstream import Headers, answered, forwarded, send_on
-from fleet.view import ReplicaView
 from gateway.api.body_reader import BodyReader
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.errors import ApiError, InternalError, translate
@@ -31,17 +24,12 @@ from gateway.http.responses import ResponseWriter
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 from gateway.tenants.auth import KeyRing
 from gateway.tenants.effective_policy import EffectivePolicies, EffectivePolicy
-from quotas.reservation import Attempt
 
 log = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 2
-OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
-"""The words of `x-sluice-dropped-reason` in a 503 that another replica might not give."""
-
 
 @dataclass(frozen=True, slots=True)
-class RouterServices:
+class FleetServices:
     """All that serving requests takes."""
 
     keys: KeyRing
@@ -55,18 +43,10 @@ class RouterServices:
     client: httpx.AsyncClient
 
 
-class Relayed(NamedTuple):
-    """A whole answer of a replica."""
+class FleetEndpoint:
+    """A plain ASGI application, in which a failure becomes a typed error."""
 
-    status: int
-    headers: Headers
-    body: bytes
-
-
-class RouteEndpoint:
-    """A plain ASGI application that has each request answered by a replica; a failure becomes a typed error here."""
-
-    def __init__(self, services: RouterServices, scope_needed: str = "inference") -> None:
+    def __init__(self, services: FleetServices, scope_needed: str = "inference") -> None:
         self._services = services
         self._scope_needed = scope_needed
 
@@ -79,6 +59,9 @@ class RouteEndpoint:
             outcome = await self._answer(scope, receive, response, record)
         except ClientGone:
             outcome = Outcome.DISCONNECTED
+        except asyncio.CancelledError:  # whoever speaks for the client has given up
+            outcome = Outcome.DISCONNECTED
+            raise
         except Exception as error:
             refusal = record.error = translate(error)
             outcome = refusal.outcome
@@ -111,7 +94,7 @@ class RouteEndpoint:
         request_scope = services.active_requests.scope(scope, receive, response.send, services.telemetry.clock)
         async with request_scope:
             response.send = request_scope.send
-            await self._attempt(scope, response, body, request)
+            await self._serve(scope, response, body, request)
         if request_scope.error is not None:
             raise request_scope.error
         return request_scope.outcome or _outcome_of(response.status)
@@ -121,80 +104,9 @@ class RouteEndpoint:
         digests, num_bytes = self._services.keys.fleet.beginnings(body.raw, policy.cache_scope)
         return body.raw, RoutedRequest(policy.name, num_bytes, digests)
 
-    async def _attempt(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
-        """Have a replica answer, or a second one. Raises `ApiError`."""
-        fleet, budget = self._services.fleet, self._services.budget
-        failure: ApiError | Relayed = NoReplica()
-        tried: list[str] = []
-        request_id = secrets.token_hex(16)
-        budget.requested()
-        while len(tried) < MAX_ATTEMPTS:
-            view = fleet.pick(request, tried)
-            if view is None or (tried and not budget.take()):
-                break
-            tried.append(view.name)
-            signed = self._services.keys.fleet.header(Attempt(request_id, len(tried)))
-            headers = forwarded(scope["headers"], response.request_id, signed)
-            failed = await self._served(scope, response, headers, body, request, view)
-            if failed is None:
-                return
-            failure = failed
-        if isinstance(failure, ApiError):
-            raise failure
-        await response.reply(failure.body, failure.status, failure.headers)
-
-    async def _served(
-        self,
-        scope: Scope,
-        response: ResponseWriter,
-        headers: Headers,
-        body: bytes,
-        request: RoutedRequest,
-        view: ReplicaView,
-    ) -> ApiError | Relayed | None:
-        """Hand a replica's answer to the client, or return why another replica may be asked. Raises `ReplicaLost` where
-        none may, because an answer had begun.
-        """
-        fleet = self._services.fleet
-        with fleet.attempt(request, view) as attempt:
-            try:
-                async with asyncio.timeout(None) as opening:
-                    attempt.give_up = partial(opening.reschedule, 0.0)
-                    try:
-                        answer = await send_on(self._services.client, scope, view.replica.url, headers, body)
-                    finally:
-                        attempt.give_up = None
-            except (httpx.TransportError, TimeoutError) as error:
-                fleet.failed(view, is_unreachable=isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
-                return ReplicaLost()
-            try:
-                return await self._relay(answer, response, request, view)
-            except httpx.TransportError:
-                fleet.failed(view, is_unreachable=False)
-                raise ReplicaLost from None
-            finally:
-                await answer.aclose()
-
-    async def _relay(
-        self, answer: httpx.Response, response: ResponseWriter, request: RoutedRequest, view: ReplicaView
-    ) -> Relayed | None:
-        """Hand an answer on: in parts as they come, or whole where its length is known; return one that another replica
-        might not give.
-        """
-        parts, headers, status = answer.aiter_raw(), answered(answer), answer.status_code
-        if "content-length" in answer.headers:
-            whole = Relayed(status, headers, b"".join([part async for part in parts]))
-            if status == 503 and answer.headers.get("x-sluice-dropped-reason") in OWN_REASONS:
-                return whole
-            self._services.fleet.answered(request, view)
-            await response.reply(whole.body, status, headers)
-            return None
-        self._services.fleet.answered(request, view)
-        await response.begin(status, headers, await anext(parts, b""))
-        async for part in parts:
-            await response.stream(part)
-        await response.end_stream(b"")
-        return None
+    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
+        """Have the request answered. Raises `ApiError`."""
+        raise NotImplementedError
 
 
 _OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, 504: Outcome.EXPIRED}

@@ -37,8 +37,10 @@ class Fleet:
         for name in before.keys() - named.keys():
             self._prefixes.forget(name)
 
-    def available(self, besides: Collection[str] = ()) -> list[ReplicaView]:
-        """Return the replicas that new requests may go to, but for some.
+    def available(
+        self, besides: Collection[str] = (), among: Callable[[str], bool] | None = None
+    ) -> list[ReplicaView]:
+        """Return the replicas that new requests may go to, but for some, and only those that `among` names.
 
         Where all are silent, or more than `MAX_OUT` of them would be left out for failures, it is not they that fail:
         then silence or failures count for nothing.
@@ -48,11 +50,13 @@ class Fleet:
         views = [view for view in views if not view.is_silent(now)] or views
         good = [view for view in views if not view.ejection.is_out(now)]
         chosen = views if len(views) - len(good) > MAX_OUT * len(views) else good
-        return [view for view in chosen if view.name not in besides]
+        return [view for view in chosen if view.name not in besides and (among is None or among(view.name))]
 
-    def pick(self, request: RoutedRequest, besides: Collection[str] = ()) -> ReplicaView | None:
-        """Return the replica for a request; None if none is available."""
-        views = self.available(besides)
+    def pick(
+        self, request: RoutedRequest, besides: Collection[str] = (), among: Callable[[str], bool] | None = None
+    ) -> ReplicaView | None:
+        """Return the replica for a request; None if none is available. The others are as in `available`."""
+        views = self.available(besides, among)
         return self._picker.pick(request, views, self.clock()) if views else None
 
     @contextmanager

@@ -18,9 +18,14 @@ class RetryBudget:
         """Note a first attempt."""
         self._left = min(self._reserve, self._left + self._share)
 
+    @property
+    def is_left(self) -> bool:
+        """Whether a second attempt may be made."""
+        return self._left >= 1
+
     def take(self) -> bool:
         """Return whether a second attempt may be made, and count it."""
-        if self._left < 1:
+        if not self.is_left:
             return False
         self._left -= 1
         self.taken += 1

@@ -119,8 +119,9 @@ def _route(namespace: Namespace) -> int:
         )
     from fleet.membership import DnsMembership, FileMembership, Membership  # noqa: PLC0415 - no other command needs it
     from fleet.picker import Routing  # noqa: PLC0415
+    from fleet.process import FleetOptions  # noqa: PLC0415
     from fleet.replicas import ReplicasError  # noqa: PLC0415
-    from fleet.router import RouterOptions, run_router  # noqa: PLC0415
+    from fleet.router import run_router  # noqa: PLC0415
 
     dns = namespace.replicas_dns
     try:
@@ -130,5 +131,5 @@ def _route(namespace: Namespace) -> int:
     routing, interval, ca_file = Routing(namespace.routing), namespace.state_interval, namespace.replica_ca_file
     with logging_to(STDERR, settings):
         return run_router(
-            settings, RouterOptions(membership, routing, interval, ca_file), announce=partial(print, flush=True)
+            settings, FleetOptions(membership, routing, interval, ca_file), announce=partial(print, flush=True)
         )

@@ -11,7 +11,7 @@ import orjson
 from starlette.types import Message
 
 from fleet.app import RouterApp
-from fleet.endpoint import RouterServices
+from fleet.endpoint import FleetServices
 from fleet.fleet import Fleet
 from fleet.metrics import RouterMetrics
 from fleet.picker import Knowledge, LeastPredicted
@@ -103,7 +103,7 @@ class PaperFleet(httpx.AsyncBaseTransport):
         telemetry, self.budget = Telemetry(loop.time), RetryBudget()
         self.metrics = RouterMetrics(self.fleet, self.budget)
         telemetry.on_end.append(self.metrics.ended)
-        self.services = RouterServices(
+        self.services = FleetServices(
             keys=KeyRing(PEPPER, [demo_record(KEY, PEPPER)]),
             policies=EffectivePolicies(Policies()),
             telemetry=telemetry,

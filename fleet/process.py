@@ -1,0 +1,144 @@
+"""Makes what a router and an endpoint picker have in common, and keeps it up to date for as long as they serve."""
+
+import asyncio
+import gc
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from ssl import create_default_context
+from typing import NamedTuple
+
+import uvloop
+from starlette.types import ASGIApp
+
+from fleet.app import Probe
+from fleet.endpoint import FleetServices
+from fleet.fleet import Fleet
+from fleet.membership import Membership
+from fleet.metrics import RouterMetrics, fleet_report
+from fleet.picker import Knowledge, Routing, make_picker
+from fleet.poller import Poller
+from fleet.prefix_map import PrefixMap
+from fleet.retries import RetryBudget
+from fleet.upstream import make_client
+from gateway.admin.app import AdminApp
+from gateway.admin.endpoint import AdminRequest, Json, admin_route
+from gateway.admin.port import AdminPort, admin_secret
+from gateway.admin.server import AdminServer, serving
+from gateway.api.body_reader import open_body_reader
+from gateway.api.refusal_limiter import RefusalLimiter
+from gateway.background import beside
+from gateway.http.request_scope import ActiveRequests
+from gateway.http.server import check_tls
+from gateway.settings.machine import GC_THRESHOLDS
+from gateway.settings.settings import Settings
+from gateway.telemetry.logs.request_log import RequestLog
+from gateway.telemetry.request_record import Telemetry
+from gateway.tenants.effective_policy import EffectivePolicies
+from gateway.tenants.key_source import KeySource
+from gateway.tenants.live_policy import LivePolicy
+
+MAX_IDS = 2**20  # tokens of a context, more than any that is served
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """The options at the edge of a fleet besides the settings that it shares with a replica."""
+
+    membership: Membership
+    routing: Routing = Routing.PREDICTED
+    state_interval: float = 0.1  # seconds between two questions for a replica's state
+    ca_file: Path | None = None  # that signs the replicas' certificates; None: whom the system trusts
+
+
+class Serving(NamedTuple):
+    """What serving takes, while the fleet is watched."""
+
+    services: FleetServices
+    probes: Mapping[str, ASGIApp]  # by path
+
+
+class FleetProcess:
+    """Raises what makes it impossible to serve: `ListenError`, `PolicyError`, `KeyStoreError`."""
+
+    def __init__(self, settings: Settings, options: FleetOptions) -> None:
+        check_tls(settings)
+        self.settings = settings
+        self.active_requests = ActiveRequests(settings.write_timeout)
+        self._options = options
+        self._policies = policies = LivePolicy(settings.policy)
+        self._keys = KeySource(settings, policies.current)
+        prefixes = PrefixMap()
+        knowledge = Knowledge(prefixes, lambda tenant: policies.current.tenant(tenant).weight)
+        picker = make_picker(options.routing, knowledge, random.Random())
+        self.fleet = Fleet(picker, prefixes, lambda: asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def watching(self, admin: AdminPort | None, is_ready: Callable[[], bool]) -> AsyncIterator[Serving]:
+        """Follow the policy, the keys and the replicas, and answer the admin port, while the block runs."""
+        settings, clock = self.settings, self.fleet.clock
+        telemetry, budget = Telemetry(clock), RetryBudget()
+        metrics = RouterMetrics(self.fleet, budget)
+        telemetry.on_end += [metrics.ended, RequestLog(0)]
+        trusted = create_default_context(cafile=self._options.ca_file)
+        async with make_client(trusted) as client, open_body_reader(settings, MAX_IDS) as body_reader:
+            services = FleetServices(
+                keys=self._keys.ring,
+                policies=EffectivePolicies(self._policies),
+                telemetry=telemetry,
+                active_requests=self.active_requests,
+                refusals=RefusalLimiter(settings.refused_per_second, clock),
+                fleet=self.fleet,
+                budget=budget,
+                client=client,
+                body_reader=body_reader,
+            )
+            probes = _probes(services, is_ready)
+            poller = Poller(self.fleet, client, admin_secret(settings), self._options.state_interval)
+            membership = self._options.membership.watch(self.fleet.set_replicas)
+            async with (
+                beside(self._policies.watch(), self._keys.watch(self._policies), membership),
+                beside(poller.run(), self.active_requests.sweep()),
+                self._admin_port(admin, probes, metrics),
+            ):
+                yield Serving(services, probes)
+
+    @asynccontextmanager
+    async def _admin_port(
+        self, port: AdminPort | None, probes: Mapping[str, ASGIApp], metrics: RouterMetrics
+    ) -> AsyncIterator[None]:
+        if port is None:
+            yield
+            return
+
+        async def shown(_: AdminRequest) -> Json:
+            return fleet_report(self.fleet)
+
+        app = AdminApp(port.key, [admin_route("GET", "/admin/v1/fleet", shown)], {}, probes, metrics.text)
+        async with serving(AdminServer(self.settings, app), port.sock):
+            yield
+
+
+def _probes(services: FleetServices, is_ready: Callable[[], bool]) -> Mapping[str, ASGIApp]:
+    alive, ready = Probe(services, lambda: True), Probe(services, is_ready)
+    return {"/startupz": alive, "/livez": alive, "/readyz": ready, "/health": ready, "/ping": ready}
+
+
+def run(serving_: Coroutine[object, object, None]) -> None:
+    """Run to its end what serves, on a loop made for it."""
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serving_)
+
+
+def announcement(settings: Settings, does: str, scheme: str, port: int, admin: AdminPort | None) -> str:
+    """Return the lines that say where it serves."""
+    tls = "s" if settings.tls_cert_file else ""
+    lines = [f"Sluice {version('sluice')} {does} at {scheme}{tls}://{settings.host}:{port}"]
+    if admin is not None:
+        lines.append(f"  admin     http{tls}://{settings.admin_host}:{admin.number}")
+    return "\n".join(lines)

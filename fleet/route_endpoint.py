@@ -1,0 +1,114 @@
+"""Has one request answered by a replica: picks one, sends it on, and hands back the answer as it comes.
+
+Leaving the scope closes the replica's connection, whatever happened, by which the replica ends the request. A second
+attempt is made only where the first was refused for reasons of the replica's own, or its connection was lost, before
+anything of an answer came.
+"""
+
+import asyncio
+import secrets
+from functools import partial
+from typing import NamedTuple
+
+import httpx
+from starlette.types import Scope
+
+from fleet.endpoint import FleetEndpoint
+from fleet.errors import NoReplica, ReplicaLost
+from fleet.prediction import RoutedRequest
+from fleet.upstream import Headers, answered, forwarded, send_on
+from fleet.view import ReplicaView
+from gateway.errors import ApiError
+from gateway.http.responses import ResponseWriter
+from quotas.reservation import Attempt
+
+MAX_ATTEMPTS = 2
+OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
+"""The words of `x-sluice-dropped-reason` in a 503 that another replica might not give."""
+
+
+class Relayed(NamedTuple):
+    """A whole answer of a replica."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class RouteEndpoint(FleetEndpoint):
+    """Sends requests on."""
+
+    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
+        """Have a replica answer, or a second one. Raises `ApiError`."""
+        fleet, budget = self._services.fleet, self._services.budget
+        failure: ApiError | Relayed = NoReplica()
+        tried: list[str] = []
+        request_id = secrets.token_hex(16)
+        budget.requested()
+        while len(tried) < MAX_ATTEMPTS:
+            view = fleet.pick(request, tried)
+            if view is None or (tried and not budget.take()):
+                break
+            tried.append(view.name)
+            signed = self._services.keys.fleet.header(Attempt(request_id, len(tried)))
+            headers = forwarded(scope["headers"], response.request_id, signed)
+            failed = await self._served(scope, response, headers, body, request, view)
+            if failed is None:
+                return
+            failure = failed
+        if isinstance(failure, ApiError):
+            raise failure
+        await response.reply(failure.body, failure.status, failure.headers)
+
+    async def _served(
+        self,
+        scope: Scope,
+        response: ResponseWriter,
+        headers: Headers,
+        body: bytes,
+        request: RoutedRequest,
+        view: ReplicaView,
+    ) -> ApiError | Relayed | None:
+        """Hand a replica's answer to the client, or return why another replica may be asked. Raises `ReplicaLost` where
+        none may, because an answer had begun.
+        """
+        fleet = self._services.fleet
+        with fleet.attempt(request, view) as attempt:
+            try:
+                async with asyncio.timeout(None) as opening:
+                    attempt.give_up = partial(opening.reschedule, 0.0)
+                    try:
+                        answer = await send_on(self._services.client, scope, view.replica.url, headers, body)
+                    finally:
+                        attempt.give_up = None
+            except (httpx.TransportError, TimeoutError) as error:
+                fleet.failed(view, is_unreachable=isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
+                return ReplicaLost()
+            try:
+                return await self._relay(answer, response, request, view)
+            except httpx.TransportError:
+                fleet.failed(view, is_unreachable=False)
+                raise ReplicaLost from None
+            finally:
+                await answer.aclose()
+
+    async def _relay(
+        self, answer: httpx.Response, response: ResponseWriter, request: RoutedRequest, view: ReplicaView
+    ) -> Relayed | None:
+        """Hand an answer on: in parts as they come, or whole where its length is known; return one that another replica
+        might not give.
+        """
+        parts, headers, status = answer.aiter_raw(), answered(answer), answer.status_code
+        if "content-length" in answer.headers:
+            whole = Relayed(status, headers, b"".join([part async for part in parts]))
+            if status == 503 and answer.headers.get("x-sluice-dropped-reason") in OWN_REASONS:
+                return whole
+            self._services.fleet.answered(request, view)
+            await response.reply(whole.body, status, headers)
+            return None
+        self._services.fleet.answered(request, view)
+        await response.begin(status, headers, await anext(parts, b""))
+        async for part in parts:
+            await response.stream(part)
+        await response.end_stream(b"")
+        return None
