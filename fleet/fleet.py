@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
-from fleet.picker import Picker
+from fleet.picker import Knowledge, Picker
 from fleet.prediction import RoutedRequest, own_prefill
-from fleet.prefix_map import PrefixMap
 from fleet.replicas import ReplicaAddress
 from fleet.view import OpenRequest, ReplicaView
 from gateway.replica.state import ReplicaState, WaitingWork
@@ -20,11 +19,12 @@ MAX_OUT = 0.5  # of the replicas, that may be left out for their failures at onc
 class Fleet:
     """Owned by the event loop; `clock` is in seconds."""
 
-    def __init__(self, picker: Picker, prefixes: PrefixMap, clock: Callable[[], float]) -> None:
+    def __init__(self, picker: Picker, knowledge: Knowledge, clock: Callable[[], float]) -> None:
         self.views: dict[str, ReplicaView] = {}  # by name
         self.clock = clock
+        self.has_heard = False  # of any replica, since the start
         self.picks: Counter[str] = Counter()  # by name, of all replicas that there ever were
-        self._picker, self._prefixes = picker, prefixes
+        self._picker, self._knowledge, self._prefixes = picker, knowledge, knowledge.prefixes
 
     def set_replicas(self, replicas: Iterable[ReplicaAddress]) -> None:
         """Choose among these from now on. What was sent to others goes on."""
@@ -37,9 +37,7 @@ class Fleet:
         for name in before.keys() - named.keys():
             self._prefixes.forget(name)
 
-    def available(
-        self, besides: Collection[str] = (), among: Callable[[str], bool] | None = None
-    ) -> list[ReplicaView]:
+    def available(self, besides: Collection[str] = (), among: Callable[[str], bool] | None = None) -> list[ReplicaView]:
         """Return the replicas that new requests may go to, but for some, and only those that `among` names.
 
         Where all are silent, or more than `MAX_OUT` of them would be left out for failures, it is not they that fail:
@@ -58,6 +56,10 @@ class Fleet:
         """Return the replica for a request; None if none is available. The others are as in `available`."""
         views = self.available(besides, among)
         return self._picker.pick(request, views, self.clock()) if views else None
+
+    def first_token(self, request: RoutedRequest, view: ReplicaView) -> float:
+        """Return the predicted seconds until the first token from a replica that has told its state."""
+        return self._knowledge.first_token(request, view, self.clock())
 
     @contextmanager
     def attempt(self, request: RoutedRequest, view: ReplicaView) -> Iterator[OpenRequest]:
@@ -92,7 +94,7 @@ class Fleet:
         changes, now = state.beginnings, self.clock()
         if view.told(state, asked, now) or (changes.is_all and not is_new):
             self._prefixes.forget(view.name)
-        view.next_event = changes.next
+        view.next_event, self.has_heard = changes.next, True
         self._prefixes.learn(view.name, map(bytes.fromhex, changes.cached), now)
         self._prefixes.evicted(view.name, map(bytes.fromhex, changes.evicted))
         if was_silent:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -28,15 +29,17 @@ class Membership(Protocol):
 class FileMembership:
     """A file, whose edits are taken up; one that makes no sense changes nothing. Raises `ReplicasError` at first."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, by_address: bool = False) -> None:
+        """With `by_address` a host has to be an IP address."""
         self._path = path
+        self._read = partial(read_replicas, path, by_address)
         self._first_read = signature([path])  # before it was read
-        self._replicas = read_replicas(path)
+        self._replicas = self._read()
 
     async def watch(self, set_replicas: SetReplicas) -> None:
         async def edited() -> None:
             try:
-                replicas = await asyncio.to_thread(read_replicas, self._path)
+                replicas = await asyncio.to_thread(self._read)
             except ReplicasError as error:
                 log.error("the replicas stay as they were: %s", error)
                 return

@@ -37,6 +37,12 @@ class Knowledge:
         known = self.prefixes.num_cached(view.name, request.digests, now)
         return known / (len(request.digests) + 1) if known else 0.0  # what follows the last whole block is never known
 
+    def first_token(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
+        """Return the predicted seconds until the first token from this replica."""
+        assert view.state is not None, "only replicas that have told their state are picked from"
+        cached = self.cached_share(request, view, now)
+        return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
+
 
 class Picker:
     """Picks one of several replicas."""
@@ -99,14 +105,8 @@ class LeastPredicted(Picker):
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:
         self._knowledge, self._dice = knowledge, dice
 
-    def seconds(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
-        """Return the predicted seconds until the first token from this replica."""
-        assert view.state is not None, "only replicas that have told their state are picked from"
-        cached = self._knowledge.cached_share(request, view, now)
-        return first_token_seconds(request, view.state, view.waiting, cached, self._knowledge.weight)
-
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        predicted = [self.seconds(request, view, now) for view in views]
+        predicted = [self._knowledge.first_token(request, view, now) for view in views]
         least = min(predicted)
         limit = max(least + TIE_SECONDS, least * (1 + TIE_SHARE))
         tied = [view for view, seconds in zip(views, predicted, strict=True) if seconds <= limit]

@@ -71,10 +71,9 @@ class FleetProcess:
         self._options = options
         self._policies = policies = LivePolicy(settings.policy)
         self._keys = KeySource(settings, policies.current)
-        prefixes = PrefixMap()
-        knowledge = Knowledge(prefixes, lambda tenant: policies.current.tenant(tenant).weight)
+        knowledge = Knowledge(PrefixMap(), lambda tenant: policies.current.tenant(tenant).weight)
         picker = make_picker(options.routing, knowledge, random.Random())
-        self.fleet = Fleet(picker, prefixes, lambda: asyncio.get_running_loop().time())
+        self.fleet = Fleet(picker, knowledge, lambda: asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def watching(self, admin: AdminPort | None, is_ready: Callable[[], bool]) -> AsyncIterator[Serving]:

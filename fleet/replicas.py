@@ -1,6 +1,7 @@
 """The file that names the replicas of a fleet, which may be edited while the router serves."""
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,8 +27,8 @@ class ReplicasError(ValueError):
     """A file names no replicas; each line of the message says where, what is wrong and what would work."""
 
 
-def read_replicas(path: Path) -> tuple[ReplicaAddress, ...]:
-    """Return the replicas that a file names. Raises `ReplicasError`."""
+def read_replicas(path: Path, by_address: bool = False) -> tuple[ReplicaAddress, ...]:
+    """Return the replicas that a file names, whose hosts may have to be IP addresses. Raises `ReplicasError`."""
     try:
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:
@@ -40,7 +41,9 @@ def read_replicas(path: Path) -> tuple[ReplicaAddress, ...]:
             f"{path}: one field `replicas` is needed, a list of at most {MAX_REPLICAS}, such as "
             "`replicas: [{url: http://10.0.0.1:8000, admin: http://10.0.0.1:8001}]`"
         )
-    problems = [f"{path}: replicas[{index}] {why}" for index, row in enumerate(rows) if (why := _problem(row))]
+    problems = [
+        f"{path}: replicas[{index}] {why}" for index, row in enumerate(rows) if (why := _problem(row, by_address))
+    ]
     names = [] if problems else [ReplicaAddress(**row).name for row in rows]
     problems += [f"{path}: {name} is named twice" for name in sorted({name for name in names if names.count(name) > 1})]
     if problems:
@@ -48,7 +51,7 @@ def read_replicas(path: Path) -> tuple[ReplicaAddress, ...]:
     return tuple(ReplicaAddress(**row) for row in rows)
 
 
-def _problem(row: object) -> str | None:
+def _problem(row: object, by_address: bool) -> str | None:
     if not isinstance(row, dict) or set(row) != set(FIELDS):
         return f"must have the fields {' and '.join(FIELDS)}, and no others"
     for field in FIELDS:
@@ -56,7 +59,16 @@ def _problem(row: object) -> str | None:
             return (
                 f"{field} must be http:// or https:// with a host and a port and nothing behind, got {row[field]!r:.80}"
             )
+    if by_address and not _has_address(row["url"]):
+        return f"url must have an IP address, which is what a gateway sends to, got {row['url']!r:.80}"
     return None
+
+
+def _has_address(origin: str) -> bool:
+    try:
+        return bool(ip_address(urlsplit(origin).hostname or ""))
+    except ValueError:
+        return False
 
 
 def _is_origin(text: object) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from admission.simulation.errors import SimulationError
 from backend.errors import BackendError, ConfigError
-from gateway.cli import doctor, event_log, keys, plan, policy, pools, route, simulate, tune, usage
+from gateway.cli import doctor, event_log, keys, pick, plan, policy, pools, route, simulate, tune, usage
 from gateway.cli.flags import SettingsError, add_flags, load, misspelled, suggestion
 from gateway.doctor.snapshot import DoctorError
 from gateway.http.server import ListenError
@@ -98,6 +98,7 @@ def _parser() -> ArgumentParser:
     add_flags(serve)
     serve.set_defaults(run=_serve, parser=serve)
     route.add_route_command(commands)
+    pick.add_pick_command(commands)
     keys.add_keys_command(commands)
     policy.add_policy_command(commands)
     usage.add_usage_command(commands)

@@ -91,12 +91,12 @@ class Answer:
 class PaperFleet(httpx.AsyncBaseTransport):
     """Named replicas that have told that they are idle; `handlers` answer for them."""
 
-    def __init__(self, **handlers: Handler) -> None:
+    def __init__(self, max_body_bytes: int = 10_000, **handlers: Handler) -> None:
         self.handlers = handlers
         self.seen: list[httpx.Request] = []
         loop = asyncio.get_running_loop()
-        prefixes = PrefixMap()
-        self.fleet = Fleet(LeastPredicted(Knowledge(prefixes, lambda tenant: 1.0), Random(1)), prefixes, loop.time)
+        knowledge = Knowledge(PrefixMap(), lambda tenant: 1.0)
+        self.fleet = Fleet(LeastPredicted(knowledge, Random(1)), knowledge, loop.time)
         self.fleet.set_replicas(map(replica, handlers))
         for number, view in enumerate(self.fleet.views.values()):  # the first one is the best
             self.fleet.told(view, replace(IDLE, step_seconds=float(number)), loop.time())
@@ -112,7 +112,7 @@ class PaperFleet(httpx.AsyncBaseTransport):
             fleet=self.fleet,
             budget=self.budget,
             client=httpx.AsyncClient(transport=self),
-            body_reader=BodyReader(10_000, 20_000, 30.0, 1000),
+            body_reader=BodyReader(max_body_bytes, 2 * max_body_bytes, 30.0, 1000),
         )
         self.app = RouterApp(self.services, {})
 

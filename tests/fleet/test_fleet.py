@@ -25,7 +25,7 @@ class Three(Fleet):
         self.clock = Clock()
         self.prefixes = PrefixMap()
         knowledge = Knowledge(self.prefixes, lambda tenant: 1.0)
-        super().__init__(LeastPredicted(knowledge, Random(1)), self.prefixes, self.clock)
+        super().__init__(LeastPredicted(knowledge, Random(1)), knowledge, self.clock)
         self.set_replicas(map(replica, "abc"))
         self.tell("abc")
 

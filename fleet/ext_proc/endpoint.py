@@ -1,0 +1,105 @@
+"""Says where one request goes, and follows its answer as far as the gateway tells of it.
+
+The gateway makes the attempts, one after the other, down the endpoints that it is given; the header that signs them is
+the same for all. So each is signed as one that may not be the first: a replica takes back what any before it charged.
+"""
+
+import asyncio
+import secrets
+import time
+from contextlib import ExitStack
+
+from starlette.types import Scope
+
+from fleet.app import ROUTES
+from fleet.endpoint import FleetEndpoint, FleetServices
+from fleet.errors import NoReplica
+from fleet.ext_proc.exchange import AnswerHead, Exchange
+from fleet.prediction import RoutedRequest
+from fleet.view import ReplicaView
+from gateway.api.client_deadlines import read_deadlines
+from gateway.errors import DeadlineUnmeetable
+from gateway.http.request_scope import ClientGone
+from gateway.http.responses import ResponseWriter
+from gateway.replica.fleet_secret import ATTEMPT_HEADER
+from quotas.reservation import Attempt
+
+ANY_ATTEMPT = 2  # in a signature: it may not be the first
+LOST = frozenset({502, 503})  # with which a gateway answers where a replica has not
+
+
+class PickEndpoint(FleetEndpoint):
+    """Serves one exchange."""
+
+    def __init__(self, services: FleetServices, exchange: Exchange) -> None:
+        scope = exchange.scope
+        super().__init__(services, ROUTES.get((scope["method"], scope["path"]), "inference"))
+        self._exchange = exchange
+
+    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
+        """Name the replica, and the one to fall back on. Raises `NoReplica` and `DeadlineUnmeetable`."""
+        fleet, exchange = self._services.fleet, self._exchange
+        self._services.budget.requested()
+        view = fleet.pick(request, among=exchange.subset)
+        if view is None:
+            raise NoReplica
+        self._shed_late(scope, request, view)
+        signed = self._services.keys.fleet.header(Attempt(secrets.token_hex(16), ANY_ATTEMPT))
+        headers = [(ATTEMPT_HEADER, signed), (b"x-request-id", response.request_id)]
+        with ExitStack() as attempts:
+            attempts.enter_context(fleet.attempt(request, view))
+            await exchange.send_on([view.name, *self._fallback(request, view)], headers, body)
+            head = await exchange.answer_head()
+            if head is None:
+                raise ClientGone
+            response.status, response.started = head.status, self._services.telemetry.clock()
+            served = fleet.views.get(head.served or view.name, view)
+            if served is not view and served.state is not None:
+                self._services.budget.take()
+                attempts.close()
+                attempts.enter_context(fleet.attempt(request, served))
+            self._answered(request, served, head)
+            await self._follow()
+
+    def _shed_late(self, scope: Scope, request: RoutedRequest, view: ReplicaView) -> None:
+        """Raise `DeadlineUnmeetable` (429) for a request whose client will not wait for its first token anywhere."""
+        deadlines = read_deadlines(scope["headers"], True, time.time())
+        patience, expected = (
+            min(deadlines.first_token, deadlines.last_token),
+            self._services.fleet.first_token(request, view),
+        )
+        if expected > patience:
+            raise DeadlineUnmeetable(
+                f"No replica is expected to have the first token within {patience:.3g} s; the earliest in "
+                f"{expected:.3g} s. Send the request later, or wait longer.",
+                expected * 1e3,
+                expected - patience,
+                deadlines.is_relative,
+                own_backlog=True,
+            )
+
+    def _fallback(self, request: RoutedRequest, view: ReplicaView) -> list[str]:
+        """Return the replica for a second attempt, where the budget allows one."""
+        if not self._services.budget.is_left:
+            return []
+        other = self._services.fleet.pick(request, [view.name], self._exchange.subset)
+        return [] if other is None else [other.name]
+
+    def _answered(self, request: RoutedRequest, view: ReplicaView, head: AnswerHead) -> None:
+        """Note what an answer says of its replica: nothing if that has refused, and that it failed if it has none."""
+        if b"x-sluice-dropped-reason" in head.headers:
+            return
+        if head.status in LOST and b"x-request-id" not in head.headers:
+            self._services.fleet.failed(view, is_unreachable=False)
+        else:
+            self._services.fleet.answered(request, view)
+
+    async def _follow(self) -> None:
+        """Hand the rest of the answer back. Raises `ClientGone` where its end has not been seen."""
+        try:
+            await self._exchange.answer_rest()
+        except asyncio.CancelledError:  # which is how a gateway may end an exchange that is over
+            if not self._exchange.is_over:
+                raise
+        if not self._exchange.is_over:
+            raise ClientGone

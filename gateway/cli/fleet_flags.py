@@ -1,0 +1,103 @@
+"""The flags that `sluice route` and `sluice pick` have in common."""
+
+import re
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from gateway.cli.arguments import argument
+from gateway.cli.flags import SettingsError
+
+SETTINGS = {
+    "policy": "the replicas' policy file, or folder of them; edits take effect at once",
+    "host": "address to listen on",
+    "port": "port to listen on; 0: any free one",
+    "max_body_bytes": "largest request body; a larger one is answered 413",
+    "max_unparsed_bytes": "most bytes of one tenant's bodies that are being read, and half as many of one key",
+    "refused_per_second": "most requests of a key or an address that are refused in a second; further answers wait",
+    "body_timeout": "time without progress after which a request's body is given up",
+    "drain_delay": "how long it serves on while it says it is not ready, once it is told to stop",
+    "drain_timeout": "time for requests in flight to end by themselves, before they are ended with an error",
+    "tls_cert_file": "certificate chain (PEM); turns TLS on",
+    "tls_key_file": "private key of the certificate (PEM)",
+    "state_dir": "where the replicas' pepper and hashes of API keys are, and the admin key",
+    "demo_key": "API key of the tenant demo",
+    "admin_host": "address that the admin port listens on",
+    "admin_port": "port of the admin API, with /metrics and /admin/v1/fleet; 0: any free one; off: none",
+    "log_level": "least severe message that is logged",
+    "log_format": "of the messages on stderr",
+    "dev": "for development: readable logs, down to debug messages",
+}
+ROUTINGS = ("predicted", "round_robin", "least_load", "weighted")
+EPILOG = """\
+SLUICE_PEPPER and SLUICE_ADMIN_KEY, which have no flags, are those of the replicas: the first opens the keys that they
+open, and with the second their admin ports are asked for their states. See docs/fleet.md."""
+
+
+def _name_and_ports(text: str) -> tuple[str, int, int]:
+    match = re.fullmatch(r"([\w.-]{1,253}):([0-9]{1,5}):([0-9]{1,5})", text, re.ASCII)
+    if match is None or not all(0 < int(port) < 65_536 for port in match.groups()[1:]):
+        raise ValueError("is no NAME:PORT:ADMIN, such as replicas.internal:8000:8001")
+    return match[1], int(match[2]), int(match[3])
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.01 <= seconds <= 1:
+        raise ValueError("is no interval: 0.01 to 1 seconds")
+    return seconds
+
+
+def add_fleet_flags(parser: ArgumentParser) -> None:
+    """Add the flags that say which replicas there are, and how one is picked."""
+    fleet = parser.add_argument_group("fleet")
+    which = fleet.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--replicas",
+        metavar="FILE",
+        type=Path,
+        help="YAML file of the replicas' addresses; edits take effect at once",
+    )
+    which.add_argument(
+        "--replicas-dns",
+        metavar="NAME:PORT:ADMIN",
+        type=argument(_name_and_ports),
+        help="name each of whose addresses is a replica's, with their API's and admin ports; asked for every second",
+    )
+    fleet.add_argument(
+        "--routing",
+        choices=ROUTINGS,
+        default="predicted",
+        help="how a replica is picked (default: predicted); the others are there to be measured against",
+    )
+    fleet.add_argument(
+        "--state-interval",
+        metavar="SECONDS",
+        type=argument(_seconds),
+        default=0.1,
+        help="time between two questions for a replica's state (default: 0.1)",
+    )
+    fleet.add_argument(
+        "--replica-ca-file",
+        metavar="FILE",
+        type=Path,
+        help="certificate (PEM) of who signs those of the replicas (default: whom the system trusts)",
+    )
+
+
+def fleet_options(namespace: Namespace, by_address: bool = False) -> Any:
+    """Return the `FleetOptions`; with `by_address` a file names replicas by IP address. Raises `SettingsError`."""
+    from fleet.membership import DnsMembership, FileMembership, Membership  # noqa: PLC0415 - no other command needs it
+    from fleet.picker import Routing  # noqa: PLC0415
+    from fleet.process import FleetOptions  # noqa: PLC0415
+    from fleet.replicas import ReplicasError  # noqa: PLC0415
+
+    file, dns = namespace.replicas, namespace.replicas_dns
+    try:
+        membership: Membership = FileMembership(file, by_address) if dns is None else DnsMembership(*dns)
+    except ReplicasError as error:
+        raise SettingsError(f"--replicas {error}") from None
+    return FleetOptions(membership, Routing(namespace.routing), namespace.state_interval, namespace.replica_ca_file)

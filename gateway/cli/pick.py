@@ -1,0 +1,34 @@
+"""`sluice pick`: tells a gateway of Kubernetes which replica each request goes to."""
+
+from argparse import Namespace, _SubParsersAction
+from functools import partial
+from typing import Any
+
+from gateway.cli.flags import add_flags, load
+from gateway.cli.fleet_flags import EPILOG, SETTINGS, add_fleet_flags, fleet_options
+from gateway.telemetry.logs.logs import STDERR, logging_to
+
+EXCHANGES = {"max_connections": "most requests that are told of at once"}
+
+
+def add_pick_command(commands: "_SubParsersAction[Any]") -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "pick",
+        help="pick endpoints for a gateway of Kubernetes",
+        description="Names the replica with the earliest predicted first token for each request that a gateway tells\n"
+        "of, by the endpoint picker protocol (Envoy's external processing over gRPC).",
+        usage="sluice pick (--replicas-dns NAME:PORT:ADMIN | --replicas FILE) [flags]",
+        epilog=EPILOG,
+    )
+    add_fleet_flags(parser)
+    add_flags(parser, SETTINGS | EXCHANGES)
+    parser.set_defaults(run=_pick, parser=parser)
+
+
+def _pick(namespace: Namespace) -> int:
+    settings, options = load(namespace), fleet_options(namespace, by_address=True)
+    from fleet.ext_proc.server import run_picker  # noqa: PLC0415 - no other command needs it
+
+    with logging_to(STDERR, settings):
+        return run_picker(settings, options, announce=partial(print, flush=True))
