@@ -42,3 +42,14 @@ def test_what_makes_no_sense_is_refused(file: Path, text: str, said: str) -> Non
 def test_a_file_that_is_not_there(file: Path) -> None:
     with pytest.raises(ReplicasError, match="No such file"):
         read_replicas(file)
+
+
+@pytest.mark.parametrize("host", ["replica-0.replicas", "localhost", "1.2.3"])
+def test_where_a_gateway_sends_to_them_they_go_by_address(file: Path, host: str) -> None:
+    file.write_text(f"replicas: [{{url: 'http://{host}:1', admin: 'http://x:2'}}]")
+    with pytest.raises(ReplicasError, match=r"replicas\[0\] url must have an IP address.*, got 'http://" + host):
+        read_replicas(file, by_address=True)
+    file.write_text(
+        "replicas: [{url: 'http://[::1]:1', admin: 'http://x:2'}, {url: 'http://1.2.3.4:1', admin: 'http://x:2'}]"
+    )
+    assert [one.name for one in read_replicas(file, by_address=True)] == ["[::1]:1", "1.2.3.4:1"]
