@@ -159,7 +159,8 @@ def _simulated_model(max_num_seqs: int, steps_in_flight: int) -> LoadedModel:
     )
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
     kv = SimpleNamespace(dtype=torch.float32)
-    runner = SimpleNamespace(device=torch.device("cpu"), kv=kv)  # runs nothing: the executor is given to `serve` itself
+    # It runs nothing: the executor is given to `serve` itself.
+    runner = SimpleNamespace(device=torch.device("cpu"), kv=kv, masks=None)
     return LoadedModel(
         directory=directory,
         config=config,
