@@ -35,22 +35,28 @@ class RemoteStream(TokenStream):
     def put(self, reason: FinishReason | None) -> bool:
         if self._at_mark is not None:
             self._look_at_mark()
-        is_first = not self._num_put
-        if is_first:
-            self._find_due()
-        if is_first and self.sequence.num_cached_tokens:
-            self._outbox.cached.append([self.number, self.sequence.num_cached_tokens])
-        if self._eager or is_first:
-            outbox = self._outbox
-            new = self.sequence.output[self._num_put :]  # several at once where a grammar forces them
-            self._num_put += len(new)
-            outbox.numbers += [self.number] * len(new)
-            outbox.token_ids += new
+        output, num_put, outbox = self.sequence.output, self._num_put, self._outbox
+        if not num_put:
+            self._begin()
+        if self._eager or not num_put:
+            self._num_put = count = len(output)
+            if count == num_put + 1:
+                outbox.numbers.append(self.number)
+                outbox.token_ids.append(output[num_put])
+            else:  # a grammar forces several at once
+                outbox.numbers += [self.number] * (count - num_put)
+                outbox.token_ids += output[num_put:]
             if not outbox.is_scheduled:
                 outbox.schedule()
         if reason is not None:
             self.end(reason)
         return False
+
+    def _begin(self) -> None:
+        """Tell what of its prompt was found in the cache, before its first token."""
+        self._find_due()
+        if self.sequence.num_cached_tokens:
+            self._outbox.cached.append([self.number, self.sequence.num_cached_tokens])
 
     def end(self, reason: FinishReason) -> None:
         if self.finish_reason is None:
