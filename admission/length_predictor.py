@@ -40,8 +40,13 @@ _LENGTH, _OF_TENANT, _DECLARED, _HEAD, _TAIL, _HEAD_PAIR, _TAIL_PAIR, _TRAIT = r
 
 def _hashed(kind: int, value: int, more: int = 0) -> int:
     """Returns one of `NUM_WEIGHTS` numbers, by multiplication (Knuth, 6.4)."""
-    mixed = (value * 2654435761 + more * 40503 + kind * 97) & 0xFFFFFFFF
-    return (mixed * 2246822519 & 0xFFFFFFFF) >> 22
+    mixed = (_times(value, 2654435761) + more * 40503 + kind * 97) & 0xFFFFFFFF
+    return _times(mixed, 2246822519) >> 22
+
+
+def _times(value: int, factor: int) -> int:
+    """Returns the low 32 bits of the product of two numbers of 32 bits, without one that a machine's word cannot hold."""
+    return ((value & 0xFFFF) * factor + (((value >> 16) * factor & 0xFFFF) << 16)) & 0xFFFFFFFF
 
 
 @lru_cache(_TENANTS)

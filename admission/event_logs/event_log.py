@@ -222,8 +222,9 @@ class EventLog(CoreObserver):
         the next turn of its conversation is expected, the group of those with the same prompt, and its grammar.
         """
         blocks = runs_of([name.ordinal for name in sequence.block_names])
-        kept = [sequence.expects_followup, sequence.prompt_group, sequence.features, sequence.grammar]
-        return f",{blocks},{_encode(kept)[1:-1]}"
+        again, group = number_of(sequence.expects_followup), text_of(sequence.prompt_group)
+        features = ",".join([str(feature) for feature in sequence.features])
+        return f",{blocks},{again},{group},[{features}],{text_of(sequence.grammar)}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
