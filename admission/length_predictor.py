@@ -45,7 +45,7 @@ def _hashed(kind: int, value: int, more: int = 0) -> int:
 
 
 def _times(value: int, factor: int) -> int:
-    """Returns the low 32 bits of the product of two numbers of 32 bits, without one that a machine's word cannot hold."""
+    """Returns the low 32 bits of the product of two numbers of 32, by products that fit a compiled integer."""
     return ((value & 0xFFFF) * factor + (((value >> 16) * factor & 0xFFFF) << 16)) & 0xFFFFFFFF
 
 

@@ -52,11 +52,14 @@ MODULES = (
         for name in (
             *("aging", "backlog", "calibration", "conformal", "controller", "departures", "due_order"),
             *("estimate", "expiry", "ledger", "length_predictor", "output_length"),
-            *("overload", "prefill_sizer", "reserve", "surroundings"),
+            *("overload", "predicted", "prefill_sizer", "reserve", "surroundings"),
         )
     ),
-    *(f"admission.event_logs.{name}" for name in ("blocks", "event_log", "names", "replayed_output", "written")),
-    *(f"admission.kv.{name}" for name in ("memory", "retention", "return_time", "swap_choice")),
+    *(
+        f"admission.event_logs.{name}"
+        for name in ("blocks", "event_log", "names", "numbers", "replayed_output", "written")
+    ),
+    *(f"admission.kv.{name}" for name in ("copy_time", "memory", "retention", "return_time", "swap_choice")),
     *(f"admission.orderings.{name}" for name in ("deficit_account", "elsewhere", "fair_queue", "ring", "tenant_queue")),
     *(
         f"admission.step_times.{name}"
