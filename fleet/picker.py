@@ -106,6 +106,8 @@ class LeastPredicted(Picker):
         self._knowledge, self._dice = knowledge, dice
 
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+        if len(views) == 1:
+            return views[0]
         predicted = [self._knowledge.first_token(request, view, now) for view in views]
         least = min(predicted)
         limit = max(least + TIE_SECONDS, least * (1 + TIE_SHARE))

@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import time
 from contextlib import ExitStack
+from math import inf
 
 from starlette.types import Scope
 
@@ -64,10 +65,8 @@ class PickEndpoint(FleetEndpoint):
     def _shed_late(self, scope: Scope, request: RoutedRequest, view: ReplicaView) -> None:
         """Raise `DeadlineUnmeetable` (429) for a request whose client will not wait for its first token anywhere."""
         deadlines = read_deadlines(scope["headers"], True, time.time())
-        patience, expected = (
-            min(deadlines.first_token, deadlines.last_token),
-            self._services.fleet.first_token(request, view),
-        )
+        patience = min(deadlines.first_token, deadlines.last_token)
+        expected = 0.0 if patience == inf else self._services.fleet.first_token(request, view)
         if expected > patience:
             raise DeadlineUnmeetable(
                 f"No replica is expected to have the first token within {patience:.3g} s; the earliest in "

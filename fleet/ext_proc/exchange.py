@@ -7,6 +7,7 @@ that of the answer. In any other mode it wants a word for each message, the head
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from starlette.types import Message, Scope
 from fleet.ext_proc.messages import KIND, ProcessingResponse
 from gateway.http.responses import Headers
 
+KNOWN_CLIENTS = 4096  # addresses that need not be read again
 FULL_DUPLEX_STREAMED = 4
 OVERWRITE = 2  # what a header was before
 PIECE = 60 * 1024  # bytes of a body: some gateways take no more than 64 KiB in a message
@@ -93,7 +95,8 @@ class Exchange:
             given.append((b"content-length", str(len(body)).encode()))  # which the gateway leaves out in this mode
         head = {"response": {"header_mutation": {"set_headers": _options(given)}, "clear_route_cache": True}}
         response = ProcessingResponse(request_headers=head)
-        response.dynamic_metadata.update({LOAD_BALANCING: {DESTINATION: destination}})
+        metadata = response.dynamic_metadata.fields[LOAD_BALANCING].struct_value
+        metadata.fields[DESTINATION].string_value = destination
         await self._write(response)
         if self._has_body:
             await self._hand_back("request_body", body, is_last=not self._has_trailers)
@@ -169,6 +172,7 @@ def _scope(given: Iterable[Any]) -> Scope:
     }
 
 
+@lru_cache(KNOWN_CLIENTS)
 def _client(forwarded: bytes) -> str:
     """Return the address that the gateway itself has added; "" where that is none."""
     last = forwarded.rpartition(b",")[2].strip().decode("latin-1")
