@@ -32,10 +32,11 @@ def load(path: str) -> Any:
 
 def resources() -> Iterator[tuple[str, dict[str, Any]]]:
     """Of Kubernetes, with the file of each."""
-    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
+    folder = DEPLOY / "kubernetes"
+    for path in sorted(folder.rglob("*.yaml")):
         for resource in yaml.safe_load_all(path.read_text()):
             if "kind" in resource:
-                yield path.name, resource
+                yield str(path.relative_to(folder)), resource
 
 
 def composed() -> Gateway:
@@ -47,12 +48,17 @@ def composed() -> Gateway:
     return Gateway(image() | environment, _seconds(service["stop_grace_period"]))
 
 
-def deployed() -> Gateway:
-    spec = load("kubernetes/deployment.yaml")["spec"]["template"]["spec"]
+def deployed(path: str = "kubernetes/deployment.yaml") -> Gateway:
+    spec = load(path)["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     environment = {entry["name"]: entry.get("value", SECRET) for entry in container["env"]}
     environment["SLUICE_REDIS_URL"] = load("kubernetes/secret.yaml")["stringData"]["redis-url"]
     return Gateway(image() | environment, spec["terminationGracePeriodSeconds"])
+
+
+def picking() -> Gateway:
+    """The endpoint picker of Kubernetes."""
+    return deployed("kubernetes/gateway/deployment.yaml")
 
 
 def managed() -> Gateway:

@@ -11,9 +11,9 @@ from gateway.http.server import END_SECONDS
 from gateway.settings.settings import Settings
 from quotas.policy.policy_file import read_policy
 from tests.deploy.documented import DEPLOY, ROOT
-from tests.deploy.gateways import FILE_SECRETS, Gateway, composed, deployed, image, load, managed, resources
+from tests.deploy.gateways import FILE_SECRETS, Gateway, composed, deployed, image, load, managed, picking, resources
 
-GATEWAYS = pytest.mark.parametrize("gateway", [composed, deployed, managed], ids=lambda make: make.__name__)
+GATEWAYS = pytest.mark.parametrize("gateway", [composed, deployed, picking, managed], ids=lambda make: make.__name__)
 MARGIN = 10.0  # seconds to send what spans and metrics are left, and to close the store
 OWN_FLAGS = {"--live", "--key-file", "--json"}  # of `sluice doctor`
 
