@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from fleet.ext_proc.endpoint import PickEndpoint
 from fleet.ext_proc.exchange import Exchange
@@ -38,7 +39,10 @@ def handlers(serving: Serving, is_ready: Callable[[], bool]) -> list[Any]:
 
     async def process(_: object, context: Any) -> None:
         async def read() -> Any:
-            message = await context.read()
+            try:
+                message = await context.read()
+            except DecodeError:  # whoever sends such is no gateway
+                return None
             return None if message is grpc.aio.EOF else message
 
         first = await read()

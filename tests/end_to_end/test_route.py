@@ -8,10 +8,14 @@ from pathlib import Path
 
 import httpx
 import openai
+import orjson
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from fleet.ext_proc.server import SERVING
+from tests.fleet.ext_proc_gateway import body, head
 from tests.fleet.fleet_site import FleetSite, fleet_site
+from tests.fleet.picker_process import answers, health, running_picker
 from tests.gateway.server_process import BODY, PATIENCE, bearer, eventually
 
 POLICY = """
@@ -107,6 +111,37 @@ def test_the_set_of_replicas_changes_while_it_routes(site: FleetSite) -> None:
     finally:
         site.write([gone, left])
     eventually(lambda: site.available() == 2)
+
+
+def test_a_gateways_second_attempt_takes_back_what_the_first_has_charged(site: FleetSite) -> None:
+    key, request = site.keys["acme"], orjson.dumps(LONG)
+
+    def left() -> int:
+        limits = httpx.get(f"{site.url}/v1/limits", headers=bearer(key), timeout=PATIENCE).json()["data"]
+        return next(int(limit["remaining"]) for limit in limits if limit["resource"] == "requests")
+
+    flags = ("--policy", str(site.folder / "policy.yaml"), "--state-dir", str(site.folder / "state"))
+    with running_picker(site.folder, *flags) as channel:
+        eventually(lambda: health(channel, "readiness") == SERVING)
+        told = answers(channel, head(key=key), *body(request))
+        subset = answers(channel, head(key=key, subset=[site.replicas[1].url[7:]]), *body(request))
+    options = told[0].request_headers.response.header_mutation.set_headers
+    headers = {option.header.key: option.header.raw_value.decode() for option in options}
+    endpoints = headers.pop("x-gateway-destination-endpoint").split(",")
+    assert sorted(endpoints) == sorted(one.url.removeprefix("http://") for one in site.replicas)
+    assert told[1].request_body.response.body_mutation.streamed_response.body == request
+    assert subset[0].dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == site.replicas[1].url[7:]
+    before = left()
+    given = bearer(key) | headers
+    with ExitStack() as open_streams:
+        for endpoint in endpoints:
+            url = f"http://{endpoint}/v1/chat/completions"
+            stream = httpx.stream("POST", url, content=request, headers=given, timeout=PATIENCE)
+            response = open_streams.enter_context(stream)
+            assert response.headers["x-request-id"] == headers["x-request-id"]
+            assert b"chat.completion.chunk" in next(response.iter_raw())
+    eventually(site.are_idle)
+    assert left() == before - 1
 
 
 def test_what_a_killed_replica_had_not_begun_is_served_by_another_and_charged_once(

@@ -137,6 +137,9 @@ async def test_over_grpc_with_what_it_says_of_its_health() -> None:
         ]
         nobody = [one async for one in process(iter([head(subset=["z:1"]), *body(WHOLE)]))]
         assert [one.immediate_response.status.code for one in nobody] == [503]
+        garbage = channel.stream_stream(f"/{EXT_PROC}/Process")
+        assert [one async for one in garbage(iter([b"\xff\xff"]))] == []
+        assert [one async for one in garbage(iter([head().SerializeToString(), b"\xff\xff"]))] == []
         left = process()
         await left.write(head())
         left.cancel()
