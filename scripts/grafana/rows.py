@@ -7,6 +7,7 @@ from scripts.grafana.kv_memory import KV
 from scripts.grafana.latency import LATENCY
 from scripts.grafana.overview import OVERVIEW
 from scripts.grafana.queue import QUEUE
+from scripts.grafana.router import ROUTER
 from scripts.grafana.store import STORE
 from scripts.grafana.telemetry import TELEMETRY
 from scripts.grafana.tenants import TENANTS
@@ -21,5 +22,6 @@ ROWS = {
     "Grammars": GRAMMARS,
     "Estimates and overload": ESTIMATES,
     "Quota store and policy": STORE,
+    "Routers and endpoint pickers": ROUTER,
     "The gateway and its telemetry": TELEMETRY,
 }

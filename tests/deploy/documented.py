@@ -34,9 +34,14 @@ class Documented:
 
 
 @cache
-def documented_metrics() -> list[Documented]:
-    rows = _ROW.findall((ROOT / "docs" / "metrics.md").read_text())
+def documented_metrics(file: str = "metrics.md") -> list[Documented]:
+    rows = _ROW.findall((ROOT / "docs" / file).read_text())
     return [Documented(name, kind, frozenset(_listed(labels)), unit) for name, kind, labels, unit in rows]
+
+
+def all_documented() -> list[Documented]:
+    """Those of a gateway, and those of a router."""
+    return documented_metrics() + documented_metrics("fleet.md")
 
 
 def series_of(query: str) -> set[str]:
@@ -51,7 +56,7 @@ def labels_of(query: str) -> set[str]:
 
 def strangers(query: str, recorded: Mapping[str, str] = {}) -> set[str]:
     """Series and labels that nothing documents. `recorded`: queries by the series that rules make of them."""
-    known = PROMETHEUS | {name: metric.labels for metric in documented_metrics() for name in metric.series}
+    known = PROMETHEUS | {name: metric.labels for metric in all_documented() for name in metric.series}
     known |= {name: _labels_left(expression, known) for name, expression in recorded.items()}
     series = series_of(query)
     labels = {label for name in series & known.keys() for label in known[name]}
@@ -72,7 +77,7 @@ def unit_of(query: str) -> str:
 
 def _unit_of_operand(query: str) -> str:
     (name,) = series_of(query)
-    (metric,) = (metric for metric in documented_metrics() if name in metric.series)
+    (metric,) = (metric for metric in all_documented() if name in metric.series)
     unit = "observations" if name.endswith("_count") else metric.unit
     return f"{unit}/s" if "rate(" in query and "histogram_quantile(" not in query else unit
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.dashboard import ANNOTATIONS, DASHBOARD, PANELS, QUERIES, TEXT
-from tests.deploy.documented import OTHER_LABELS, ROOT, documented_metrics, series_of, strangers, unit_of
+from tests.deploy.documented import OTHER_LABELS, ROOT, all_documented, series_of, strangers, unit_of
 
 UNITS = {  # Grafana's, by what a query yields
     "seconds": {"s"},
@@ -74,7 +74,7 @@ def test_a_panels_unit_is_that_of_what_it_shows(panel: dict[str, Any]) -> None:
 
 def test_every_metric_of_ours_is_shown_somewhere() -> None:
     shown = set().union(*map(series_of, QUERIES))
-    ours = [metric for metric in documented_metrics() if metric.name.startswith("sluice_")]
+    ours = [metric for metric in all_documented() if metric.name.startswith("sluice_")]
     assert not [metric.name for metric in ours if not metric.series & shown]
 
 
