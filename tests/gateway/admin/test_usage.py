@@ -30,10 +30,8 @@ YESTERDAY = TODAY - timedelta(days=1)
 DAYS = {"from": str(YESTERDAY), "to": str(TODAY)}
 
 
-@pytest.fixture
-async def reader(redis_url: str) -> AsyncIterator[UsageReader]:
-    store = RedisStore.at(redis_url, 5.0)
-    quotas = Quotas(store, 5.0)
+def reader_of(store: RedisStore, timeout: float) -> UsageReader:
+    quotas = Quotas(store, timeout)
     policy = parse_policy({"policy.yaml": POLICY.encode()})
     service = SimpleNamespace(
         model="embedded",
@@ -41,8 +39,14 @@ async def reader(redis_url: str) -> AsyncIterator[UsageReader]:
         policies=SimpleNamespace(current=policy),
         keys=SimpleNamespace(tenants=lambda: {"carol"}),
     )
+    return UsageReader(cast(Service, service))
+
+
+@pytest.fixture
+async def reader(redis_url: str) -> AsyncIterator[UsageReader]:
+    store = RedisStore.at(redis_url, 5.0)
     await store.connect()
-    yield UsageReader(cast(Service, service))
+    yield reader_of(store, 5.0)
     await store.close()
 
 
@@ -127,8 +131,8 @@ async def test_budgets_tell_what_is_left_the_least_first(reader: UsageReader, re
     ]
 
 
-async def test_a_store_that_is_away_is_said_to_be(reader: UsageReader) -> None:
-    await reader._service.quotas.store.close()
+async def test_a_store_that_is_away_is_said_to_be(redis_url: str) -> None:
+    reader = reader_of(RedisStore.at(redis_url, 0.1), 0.1)  # to which nobody has connected
     with pytest.raises(QuotaUnverifiable):
         await reader.report({"from": str(date(2026, 1, 1)), "to": str(date(2026, 1, 2)), "tenant": "acme"})
     assert all(row["left"] is None for row in (await reader.budgets())["budgets"])

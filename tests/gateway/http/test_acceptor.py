@@ -129,7 +129,7 @@ def limit_files(server: ServerProcess, num_spare: int) -> None:
 
 
 def test_a_flood_of_clients_beyond_the_limit_of_files_is_shed(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--threads", "1") as server, ExitStack() as stack:
+    with running_server(tmp_path, "--threads", "1", "--header-timeout", "1") as server, ExitStack() as stack:
 
         def connect(count: int) -> list[RawClient]:
             return [stack.enter_context(connected(server)) for _ in range(count)]
