@@ -8,12 +8,14 @@ from enum import StrEnum
 from random import Random
 
 from fleet import rendezvous
-from fleet.prediction import RoutedRequest, first_token_seconds
+from fleet.prediction import RoutedRequest, ahead_of, first_token_seconds, own_prefill
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
 
 TIE_SECONDS, TIE_SHARE = 0.005, 0.1  # predictions closer than either tell nothing apart
 WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `WeightedSum`
+MATCHED = 0.3  # the cached share from which `CacheAware` goes by it
+UNBALANCED, TIMES = 64, 1.5  # requests, and times the least, by which the largest load has `CacheAware` go by load
 
 
 class Routing(StrEnum):
@@ -23,6 +25,7 @@ class Routing(StrEnum):
     ROUND_ROBIN = "round_robin"
     LEAST_LOAD = "least_load"
     WEIGHTED = "weighted"
+    CACHE_AWARE = "cache_aware"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,16 @@ class Knowledge:
         assert view.state is not None, "only replicas that have told their state are picked from"
         cached = self.cached_share(request, view, now)
         return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
+
+    def cost(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
+        """Return the predicted seconds until the first token from this replica, and those that its prompt takes of
+        others there: of the next that comes, and of half as many as are served before it, for about as many will have
+        come behind it by then, and some of them find another place.
+        """
+        assert view.state is not None, "only replicas that have told their state are picked from"
+        own = own_prefill(request, view.state, self.cached_share(request, view, now))
+        ahead, _, _ = ahead_of(request.tenant, own, view.waiting, self.weight)
+        return self.first_token(request, view, now) + own * (1 + ahead / 2)
 
 
 class Picker:
@@ -95,8 +108,26 @@ class WeightedSum(Picker):
         return self._dice.choice([view for view, one in zip(views, scores, strict=True) if one == best])
 
 
+class CacheAware(Picker):
+    """Where most of the prompt is cached if that is enough of it, else where most memory is free; by load alone while
+    loads are far apart: the rule of SGLang's router.
+    """
+
+    def __init__(self, knowledge: Knowledge, dice: Random) -> None:
+        self._knowledge, self._least_load = knowledge, LeastLoad(dice)
+
+    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+        loads = [view.load for view in views]
+        if max(loads) - min(loads) > UNBALANCED and max(loads) > TIMES * min(loads):
+            return self._least_load.pick(request, views, now)
+        shares = [self._knowledge.cached_share(request, view, now) for view in views]
+        if max(shares) > MATCHED:
+            return views[shares.index(max(shares))]
+        return max(views, key=lambda view: view.state.kv.free if view.state else 0)
+
+
 class LeastPredicted(Picker):
-    """The earliest predicted first token.
+    """The earliest predicted first token, counted with the time that its own prompt takes of others.
 
     Of predictions that are nearly the same, a prompt that may be asked for again goes where its beginning hashes to,
     so that the next one finds it there, and any other to the less loaded of two at random.
@@ -108,7 +139,7 @@ class LeastPredicted(Picker):
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         if len(views) == 1:
             return views[0]
-        predicted = [self._knowledge.first_token(request, view, now) for view in views]
+        predicted = [self._knowledge.cost(request, view, now) for view in views]
         least = min(predicted)
         limit = max(least + TIE_SECONDS, least * (1 + TIE_SHARE))
         tied = [view for view, seconds in zip(views, predicted, strict=True) if seconds <= limit]
@@ -131,4 +162,6 @@ def make_picker(routing: Routing, knowledge: Knowledge, dice: Random) -> Picker:
             return LeastLoad(dice)
         case Routing.WEIGHTED:
             return WeightedSum(knowledge, dice)
+        case Routing.CACHE_AWARE:
+            return CacheAware(knowledge, dice)
     return LeastPredicted(knowledge, dice)

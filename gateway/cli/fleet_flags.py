@@ -28,7 +28,7 @@ SETTINGS = {
     "log_format": "of the messages on stderr",
     "dev": "for development: readable logs, down to debug messages",
 }
-ROUTINGS = ("predicted", "round_robin", "least_load", "weighted")
+ROUTINGS = ("predicted", "round_robin", "least_load", "weighted", "cache_aware")
 EPILOG = """\
 SLUICE_PEPPER and SLUICE_ADMIN_KEY, which have no flags, are those of the replicas: the first opens the keys that they
 open, and with the second their admin ports are asked for their states. See docs/fleet.md."""

@@ -14,7 +14,7 @@ SCENARIOS = (
     "device_idle", "engine_peers", "fairness", "fleet_fairness", "flood", "front", "gateway_overhead", "hostile_bodies",
     "http_workers", "kv_waste", "log_cost", "long_prompt", "overload", "overload_live", "pick", "preemption",
     "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "route",
-    "row_counts",
+    "routing", "row_counts",
     "several_answers", "step_time", "telemetry_cost", "tune", "tune_live", "what_if_live",
 )  # fmt: skip
 

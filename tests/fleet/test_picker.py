@@ -35,11 +35,9 @@ def test_nobody_waits_much_longer_than_where_it_is_best(backlogs: list[float], s
     views = [view(str(number), prefill_seconds=seconds) for number, seconds in enumerate(backlogs)]
     for request in (SHORT, LONG):
         picker = LeastPredicted(knowledge, Random(seed))
-        least = min(knowledge.first_token(request, one, 0.0) for one in views)
-        assert (
-            knowledge.first_token(request, picker.pick(request, views, 0.0), 0.0)
-            <= max(1.1 * least, least + 0.005) + 1e-9
-        )
+        least = min(knowledge.cost(request, one, 0.0) for one in views)
+        picked = picker.pick(request, views, 0.0)
+        assert knowledge.cost(request, picked, 0.0) <= max(1.1 * least, least + 0.005) + 1e-9
 
 
 def test_a_tenant_goes_where_its_own_backlog_is_short(knowledge: Knowledge) -> None:
@@ -52,6 +50,8 @@ def test_a_prompt_goes_where_it_is_cached_unless_the_wait_is_longer(knowledge: K
     waits = [view("a"), view("b", prefill_seconds=1.0)]
     assert picks(predicted(knowledge), LONG, waits) == {"b": 200}
     waits[1] = view("b", prefill_seconds=3.0)
+    assert picks(predicted(knowledge), LONG, waits) == {"b": 200}, "to compute it again would delay others by 2 s"
+    waits[1] = view("b", prefill_seconds=5.0)
     assert picks(predicted(knowledge), LONG, waits) == {"a": 200}
 
 
@@ -78,4 +78,8 @@ def test_the_baselines(knowledge: Knowledge) -> None:
     knowledge.prefixes.learn("c:8000", LONG.digests, 0.0)
     knowledge.prefixes.learn("a:8000", LONG.digests, 0.0)
     assert picks(picker(Routing.WEIGHTED), LONG, views) == {"a": 200}
+    assert picks(picker(Routing.CACHE_AWARE), LONG, views) == {"a": 200}
+    assert picks(picker(Routing.CACHE_AWARE), SHORT, views) == {"a": 200}, "of those with most free memory the first"
+    far = [view("a", running=100), view("b", running=20)]
+    assert picks(picker(Routing.CACHE_AWARE), LONG, far) == {"b": 200}
     assert isinstance(picker(Routing.PREDICTED), LeastPredicted)

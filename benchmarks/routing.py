@@ -1,0 +1,130 @@
+"""What a router's choice is worth, in simulation: python -m benchmarks.routing [--trace FILE=0.8,1 ...]
+
+Eight replicas of Llama-3-8B on an A100 (published step times), each under the core that serves, behind the router's own
+picker, which sees of each the state that it told last, a tenth of a second ago at the most, with what it has cached and
+given up. Requests have no deadlines, and nobody is refused: a request is in time when its first token comes within
+`IN_TIME`. Sessions belong to four tenants of unequal size, who share nothing.
+
+Conversations are made, those of `benchmarks.prefix_cache`, and recorded with `--trace`: Mooncake's with what their
+prompts share and Azure's without, as many times as fast as is said behind the file. Each seed has its own tenants, and
+of a trace its own part. The hit rate is held against an exact LRU of one cache as large as all together.
+"""
+
+import sys
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from statistics import mean
+
+from admission.simulation.arrival import Arrival
+from admission.simulation.device import DEVICES
+from admission.simulation.policy import parse_simulated_policy
+from admission.simulation.traces import read_trace
+from benchmarks.prefix_cache import BLOCK, conversations, lru_found
+from benchmarks.report import Report, Spread, quantile, scenario_parser
+from benchmarks.simulated_fleet import Routed, SimulatedFleet
+from fleet.picker import Routing
+
+DEVICE = DEVICES["llama3-8b-a100"]
+POLICY = parse_simulated_policy(
+    "order=fair,overload=unbounded,max_num_batched_tokens=512,max_num_seqs=256,prefill_chunk=512,max_model_len=131072",
+    DEVICE,
+)
+REPLICAS = 8
+TENANTS: Mapping[str, float] = {"half": 0.5, "quarter": 0.25, "some": 0.15, "few": 0.1}  # of the sessions
+IN_TIME = 2.0  # seconds
+REQUESTS, SESSIONS = 2_500, 600
+MADE_SPEEDS = (60.0,)  # times those that one machine serves with ease
+PREDICTED, LEAST_LOAD, WEIGHTED = Routing.PREDICTED, Routing.LEAST_LOAD, Routing.WEIGHTED
+OVER_LEAST_LOAD, OVER_WEIGHTED, IMBALANCE, OF_LRU, WORSE = 0.06, 0.03, 1.3, 0.95, 0.02
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser: ArgumentParser = scenario_parser(__doc__, runs=3)
+    parser.add_argument("--trace", nargs="+", default=[], help="Mooncake's (JSON lines) and Azure's (CSV), with speeds")
+    options = parser.parse_args(arguments)
+    report = Report("routing", options.quick)
+    seeds = range(1, 2 if options.quick else options.runs + 1)
+    requests = 100 if options.quick else REQUESTS
+    for said in ["", *options.trace]:
+        file, _, speeds = said.rpartition("=")
+        for speed in map(float, speeds.split(",") if said else MADE_SPEEDS):
+            works = [_arrivals(Path(file) if said else None, seed, requests, speed) for seed in seeds]
+            _compare(report, f"{Path(file).stem if said else 'made'}, {speed:g} times as fast", works)
+    return report.finish(options.results)
+
+
+def _arrivals(path: Path | None, seed: int, requests: int, speed: float) -> list[Arrival]:
+    """The requests of one seed, from time 0 on, of tenants by their sessions; each has a number as its key."""
+    if path is None:
+        made = conversations(seed, SESSIONS)[:requests]
+    else:
+        trace = read_trace(path)
+        first = (seed - 1) * requests % max(1, len(trace) - requests)
+        made = trace[first : first + requests]
+    owners = dict[int, str]()
+    random, begin = Random(seed), made[0].time
+    for one in made:
+        if one.session not in owners:
+            owners[one.session] = random.choices(list(TENANTS), list(TENANTS.values()))[0]
+    return [
+        one._replace(time=(one.time - begin) / speed, tenant=owners[one.session], key=str(number))
+        for number, one in enumerate(made)
+    ]
+
+
+class _Run:
+    def __init__(self, arrivals: Sequence[Arrival], routing: Routing, seed: int) -> None:
+        fleet = SimulatedFleet(REPLICAS, routing, POLICY, DEVICE, seed)
+        self._routed = fleet.run(arrivals)
+        self.imbalance = fleet.imbalance
+        self.seconds = sorted(one.seconds for one in self._routed)
+        self.in_time = _in_time(self._routed)
+        by_tenant = defaultdict[str, list[Routed]](list)
+        for one in self._routed:
+            by_tenant[one.arrival.tenant].append(one)
+        self.tenants = {name: _in_time(own) for name, own in by_tenant.items()}
+        self.hits = sum(one.cached for one in self._routed) / sum(one.prompt_tokens for one in arrivals)
+
+
+def _in_time(routed: Sequence[Routed]) -> float:
+    return sum(one.seconds <= IN_TIME for one in routed) / len(routed)
+
+
+def _compare(report: Report, name: str, works: Sequence[list[Arrival]]) -> None:
+    runs = {routing: [_Run(one, routing, seed) for seed, one in enumerate(works, 1)] for routing in Routing}
+    rows: list[dict[str, object]] = [
+        {
+            "routing": routing.value,
+            "in time": Spread.of([run.in_time for run in own]),
+            "worst tenant": Spread.of([min(run.tenants.values()) for run in own]),
+            "first token p50, s": Spread.of([quantile(run.seconds, 0.5) for run in own]),
+            "p95, s": Spread.of([quantile(run.seconds, 0.95) for run in own]),
+            "imbalance": Spread.of([run.imbalance for run in own]),
+            "hits": Spread.of([run.hits for run in own]),
+        }
+        for routing, own in runs.items()
+    ]
+    report.add_table(f"{name}, {REPLICAS} replicas, median (extremes) of seeds", rows)
+    ours = runs[PREDICTED]
+    for routing, least in ((LEAST_LOAD, OVER_LEAST_LOAD), (WEIGHTED, OVER_WEIGHTED)):
+        gain = mean(run.in_time - other.in_time for run, other in zip(ours, runs[routing], strict=True))
+        report.at_least(f"{name}: in time, more than by {routing.value}", gain, least)
+    report.at_most(f"{name}: imbalance, worst run", max(run.imbalance for run in ours), IMBALANCE)
+    worse = [
+        theirs.tenants[tenant] - share
+        for run, theirs in zip(ours, runs[LEAST_LOAD], strict=True)
+        for tenant, share in run.tenants.items()
+    ]
+    report.at_most(f"{name}: what a tenant loses by it beside least_load, worst run", max(worse), WORSE)
+    if all(one.content is not None for one in works[0]):
+        blocks = REPLICAS * POLICY.engine.num_blocks * POLICY.engine.block_size // BLOCK
+        best = [sum(lru_found(one, blocks)) / sum(a.prompt_tokens for a in one) for one in works]
+        share = mean(run.hits / ideal for run, ideal in zip(ours, best, strict=True))
+        report.at_least(f"{name}: hits, of one cache of the summed size", share, OF_LRU)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
