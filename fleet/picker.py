@@ -8,7 +8,7 @@ from enum import StrEnum
 from random import Random
 
 from fleet import rendezvous
-from fleet.prediction import RoutedRequest, ahead_of, first_token_seconds, own_prefill
+from fleet.prediction import RoutedRequest, first_token_seconds, own_prefill
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
 
@@ -46,15 +46,13 @@ class Knowledge:
         cached = self.cached_share(request, view, now)
         return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
 
-    def cost(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
-        """Return the predicted seconds until the first token from this replica, and those that its prompt takes of
-        others there: of the next that comes, and of half as many as are served before it, for about as many will have
-        come behind it by then, and some of them find another place.
+    def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: int) -> float:
+        """Return the predicted seconds until the first token from this replica, and those that its prompt takes there
+        of so many others.
         """
         assert view.state is not None, "only replicas that have told their state are picked from"
         own = own_prefill(request, view.state, self.cached_share(request, view, now))
-        ahead, _, _ = ahead_of(request.tenant, own, view.waiting, self.weight)
-        return self.first_token(request, view, now) + own * (1 + ahead / 2)
+        return self.first_token(request, view, now) + own * delayed
 
 
 class Picker:
@@ -127,7 +125,9 @@ class CacheAware(Picker):
 
 
 class LeastPredicted(Picker):
-    """The earliest predicted first token, counted with the time that its own prompt takes of others.
+    """The earliest predicted first token, counted with the time that its own prompt takes of others: of the next that
+    comes, and of as many as wait even where the fewest do. For while one replica has nothing waiting, work can move to
+    it; once all have, what is computed twice delays them all, and who waits longest no longer matters as much.
 
     Of predictions that are nearly the same, a prompt that may be asked for again goes where its beginning hashes to,
     so that the next one finds it there, and any other to the less loaded of two at random.
@@ -139,7 +139,8 @@ class LeastPredicted(Picker):
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         if len(views) == 1:
             return views[0]
-        predicted = [self._knowledge.cost(request, view, now) for view in views]
+        delayed = 1 + min(view.num_waiting for view in views)
+        predicted = [self._knowledge.cost(request, view, now, delayed) for view in views]
         least = min(predicted)
         limit = max(least + TIE_SECONDS, least * (1 + TIE_SHARE))
         tied = [view for view, seconds in zip(views, predicted, strict=True) if seconds <= limit]

@@ -52,6 +52,11 @@ class ReplicaView:
         told = self.state.waiting if self.state else NOBODY
         return add_work(told, [(one.tenant, one.work) for one in self.on_way]) if self.on_way else told
 
+    @property
+    def num_waiting(self) -> int:
+        """The requests that wait there or are on their way."""
+        return sum(work.requests for work in self.waiting.values())
+
     def is_silent(self, now: float) -> bool:
         return now - self.heard >= SILENCE
 

@@ -35,9 +35,9 @@ def test_nobody_waits_much_longer_than_where_it_is_best(backlogs: list[float], s
     views = [view(str(number), prefill_seconds=seconds) for number, seconds in enumerate(backlogs)]
     for request in (SHORT, LONG):
         picker = LeastPredicted(knowledge, Random(seed))
-        least = min(knowledge.cost(request, one, 0.0) for one in views)
+        least = min(knowledge.cost(request, one, 0.0, 1) for one in views)
         picked = picker.pick(request, views, 0.0)
-        assert knowledge.cost(request, picked, 0.0) <= max(1.1 * least, least + 0.005) + 1e-9
+        assert knowledge.cost(request, picked, 0.0, 1) <= max(1.1 * least, least + 0.005) + 1e-9
 
 
 def test_a_tenant_goes_where_its_own_backlog_is_short(knowledge: Knowledge) -> None:
@@ -53,6 +53,10 @@ def test_a_prompt_goes_where_it_is_cached_unless_the_wait_is_longer(knowledge: K
     assert picks(predicted(knowledge), LONG, waits) == {"b": 200}, "to compute it again would delay others by 2 s"
     waits[1] = view("b", prefill_seconds=5.0)
     assert picks(predicted(knowledge), LONG, waits) == {"a": 200}
+    waits[1] = view("b", prefill_seconds=5.0, waiting={"t": work(0.4, 4)})
+    assert picks(predicted(knowledge), LONG, waits) == {"a": 200}, "there is room for it"
+    waits[0] = view("a", waiting={"t": work(0.4, 4)})
+    assert picks(predicted(knowledge), LONG, waits) == {"b": 200}, "to compute it again delays four wherever it is"
 
 
 def test_prompts_that_begin_alike_meet_and_others_spread(knowledge: Knowledge) -> None:
