@@ -15,11 +15,11 @@ POOLS = 32
 HOP_BY_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
-        *(b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect", b"x-request-id"),
-        ATTEMPT_HEADER,
+        *(b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect"),
     }
 )
-"""Headers that are not sent on, because they are about one connection or are made anew."""
+"""Headers that are not sent on, because they are about one connection."""
+MADE_ANEW = HOP_BY_HOP | {b"x-request-id", ATTEMPT_HEADER}
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -50,7 +50,7 @@ class Pools(httpx.AsyncBaseTransport):
 
 def forwarded(headers: Iterable[tuple[bytes, bytes]], request_id: bytes, attempt: bytes) -> Headers:
     """Return the headers with which a request is sent on, as an attempt that the router has signed."""
-    kept = [(name, value) for name, value in headers if name not in HOP_BY_HOP]
+    kept = [(name, value) for name, value in headers if name not in MADE_ANEW]
     return [*kept, (b"x-request-id", request_id), (ATTEMPT_HEADER, attempt)]
 
 

@@ -1,0 +1,25 @@
+"""The `sluice` command as a child that is told to stop when its parent dies: -m fleet.bound_to_parent PARENT serve ...
+
+The kernel sends the signal, so that it comes also where the parent is killed. `sluice serve` then drains: requests whose
+clients went with the parent end at once, and what they have used is settled.
+"""
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def main() -> None:
+    parent = int(sys.argv.pop(1))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before it could be watched
+        return
+    runpy.run_module("sluice", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A replica on this machine as a child process: starts `sluice serve`, asks how it is, and stops it in an orderly way.
+
+It is a process of its own, and not an application in the one that owns it, because a gateway has the process's signals,
+collector, switch interval and loop to itself; because a device that fails ends it; and because it outlives an owner that
+is killed for as long as it takes to settle what its requests have used.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from ssl import create_default_context
+
+import httpx
+
+from fleet.upstream import make_client
+from gateway.admin.port import admin_secret
+from gateway.cli.flags import SettingsError, add_flags, load
+from gateway.replica.state import ReplicaState, parse_state
+from gateway.settings.settings import Settings
+
+log = logging.getLogger(__name__)
+
+OWN_PORTS = ("--host=127.0.0.1", "--port=0", "--admin-port=0")  # which flags of the user's may change
+ASK_SECONDS = 5.0  # that an answer of its probes and its state may take
+STOP_SECONDS = 15.0  # beyond its drain, after which it is killed
+_READY = re.compile(r" is ready at (http://\S+)$")
+_ADMIN = re.compile(r"^  admin +(http://[^\s,]+)")
+
+
+class ChildFailed(Exception):
+    """A replica does not serve; the message says why."""
+
+
+def settings_of(flags: Sequence[str]) -> Settings:
+    """Return the settings that a child with these flags has. Raises `SettingsError`."""
+    parser = ArgumentParser(prog="sluice serve", allow_abbrev=False, exit_on_error=False)
+    add_flags(parser)
+    namespace, unknown = parser.parse_known_args([*OWN_PORTS, *flags])
+    if unknown:
+        raise SettingsError(f"{' '.join(unknown)}: no flags of `sluice serve`, see its --help")
+    settings = load(namespace)
+    if settings.admin_port == "off":
+        raise SettingsError("--admin-port off: a replica is asked for its state there; leave the flag out")
+    if settings.tls_cert_file is not None:
+        raise SettingsError("--tls-cert-file: TLS is for whoever takes the connections before a replica; leave it out")
+    return settings
+
+
+class ChildReplica:
+    """One `sluice serve` with these flags; `on_lost` is called when it ends without having been told to.
+
+    It belongs to the loop, and the thread, that starts it, and is told to stop when that thread is gone.
+    """
+
+    def __init__(self, flags: Sequence[str], on_lost: Callable[[], object] = lambda: None) -> None:
+        self.settings = settings_of(flags)
+        self.url = self.admin_url = ""
+        self._flags = [*OWN_PORTS, *flags]
+        self._on_lost = on_lost
+        self._is_stopping = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Return once it serves. Raises `ChildFailed`."""
+        command = [sys.executable, "-m", "fleet.bound_to_parent", str(os.getpid()), "serve", *self._flags]
+        self._process = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs on this loop yet
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        await asyncio.to_thread(self._read_announcement)
+        self.client = make_client(create_default_context())
+        self._ended = asyncio.create_task(self._wait())
+
+    def _read_announcement(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if found := _READY.search(line):
+                self.url = found[1]
+            if found := _ADMIN.match(line):
+                self.admin_url = found[1]
+                return
+        raise ChildFailed(f"sluice serve ended with status {self._process.wait()} before it served: see its log")
+
+    async def _wait(self) -> None:
+        status = await asyncio.to_thread(self._process.wait)
+        if not self._is_stopping:
+            log.error("the replica, process %d, has ended with status %d", self.pid, status)
+            self._on_lost()
+
+    async def check(self) -> None:
+        """Raises `ChildFailed` if it does not answer that it is alive."""
+        await self._ask(f"{self.url}/livez")
+
+    async def state(self) -> ReplicaState:
+        """Return what it tells of itself. Raises `ChildFailed` and `StateError`."""
+        key = admin_secret(self.settings)
+        reply = await self._ask(f"{self.admin_url}/admin/v1/state", {"authorization": f"Bearer {key}"})
+        return parse_state(reply.content)
+
+    async def _ask(self, url: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        try:
+            reply = await self.client.get(url, headers=headers, timeout=ASK_SECONDS)
+        except httpx.HTTPError as error:
+            raise ChildFailed(f"{url} does not answer: {error or type(error).__name__}") from None
+        if reply.status_code != httpx.codes.OK:
+            raise ChildFailed(f"{url} answers {reply.status_code}: {reply.text:.200}")
+        return reply
+
+    async def stop(self) -> None:
+        """Have it drain; return when it has ended, by force where it takes longer than it should."""
+        self._is_stopping = True
+        self._process.terminate()
+        patience = self.settings.drain_delay + self.settings.drain_timeout + STOP_SECONDS
+        try:
+            async with asyncio.timeout(patience):
+                await asyncio.shield(self._ended)
+        except TimeoutError:
+            log.error("the replica, process %d, did not end in %g s and is killed", self.pid, patience)
+            self._process.kill()
+            await self._ended
+        await self.client.aclose()

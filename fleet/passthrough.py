@@ -1,0 +1,92 @@
+"""Has one replica answer all that comes to an ASGI server which is not ours, such as Ray Serve's."""
+
+from contextlib import aclosing
+
+import httpx
+from starlette.types import Message, Receive, Scope, Send
+
+from fleet.child import ChildFailed, ChildReplica
+from fleet.errors import ReplicaLost
+from fleet.upstream import HOP_BY_HOP, Headers, send_on
+from gateway.errors import ApiError
+from gateway.http.request_scope import ClientGone, RequestScope, read_body
+from gateway.http.responses import encode_headers
+
+_MADE_ANEW = HOP_BY_HOP - {b"content-length"} | {b"date", b"server", b"x-request-id"}  # by the server before us
+
+
+class Passthrough:
+    """An ASGI application over a child process, which starts and stops with its lifespan.
+
+    A request is handed on with its headers, the answer in the parts in which it comes. A client that leaves closes the
+    connection to the replica, by which the request ends there. A replica that is lost before its answer begins is an
+    error with status 503, and afterwards an error event without [DONE].
+    """
+
+    def __init__(self, replica: ChildReplica) -> None:
+        self._replica = replica
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self._replica.start()
+        except ChildFailed as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._replica.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        settings = self._replica.settings
+        try:
+            body = await read_body(scope, receive, settings.max_body_bytes, settings.body_timeout)
+            async with RequestScope(scope, receive, send):
+                await self._relay(scope, send, body)
+        except ClientGone:
+            return
+        except ApiError as error:
+            await send(_start(error.status, encode_headers(error.headers())))
+            await send(_part(error.to_body(), more=False))
+
+    async def _relay(self, scope: Scope, send: Send, body: bytes) -> None:
+        """Hand the request on, and its answer back. Raises `ReplicaLost` where that has not begun."""
+        async with aclosing(await self._sent_on(scope, body)) as answer:
+            parts, headers = answer.aiter_raw(), answer.headers
+            try:  # one of known length is handed on whole, so that no part of it is, where the replica is lost
+                first = b"".join([part async for part in parts]) if "content-length" in headers else await anext(parts, b"")
+            except httpx.TransportError:
+                raise ReplicaLost from None
+            kept = [(name.lower(), value) for name, value in headers.raw if name.lower() not in _MADE_ANEW]
+            await send(_start(answer.status_code, kept))
+            await send(_part(first))
+            try:
+                async for part in parts:
+                    await send(_part(part))
+                await send(_part(b"", more=False))
+            except httpx.TransportError:
+                await send(_part(ReplicaLost().to_sse(), more=False))
+
+    async def _sent_on(self, scope: Scope, body: bytes) -> httpx.Response:
+        headers = [(name, value) for name, value in scope["headers"] if name not in HOP_BY_HOP]
+        try:
+            return await send_on(self._replica.client, scope, self._replica.url, headers, body)
+        except httpx.TransportError:
+            raise ReplicaLost from None
+
+
+def _start(status: int, headers: Headers) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def _part(data: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
