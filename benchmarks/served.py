@@ -21,12 +21,13 @@ class Served(GatewayProcess):
 @contextmanager
 def served(core: int, tenants: Iterable[str], state_dir: Path, **settings: object) -> Iterator[Served]:
     """Run it on one core with one thread; `settings` by their names. Otherwise as `gateway_process`."""
-    keys = _keys(state_dir, tenants)
+    keys = make_keys(state_dir, tenants)
     with gateway_process(state_dir, core, threads=1, **settings) as process:
         yield Served(process.port, process.pid, keys)
 
 
-def _keys(state_dir: Path, tenants: Iterable[str]) -> dict[str, str]:
+def make_keys(state_dir: Path, tenants: Iterable[str]) -> dict[str, str]:
+    """Make a key for each tenant, and keep their hashes where gateways with this state directory look."""
     store = KeyStore(state_dir)
     pepper = pepper_of(Settings(state_dir=state_dir), store)
     keys = {}

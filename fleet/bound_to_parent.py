@@ -1,7 +1,7 @@
-"""The `sluice` command as a child that is told to stop when its parent dies: -m fleet.bound_to_parent PARENT serve ...
+"""Runs a module as a child that is told to stop when its parent dies: -m fleet.bound_to_parent PARENT MODULE ARGUMENTS
 
-The kernel sends the signal, so that it comes also where the parent is killed. `sluice serve` then drains: requests whose
-clients went with the parent end at once, and what they have used is settled.
+The kernel sends the signal, so that it comes where the parent is killed as well. `sluice serve` then drains: requests
+whose clients went with the parent end at once, and what they have used is settled.
 """
 
 import ctypes
@@ -16,9 +16,8 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 def main() -> None:
     parent = int(sys.argv.pop(1))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before it could be watched
-        return
-    runpy.run_module("sluice", run_name="__main__", alter_sys=True)
+    if os.getppid() == parent:  # else it died before it could be watched
+        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A replica on this machine as a child process: starts `sluice serve`, asks how it is, and stops it in an orderly way.
 
-It is a process of its own, and not an application in the one that owns it, because a gateway has the process's signals,
-collector, switch interval and loop to itself; because a device that fails ends it; and because it outlives an owner that
-is killed for as long as it takes to settle what its requests have used.
+It is a process of its own, and not an application in the one that owns it, because a gateway needs the process's
+signals, collector, switch interval and loop for itself; because a device that fails ends it; and because it outlives an
+owner that is killed for as long as it takes to settle what its requests have used.
 """
 
 import asyncio
@@ -57,10 +57,13 @@ class ChildReplica:
     It belongs to the loop, and the thread, that starts it, and is told to stop when that thread is gone.
     """
 
-    def __init__(self, flags: Sequence[str], on_lost: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, flags: Sequence[str], on_lost: Callable[[], object] = lambda: None, program: str = "sluice"
+    ) -> None:
+        """`program` is a module that runs as `sluice` does."""
         self.settings = settings_of(flags)
         self.url = self.admin_url = ""
-        self._flags = [*OWN_PORTS, *flags]
+        self._arguments = [program, "serve", *OWN_PORTS, *flags]
         self._on_lost = on_lost
         self._is_stopping = False
 
@@ -70,8 +73,8 @@ class ChildReplica:
 
     async def start(self) -> None:
         """Return once it serves. Raises `ChildFailed`."""
-        command = [sys.executable, "-m", "fleet.bound_to_parent", str(os.getpid()), "serve", *self._flags]
-        self._process = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs on this loop yet
+        command = [sys.executable, "-m", "fleet.bound_to_parent", str(os.getpid()), *self._arguments]
+        self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - by this thread, which the kernel takes for the parent
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         await asyncio.to_thread(self._read_announcement)
@@ -86,12 +89,13 @@ class ChildReplica:
             if found := _ADMIN.match(line):
                 self.admin_url = found[1]
                 return
-        raise ChildFailed(f"sluice serve ended with status {self._process.wait()} before it served: see its log")
+        self._process.communicate()
+        raise ChildFailed(f"sluice serve ended with status {self._process.returncode} before it served: see its log")
 
     async def _wait(self) -> None:
-        status = await asyncio.to_thread(self._process.wait)
+        await asyncio.to_thread(self._process.communicate)
         if not self._is_stopping:
-            log.error("the replica, process %d, has ended with status %d", self.pid, status)
+            log.error("the replica, process %d, has ended with status %d", self.pid, self._process.returncode)
             self._on_lost()
 
     async def check(self) -> None:
@@ -108,7 +112,7 @@ class ChildReplica:
         try:
             reply = await self.client.get(url, headers=headers, timeout=ASK_SECONDS)
         except httpx.HTTPError as error:
-            raise ChildFailed(f"{url} does not answer: {error or type(error).__name__}") from None
+            raise ChildFailed(f"{url} does not answer: {type(error).__name__} {error}") from None
         if reply.status_code != httpx.codes.OK:
             raise ChildFailed(f"{url} answers {reply.status_code}: {reply.text:.200}")
         return reply

@@ -62,8 +62,9 @@ class Passthrough:
         """Hand the request on, and its answer back. Raises `ReplicaLost` where that has not begun."""
         async with aclosing(await self._sent_on(scope, body)) as answer:
             parts, headers = answer.aiter_raw(), answer.headers
-            try:  # one of known length is handed on whole, so that no part of it is, where the replica is lost
-                first = b"".join([part async for part in parts]) if "content-length" in headers else await anext(parts, b"")
+            is_whole = "content-length" in headers  # then no part of it is handed on where the replica is lost
+            try:
+                first = b"".join([part async for part in parts]) if is_whole else await anext(parts, b"")
             except httpx.TransportError:
                 raise ReplicaLost from None
             kept = [(name.lower(), value) for name, value in headers.raw if name.lower() not in _MADE_ANEW]

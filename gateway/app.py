@@ -202,7 +202,8 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
 
         def started() -> None:
             core = "compiled" if compiled_core.is_used() else "interpreted"
-            log.info("serving %s at %s, by the %s core", ready.model, ready.url, core)
+            where = f"{ready.url}, admin at {ready.admin_url}" if admin else ready.url
+            log.info("serving %s at %s, by the %s core", ready.model, where, core)
             announce(ready)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import shlex
-from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -60,7 +59,7 @@ class Replica:
 
 def replicas_wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     """Return how many replicas would each have the work that one should have, for Ray to keep within its bounds."""
-    told: Mapping[object, float] = (context.aggregated_metrics or {}).get(WANTED, {})
+    told = (context.aggregated_metrics or {}).get(WANTED, {})
     silent = max(0, context.current_num_replicas - len(told))  # they start, and count as wanted
     return ceil(sum(told.values())) + silent, {}
 
