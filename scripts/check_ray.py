@@ -202,10 +202,12 @@ def _leave_early(site: Site) -> None:
 
 def latency(site: Site, report: Report) -> None:
     """Ask through Ray and directly in turns, one at a time."""
-    first, whole = ({url: [] for url in (site.url, site.replicas()[0].url)} for _ in range(2))  # type: ignore[misc]
+    urls = (site.url, site.replicas()[0].url)
+    first: dict[str, list[float]] = {url: [] for url in urls}
+    whole: dict[str, list[float]] = {url: [] for url in urls}
     with httpx.Client() as client:
         for _ in range(PAIRS):
-            for url in first:
+            for url in urls:
                 began = time.perf_counter()
                 with client.stream("POST", **site.request(SHORT | {"stream": True}, url)) as response:
                     parts = response.iter_raw()
