@@ -84,12 +84,15 @@ class Site:
         path.write_text(yaml.safe_dump(config))
         return path
 
-    def deploy(self, **options: float) -> None:
+    def deploy(self, max_replicas: int, backlog_target: float) -> None:
         """Deploy another configuration, by the address of Ray's dashboard."""
         address = re.search(r"View the dashboard at \S*?(http://[\d.:]+)", self.log.read_text())
         assert address
         subprocess.run(
-            [SERVE, "deploy", "-a", address[1], str(self.written(**options))], cwd=ROOT, env=ENVIRON, check=True
+            [SERVE, "deploy", "-a", address[1], str(self.written(max_replicas, backlog_target))],
+            cwd=ROOT,
+            env=ENVIRON,
+            check=True,
         )
 
     def replicas(self) -> list[Replica]:
