@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CALENDAR = re.compile(r"\btime\.time(_ns)?\b|\bfrom time import|\bdatetime\.(now|today|utcnow)\b|\bdate\.today\b")
 READERS = {
+    "fleet/ext_proc/endpoint.py": "a deadline may be given as a moment",
     "backend/text/chat_template.py": "a template may ask for the date",
     "gateway/admin/api.py": "moments for people",
     "gateway/admin/audit_log.py": "moments for people",

@@ -97,7 +97,7 @@ def test_under_a_flood_limits_and_floors_hold_at_every_step_and_everybody_is_ans
     most = {tenant: size * 1024 // block_bytes for tenant, size in LIMITS.items()}
     least = {tenant: -(-size * 1024 // block_bytes) for tenant, size in FLOORS.items()}
     assert all(blocks >= -(-LONGEST // BLOCK) for blocks in most.values()), "a limit holds the longest sequence"
-    paused, was_denied, steps = set[str](), set[str](), 0
+    paused, was_denied, steps, was_short = set[str](), set[str](), 0, False
     for entry in event_log.replay(list(read_event_log(log))):
         scheduler = cores[0].scheduler
         kv = scheduler.kv_manager
@@ -106,12 +106,13 @@ def test_under_a_flood_limits_and_floors_hold_at_every_step_and_everybody_is_ans
             assert held <= blocks, f"{tenant} holds {held} blocks of the {blocks} of its limit"
             assert held <= (kv.allowances.allowed(tenant) or 0), f"{tenant} holds more than it has a lease for"
         was_denied |= kv.allowances.requested.keys()
+        was_short |= scheduler.wait_reason is WaitReason.MEMORY or scheduler.counters.preemptions > 0
         kept = sum(min(blocks, kv.cache.num_idle_of(tenant)) for tenant, blocks in least.items())
         assert kv.num_available == scheduler.config.num_blocks - kv.num_held - kept, "what a floor keeps is nobody's"
         for step in scheduler.in_flight:
             assert set(step.paused.values()) <= {WaitReason.ALLOWANCE}, "one was paused for others"
             paused |= {sequence.tenant for sequence in step.paused}
         steps += entry[0] == "done"
-    assert steps > 100 and kv.cache.evictions > 100 and scheduler.counters.preemptions, "memory was short"
+    assert steps > 100 and kv.cache.evictions > 100 and was_short
     assert paused <= LIMITS.keys() == was_denied
     assert not kv.running and not kv.num_held
