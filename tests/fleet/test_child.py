@@ -72,17 +72,17 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flags", "said"),
     [
-        ("--admin-port=off", "--admin-port off: a replica is asked"),
-        ("--prot=80", "--prot=80: no flags of `sluice serve`"),
-        ("--max-num-seqs=0", "--max-num-seqs"),
-        (f"--tls-cert-file={__file__} --tls-key-file={__file__}", "--tls-cert-file: TLS is for"),
+        (["--admin-port=off"], "--admin-port off: a replica is asked"),
+        (["--prot=80"], "--prot=80: no flags of `sluice serve`"),
+        (["--max-num-seqs=0"], "--max-num-seqs"),
+        ([f"--tls-cert-file={__file__}", f"--tls-key-file={__file__}"], "--tls-cert-file: TLS is for"),
     ],
 )
-def test_flags_that_no_child_could_start_with_are_refused(flag: str, said: str) -> None:
+def test_flags_that_no_child_could_start_with_are_refused(flags: list[str], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        settings_of(flag.split())
+        settings_of(flags)
 
 
 def is_alive(pid: int) -> bool:

@@ -169,7 +169,7 @@ def test_a_request_is_seen_followed_cancelled_and_remembered(server: ServerProce
     heard: list[str] = []
 
     def listen() -> None:
-        with server.stream("/v1/completions", **completion(max_tokens=1900, ignore_eos=True)) as reply:
+        with server.stream("/v1/completions", **completion(max_tokens=1900, n=8, ignore_eos=True)) as reply:
             heard.extend(reply.iter_lines())
 
     client = threading.Thread(target=listen)
