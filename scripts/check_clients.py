@@ -2,9 +2,10 @@
 """Run others' clients, untouched, against a live server: scripts/check_clients.py [--only NAME ...]
 
 guidellm and vLLM's `vllm bench serve`, on both generation endpoints, and SGLang's router (smg) in front, which finds
-the server by its probes and passes a chat and a stream on. Each is installed at first use into an environment of its
-own below the cache directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice), some 6 GB in all, from the package index that
-pip is set up for. Writes benchmarks/results/clients.json; exit status 1 when a client was refused anything.
+the server by its probes, passes a chat and a stream on and reads its load. Each is installed at first use into an
+environment of its own below the cache directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice), some 6 GB in all, from the
+package index that pip is set up for. Writes benchmarks/results/clients.json; exit status 1 when a client was refused
+anything.
 """
 
 import json
@@ -98,6 +99,35 @@ def sglang_router(gateway: Served, folder: Path) -> Iterator[dict[str, object]]:
             stream = client.post("/v1/chat/completions", json={**body, "stream": True})
     answered = ("10, 11, 12" in whole.text) + stream.text.endswith("data: [DONE]\n\n")
     yield _row(SMG, "/v1/chat/completions", answered, 2)
+    yield _row(SMG, "/v1/loads", _told_load(gateway, folder), 1)
+
+
+def _told_load(gateway: Served, folder: Path) -> int:
+    """Returns of how many workers the router knows the load, where the only one is registered as SGLang's."""
+    key, port = gateway.keys[TENANT], free_port()
+    command = [str(own_environment(SMG) / "smg"), "launch", "--api-key", key, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--prometheus-port", str(free_port()), "--load-monitor-interval", "1"]
+    worker = {"url": _url(gateway), "runtime_type": "sglang", "api_key": key}
+    headers = {"authorization": f"Bearer {key}"}
+    with (
+        (folder / "smg.log").open("wb") as log,
+        _running(command, log),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE) as client,
+    ):
+        _until(lambda: _is_taken(client, worker))
+        _until(lambda: bool(_loads(client)))
+        return len(_loads(client))
+
+
+def _is_taken(router: httpx.Client, worker: Mapping[str, str]) -> bool:
+    with suppress(httpx.TransportError):
+        return router.post("/workers", json=worker).is_success
+    return False
+
+
+def _loads(router: httpx.Client) -> list[object]:
+    told = router.get("/get_loads").json()["loads"]
+    return [load for load in told if load["max_total_num_tokens"] > 0]
 
 
 CLIENTS: dict[str, Callable[[Served, Path], Iterator[dict[str, object]]]] = {
@@ -113,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     report = Report("clients")
     core, _ = machine.two_cores()
-    with TemporaryDirectory() as folder, served(core, [TENANT], Path(folder) / "state") as gateway:
+    with TemporaryDirectory() as folder, served(core, [TENANT], Path(folder) / "state", public_models="on") as gateway:
         rows = [row for name in options.only for row in CLIENTS[name](gateway, Path(folder))]
     report.add_table("clients", rows)
     for row in rows:

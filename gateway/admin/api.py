@@ -5,11 +5,13 @@ left out. docs/admin.md describes each answer.
 """
 
 import time
+from datetime import UTC, datetime
 
 import orjson
 from starlette.routing import Route
 
 from gateway.admin.actions import Actions
+from gateway.admin.app import LOADS
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route
@@ -27,6 +29,7 @@ from gateway.api.service import Service
 from gateway.background import map_in_slices
 from gateway.errors import BadRequest
 from gateway.http.json_body import JsonBody, read
+from gateway.replica.sglang import loads
 from gateway.tenants.key_source import KeySource
 
 PREFIX = "/admin/v1"
@@ -64,6 +67,7 @@ class Api:
     def routes(self, actions: Actions) -> list[Route]:
         """Make the routes of the API, of which the first that matches a request answers it."""
         return [
+            admin_route("GET", LOADS, self.loads),
             admin_route("GET", f"{PREFIX}/state", self.state),
             admin_route("GET", f"{PREFIX}/overview", self.overview),
             admin_route("GET", f"{PREFIX}/tenants", self.tenants),
@@ -98,6 +102,9 @@ class Api:
     async def state(self, request: AdminRequest) -> Blob:
         state = self._service.metrics.replica.state(self._process.is_draining(), _event(request))
         return Blob(orjson.dumps(state), "application/json")
+
+    async def loads(self, request: AdminRequest) -> Json:
+        return loads(self._service.metrics.replica.totals(), datetime.now(UTC))
 
     async def overview(self, request: AdminRequest) -> Json:
         return overview(self._process, self._service, self._history, time.time())

@@ -18,6 +18,7 @@ from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 log = logging.getLogger(__name__)
 
 METRICS = "/metrics"
+LOADS = "/v1/loads"
 ADMIN = "admin"  # whose all connections are that have shown the key
 HARDENING = encode_headers(
     {
@@ -64,7 +65,7 @@ class AdminApp:
             await response.fail(InternalError("The gateway failed to answer this request. It has been logged."))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, authorization: bytes | None) -> None:
-        needs_key = scope["path"] == METRICS or scope["path"].startswith("/admin/")
+        needs_key = scope["path"] in (METRICS, LOADS) or scope["path"].startswith("/admin/")
         if needs_key:
             self._key.check(authorization)
             show_key(scope, ADMIN)

@@ -1,7 +1,8 @@
-"""The endpoints that generate nothing: models, limits, tokens, health, version and metrics."""
+"""The endpoints that generate nothing: models, limits, tokens, health, loads, version and metrics."""
 
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -13,10 +14,11 @@ from backend.text.response_templates.template import CALLS, REASONING, ResponseT
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.engine_client import KVMemory
 from gateway.api.frontend import Frontend
-from gateway.errors import ApiError
+from gateway.errors import ApiError, Forbidden
 from gateway.http.responses import encode_headers
 from gateway.openai.replies import detokenized, model_card, models_list, tokenized
 from gateway.openai.requests import parse_detokenize_request, parse_tokenize_request
+from gateway.replica.sglang import loads, model_info, server_info
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.limit import Limit, Rate
@@ -62,9 +64,7 @@ class ModelsEndpoint(Endpoint):
     """Answers GET /v1/models and /v1/models/{model}."""
 
     async def answer(self, call: Call) -> Outcome:
-        frontend, model, policy = self.frontend, self.frontend.model, None
-        if not frontend.public_models or call.response.request_header(b"authorization") is not None:
-            policy = frontend.policy(self.authenticate(call), "inference")
+        frontend, model, policy = self.frontend, self.frontend.model, _policy_of_asker(self, call)
         card = model_card(model.name, model.created, model.limits.max_model_len, _capabilities(frontend))
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
@@ -76,6 +76,16 @@ class ModelsEndpoint(Endpoint):
                 policy.check_model(name)
             await call.response.reply(orjson.dumps(card))
         return Outcome.COMPLETED
+
+
+def _policy_of_asker(endpoint: Endpoint, call: Call) -> EffectivePolicy | None:
+    """Returns what the key may do of who asks what is served; None for who needs none and shows none. A key that is
+    shown has to be good. Raises `ApiError`.
+    """
+    frontend = endpoint.frontend
+    if frontend.public_models and call.response.request_header(b"authorization") is None:
+        return None
+    return frontend.policy(endpoint.authenticate(call), "inference")
 
 
 def _capabilities(frontend: Frontend) -> dict[str, bool]:
@@ -171,6 +181,38 @@ class HealthEndpoint(Endpoint):
         healthy, details = await self.frontend.engine.health(self._probe)
         body = orjson.dumps({"status": "ok" if healthy else "unavailable", **(details if self._is_detailed else {})})
         await call.response.reply(body, 200 if healthy else 503)
+        return Outcome.COMPLETED
+
+
+class LoadsEndpoint(Endpoint):
+    """Answers GET /v1/loads, by which SGLang's router balances: totals, told only where what is served is public."""
+
+    async def answer(self, call: Call) -> Outcome:
+        _policy_of_asker(self, call)
+        if not self.frontend.public_models:
+            raise Forbidden("The load of all tenants is told on the admin port, and here with --public-models on.")
+        totals = await self.frontend.engine.load()
+        await call.response.reply(orjson.dumps(loads(totals, datetime.now(UTC))))
+        return Outcome.COMPLETED
+
+
+class ServerInfoEndpoint(Endpoint):
+    """Answers GET /server_info, by which SGLang's router knows what a replica serves."""
+
+    async def answer(self, call: Call) -> Outcome:
+        _policy_of_asker(self, call)
+        model = self.frontend.model
+        totals = await self.frontend.engine.load()
+        await call.response.reply(orjson.dumps(server_info(model.name, model.limits.max_model_len, totals)))
+        return Outcome.COMPLETED
+
+
+class ModelInfoEndpoint(Endpoint):
+    """Answers GET /model_info, as `ServerInfoEndpoint` does of the server."""
+
+    async def answer(self, call: Call) -> Outcome:
+        _policy_of_asker(self, call)
+        await call.response.reply(orjson.dumps(model_info(self.frontend.model.name)))
         return Outcome.COMPLETED
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from backend.stream import TokenStream
 from gateway.api.engine_request import EngineRequest
 from gateway.errors import ApiError
+from gateway.replica.state import LoadTotals
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.reservation import LimitState
@@ -125,6 +126,10 @@ class EngineClient(Protocol):
 
     async def kv_memory(self, policy: EffectivePolicy) -> KVMemory:
         """Returns what the tenant has of the KV memory now."""
+        ...
+
+    async def load(self) -> LoadTotals:
+        """Returns what the engine has to do now, for all tenants together."""
         ...
 
     async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:

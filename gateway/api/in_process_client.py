@@ -17,6 +17,7 @@ from gateway.api.quota_extender import QuotaExtender
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
 from gateway.errors import ApiError
+from gateway.replica.state import LoadTotals
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.errors import QuotaError, QuotaRefused, StoreUnavailable
@@ -297,6 +298,9 @@ class InProcessClient:
         kept = pinned + kv.cache.kept_of(name)
         leased = None if allowed is None else allowed * size
         return KVMemory((kv.allowances.held[name] - pinned) * size, kept * size, leased)
+
+    async def load(self) -> LoadTotals:
+        return self.service.metrics.replica.totals()
 
     async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:
         details = readiness(self.service) if probe == READY else {}

@@ -17,8 +17,11 @@ from gateway.api.endpoints import (
     FailingEndpoint,
     HealthEndpoint,
     LimitsEndpoint,
+    LoadsEndpoint,
     MetricsEndpoint,
+    ModelInfoEndpoint,
     ModelsEndpoint,
+    ServerInfoEndpoint,
     TokenizeEndpoint,
     VersionEndpoint,
 )
@@ -53,6 +56,9 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
         Route("/v1/limits", LimitsEndpoint(frontend), methods=["GET"]),
         Route("/tokenize", TokenizeEndpoint(frontend), methods=["POST"]),
         Route("/detokenize", DetokenizeEndpoint(frontend), methods=["POST"]),
+        Route("/v1/loads", LoadsEndpoint(frontend), methods=["GET"]),
+        *(Route(path, ServerInfoEndpoint(frontend), methods=["GET"]) for path in ("/server_info", "/get_server_info")),
+        *(Route(path, ModelInfoEndpoint(frontend), methods=["GET"]) for path in ("/model_info", "/get_model_info")),
         Route("/version", VersionEndpoint(frontend), methods=["GET"]),
         *(Route(path, probe, methods=["GET"]) for path, probe in probes.items()),
     ]

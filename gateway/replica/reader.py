@@ -9,7 +9,7 @@ from admission.step_times.step_time import StepWork
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.sequence import Sequence
 from gateway.replica.beginnings import CachedBeginnings
-from gateway.replica.state import KVTokens, ReplicaState, StepCost, WaitingWork
+from gateway.replica.state import KVTokens, LoadTotals, ReplicaState, StepCost, WaitingWork
 from gateway.telemetry.request_record import RequestRecord
 
 MAX_TENANTS = 1000  # in a state: those with the most work waiting
@@ -63,6 +63,22 @@ class ReplicaReader:
             kv=KVTokens(config.num_blocks * size, (config.num_blocks - held - idle) * size, idle * size),
             waiting=self._waiting(token_seconds),
             beginnings=self.beginnings.since(since),
+        )
+
+    def totals(self) -> LoadTotals:
+        """Returns the load now, of all tenants together. O(steps in flight)."""
+        core, scheduler, steps = self._core, self._core.scheduler, self._core.in_flight
+        config, counters = scheduler.config, scheduler.kv_manager.counters
+        seconds, running = core.predicted(steps[-1]) if steps else 0.0, len(scheduler.running)
+        return LoadTotals(
+            running=running,
+            waiting=len(scheduler.waiting),
+            seats=config.max_num_seqs,
+            waiting_tokens=core.backlog.total.tokens,
+            held_tokens=self._kv.num_held * config.block_size,
+            total_tokens=config.num_blocks * config.block_size,
+            tokens_per_second=running / seconds if seconds else 0.0,
+            cache_hit_rate=counters.cached_tokens / max(1, self._kv.num_queried_tokens),
         )
 
     def work_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""The document in which a replica tells a router of itself: `GET /admin/v1/state`. Pure."""
+"""What a replica tells of itself: `GET /admin/v1/state` to our router, and totals to those of others. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +41,20 @@ class Changes:
     cached: Sequence[str]
     evicted: Sequence[str]
     is_all: bool  # what is not named as cached, is not
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTotals:
+    """The load of a replica, all tenants together, in what others' routers count."""
+
+    running: int  # sequences
+    waiting: int
+    seats: int  # the most that run at once
+    waiting_tokens: int  # of prompts, not computed and not cached
+    held_tokens: int  # of the KV memory
+    total_tokens: int
+    tokens_per_second: float  # of answers, as predicted of the newest step
+    cache_hit_rate: float  # of the prompt tokens since the start
 
 
 NO_CHANGES = Changes(0, (), (), is_all=False)

@@ -114,7 +114,8 @@ class SettingFields(EngineFields):
         "network",
         "on|off",
         "off",
-        "answer /v1/models to who shows no key as well, as routers probe it: they see the model's name and its limits",
+        "answer /v1/models, /server_info and /model_info to who shows no key as well, as routers probe them, and tell "
+        "/v1/loads: the name of the model, its limits, and how much all tenants together have running and waiting",
     )
     max_body_bytes: ByteSize = setting(
         "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024

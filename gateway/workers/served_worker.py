@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from itertools import count
 from typing import Any
 
@@ -70,6 +71,7 @@ class ServedWorker:
             "charge": self._charge,
             "limit_states": self._limit_states,
             "kv_memory": lambda tenant, key: client.kv_memory(self._policy(tenant, key)),
+            "load": self._load,
             "health": client.health,
             "metrics_text": self._metrics_text,
         }
@@ -247,6 +249,9 @@ class ServedWorker:
     async def _limit_states(self, tenant: str, key: str) -> list[Message]:
         states = await self._client.limit_states(self._policy(tenant, key))
         return [[state.limit.name, state.remaining, state.reset] for state in states]
+
+    async def _load(self) -> dict[str, float]:
+        return asdict(await self._client.load())
 
     async def _metrics_text(self) -> str:
         return (await self._client.metrics_text()).decode()

@@ -12,6 +12,7 @@ from backend.stream import Delivery, TokenStream
 from gateway.api.engine_client import KVMemory
 from gateway.api.engine_request import EngineRequest
 from gateway.errors import ApiError
+from gateway.replica.state import LoadTotals
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import KeyRing
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -189,6 +190,9 @@ class WorkerClient:
 
     async def kv_memory(self, policy: EffectivePolicy) -> KVMemory:
         return KVMemory(*await self.ask("kv_memory", policy.name, policy.key))
+
+    async def load(self) -> LoadTotals:
+        return LoadTotals(**await self.ask("load"))
 
     async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:
         holds, details = await self.ask("health", probe)

@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
@@ -46,6 +47,15 @@ def test_models_that_are_public_need_no_key_but_none_that_is_wrong(site: Site) -
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key")
     assert httpx.get(site.server.url + "/v1/models/other").status_code == 404
     assert httpx.get(site.server.url + "/v1/limits").status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/loads", "/server_info", "/get_server_info", "/model_info", "/get_model_info"])
+def test_others_routers_are_told_what_is_public_and_nothing_of_a_tenant(site: Site, path: str) -> None:
+    reply = httpx.get(f"{site.server.url}{path}?include=core,queues")
+    assert reply.status_code == 200
+    assert set(reply.json()) == set(site.get("good", path).json())
+    assert not any(name in reply.text for name in ("good", "broken", str(Path.home())))
+    assert httpx.get(site.server.url + path, headers={"authorization": "Bearer sk-sluice-wrong"}).status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,22 @@ def test_the_models_need_a_key(server: ServerProcess, path: str) -> None:
     assert httpx.get(f"{server.url}{path}").json()["error"]["code"] == "invalid_api_key"
 
 
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info", "/model_info", "/get_model_info"])
+def test_what_is_served_is_told_to_any_key_and_to_nobody_without(server: ServerProcess, path: str) -> None:
+    assert server.get(path).json()["model_path"] == "embedded"
+    assert httpx.get(f"{server.url}{path}").json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_load_of_all_is_told_on_the_admin_port_alone_unless_it_is_public(server: ServerProcess) -> None:
+    assert httpx.get(f"{server.url}/v1/loads").json()["error"]["code"] == "invalid_api_key"
+    reply = server.get("/v1/loads")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "insufficient_permissions")
+    url = f"{server.admin_url}/v1/loads"
+    assert httpx.get(url).status_code == httpx.get(url, headers=server.headers).status_code == 401
+    (load,) = httpx.get(url, headers=server.admin_headers).json()["loads"]
+    assert load["max_total_num_tokens"] > 0
+
+
 def test_a_models_card_says_how_long_a_request_may_be(server: ServerProcess) -> None:
     card = server.get("/v1/models/embedded").json()
     assert (card["id"], card["object"], card["max_model_len"]) == ("embedded", "model", 2048)

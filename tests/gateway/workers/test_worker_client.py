@@ -53,6 +53,12 @@ async def test_a_request_that_is_cancelled_from_outside_tells_its_client(gateway
     await worker.close()
 
 
+async def test_the_load_that_a_worker_tells_is_the_engines(gateway: Gateway) -> None:
+    worker = await through_worker(gateway)
+    assert await worker.client.load() == await gateway.client.load()
+    await worker.close()
+
+
 async def test_a_write_that_waits_for_its_client_is_told_of(gateway: Gateway) -> None:
     worker, client = await through_worker(gateway), client_of(PROMPT)
     client.stops_reading_after = 3

@@ -1,0 +1,75 @@
+"""Writes what SGLang's servers tell of themselves, by which its router and others balance and know a replica. Pure.
+
+The fields are those of SGLang's `/v1/loads`, `/server_info` and `/model_info` that smg reads (its
+`SchedulerLoadSnapshot`, `ServerInfo` and `ModelInfo`); all are of one rank, and none is of a tenant.
+"""
+
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any
+
+from gateway.replica.state import LoadTotals
+
+Document = dict[str, Any]
+
+
+def loads(totals: LoadTotals, now: datetime) -> Document:
+    """Return the body of /v1/loads, the same whatever sections its query asks to `include`."""
+    requests, usage = totals.running + totals.waiting, totals.held_tokens / totals.total_tokens
+    load: Document = {
+        "dp_rank": 0,
+        "num_running_reqs": totals.running,
+        "num_waiting_reqs": totals.waiting,
+        "num_waiting_uncached_tokens": totals.waiting_tokens,
+        "num_total_reqs": requests,
+        "num_used_tokens": totals.held_tokens,
+        "num_total_tokens": totals.held_tokens + totals.waiting_tokens,
+        "max_total_num_tokens": totals.total_tokens,
+        "token_usage": round(usage, 4),
+        "gen_throughput": round(totals.tokens_per_second, 2),
+        "cache_hit_rate": round(totals.cache_hit_rate, 4),
+        "utilization": round(max(usage, totals.running / totals.seats), 4),
+        "max_running_requests": totals.seats,
+        "queues": {"waiting": totals.waiting, "grammar": 0, "paused": 0, "retracted": 0},
+    }
+    aggregate = {
+        "total_running_reqs": totals.running,
+        "total_waiting_reqs": totals.waiting,
+        "total_reqs": requests,
+        "avg_token_usage": load["token_usage"],
+        "avg_throughput": load["gen_throughput"],
+        "avg_utilization": load["utilization"],
+    }
+    head = {"timestamp": now.isoformat(), "version": version("sluice"), "dp_rank_count": 1}
+    return {**head, "loads": [load], "aggregate": aggregate}
+
+
+def server_info(model: str, max_model_len: int, totals: LoadTotals) -> Document:
+    """Return the body of /server_info. The path of a model is its served name: where it lies is nobody's business."""
+    return {
+        "model_id": model,
+        "model_path": model,
+        "served_model_name": model,
+        "tp_size": 1,
+        "dp_size": 1,
+        "pp_size": 1,
+        "load_balance_method": "round_robin",  # among its ranks, of which there is one
+        "disaggregation_mode": "null",
+        "is_embedding": False,
+        "context_length": max_model_len,
+        "max_total_tokens": totals.total_tokens,
+        "max_total_num_tokens": totals.total_tokens,
+        "max_running_requests": totals.seats,
+        "version": version("sluice"),
+    }
+
+
+def model_info(model: str) -> Document:
+    """Return the body of /model_info."""
+    return {
+        "model_path": model,
+        "tokenizer_path": model,
+        "is_generation": True,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+    }
