@@ -1,19 +1,24 @@
-"""Where a router learns which replicas there are: a file, or the addresses that a name has in DNS."""
+"""Where a router learns which replicas there are: a file, a name in DNS, or what they say in the quota store."""
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from fleet.replicas import ReplicaAddress, ReplicasError, read_replicas
+from fleet.replicas import ReplicaAddress, ReplicasError, parse_replica, read_replicas
 from gateway.tenants.file_watch import FileWatcher, signature
+from quotas.errors import QuotaError
 
 log = logging.getLogger(__name__)
 
 DNS_SECONDS = 1.0  # between two questions
+STORE_SECONDS = 0.5  # likewise
+GRACE_SECONDS = 5.0  # that replicas have to announce themselves again, once the store has lost what they said
 
 SetReplicas = Callable[[Iterable[ReplicaAddress]], object]
 
@@ -85,3 +90,71 @@ class DnsMembership:
     def _replica(self, address: str) -> ReplicaAddress:
         host = f"[{address}]" if ":" in address else address
         return ReplicaAddress(f"http://{host}:{self._port}", f"http://{host}:{self._admin_port}")
+
+
+class Announcements(Protocol):
+    """The announcements of a fleet, as the quota store keeps them."""
+
+    async def read(self) -> tuple[str, Sequence[bytes]]:
+        """Return since when there are any, and what all say. Raises `QuotaError`."""
+        ...
+
+
+class StoreMembership:
+    """Replicas that announce themselves in the quota store (`--advertise`). While that is away, and until they have had
+    the time to come back into one that has lost its data, the replicas stay as they were.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[], AbstractAsyncContextManager[Announcements]],
+        unsealed: Callable[[bytes], bytes | None],
+        by_address: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`opened` connects to the store. `unsealed` returns what is said, or None where no replica of ours says it.
+        With `by_address` a host has to be an IP address.
+        """
+        self._opened, self._unsealed, self._by_address, self._clock = opened, unsealed, by_address, clock
+        self._known: dict[str, ReplicaAddress] = {}  # by name
+        self._since = ""
+        self._kept_until = 0.0  # before which nobody is taken off the list
+        self._problem = ""  # of the last question
+        self._refused: set[bytes] = set()  # what was said that is no address of a replica of ours
+
+    async def watch(self, set_replicas: SetReplicas) -> None:
+        async with self._opened() as announcements:
+            while True:
+                await self.ask(announcements, set_replicas)
+                await asyncio.sleep(STORE_SECONDS)
+
+    async def ask(self, announcements: Announcements, set_replicas: SetReplicas) -> None:
+        """Read once who is there."""
+        try:
+            since, said = await announcements.read()
+        except QuotaError as error:
+            if self._problem != str(error):
+                log.warning("the replicas stay as they were: %s", error)
+            self._problem = str(error)
+            return
+        self._problem = ""
+        found = {one.name: one for one in map(self._address, said) if one is not None}
+        self._refused.intersection_update(said)
+        if since and since != self._since:
+            self._kept_until = self._clock() + GRACE_SECONDS if self._since else 0.0
+            self._since = since
+        if not since or self._clock() < self._kept_until:
+            found = self._known | found
+        if found != self._known:
+            self._known = found
+            set_replicas(found.values())
+            log.info("%d replicas are announced", len(found))
+
+    def _address(self, said: bytes) -> ReplicaAddress | None:
+        opened = self._unsealed(said)
+        address = parse_replica(opened, self._by_address) if opened is not None else None
+        if address is None and said not in self._refused:
+            self._refused.add(said)
+            why = "not one of ours: its pepper is another one" if opened is None else "no address that a gateway takes"
+            log.warning("a replica that is announced is left out: %s", why)
+        return address

@@ -1,5 +1,6 @@
-"""The file that names the replicas of a fleet, which may be edited while the router serves."""
+"""The addresses of the replicas of a fleet, as a file names them, which may be edited, or a replica itself."""
 
+import json
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -49,6 +50,15 @@ def read_replicas(path: Path, by_address: bool = False) -> tuple[ReplicaAddress,
     if problems:
         raise ReplicasError("\n".join(problems))
     return tuple(ReplicaAddress(**row) for row in rows)
+
+
+def parse_replica(document: bytes, by_address: bool = False) -> ReplicaAddress | None:
+    """Return the replica that a JSON document names; None where it names none, or not by IP address and has to."""
+    try:
+        row = json.loads(document)
+    except ValueError:
+        return None
+    return None if _problem(row, by_address) else ReplicaAddress(**row)
 
 
 def _problem(row: object, by_address: bool) -> str | None:

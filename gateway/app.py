@@ -46,6 +46,7 @@ from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server, check_tls, open_ports
 from gateway.openai.limits import Limits
+from gateway.replica.announcer import announcing
 from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
@@ -60,7 +61,7 @@ from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problems
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kept_usage import KeptUsage
-from gateway.tenants.key_source import KeyChange, KeySource
+from gateway.tenants.key_source import KeySource
 from gateway.tenants.key_store import KeyStore
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy
@@ -68,10 +69,9 @@ from gateway.tenants.pinned_prompts import PinnedPrompts, pinned_problems
 from gateway.tenants.quota_store import open_quotas, open_store
 from gateway.tenants.shared_debts import share_debts
 from gateway.watchdog import Watchdog
-from gateway.workers.messages import Setup, Update
+from gateway.workers.messages import Setup
 from gateway.workers.pool import WorkerPool
 from gateway.workers.stats import PoolStats
-from quotas.policy.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -299,10 +299,11 @@ async def serve_engine(
             beside(active_requests.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
             beside(service.kept_usage.run(), *([service.debts.run()] if service.debts else [])),
             admin_plane(settings, service, keys, process, admin),
+            announcing(settings, service, socks[0], admin, lambda: server.started and not server.should_exit),
         ):
             if isinstance(server, WorkerPool):
                 make_setup = partial(_setup, settings, model, frontend.model, tenants, client)
-                _mirror(server, tenants, client.service)
+                server.mirror(keys, policies, service)
                 await server.serve(socks, client, make_setup)
             else:
                 server.config.app = make_app(frontend, probes, settings.metrics_on_tenant_port)
@@ -325,21 +326,6 @@ def _setup(
         refused_tenants={*client.service.refusal_limiter.refused_tenants},
         refused_keys={*client.service.quotas.refused},
     )
-
-
-def _mirror(pool: WorkerPool, tenants: TenantSources, service: Service) -> None:
-    """Have every edit of keys and policies hold in the workers of a pool, and show what they report."""
-
-    async def keys_changed(_: KeyChange) -> None:
-        await pool.update(Update(keys=[*tenants.keys.in_force]))
-
-    async def policy_changed(policy: Policy) -> None:
-        await pool.update(Update(policy=policy))
-
-    tenants.keys.on_change.append(keys_changed)
-    tenants.policies.on_change.append(policy_changed)
-    service.refusal_limiter.on_suspect.append(pool.suspect)
-    service.quotas.on_refused.append(lambda tenant, key: pool.suspect(tenant, key or ""))
 
 
 def _health(server: Server | WorkerPool, engine: Engine) -> Health:

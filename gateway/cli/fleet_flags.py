@@ -1,12 +1,22 @@
 """The flags that `sluice route` and `sluice pick` have in common."""
 
+import asyncio
 import re
 from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gateway.cli.arguments import argument
 from gateway.cli.flags import SettingsError
+from gateway.replica.fleet_secret import FleetSecret
+from gateway.settings.settings import Settings
+from gateway.tenants.auth import pepper_of
+from gateway.tenants.key_store import KeyStore
+from quotas.errors import StoreUnavailable
+
+STORE_TIMEOUT = 1.0  # seconds; no request waits for this answer
 
 SETTINGS = {
     "policy": "the replicas' policy file, or folder of them; edits take effect at once",
@@ -20,6 +30,7 @@ SETTINGS = {
     "drain_timeout": "time for requests in flight to end by themselves, before they are ended with an error",
     "tls_cert_file": "certificate chain (PEM); turns TLS on",
     "tls_key_file": "private key of the certificate (PEM)",
+    "redis_url": "quota store of the replicas, asked only for --replicas-store; auto: the private one in DIR",
     "state_dir": "where the replicas' pepper and hashes of API keys are, and the admin key",
     "demo_key": "API key of the tenant demo",
     "admin_host": "address that the admin port listens on",
@@ -67,6 +78,12 @@ def add_fleet_flags(parser: ArgumentParser) -> None:
         type=argument(_name_and_ports),
         help="name each of whose addresses is a replica's, with their API's and admin ports; asked for every second",
     )
+    which.add_argument(
+        "--replicas-store",
+        metavar="MODEL",
+        help="name of a model whose replicas announce themselves (--advertise) in the quota store: that of "
+        "--redis-url, else the private one in --state-dir",
+    )
     fleet.add_argument(
         "--routing",
         choices=ROUTINGS,
@@ -88,16 +105,59 @@ def add_fleet_flags(parser: ArgumentParser) -> None:
     )
 
 
-def fleet_options(namespace: Namespace, by_address: bool = False) -> Any:
-    """Return the `FleetOptions`; with `by_address` a file names replicas by IP address. Raises `SettingsError`."""
+def fleet_options(namespace: Namespace, settings: Settings, by_address: bool = False) -> Any:
+    """Return the `FleetOptions`; with `by_address` replicas are named by IP address. Raises `SettingsError`."""
     from fleet.membership import DnsMembership, FileMembership, Membership  # noqa: PLC0415 - no other command needs it
     from fleet.picker import Routing  # noqa: PLC0415
     from fleet.process import FleetOptions  # noqa: PLC0415
     from fleet.replicas import ReplicasError  # noqa: PLC0415
 
-    file, dns = namespace.replicas, namespace.replicas_dns
-    try:
-        membership: Membership = FileMembership(file, by_address) if dns is None else DnsMembership(*dns)
-    except ReplicasError as error:
-        raise SettingsError(f"--replicas {error}") from None
+    membership: Membership
+    if namespace.replicas_store is not None:
+        membership = _announced(namespace.replicas_store, settings, by_address)
+    elif namespace.replicas_dns is not None:
+        membership = DnsMembership(*namespace.replicas_dns)
+    else:
+        try:
+            membership = FileMembership(namespace.replicas, by_address)
+        except ReplicasError as error:
+            raise SettingsError(f"--replicas {error}") from None
     return FleetOptions(membership, Routing(namespace.routing), namespace.state_interval, namespace.replica_ca_file)
+
+
+def _announced(model: str, settings: Settings, by_address: bool) -> Any:
+    """Return the membership of replicas that announce themselves in the store. Raises `KeyStoreError`."""
+    from fleet.membership import StoreMembership  # noqa: PLC0415
+    from quotas.store.announcements import Announcements  # noqa: PLC0415 - a router of a file or of DNS needs no store
+    from quotas.store.redis_store import RedisStore  # noqa: PLC0415
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Announcements]:
+        async with _store_url(settings) as url:
+            store = RedisStore.at(url, STORE_TIMEOUT)
+            try:
+                with suppress(StoreUnavailable):  # it is connected to as soon as it is there
+                    await store.connect()
+                yield store.announcements(model)
+            finally:
+                await store.close()
+
+    secret = FleetSecret(pepper_of(settings, KeyStore(settings.state_dir)))
+    return StoreMembership(opened, secret.opened, by_address)
+
+
+@asynccontextmanager
+async def _store_url(settings: Settings) -> AsyncIterator[str]:
+    """Yield the URL of the store that the settings name, else of the private one, of which any process may be the
+    keeper.
+    """
+    from quotas.embedded.embedded_store import EmbeddedStore  # noqa: PLC0415
+
+    if settings.redis_url is not None:
+        yield settings.redis_url.get_secret_value()
+        return
+    store = EmbeddedStore(settings.state_dir)
+    try:
+        yield await asyncio.to_thread(store.start)
+    finally:
+        await asyncio.to_thread(store.stop)

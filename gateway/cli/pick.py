@@ -18,7 +18,7 @@ def add_pick_command(commands: "_SubParsersAction[Any]") -> None:
         help="pick endpoints for a gateway of Kubernetes",
         description="Names the replica with the earliest predicted first token for each request that a gateway tells\n"
         "of, by the endpoint picker protocol (Envoy's external processing over gRPC).",
-        usage="sluice pick (--replicas-dns NAME:PORT:ADMIN | --replicas FILE) [flags]",
+        usage="sluice pick (--replicas-dns NAME:PORT:ADMIN | --replicas FILE | --replicas-store MODEL) [flags]",
         epilog=EPILOG,
     )
     add_fleet_flags(parser)
@@ -27,7 +27,8 @@ def add_pick_command(commands: "_SubParsersAction[Any]") -> None:
 
 
 def _pick(namespace: Namespace) -> int:
-    settings, options = load(namespace), fleet_options(namespace, by_address=True)
+    settings = load(namespace)
+    options = fleet_options(namespace, settings, by_address=True)
     from fleet.ext_proc.server import run_picker  # noqa: PLC0415 - no other command needs it
 
     with logging_to(STDERR, settings):

@@ -24,7 +24,7 @@ def add_route_command(commands: "_SubParsersAction[Any]") -> None:
         "route",
         help="serve one address for several replicas",
         description="Sends each request to the replica with the earliest predicted first token.",
-        usage="sluice route (--replicas FILE | --replicas-dns NAME:PORT:ADMIN) [flags]",
+        usage="sluice route (--replicas FILE | --replicas-dns NAME:PORT:ADMIN | --replicas-store MODEL) [flags]",
         epilog=EPILOG,
     )
     add_fleet_flags(parser)
@@ -41,7 +41,7 @@ def _route(namespace: Namespace) -> int:
             "each side, and this process may not open as many: lower it, or raise that limit "
             "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
         )
-    options = fleet_options(namespace)
+    options = fleet_options(namespace, settings)
     from fleet.router import run_router  # noqa: PLC0415 - no other command needs it
 
     with logging_to(STDERR, settings):

@@ -26,7 +26,7 @@ UNKNOWN = Beginnings((), 0)
 
 
 class FleetSecret:
-    """Signs attempts in a router, and tells a replica which of them a router has signed; both name beginnings alike."""
+    """Signs attempts in a router, and addresses in a replica, each for the other; both name beginnings alike."""
 
     def __init__(self, pepper: bytes) -> None:
         self._secret = hmac.digest(pepper, b"sluice fleet", "sha256")
@@ -42,6 +42,15 @@ class FleetSecret:
         if match is None or not hmac.compare_digest(match[4], self._mac(match[1])):
             return None
         return Attempt(match[2].decode(), int(match[3]))
+
+    def sealed(self, said: bytes) -> bytes:
+        """Return what is said, for those who have the secret to know that one of them says it."""
+        return self._mac(said) + b" " + said
+
+    def opened(self, sealed: bytes) -> bytes | None:
+        """Return what `sealed` was given; None where nobody who has the secret said that."""
+        mac, _, said = sealed.partition(b" ")
+        return said if hmac.compare_digest(mac, self._mac(said)) else None
 
     def beginnings(self, body: bytes, scope: str) -> Beginnings:
         """Return the beginnings of the prompt in a body, for those who share a cache: the `scope`."""

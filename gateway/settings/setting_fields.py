@@ -77,6 +77,15 @@ class SettingFields(EngineFields):
         "served, so that each has its share of all of them; off: of each replica by itself",
     )
 
+    advertise: str | None = setting(
+        "quotas",
+        "URL",
+        None,
+        "where routers reach this replica: it announces that in the store, with its admin port at the same host, for "
+        "`--replicas-store` of a router; without a port it is --port",
+        pattern=r"^https?://[^/?#@\s]+$",
+    )
+
     host: str = setting("network", "HOST", "127.0.0.1", "address to listen on", min_length=1)
     port: int = setting("network", "PORT", 8000, "port to listen on; 0: any free one", ge=0, le=65_535)
     http_workers: IntOrAuto = setting(

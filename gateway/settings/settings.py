@@ -192,7 +192,16 @@ def _admin_key_is_chosen(settings: Settings) -> str | None:
     )
 
 
+def _advertised_can_be_asked(settings: Settings) -> str | None:
+    if settings.advertise is None or settings.admin_port != "off":
+        return None
+    return (
+        f"--advertise {settings.advertise} needs the admin port, which routers ask for the state: no --admin-port off"
+    )
+
+
 _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
+    _advertised_can_be_asked,
     _one_kv_size,
     _bodies_fit,
     _budget_holds_decodes,

@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from gateway.api.in_process_client import InProcessClient
+from gateway.api.service import Service
 from gateway.http.server import END_SECONDS, ListenError, on_signals
 from gateway.settings.settings import Settings
+from gateway.tenants.key_source import KeyChange, KeySource
+from gateway.tenants.live_policy import LivePolicy
 from gateway.workers.link import FrameKind
 from gateway.workers.messages import Message, Setup, Update
 from gateway.workers.served_worker import ServedWorker
 from gateway.workers.stats import PoolStats, WorkerStats, add_latencies
+from quotas.policy.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +74,20 @@ class WorkerPool:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def mirror(self, keys: KeySource, policies: LivePolicy, service: Service) -> None:
+        """Have every edit of keys and policies, and every refusal that makes suspect, hold in the workers."""
+
+        async def keys_changed(_: KeyChange) -> None:
+            await self.update(Update(keys=[*keys.in_force]))
+
+        async def policy_changed(policy: Policy) -> None:
+            await self.update(Update(policy=policy))
+
+        keys.on_change.append(keys_changed)
+        policies.on_change.append(policy_changed)
+        service.refusal_limiter.on_suspect.append(self.suspect)
+        service.quotas.on_refused.append(lambda tenant, key: self.suspect(tenant, key or ""))
 
     async def update(self, update: Update) -> None:
         """Have keys or a policy hold in every worker, and wait until they do."""

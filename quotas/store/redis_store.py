@@ -25,6 +25,7 @@ from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.store.account import Account, Levels, TrackedReservation, state_key
+from quotas.store.announcements import Announcements
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import Replica
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
@@ -260,6 +261,10 @@ class RedisStore:
     def served_sums(self, fleet: str) -> ServedSums:
         """Return a view of what all replicas of a fleet have served each tenant: see `ServedSums`."""
         return ServedSums(self._runner, fleet)
+
+    def announcements(self, fleet: str) -> Announcements:
+        """Return what the replicas of a fleet say of themselves: see `Announcements`."""
+        return Announcements(self._runner, fleet)
 
     async def heartbeat(self) -> None:
         """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a

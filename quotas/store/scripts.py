@@ -38,6 +38,7 @@ class Script(StrEnum):
     SLICE = "slice"
     CHARGE = "charge"
     EXCHANGE = "exchange"
+    ANNOUNCE = "announce"
 
 
 ACCOUNT = ("clock", "level", "spec", "record", "account")
@@ -56,6 +57,7 @@ PARTS = {
     Script.SLICE: ACCOUNT,
     Script.CHARGE: (*ACCOUNT, "ledger"),
     Script.EXCHANGE: ("clock",),
+    Script.ANNOUNCE: ("clock",),
 }
 
 

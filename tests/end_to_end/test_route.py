@@ -177,3 +177,16 @@ def test_what_a_killed_replica_had_not_begun_is_served_by_another_and_charged_on
         open_streams.close()
         eventually(lambda: left()["concurrent_requests"] == 100)  # the killed replica's lease is over
         assert left()["requests"] == 997
+
+
+def test_a_replica_that_announces_itself_is_routed_to_until_it_drains(tmp_path: Path) -> None:
+    """It has the private store of a state directory, in which the router finds it."""
+    flags, route = ("--advertise", "http://127.0.0.1", "--drain-delay", "30"), ("--replicas-store", "embedded")
+    with fleet_site(tmp_path, POLICY, *flags, count=1, route=route) as site:
+        (replica,) = site.replicas
+        assert [*site.report()] == [replica.url.removeprefix("http://")]
+        assert site.post("acme", **BODY).status_code == 200
+        replica.process.send_signal(signal.SIGTERM)
+        eventually(lambda: not site.report())
+        assert replica.answers(), "it serves on while balancers hear of it"
+        assert site.post("acme", **BODY).json()["error"]["code"] == "no_replica"

@@ -71,8 +71,12 @@ def write_replicas(folder: Path, replicas: list[ServerProcess]) -> Path:
 
 
 @contextmanager
-def fleet_site(folder: Path, policy: str, *flags: str, count: int = 2) -> Iterator[FleetSite]:
-    """Run so many replicas with these flags, and a router before them, while the block runs."""
+def fleet_site(
+    folder: Path, policy: str, *flags: str, count: int = 2, route: tuple[str, ...] = ()
+) -> Iterator[FleetSite]:
+    """Run so many replicas with these flags, and a router before them with its own, while the block runs. It is told of
+    the replicas by a file unless its flags say otherwise.
+    """
     file, state = folder / "policy.yaml", folder / "state"
     file.write_text(policy)
     keys = make_keys(state, *yaml.safe_load(policy)["tenants"])
@@ -87,7 +91,9 @@ def fleet_site(folder: Path, policy: str, *flags: str, count: int = 2) -> Iterat
         with ThreadPoolExecutor(count) as pool:
             replicas = [*pool.map(start, range(count))]
         ports = ("--port", "0", "--admin-port", "0")
-        command = ("route", "--replicas", str(write_replicas(folder, replicas)), *ports, *shared)
+        named = any(flag.startswith("--replicas") for flag in route)
+        which = () if named else ("--replicas", str(write_replicas(folder, replicas)))
+        command = ("route", *which, *route, *ports, *shared)
         url, admin_url = stack.enter_context(_running_router(folder, *command))
         site = FleetSite(folder, url, admin_url, replicas, keys)
         eventually(lambda: site.available() == count)
