@@ -1,8 +1,10 @@
 """Reads off the core what a router and an autoscaler should know of a replica. Reading changes no decision."""
 
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from heapq import nlargest
+from importlib.metadata import version
 
 from admission.controller import Controller
 from admission.step_times.step_time import StepWork
@@ -18,10 +20,20 @@ SHARE = 0.05  # of the newest request in the mean
 
 
 class ReplicaReader:
-    """Reads one core; `clock` is the engine's. `target` is the seconds of work that one replica should have."""
+    """Reads one core; `clock` is the engine's. `target` is the seconds of work that one replica should have, and
+    `policy` returns the version of the policy in force.
+    """
 
-    def __init__(self, model: str, core: Controller, target: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        model: str,
+        core: Controller,
+        target: float,
+        clock: Callable[[], float],
+        policy: Callable[[], str] = lambda: "",
+    ) -> None:
         self._model, self._core, self._target, self._clock = model, core, target, clock
+        self._policy, self._version = policy, version("sluice")
         self._instance = secrets.token_hex(8)
         self._bytes_per_token = BYTES_PER_TOKEN
         manager = core.scheduler.kv_manager
@@ -60,8 +72,17 @@ class ReplicaReader:
             work_seconds=self.work_seconds(),
             replicas_wanted=self.replicas_wanted(),
             step=StepCost(fitted.coefficients, fitted.knee, core.step_time.relative_error),
-            kv=KVTokens(config.num_blocks * size, (config.num_blocks - held - idle) * size, idle * size),
+            kv=KVTokens(
+                config.num_blocks * size,
+                (config.num_blocks - held - idle) * size,
+                idle * size,
+                self._kv.num_queried_tokens,
+                scheduler.counters.cached_tokens,
+            ),
             waiting=self._waiting(token_seconds),
+            running_by_tenant=Counter(one.tenant for one in running.values()),
+            version=self._version,
+            policy=self._policy(),
             beginnings=self.beginnings.since(since),
         )
 

@@ -31,6 +31,8 @@ class KVTokens:
     total: int
     free: int  # held by nobody, and holding nothing
     cached: int  # held by nobody, and holding prefixes that a request may find
+    looked_for: int = 0  # of prompts, in the prefix cache, since the start
+    found: int = 0  # of those
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,9 @@ class ReplicaState:
     step: StepCost
     kv: KVTokens
     waiting: Mapping[str, WaitingWork] = field(default_factory=dict)  # by tenant
+    running_by_tenant: Mapping[str, int] = field(default_factory=dict)
+    version: str = ""  # of Sluice
+    policy: str = ""  # the version of the policy in force
     beginnings: Changes = NO_CHANGES
 
 

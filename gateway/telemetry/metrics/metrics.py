@@ -78,7 +78,9 @@ class Metrics:
         registry.gauge("sluice.stalled_writes", "Answers whose client does not read.", self._num_stalled)
         self.deliveries = DeliveryMetrics(clock)
         self._vllm = VllmMetrics(registry, scheduler, self.deliveries)
-        self.replica = ReplicaReader(sources.model, core, sources.backlog_target, clock)
+        self.replica = ReplicaReader(
+            sources.model, core, sources.backlog_target, clock, lambda: policies.current.version
+        )
         count_work(registry, self.replica, core.step_time)
 
         sources.core_telemetry.on_admit.append(self._queue.admitted)

@@ -1,5 +1,9 @@
+from importlib.metadata import version
+
+import orjson
 import pytest
 
+from gateway.replica.state import parse_state
 from tests.gateway.telemetry.metrics_rig import Rig
 from tests.gateway.telemetry.records import a_record
 
@@ -30,6 +34,21 @@ def test_what_waits_is_told_by_tenant_and_as_metrics(rig: Rig) -> None:
     fitted = rig.core.step_time.fitted
     assert page.value("sluice_step_time_coefficient_seconds", term="prefill") == fitted.coefficients[1]
     assert len(page.labels("sluice_step_time_coefficient_seconds", "term")) == len(fitted.coefficients)
+
+
+def test_what_runs_is_told_by_tenant_and_what_was_found_in_the_cache(rig: Rig) -> None:
+    for name, tenant in (("a", "acme"), ("b", "acme"), ("c", "other")):
+        rig.arrive(name, prompt=4, tenant=tenant)
+    rig.step()
+    state = rig.metrics.replica.state(draining=False)
+    assert state.running_by_tenant == {"acme": 2, "other": 1}
+    assert (state.kv.looked_for, state.kv.found) == (12, 0)
+    assert parse_state(orjson.dumps(state)).running_by_tenant == state.running_by_tenant
+
+
+def test_it_tells_its_version_and_that_of_its_policy(rig: Rig) -> None:
+    state = rig.metrics.replica.state(draining=False)
+    assert (state.version, state.policy) == (version("sluice"), rig.policies.current.version)
 
 
 def test_work_shrinks_as_it_is_done(rig: Rig) -> None:
