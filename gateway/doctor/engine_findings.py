@@ -1,7 +1,8 @@
 """Findings about the engine: steps, batches, KV memory, the device."""
 
 from admission.explain import REASONS
-from gateway.doctor.finding import Finding, Severity, is_own_limit, is_paused, plain_reason
+from gateway.doctor.finding import Finding, Severity
+from gateway.doctor.reasons import is_own_limit, is_paused, plain_reason
 from gateway.doctor.snapshot import Snapshot, Window
 
 FULL = 0.9  # of the KV blocks: the forecast of what those running will need holds back about the rest

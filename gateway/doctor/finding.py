@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from admission.explain import BEHIND, PAUSED, REASONS
-
 
 class Severity(StrEnum):
     WARNING = "warning"
@@ -15,42 +13,30 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A trouble in sentences without a full stop. `name` is for scripts: one of few, and it never changes."""
+    """A trouble in sentences without a full stop. `name` is for scripts: one of few, and it never changes. A router
+    says which `replicas` of its fleet have it; none is named for the trouble of a whole fleet, or of a gateway alone.
+    """
 
     name: str
     trouble: str
     evidence: str
     remedy: str
     severity: Severity = Severity.WARNING
+    replicas: tuple[str, ...] = ()
 
     @staticmethod
-    def of(entry: Mapping[str, str]) -> "Finding":
+    def of(entry: Mapping[str, Any]) -> "Finding":
         """Parse what `to_json` made. Raises `KeyError` and `ValueError` for anything else."""
         severity = Severity(entry["severity"])
-        return Finding(entry["name"], entry["trouble"], entry["evidence"], entry["remedy"], severity)
+        replicas = tuple(map(str, entry.get("replicas", ())))
+        return Finding(entry["name"], entry["trouble"], entry["evidence"], entry["remedy"], severity, replicas)
 
-    def to_json(self) -> dict[str, str]:
-        return {
+    def to_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {
             "name": self.name,
             "trouble": self.trouble,
             "evidence": self.evidence,
             "remedy": self.remedy,
             "severity": self.severity,
         }
-
-
-OWN_LIMITS = ("allowance", "tokens")  # of `REASONS`: limits of the tenant's own
-
-
-def plain_reason(reason: str | None) -> str:
-    """Return a reason to wait without the words that say whose it is."""
-    return (reason or "").removeprefix(BEHIND).removeprefix(PAUSED)
-
-
-def is_own_limit(reason: str | None) -> bool:
-    return plain_reason(reason) in {REASONS[name] for name in OWN_LIMITS}
-
-
-def is_paused(row: Mapping[str, Any]) -> bool:
-    """Return whether a live request stands still at a limit of its tenant."""
-    return str(row["reason"] or "").startswith(PAUSED)
+        return told | {"replicas": list(self.replicas)} if self.replicas else told

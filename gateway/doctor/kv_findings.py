@@ -1,7 +1,8 @@
 """Findings about KV memory that is cached: what is given up too soon, never found again, or kept from those in need."""
 
 from admission.explain import REASONS
-from gateway.doctor.finding import Finding, plain_reason
+from gateway.doctor.finding import Finding
+from gateway.doctor.reasons import plain_reason
 from gateway.doctor.snapshot import Json, Snapshot, Window
 
 RECOMPUTED = 0.1  # of the tokens of prefills: twice what preemptions may cost, see `engine_findings.PREEMPTED`

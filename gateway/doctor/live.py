@@ -27,6 +27,10 @@ class LiveGateway:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
+    def is_router(self) -> bool:
+        """Return whether it is a router's admin port, which speaks for all its replicas. Raises `DoctorError`."""
+        return self._ask("/admin/v1/fleet").status_code == httpx.codes.OK
+
     def snapshot(self) -> Snapshot:
         """Take a snapshot of the gateway as it is now. Raises `DoctorError`."""
         metrics = self._get("/metrics").text
@@ -38,7 +42,9 @@ class LiveGateway:
             raise self._foreign(error) from None
 
     def own_findings(self) -> list[Finding]:
-        """Return the gateway's diagnosis of itself, the last minutes included. Raises `DoctorError`."""
+        """Return the gateway's diagnosis of itself, the last minutes included, or a router's of itself and of its
+        replicas. Raises `DoctorError`.
+        """
         answer = self._json("/admin/v1/diagnosis")
         try:
             return [Finding.of(found) for found in answer["findings"]]
@@ -55,13 +61,16 @@ class LiveGateway:
             raise DoctorError(f"{self._url}{path} is no JSON: is it the admin port of a gateway?") from None
         return answer
 
-    def _get(self, path: str) -> httpx.Response:
+    def _ask(self, path: str) -> httpx.Response:
         try:
-            response = self._client.get(f"{self._url}{path}")
+            return self._client.get(f"{self._url}{path}")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DoctorError(
                 f"{self._url} cannot be read ({error}): name the admin port of a gateway that runs, as it announces it"
             ) from None
+
+    def _get(self, path: str) -> httpx.Response:
+        response = self._ask(path)
         if response.status_code == 401:
             raise DoctorError(
                 f"{self._url} does not take this key: name the file that holds its admin key with --key-file"

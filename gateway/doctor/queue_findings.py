@@ -3,7 +3,8 @@
 from collections import Counter
 
 from admission.explain import REASONS
-from gateway.doctor.finding import Finding, Severity, is_own_limit, plain_reason
+from gateway.doctor.finding import Finding, Severity
+from gateway.doctor.reasons import is_own_limit, plain_reason
 from gateway.doctor.snapshot import Json, Window
 
 LATE = 0.1  # of those admitted: a target is meant for nine in ten

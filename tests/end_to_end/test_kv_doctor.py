@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from admission.explain import REASONS
-from gateway.doctor.finding import Finding, plain_reason
+from gateway.doctor.finding import Finding
 from gateway.doctor.findings import findings
 from gateway.doctor.kv_findings import LEAST_TOKENS
 from gateway.doctor.live import LiveGateway
+from gateway.doctor.reasons import plain_reason
 from tests.gateway.server_process import eventually
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
