@@ -1,12 +1,18 @@
 """The refusals and failures that only a router sends; all others are those of `gateway.errors`.
 
 ApiError
+├── ReplicaNotFound      404  on the admin port
 ├── NoReplica            503  no replica can be reached that takes new requests
 └── ReplicaLost          503  before the first byte; an error event after it
 """
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError
+
+
+class ReplicaNotFound(ApiError):
+    status = 404
+    code = "replica_not_found"
 
 
 class NoReplica(ApiError):

@@ -24,6 +24,7 @@ class Fleet:
         self.clock = clock
         self.has_heard = False  # of any replica, since the start
         self.picks: Counter[str] = Counter()  # by name, of all replicas that there ever were
+        self.retried: Counter[str] = Counter()  # likewise, attempts after which another replica was asked
         self._picker, self._knowledge, self._prefixes = picker, knowledge, knowledge.prefixes
 
     def set_replicas(self, replicas: Iterable[ReplicaAddress]) -> None:

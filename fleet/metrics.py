@@ -1,13 +1,10 @@
 """Metrics of a router: what it sent where, what it tried again, and what it predicts of each replica."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
 
 from fleet.fleet import Fleet
 from fleet.retries import RetryBudget
 from fleet.view import ReplicaView
-from gateway.replica.state import NO_CHANGES
 from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord
@@ -48,24 +45,3 @@ class RouterMetrics:
 
     def _of_each(self, value: Callable[[ReplicaView], float]) -> Callable[[], Iterable[Point]]:
         return lambda: [((name,), value(view)) for name, view in self._fleet.views.items()]
-
-
-def fleet_report(fleet: Fleet) -> dict[str, Any]:
-    """Return what `GET /admin/v1/fleet` answers: each replica as the router sees it."""
-    now = fleet.clock()
-    return {
-        "replicas": [
-            {
-                "name": name,
-                "url": view.replica.url,
-                "available": view.is_available(now),
-                "draining": view.state is not None and view.state.draining,
-                "left_out_seconds": max(0.0, view.ejection.until - now),
-                "open_requests": len(view.open),
-                "attempts": fleet.picks[name],
-                "state": view.state and replace(view.state, beginnings=NO_CHANGES),
-            }
-            for name, view in fleet.views.items()
-        ],
-        "replicas_wanted": sum(view.state.replicas_wanted for view in fleet.views.values() if view.state),
-    }

@@ -22,7 +22,6 @@ class Poller:
         self._fleet, self._client, self._interval = fleet, client, interval
         self._headers = {"authorization": f"Bearer {key}"}
         self._asking: dict[ReplicaView, asyncio.Task[None]] = {}
-        self._said: dict[str, str] = {}  # by name, what was logged last of a replica that tells no state
 
     async def run(self) -> None:
         try:
@@ -47,7 +46,6 @@ class Poller:
             if reply.status_code != httpx.codes.OK:
                 raise StateError(f"its admin port answers {reply.status_code}: {reply.text[:200]}")
             self._fleet.told(view, parse_state(reply.content), asked)
-            self._said.pop(view.name, None)
         except httpx.ConnectError as error:  # nobody listens: the process is gone
             self._say(view, str(error))
             self._fleet.lost(view)
@@ -61,7 +59,7 @@ class Poller:
             log.error("a replica's state was not understood", exc_info=error)
 
     def _say(self, view: ReplicaView, why: str) -> None:
-        """Log why a replica tells no state, once as long as that is the same."""
-        if self._said.get(view.name) != why:
-            self._said[view.name] = why
+        """Note why a replica tells no state, and log it once as long as that is the same."""
+        if view.problem != why:
+            view.problem = why
             log.warning("replica %s tells no state: %s", view.name, why)

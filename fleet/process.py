@@ -14,18 +14,20 @@ from typing import NamedTuple
 import uvloop
 from starlette.types import ASGIApp
 
+from fleet.admin.api import FleetApi
+from fleet.admin.diagnosis import FleetDiagnosis
+from fleet.admin.page_files import fleet_page
 from fleet.app import Probe
 from fleet.endpoint import FleetServices
 from fleet.fleet import Fleet
 from fleet.membership import Membership
-from fleet.metrics import RouterMetrics, fleet_report
+from fleet.metrics import RouterMetrics
 from fleet.picker import Knowledge, Routing, make_picker
 from fleet.poller import Poller
 from fleet.prefix_map import PrefixMap
 from fleet.retries import RetryBudget
 from fleet.upstream import make_client
 from gateway.admin.app import AdminApp
-from gateway.admin.endpoint import AdminRequest, Json, admin_route
 from gateway.admin.port import AdminPort, admin_secret
 from gateway.admin.server import AdminServer, serving
 from gateway.api.body_reader import open_body_reader
@@ -101,22 +103,27 @@ class FleetProcess:
             async with (
                 beside(self._policies.watch(), self._keys.watch(self._policies), membership),
                 beside(poller.run(), self.active_requests.sweep()),
-                self._admin_port(admin, probes, metrics),
+                self._admin_port(admin, services, probes, metrics),
             ):
                 yield Serving(services, probes)
 
     @asynccontextmanager
     async def _admin_port(
-        self, port: AdminPort | None, probes: Mapping[str, ASGIApp], metrics: RouterMetrics
+        self, port: AdminPort | None, services: FleetServices, probes: Mapping[str, ASGIApp], metrics: RouterMetrics
     ) -> AsyncIterator[None]:
         if port is None:
             yield
             return
-
-        async def shown(_: AdminRequest) -> Json:
-            return fleet_report(self.fleet)
-
-        app = AdminApp(port.key, [admin_route("GET", "/admin/v1/fleet", shown)], {}, probes, metrics.text)
+        budget, policies = services.budget, self._policies
+        diagnosis = FleetDiagnosis(self.fleet, budget, services.client, admin_secret(self.settings))
+        api = FleetApi(
+            self.fleet,
+            budget,
+            diagnosis,
+            lambda tenant: policies.current.tenant(tenant).weight,
+            lambda: not self.active_requests.is_open,
+        )
+        app = AdminApp(port.key, api.routes(), fleet_page(), probes, metrics.text)
         async with serving(AdminServer(self.settings, app), port.sock):
             yield
 

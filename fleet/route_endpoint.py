@@ -49,6 +49,7 @@ class RouteEndpoint(FleetEndpoint):
             view = fleet.pick(request, tried)
             if view is None or (tried and not budget.take()):
                 break
+            fleet.retried.update(tried)
             tried.append(view.name)
             signed = self._services.keys.fleet.header(Attempt(request_id, len(tried)))
             headers = forwarded(scope["headers"], response.request_id, signed)

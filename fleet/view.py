@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import inf
 
 from fleet.prediction import add_work
@@ -11,6 +12,15 @@ from gateway.replica.state import ReplicaState, WaitingWork
 
 SILENCE = 2.0  # seconds without a state, after which a replica counts as gone
 NOBODY: Mapping[str, WaitingWork] = {}
+
+
+class Condition(StrEnum):
+    """Whether new requests go to a replica, and why not."""
+
+    SERVING = "serving"
+    DRAINING = "draining"  # it says that it takes no more
+    EJECTED = "ejected"  # it is left out for a while, because its requests failed
+    SILENT = "silent"  # it has not told its state lately, or never
 
 
 @dataclass(eq=False)
@@ -30,6 +40,8 @@ class ReplicaView:
     replica: ReplicaAddress
     state: ReplicaState | None = None
     heard: float = -inf  # when that was
+    last_heard: float | None = None  # the same, but for a replica that is lost; None: it never told its state
+    problem: str = ""  # why it did not tell its state when it was asked last
     ejection: Ejection = field(default_factory=Ejection)
     next_event: int = 0  # of its cached beginnings
     open: set[OpenRequest] = field(default_factory=set)  # what it has not answered to the end
@@ -65,14 +77,22 @@ class ReplicaView:
         """True if it said so when it told its state last."""
         return self.state is not None and not self.state.draining
 
+    def condition(self, now: float) -> Condition:
+        """Return why new requests should not go there, the gravest reason, or that they should."""
+        if self.state is None or self.is_silent(now):
+            return Condition.SILENT
+        if self.state.draining:
+            return Condition.DRAINING
+        return Condition.EJECTED if self.ejection.is_out(now) else Condition.SERVING
+
     def is_available(self, now: float) -> bool:
         """Return whether new requests should go there."""
-        return self.takes_requests and not (self.is_silent(now) or self.ejection.is_out(now))
+        return self.condition(now) is Condition.SERVING
 
     def told(self, state: ReplicaState, asked: float, now: float) -> bool:
         """Take a state that was asked for at a moment; return whether the replica has started since the last one."""
         restarted = self.state is not None and self.state.instance != state.instance
-        self.state, self.heard = state, now
+        self.state, self.heard, self.last_heard, self.problem = state, now, now, ""
         self.on_way = {one for one in self.on_way if one.at >= asked}
         return restarted
 

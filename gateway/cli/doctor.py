@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from argparse import Namespace, _SubParsersAction
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ KEY_VARIABLE = "SLUICE_ADMIN_KEY"
 
 NOTES = """\
 It takes the flags and the variables of `sluice serve`, checks the machine and the configuration, and serves nothing.
-With --live it looks twice at a gateway that runs, by its admin port, and names what is wrong with it. The admin key is
-that of --key-file, else of SLUICE_ADMIN_KEY, else of the file admin-key in the state directory; SSL_CERT_FILE names the
-authorities that a TLS certificate is checked against.
+With --live it looks twice at a gateway that runs, by its admin port, and names what is wrong with it. A router is asked
+what is wrong with its fleet and with each replica. The admin key is that of --key-file, else of SLUICE_ADMIN_KEY, else
+of the file admin-key in the state directory; SSL_CERT_FILE names the authorities that a TLS certificate is checked
+against.
 Exit status: 0, or 1 when there is a problem, with --live a serious trouble. docs/diagnosis.md has examples."""
 
 
@@ -75,21 +76,29 @@ def _diagnose(namespace: Namespace) -> int:
     from gateway.doctor.live import LiveGateway  # noqa: PLC0415 - brings an HTTP client
 
     with LiveGateway(namespace.live, _admin_key(namespace)) as gateway:
-        before = gateway.snapshot()
-        time.sleep(SECONDS)
-        found = findings(before, gateway.snapshot())
-        now = {finding.name for finding in found}
-        found += [past for past in gateway.own_findings() if past.name not in now]
+        if gateway.is_router():
+            found = gateway.own_findings()
+        else:
+            before = gateway.snapshot()
+            time.sleep(SECONDS)
+            found = findings(before, gateway.snapshot())
+            now = {finding.name for finding in found}
+            found += [past for past in gateway.own_findings() if past.name not in now]
     _print(namespace.json, "findings", [finding.to_json() for finding in found], _told(found))
     return int(any(finding.severity is Severity.SERIOUS for finding in found))
 
 
 def _told(found: Iterable[Finding]) -> Iterable[str]:
     lines = [
-        f"{finding.severity:8} {finding.trouble}\n{'':9}{finding.evidence}\n{'':9}remedy: {finding.remedy}"
+        f"{finding.severity:8} {_whose(finding)}{finding.trouble}\n{'':9}{finding.evidence}\n"
+        f"{'':9}remedy: {finding.remedy}"
         for finding in found
     ]
     return lines or [f"ok       nothing is wrong, as far as {SECONDS:g} s and the metrics of the last minutes show"]
+
+
+def _whose(finding: Finding) -> str:
+    return f"{', '.join(finding.replicas)}: " if finding.replicas else ""
 
 
 def _admin_key(namespace: Namespace) -> str:
@@ -112,7 +121,7 @@ def _found_key(namespace: Namespace) -> tuple[str, str]:
         ) from None
 
 
-def _print(as_json: bool, name: str, entries: list[dict[str, str]], lines: Iterable[str]) -> None:
+def _print(as_json: bool, name: str, entries: Sequence[Mapping[str, Any]], lines: Iterable[str]) -> None:
     if as_json:
         sys.stdout.write(json.dumps({name: entries}, indent=1) + "\n")
         return

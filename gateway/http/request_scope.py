@@ -347,6 +347,11 @@ class ActiveRequests:
         """Refuse new requests from now on."""
         self._closed.set()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether new requests are taken."""
+        return not self._closed.is_set()
+
     async def pause(self, seconds: float) -> None:
         """Wait so many seconds, or until new requests are refused if that comes first."""
         with suppress(TimeoutError):

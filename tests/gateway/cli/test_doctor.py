@@ -7,7 +7,7 @@ import pytest
 
 from gateway.doctor import checks, live
 from gateway.doctor.check import ok, problem, warning
-from gateway.doctor.finding import Finding
+from gateway.doctor.finding import Finding, Severity
 from tests.gateway.cli.conftest import Printed, Sluice
 from tests.gateway.doctor.snapshots import HEALTHY, answers, exposition
 from tests.gateway.server_process import ServerProcess
@@ -131,6 +131,24 @@ def test_a_gateway_in_trouble(serve: Any, key: str, sluice: Sluice) -> None:
     assert first == "serious  the quota store does not answer"
     assert second.startswith("         sluice_store_connected is 0")
     assert third.startswith("         remedy: see that Redis runs")
+
+
+def test_a_router_speaks_for_its_replicas(serve: Any, key: str, sluice: Sluice) -> None:
+    slow = Finding("store_slow", "the quota store is slow", "9 of 9 calls", "move it", replicas=("a:80", "b:80"))
+    lost = Finding("no_replica", "no replica takes requests", "of 2: 2 silent", "start some", Severity.SERIOUS)
+    answers = {
+        "/admin/v1/fleet": {"replicas": []},
+        "/admin/v1/diagnosis": {"findings": [lost.to_json(), slow.to_json()]},
+    }
+    serve(lambda request: httpx.Response(200, json=answers[request.url.path]))
+    done = sluice("doctor", "--live", "http://router:8081", "--key-file", key)
+    assert done.status == 1
+    assert done.out.splitlines()[::3] == [
+        "serious  no replica takes requests",
+        "warning  a:80, b:80: the quota store is slow",
+    ]
+    told = json.loads(sluice("doctor", "--live", "http://router:8081", "--json", "--key-file", key).out)["findings"]
+    assert [one.get("replicas") for one in told] == [None, ["a:80", "b:80"]]
 
 
 def test_findings_as_json(serve: Any, key: str, printed: Printed) -> None:

@@ -1,0 +1,86 @@
+"""The diagnosis that a router makes of its fleet, with what each replica says of itself."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import orjson
+
+from fleet.admin.findings import Answers, Look, Window, fleet_findings
+from fleet.admin.summary import summarized
+from fleet.fleet import Fleet
+from fleet.retries import RetryBudget
+from fleet.view import ReplicaView
+from gateway.doctor.finding import Finding
+from gateway.doctor.snapshot import SECONDS
+
+PATH = "/admin/v1/diagnosis"
+PATIENCE = 8.0  # seconds for a replica's answer, of which its first takes 3; the doctor waits 10 for the router's
+STALE = 60.0  # seconds, after which a look is too old to compare with
+
+
+class FleetDiagnosis:
+    """Compares two looks at the fleet that are `SECONDS` apart or more, and asks every replica meanwhile.
+
+    The later look is kept for the next comparison, and what was found for those who ask within `SECONDS` of it.
+    """
+
+    def __init__(self, fleet: Fleet, budget: RetryBudget, client: httpx.AsyncClient, key: str) -> None:
+        self._fleet, self._budget, self._client = fleet, budget, client
+        self._headers = {"authorization": f"Bearer {key}"}
+        self._lock = asyncio.Lock()
+        self._last: Look | None = None
+        self._found: list[Finding] = []
+
+    async def report(self) -> dict[str, Any]:
+        """Return the findings: as soon as replicas have answered where they were asked for lately, else after
+        `SECONDS` at least.
+        """
+        async with self._lock:
+            if self._last is None or self._fleet.clock() - self._last.at >= SECONDS:
+                await self._diagnose()
+        return {"findings": [finding.to_json() for finding in self._found]}
+
+    async def _diagnose(self) -> None:
+        before, answers = await asyncio.gather(self._before(), self._ask_all())
+        after = self._look()
+        self._found = fleet_findings(Window(before, after), answers)
+        self._last = after
+
+    async def _before(self) -> Look:
+        """Return the last look if it is recent enough, else look and wait `SECONDS`."""
+        if self._last is not None and self._fleet.clock() - self._last.at <= STALE:
+            return self._last
+        first = self._look()
+        await asyncio.sleep(SECONDS)
+        return first
+
+    def _look(self) -> Look:
+        fleet = self._fleet
+        replicas = tuple(summarized(fleet, view) for view in fleet.views.values())
+        return Look(fleet.clock(), replicas, len(fleet.available()), self._budget.is_left)
+
+    async def _ask_all(self) -> Answers:
+        """Ask all replicas at once, but for those that are lost, whose admin ports would not answer either."""
+        views = [view for view in self._fleet.views.values() if view.state is not None]
+        answers = await asyncio.gather(*map(self._ask, views))
+        named = {view.name: answer for view, answer in zip(views, answers, strict=True)}
+        return Answers(
+            {name: answer for name, answer in named.items() if not isinstance(answer, str)},
+            {name: answer for name, answer in named.items() if isinstance(answer, str)},
+        )
+
+    async def _ask(self, view: ReplicaView) -> list[Finding] | str:
+        """Return the findings of one replica, or why there are none to be had."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                reply = await self._client.get(f"{view.replica.admin}{PATH}", headers=self._headers)
+            if reply.status_code != httpx.codes.OK:
+                return f"its admin port answers {reply.status_code}"
+            return [Finding.of(entry) for entry in orjson.loads(reply.content)["findings"]]
+        except TimeoutError:
+            return f"no answer within {PATIENCE:g} s"
+        except httpx.HTTPError as error:
+            return str(error) or type(error).__name__
+        except (KeyError, TypeError, ValueError) as error:
+            return f"its answer is not understood ({type(error).__name__}: {error})"

@@ -1,0 +1,287 @@
+"""Diagnoses a fleet: a pure function of two looks at it, and of what its replicas say of themselves."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nlargest
+from itertools import islice
+
+from fleet.admin.summary import ReplicaSummary, ToldSummary
+from fleet.view import Condition
+from gateway.doctor.finding import Finding, Severity
+
+FAR = 3.0  # times the mean backlog of the others: prompts that go to where they are cached may well leave twice
+LEAST_SECONDS = 5.0  # above that mean: less is one long prompt, or a burst that has just come
+NAMED = 3  # replicas whose evidence is told
+OWN = frozenset({"draining"})  # findings of replicas that the router has better ones for
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The fleet at one moment; `at` is in seconds of a clock that both looks share."""
+
+    at: float
+    replicas: tuple[ReplicaSummary, ...]
+    num_available: int  # that requests may go to
+    retries_left: bool  # second attempts may be made
+
+    def those(self, condition: Condition) -> list[ReplicaSummary]:
+        return [one for one in self.replicas if one.condition is condition]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time between two looks."""
+
+    before: Look
+    after: Look
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The diagnoses that replicas make of themselves, by the replica's name, and why others made none."""
+
+    findings: Mapping[str, Sequence[Finding]]
+    problems: Mapping[str, str]
+
+
+def fleet_findings(window: Window, answers: Answers) -> list[Finding]:
+    """Return the troubles of a fleet and of its replicas: the serious ones first, then those of the fleet."""
+    found = [finding for judge in _JUDGES if (finding := judge(window)) is not None]
+    own = {
+        name: [one for one in findings if one.name not in OWN]
+        for name, findings in answers.findings.items()
+        if name in {one.name for one in window.after.replicas}
+    }
+    silent = {one.name for one in window.after.those(Condition.SILENT)}
+    unasked = {name: why for name, why in answers.problems.items() if name not in silent}
+    found += [*_undiagnosed(unasked), *together(own)]
+    return sorted(found, key=lambda finding: finding.severity is not Severity.SERIOUS)
+
+
+def together(own: Mapping[str, Iterable[Finding]]) -> list[Finding]:
+    """Return the findings of replicas, those that several share as one that names them all."""
+    shared: dict[tuple[str, str, str], dict[str, Finding]] = {}
+    for replica, findings in own.items():
+        for finding in findings:
+            shared.setdefault((finding.name, finding.trouble, finding.remedy), {})[replica] = finding
+    return [_joined(by_replica) for by_replica in shared.values()]
+
+
+def _joined(by_replica: Mapping[str, Finding]) -> Finding:
+    first = next(iter(by_replica.values()))
+    is_serious = any(one.severity is Severity.SERIOUS for one in by_replica.values())
+    return replace(
+        first,
+        evidence=_each({name: one.evidence for name, one in by_replica.items()}),
+        severity=Severity.SERIOUS if is_serious else Severity.WARNING,
+        replicas=tuple(by_replica),
+    )
+
+
+def no_replica(window: Window) -> Finding | None:
+    if window.before.num_available or window.after.num_available:
+        return None
+    num_replicas = len(window.after.replicas)
+    counts = {condition: len(window.after.those(condition)) for condition in Condition}
+    told = ", ".join(f"{count} {condition}" for condition, count in counts.items() if count)
+    return Finding(
+        "no_replica",
+        "no replica takes requests, and all are answered 503",
+        f"of {num_replicas} replicas: {told}" if num_replicas else "the router knows of no replica",
+        "start replicas, and see that --replicas or --replicas-dns names their addresses and admin ports, and that "
+        "they and the router have one SLUICE_ADMIN_KEY",
+        Severity.SERIOUS,
+    )
+
+
+def all_silent(window: Window) -> Finding | None:
+    """Find a router that hears nobody, and goes by what it knew last: it is more likely to be late itself."""
+    look = window.after
+    if not look.num_available or len(look.those(Condition.SILENT)) < len(look.replicas):
+        return None
+    return Finding(
+        "all_silent",
+        "no replica has told its state lately, and the router goes by what it knew last",
+        _each({one.name: _silence(one) for one in look.replicas}),
+        "see that the router has a core of its own, and reaches the replicas' admin ports",
+        Severity.SERIOUS,
+    )
+
+
+def silent(window: Window) -> Finding | None:
+    look = window.after
+    silent = look.those(Condition.SILENT)
+    return _of_those(
+        silent if len(silent) < len(look.replicas) or not look.num_available else [],
+        "replica_silent",
+        "no state is told, and no requests are sent there",
+        _silence,
+        "see that they run, and that the router reaches their admin ports with their SLUICE_ADMIN_KEY; if they are "
+        "gone for good, take them out of --replicas",
+    )
+
+
+def _silence(one: ReplicaSummary) -> str:
+    since = "never told it" if one.silent_seconds is None else f"told it {one.silent_seconds:.0f} s ago"
+    return f"{since} ({one.problem})" if one.problem else since
+
+
+def ejected(window: Window) -> Finding | None:
+    times = {one.name: one.ejections for one in window.before.replicas}
+    out = [
+        one
+        for one in window.after.replicas
+        if one.condition is Condition.EJECTED or one.ejections > times.get(one.name, one.ejections)
+    ]
+    return _of_those(
+        out,
+        "replica_ejected",
+        "left out for a while, because requests fail there",
+        lambda one: f"{one.left_out_seconds:.0f} s more, {one.ejections} times so far",
+        "their logs have the errors; a replica that fails again and again should be restarted",
+    )
+
+
+def draining(window: Window) -> Finding | None:
+    return _of_those(
+        window.after.those(Condition.DRAINING),
+        "replica_draining",
+        "draining: nothing new is sent there",
+        lambda one: f"{one.told.running + one.told.waiting if one.told else 0} requests are left",
+        "nothing, if they are meant to stop; others have their load meanwhile",
+    )
+
+
+def imbalance(window: Window) -> Finding | None:
+    """Find a replica that has had far more work than the others at both looks."""
+    earlier = _work(window.before)
+    work = {name: min(seconds, earlier[name]) for name, seconds in _work(window.after).items() if name in earlier}
+    if len(work) < 2:
+        return None
+    name = max(work, key=work.__getitem__)
+    most = work.pop(name)
+    mean = sum(work.values()) / len(work)
+    if most < FAR * mean or most - mean < LEAST_SECONDS:
+        return None
+    return Finding(
+        "imbalance",
+        "far more work than the other replicas have",
+        f"{most:.1f} s of work, where the other {len(work)} have {mean:.1f} s on average",
+        f"/admin/v1/fleet/replicas/{name} has the tenants that wait there. It may be slower than the others, or have "
+        "work that came past this router, or what prompts begin with: --routing predicted, the default, weighs that",
+        replicas=(name,),
+    )
+
+
+def _work(look: Look) -> dict[str, float]:
+    return {one.name: one.told.work_seconds for one in look.those(Condition.SERVING) if one.told is not None}
+
+
+def models_differ(window: Window) -> Finding | None:
+    return _differ(
+        _told(window.after, lambda one: one.model),
+        "models_differ",
+        "another model than that of the other replicas, and requests go to any of them",
+        "route to replicas of one model: a router for each",
+        Severity.SERIOUS,
+    )
+
+
+def versions_differ(window: Window) -> Finding | None:
+    return _differ(
+        _told(window.after, lambda one: one.version),
+        "versions_differ",
+        "another version of Sluice than that of the other replicas",
+        "it passes with a rolling update; if it stays, update those that were left behind",
+    )
+
+
+def policies_differ(window: Window) -> Finding | None:
+    earlier = _told(window.before, lambda one: one.policy)
+    now = _told(window.after, lambda one: one.policy)
+    lasting = {name: policy for name, policy in now.items() if earlier.get(name) == policy}  # an edit takes a second
+    return _differ(
+        lasting,
+        "policies_differ",
+        "another policy in force than on the other replicas: weights and limits depend on where a tenant is served",
+        "give all the same policy files; a replica whose edit was not valid says invalid_policy",
+    )
+
+
+def _told(look: Look, what: Callable[[ToldSummary], str]) -> dict[str, str]:
+    """Return what each replica has told, but for those that are too old to tell it."""
+    told = {one.name: what(one.told) for one in look.replicas if one.told is not None}
+    return {name: text for name, text in told.items() if text}
+
+
+def _differ(
+    told: Mapping[str, str], name: str, trouble: str, remedy: str, severity: Severity = Severity.WARNING
+) -> Finding | None:
+    """Make a finding where not all have told the same; it names those that differ from most."""
+    counts = Counter(told.values())
+    if len(counts) < 2:
+        return None
+    (usual, _), *_ = counts.most_common(1)
+    others = {replica: text for replica, text in told.items() if text != usual}
+    return Finding(
+        name, trouble, f"{_each(others)}; {counts[usual]} have {usual}", remedy, severity, replicas=tuple(others)
+    )
+
+
+def _of_those(
+    those: Sequence[ReplicaSummary], name: str, trouble: str, evidence: Callable[[ReplicaSummary], str], remedy: str
+) -> Finding | None:
+    if not those:
+        return None
+    told = _each({one.name: evidence(one) for one in those})
+    return Finding(name, trouble, told, remedy, replicas=tuple(one.name for one in those))
+
+
+def _each(told: Mapping[str, str]) -> str:
+    """Return what is told of the only replica, or of each of the first ones."""
+    if len(told) == 1:
+        return next(iter(told.values()))
+    more = [f"and {len(told) - NAMED} more"] if len(told) > NAMED else []
+    return "; ".join([f"{name}: {text}" for name, text in islice(told.items(), NAMED)] + more)
+
+
+def _undiagnosed(unasked: Mapping[str, str]) -> list[Finding]:
+    if not unasked:
+        return []
+    return [
+        Finding(
+            "replica_undiagnosed",
+            "no diagnosis is to be had, though states are told",
+            _each(unasked),
+            "ask them: sluice doctor --live with the address of their admin port",
+            replicas=tuple(unasked),
+        )
+    ]
+
+
+def retries_spent(window: Window) -> Finding | None:
+    if window.before.retries_left or window.after.retries_left:
+        return None
+    most = nlargest(NAMED, window.after.replicas, key=lambda one: one.retried)
+    retried = ", ".join(f"{one.retried} of {one.attempts} at {one.name}" for one in most if one.retried)
+    return Finding(
+        "retries_spent",
+        "second attempts are used up: what a replica refuses or loses is no longer sent to another",
+        f"tried again elsewhere: {retried or 0}",
+        "replicas are overloaded or fail: add replicas, and see what their own findings and logs say",
+    )
+
+
+_JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
+    no_replica,
+    all_silent,
+    models_differ,
+    silent,
+    ejected,
+    draining,
+    retries_spent,
+    imbalance,
+    policies_differ,
+    versions_differ,
+)

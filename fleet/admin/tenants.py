@@ -1,0 +1,105 @@
+"""Tenants summed over the replicas of a fleet: what each has running and waiting, and where."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import Any
+
+from fleet.fleet import Fleet
+from fleet.view import ReplicaView
+
+MAX_ROWS = 1000  # tenants of the list
+MAX_PLACES = 8  # replicas that a row of the list names; one tenant alone is shown with all
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Place:
+    """The work of one tenant on one replica, as it told, with what is on its way there."""
+
+    name: str
+    waiting: int = 0
+    running: int = 0
+    prefill_seconds: float = 0.0  # predicted, of prompts that wait
+    seconds: float = 0.0  # predicted, of the engine's time, of all that waits
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        return self.seconds, self.waiting, self.running
+
+
+@dataclass(slots=True)
+class TenantWork:
+    """The work of one tenant on all replicas."""
+
+    places: list[Place] = field(default_factory=list)
+    open_requests: int = 0  # that came through this router
+
+    def total(self) -> Place:
+        """Return the sum over the places, without a name."""
+        places = self.places
+        return Place(
+            "",
+            sum(one.waiting for one in places),
+            sum(one.running for one in places),
+            sum(one.prefill_seconds for one in places),
+            sum(one.seconds for one in places),
+        )
+
+
+class FleetTenants:
+    """Lists the tenants that have work anywhere; `weight` is a tenant's by the router's policy."""
+
+    def __init__(self, fleet: Fleet, weight: Callable[[str], float]) -> None:
+        self._fleet, self._weight = fleet, weight
+
+    async def listed(self) -> Row:
+        """List the tenants, those with the most seconds of work waiting first."""
+        found = await self._work()
+        totals = {name: work.total() for name, work in found.items()}
+        shown = nlargest(MAX_ROWS, found, key=lambda name: totals[name].rank)
+        rows = [self._row(name, found[name], totals[name], MAX_PLACES) for name in shown]
+        return {"tenants": rows, "truncated": len(found) - len(shown)}
+
+    async def shown(self, name: str) -> Row:
+        """Return one tenant with all replicas on which it has work; one that has none anywhere is all zeros."""
+        work = (await self._work()).get(name, TenantWork())
+        return self._row(name, work, work.total(), len(work.places))
+
+    async def _work(self) -> dict[str, TenantWork]:
+        """Return the work by tenant. Other tasks run after each replica, of which there may be hundreds."""
+        found: dict[str, TenantWork] = {}
+        for view in [*self._fleet.views.values()]:
+            for name, place in _places(view).items():
+                found.setdefault(name, TenantWork()).places.append(place)
+            for name, count in Counter(one.tenant for one in view.open).items():
+                found.setdefault(name, TenantWork()).open_requests += count
+            await asyncio.sleep(0)
+        return found
+
+    def _row(self, name: str, work: TenantWork, total: Place, most: int) -> Row:
+        return {
+            "name": name,
+            "weight": self._weight(name),
+            "waiting": total.waiting,
+            "running": total.running,
+            "prefill_seconds": total.prefill_seconds,
+            "seconds": total.seconds,
+            "open_requests": work.open_requests,
+            "num_replicas": len(work.places),
+            "replicas": nlargest(most, work.places, key=lambda place: place.rank),
+        }
+
+
+def _places(view: ReplicaView) -> dict[str, Place]:
+    """Return what each tenant has on a replica."""
+    places = {
+        name: Place(view.name, one.requests, 0, one.prefill_seconds, one.seconds) for name, one in view.waiting.items()
+    }
+    running = view.state.running_by_tenant if view.state is not None else {}
+    for name, count in running.items():
+        places.setdefault(name, Place(view.name)).running = count
+    return places
