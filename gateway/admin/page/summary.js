@@ -15,6 +15,11 @@ export function showFacts(overview) {
     ["Up", duration(Math.floor(overview.now - overview.started))],
     ["Serving", overview.draining ? "draining" : "yes"],
   ];
+  fillFacts(facts);
+}
+
+/** [name, value] of each, where the page has its facts. */
+export function fillFacts(facts) {
   fillChildren(byId("facts"), facts, pair, fillPair);
 }
 
@@ -46,6 +51,11 @@ export function showGauges({ engine }) {
     ],
     ["Engine busy", percent(engine.busy), "of the last 10\u00a0s", engine.busy],
   ];
+  fillGauges(gauges);
+}
+
+/** [name, value, unit, share or null] of each, where the page has its gauges. */
+export function fillGauges(gauges) {
   fillChildren(byId("gauges"), gauges, gauge, fillGauge);
 }
 
@@ -94,17 +104,27 @@ export function troubles(overview, findings, unanswered) {
       serious: false,
       text: `Draining: nothing new is taken; ${counted(overview.engine.running, "sequence")} still running.`,
     },
-    ...findings.map((found) => ({
-      serious: found.severity === "serious",
-      text: `${shown(found.trouble, 160)}: ${shown(found.evidence, 240)}.`,
-      remedy: found.remedy,
-    })),
-    ...unanswered.map(({ part, error }) => ({
-      serious: false,
-      text: `What is shown of ${part} is old: ${shown(error.message, 160)}.`,
-    })),
   ];
-  return own.filter(Boolean).sort((one, other) => other.serious - one.serious);
+  return allTroubles(own, findings, unanswered);
+}
+
+/** Those of the page's own, of which some may be false, with what the doctor found and what did not answer. */
+export function allTroubles(own, findings, unanswered) {
+  const found = [...own.filter(Boolean), ...findings.map(ofFinding), ...unanswered.map(ofPart)];
+  return found.sort((one, other) => other.serious - one.serious);
+}
+
+function ofFinding({ severity, trouble, evidence, remedy, replicas = [] }) {
+  const whose = replicas.length ? `${shown(replicas.join(", "), 80)}: ` : "";
+  return {
+    serious: severity === "serious",
+    text: `${whose}${shown(trouble, 160)}: ${shown(evidence, 240)}.`,
+    remedy,
+  };
+}
+
+function ofPart({ part, error }) {
+  return { serious: false, text: `What is shown of ${part} is old: ${shown(error.message, 160)}.` };
 }
 
 /** One line that counts them, always there so that nothing moves when they come and go; it unfolds. */

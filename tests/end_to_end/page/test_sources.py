@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from fleet.admin import page_files as fleet_page_files
 from gateway.admin.page_files import DIRECTORY
 from tests.end_to_end.page.page_object import PageMaker
 
 FILES = sorted(path for path in DIRECTORY.rglob("*") if path.is_file())
+FLEETS = sorted(path for path in fleet_page_files.DIRECTORY.rglob("*") if path.is_file())
 MARKUP_FROM_TEXT = (
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\b|new Function|@import"
 )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(DIRECTORY).as_posix())
+@pytest.mark.parametrize("path", [*FILES, *FLEETS], ids=lambda path: "/".join(path.parts[-3:]))
 def test_no_file_reaches_elsewhere_or_makes_markup_of_text(path: Path) -> None:
     text = path.read_text()
     addresses = set(re.findall(r"https?://[^\s'\"]+", text)) - {"http://www.w3.org/2000/svg"}
@@ -26,8 +28,9 @@ def test_no_file_reaches_elsewhere_or_makes_markup_of_text(path: Path) -> None:
     assert not re.search(MARKUP_FROM_TEXT, text)
 
 
-def test_the_markup_has_no_style_and_no_script_of_its_own() -> None:
-    markup = (DIRECTORY / "index.html").read_text()
+@pytest.mark.parametrize("directory", [DIRECTORY, fleet_page_files.DIRECTORY], ids=["gateway", "fleet"])
+def test_the_markup_has_no_style_and_no_script_of_its_own(directory: Path) -> None:
+    markup = (directory / "index.html").read_text()
     assert not re.search(r"\sstyle=|<style|\son\w+=", markup)
     assert re.findall(r"<script[^>]*>", markup) == ['<script type="module" src="main.js">']
 
