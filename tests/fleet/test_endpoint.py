@@ -78,6 +78,7 @@ async def test_what_one_replica_refuses_for_its_own_reasons_another_is_asked_for
     fleet = PaperFleet(a=answering(refusal(reason)), b=answering(whole(b"yes")))
     assert (await fleet.request()).body == b"yes"
     assert fleet.asked == ["a", "b"]
+    assert fleet.fleet.retried == {"a:8000": 1}
 
 
 @pytest.mark.parametrize(

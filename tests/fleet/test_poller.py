@@ -79,5 +79,7 @@ async def test_one_that_tells_no_state_is_gone_after_a_while_and_logged_once(
         while len(asked) < seen + 9:
             await asyncio.sleep(0.0001)
         assert fleet.names == "ac"
+        assert fleet.views["b:8000"].problem
+        assert not fleet.views["a:8000"].problem
     warnings = [record for record in caplog.records if record.name == "fleet.poller"]
     assert [record.levelno for record in warnings] == [logging.WARNING]

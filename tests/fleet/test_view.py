@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from fleet.view import SILENCE
+from fleet.view import SILENCE, Condition
 from tests.fleet.states import IDLE, view, work
 
 
@@ -26,6 +26,16 @@ def test_new_requests_go_to_who_has_told_lately_and_does_not_drain() -> None:
     one.told(IDLE, 6.0, 6.0)
     one.lost()
     assert not one.is_available(6.0)
+
+
+def test_the_gravest_reason_is_told() -> None:
+    one = view("a", now=1.0)
+    one.ejection.failed(1.0)
+    one.ejection.failed(1.0)
+    assert one.condition(1.5) is Condition.EJECTED
+    one.told(replace(IDLE, draining=True), 1.5, 1.5)
+    assert one.condition(1.5) is Condition.DRAINING
+    assert one.condition(1.5 + SILENCE) is Condition.SILENT
 
 
 def test_a_restart_is_noticed() -> None:
