@@ -15,6 +15,7 @@ from admission.outcome import Outcome
 from fleet.fleet import Fleet
 from fleet.prediction import RoutedRequest
 from fleet.retries import RetryBudget
+from fleet.tracing import RouteTracing
 from gateway.api.body_reader import BodyReader
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.errors import ApiError, InternalError, translate
@@ -41,6 +42,7 @@ class FleetServices:
     fleet: Fleet
     budget: RetryBudget
     client: httpx.AsyncClient
+    tracing: RouteTracing
 
 
 class FleetEndpoint:

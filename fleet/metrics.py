@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from fleet.fleet import Fleet
 from fleet.retries import RetryBudget
+from fleet.tracing import RouteTracing
 from fleet.view import ReplicaView
 from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
@@ -32,6 +33,16 @@ class RouterMetrics:
         registry.read(load, self._of_each(lambda view: len(view.open)))
         work = Family("sluice.route.work", Kind.GAUGE, "s", "Predicted work, as told.", ("replica",))
         registry.read(work, self._of_each(lambda view: view.state.work_seconds if view.state else 0.0))
+
+    def count_losses(self, tracing: RouteTracing) -> None:
+        """Let the metrics read what the traces lost, by the names that they have on a replica."""
+        exporter, sampler = tracing.exporter, tracing.sampler
+        if exporter is not None:
+            self._registry.total(
+                "sluice.spans.exported", "Spans that the collector took.", lambda: exporter.num_exported
+            )
+            self._registry.total("sluice.spans.dropped", "Spans lost on the way.", lambda: exporter.num_dropped)
+            self._registry.total("sluice.traces.capped", "Requests not traced: too many.", lambda: sampler.num_capped)
 
     def ended(self, record: RequestRecord) -> None:
         if record.outcome is not None:

@@ -26,6 +26,7 @@ from fleet.picker import Knowledge, Routing, make_picker
 from fleet.poller import Poller
 from fleet.prefix_map import PrefixMap
 from fleet.retries import RetryBudget
+from fleet.tracing import open_route_tracing
 from fleet.upstream import make_client
 from gateway.admin.app import AdminApp
 from gateway.admin.port import AdminPort, admin_secret
@@ -85,7 +86,12 @@ class FleetProcess:
         metrics = RouterMetrics(self.fleet, budget)
         telemetry.on_end += [metrics.ended, RequestLog(0)]
         trusted = create_default_context(cafile=self._options.ca_file)
-        async with make_client(trusted) as client, open_body_reader(settings, MAX_IDS) as body_reader:
+        async with (
+            make_client(trusted) as client,
+            open_body_reader(settings, MAX_IDS) as body_reader,
+            open_route_tracing(settings, telemetry) as tracing,
+        ):
+            metrics.count_losses(tracing)
             services = FleetServices(
                 keys=self._keys.ring,
                 policies=EffectivePolicies(self._policies),
@@ -96,6 +102,7 @@ class FleetProcess:
                 budget=budget,
                 client=client,
                 body_reader=body_reader,
+                tracing=tracing,
             )
             probes = _probes(services, is_ready)
             poller = Poller(self.fleet, client, admin_secret(settings), self._options.state_interval)

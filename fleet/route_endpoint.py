@@ -16,6 +16,7 @@ from starlette.types import Scope
 from fleet.endpoint import FleetEndpoint
 from fleet.errors import NoReplica, ReplicaLost
 from fleet.prediction import RoutedRequest
+from fleet.tracing import AttemptSpan
 from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
 from gateway.errors import ApiError
@@ -40,7 +41,7 @@ class RouteEndpoint(FleetEndpoint):
 
     async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
         """Have a replica answer, or a second one. Raises `ApiError`."""
-        fleet, budget = self._services.fleet, self._services.budget
+        fleet, budget, tracing = self._services.fleet, self._services.budget, self._services.tracing
         failure: ApiError | Relayed = NoReplica()
         tried: list[str] = []
         request_id = secrets.token_hex(16)
@@ -52,8 +53,11 @@ class RouteEndpoint(FleetEndpoint):
             fleet.retried.update(tried)
             tried.append(view.name)
             signed = self._services.keys.fleet.header(Attempt(request_id, len(tried)))
-            headers = forwarded(scope["headers"], response.request_id, signed)
-            failed = await self._served(scope, response, headers, body, request, view)
+            predict, why = partial(fleet.first_token, request, view), _reason(failure) if len(tried) > 1 else None
+            with tracing.attempt(view, len(tried), predict, why) as span:
+                headers = forwarded(tracing.carried(scope["headers"], span), response.request_id, signed)
+                failed = await self._served(scope, response, headers, body, request, view, span)
+                span.error = None if failed is None else _reason(failed)
             if failed is None:
                 return
             failure = failed
@@ -69,6 +73,7 @@ class RouteEndpoint(FleetEndpoint):
         body: bytes,
         request: RoutedRequest,
         view: ReplicaView,
+        span: AttemptSpan,
     ) -> ApiError | Relayed | None:
         """Hand a replica's answer to the client, or return why another replica may be asked. Raises `ReplicaLost` where
         none may, because an answer had begun.
@@ -85,11 +90,14 @@ class RouteEndpoint(FleetEndpoint):
             except (httpx.TransportError, TimeoutError) as error:
                 fleet.failed(view, is_unreachable=isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
                 return ReplicaLost()
+            span.status, span.first_byte = answer.status_code, self._services.telemetry.clock()
             try:
                 return await self._relay(answer, response, request, view)
             except httpx.TransportError:
                 fleet.failed(view, is_unreachable=False)
-                raise ReplicaLost from None
+                lost = ReplicaLost()
+                span.error = _reason(lost)
+                raise lost from None
             finally:
                 await answer.aclose()
 
@@ -113,3 +121,10 @@ class RouteEndpoint(FleetEndpoint):
             await response.stream(part)
         await response.end_stream(b"")
         return None
+
+
+def _reason(failure: ApiError | Relayed) -> str:
+    """Returns why an attempt failed, in one word."""
+    if isinstance(failure, ApiError):
+        return failure.code or failure.type
+    return dict(failure.headers).get(b"x-sluice-dropped-reason", b"").decode("latin-1")

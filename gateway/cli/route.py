@@ -16,6 +16,13 @@ CONNECTIONS = {
     "idle_timeout": "time a connection may stay open between two requests",
     "write_timeout": "time without progress after which a client that reads nothing is cut",
 }
+TELEMETRY = {
+    "otlp_endpoint": "OpenTelemetry collector that spans are sent to; nothing is sent without one",
+    "otlp_protocol": "how the collector is spoken to: OTLP over gRPC, or protobuf over HTTP",
+    "trace_sample_ratio": "of requests without a trace of their own, that are traced, here and at the replica",
+    "trace_slow_seconds": "wait for the first byte of an answer from which a request is traced anyway",
+    "trace_max_per_second": "most requests traced in a second, whatever asks for it; of one tenant a quarter",
+}
 
 
 def add_route_command(commands: "_SubParsersAction[Any]") -> None:
@@ -28,7 +35,7 @@ def add_route_command(commands: "_SubParsersAction[Any]") -> None:
         epilog=EPILOG,
     )
     add_fleet_flags(parser)
-    add_flags(parser, SETTINGS | CONNECTIONS)
+    add_flags(parser, SETTINGS | CONNECTIONS | TELEMETRY)
     parser.set_defaults(run=_route, parser=parser)
 
 

@@ -17,11 +17,16 @@ SPAN_PREFILL = "sluice.prefill"
 SPAN_DECODE = "sluice.decode"
 SPAN_SETTLE = "sluice.quota.settle"
 
+# spans of a router
+SPAN_ROUTE = "route"
+SPAN_ATTEMPT = "attempt"
+
 # a span of its own trace, linked to the requests that it served
 SPAN_STEP = "sluice.engine.step"
 
 # events
 EVENT_BODY_READ = "body_read"
+EVENT_FIRST_BYTE = "first_byte"
 EVENT_CHUNK = "chunk"
 EVENT_FIRST_TOKEN = "first_token"  # noqa: S105
 EVENT_PREEMPTED = "preempted"
@@ -38,6 +43,8 @@ HTTP_ROUTE = "http.route"
 HTTP_RESPONSE_STATUS_CODE = "http.response.status_code"
 HTTP_REQUEST_RESEND_COUNT = "http.request.resend_count"
 URL_PATH = "url.path"
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
 
 # database
 DB_SYSTEM_NAME = "db.system.name"
@@ -83,6 +90,11 @@ ESTIMATE_TTFT_MS = "sluice.estimate.ttft_ms"
 ESTIMATE_TOTAL_MS = "sluice.estimate.total_ms"
 ESTIMATE_TOKENS = "sluice.estimate.tokens"
 ESTIMATE_KV_BYTES = "sluice.estimate.kv_bytes"
+
+# ours: where a router has sent it
+ROUTE_REPLICA = "sluice.route.replica"
+ROUTE_PREDICTED_MS = "sluice.route.predicted_ms"  # until the first token
+ROUTE_RETRY_BECAUSE = "sluice.route.retry_because"
 
 # ours: what it took
 KV_PEAK_BYTES = "sluice.kv.peak_bytes"

@@ -1,5 +1,6 @@
 """Two real replicas behind a real router, asked by the official client."""
 
+import secrets
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,14 @@ import openai
 import orjson
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fleet.ext_proc.server import SERVING
 from tests.fleet.ext_proc_gateway import body, head
 from tests.fleet.fleet_site import FleetSite, fleet_site
 from tests.fleet.picker_process import answers, health, running_picker
 from tests.gateway.server_process import BODY, PATIENCE, bearer, eventually
+from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver, plain
 
 POLICY = """
 tenants:
@@ -37,8 +40,15 @@ def streaming(site: FleetSite) -> Iterator[httpx.Response]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetSite]:
-    with fleet_site(tmp_path_factory.mktemp("fleet"), POLICY) as site:
+def receiver() -> Iterator[Receiver]:
+    with otlp_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[FleetSite]:
+    collector = ("--otlp-endpoint", receiver.grpc_endpoint)
+    with fleet_site(tmp_path_factory.mktemp("fleet"), POLICY, *collector, route=collector) as site:
         yield site
 
 
@@ -71,6 +81,28 @@ def test_requests_go_to_every_replica_and_a_prompt_to_who_has_it(site: FleetSite
     assert any(told), "and tells routers that it has it"
     asked = [one.admin(f"state?since={one.admin('state')['beginnings']['next']}") for one in site.replicas]
     assert not any(one["beginnings"]["cached"] for one in asked)
+
+
+def test_a_trace_goes_from_the_client_by_way_of_the_router_to_the_replica(site: FleetSite, receiver: Receiver) -> None:
+    trace, parent = secrets.token_hex(16), secrets.token_hex(8)
+    headers = {"traceparent": f"00-{trace}-{parent}-01", "tracestate": "vendor=1", **bearer(site.keys["acme"])}
+    httpx.post(f"{site.url}/v1/chat/completions", json=BODY, headers=headers, timeout=PATIENCE).raise_for_status()
+
+    def spans() -> dict[str, Span]:
+        return {span.name: span for span in receiver.spans if span.trace_id.hex() == trace}
+
+    eventually(lambda: {"route", "attempt", "POST /v1/chat/completions"} <= spans().keys())
+    route, attempt, served = map(spans().get, ("route", "attempt", "POST /v1/chat/completions"))
+    assert route and attempt and served
+    assert (route.kind, attempt.kind) == (Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT)
+    assert route.parent_span_id.hex() == parent
+    assert (attempt.parent_span_id, served.parent_span_id) == (route.span_id, attempt.span_id)
+    assert {span.trace_state for span in (route, attempt, served)} == {"vendor=1"}
+    assert route.start_time_unix_nano <= attempt.start_time_unix_nano <= served.start_time_unix_nano
+    told = plain(attempt.attributes)
+    assert told["sluice.route.replica"] in site.report()
+    assert told["sluice.route.predicted_ms"] > 0
+    assert plain(route.attributes)["sluice.tenant.id"] == "acme"
 
 
 def test_a_client_that_leaves_frees_its_memory_on_the_replica(site: FleetSite) -> None:

@@ -17,6 +17,7 @@ from fleet.metrics import RouterMetrics
 from fleet.picker import Knowledge, LeastPredicted
 from fleet.prefix_map import PrefixMap
 from fleet.retries import RetryBudget
+from fleet.tracing import RouteTracing
 from gateway.api.body_reader import BodyReader
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.http.request_scope import ActiveRequests
@@ -113,6 +114,7 @@ class PaperFleet(httpx.AsyncBaseTransport):
             budget=self.budget,
             client=httpx.AsyncClient(transport=self),
             body_reader=BodyReader(max_body_bytes, 2 * max_body_bytes, 30.0, 1000),
+            tracing=RouteTracing(loop.time),
         )
         self.app = RouterApp(self.services, {})
 

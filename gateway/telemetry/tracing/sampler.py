@@ -4,9 +4,10 @@ Traces are capped in all and for each tenant, whatever asks for them. The last h
 failed and slow requests, so that those are kept while clients ask for more traces than they get.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 
-from gateway.telemetry.request_record import RequestRecord
+from gateway.telemetry.request_record import RequestRecord, TraceContext
 
 TENANT_SHARE = 0.25  # of all traces, for one tenant
 BURST_SECONDS = 2.0  # for which unused allowance is kept
@@ -56,8 +57,16 @@ class TraceSampler:
     Failed and slow requests are traced whatever the client decided.
     """
 
-    def __init__(self, ratio: float, slow_seconds: float, most_per_second: float) -> None:
+    def __init__(
+        self,
+        ratio: float,
+        slow_seconds: float,
+        most_per_second: float,
+        waited: Callable[[RequestRecord], float] | None = None,
+    ) -> None:
+        """`waited` returns the seconds by which a request counts as slow: `longest_wait` by default."""
         self.num_capped = 0  # requests that would have been traced otherwise
+        self._waited = waited or longest_wait
         self._below = round(ratio * 2**64)
         self._slow_seconds = slow_seconds
         self._tenant_rate = most_per_second * TENANT_SHARE
@@ -79,12 +88,16 @@ class TraceSampler:
             return None
         if record.has_failed:
             return SamplingReason.ERROR
-        if longest_wait(record) >= self._slow_seconds:
+        if self._waited(record) >= self._slow_seconds:
             return SamplingReason.SLOW
         trace = record.trace
         if trace.parent_id is not None:
             return SamplingReason.CLIENT if trace.client_samples else None
-        return SamplingReason.RATIO if trace.trace_id % 2**64 < self._below else None
+        return SamplingReason.RATIO if self.picks(trace) else None
+
+    def picks(self, trace: TraceContext) -> bool:
+        """Returns whether the ratio picks a trace that nobody has decided of."""
+        return trace.trace_id % 2**64 < self._below
 
     def _allows(self, record: RequestRecord, reserved: bool) -> bool:
         now = record.ended if record.ended is not None else record.began

@@ -12,8 +12,11 @@ SPAN_PREFILL sluice.prefill
 SPAN_DECODE sluice.decode
 SPAN_SETTLE sluice.quota.settle
 SPAN_STEP sluice.engine.step
+SPAN_ROUTE route
+SPAN_ATTEMPT attempt
 EVENT_BODY_READ body_read
 EVENT_CHUNK chunk
+EVENT_FIRST_BYTE first_byte
 EVENT_FIRST_TOKEN first_token
 EVENT_PREEMPTED preempted
 EVENT_RESUMED resumed
@@ -28,6 +31,11 @@ HTTP_ROUTE http.route
 HTTP_RESPONSE_STATUS_CODE http.response.status_code
 HTTP_REQUEST_RESEND_COUNT http.request.resend_count
 URL_PATH url.path
+SERVER_ADDRESS server.address
+SERVER_PORT server.port
+ROUTE_REPLICA sluice.route.replica
+ROUTE_PREDICTED_MS sluice.route.predicted_ms
+ROUTE_RETRY_BECAUSE sluice.route.retry_because
 DB_SYSTEM_NAME db.system.name
 DB_OPERATION_NAME db.operation.name
 DB_STORED_PROCEDURE_NAME db.stored_procedure.name
