@@ -1,32 +1,73 @@
-"""The link over which one pool's keys and values reach the other."""
+"""The link over which the keys and values of prompts leave a device."""
 
+from collections import deque
 from dataclasses import dataclass
+from math import inf
+from typing import Generic, NamedTuple, TypeVar
+
+Transfer = TypeVar("Transfer")
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """All transfers share it, first come, first served: one that is alone has all of its bandwidth."""
+    """The bandwidth with which each device of the first pool sends, and what a transfer takes beside its bytes."""
 
     bytes_per_second: float
-    latency: float = 0.0  # seconds, beside the transfer itself
+    latency: float = 0.0  # seconds, in which others are sent already
 
     def seconds(self, num_bytes: float) -> float:
         return num_bytes / self.bytes_per_second
 
 
-class LinkUse:
-    """The transfers over a link, in the order in which they are ready."""
+class _Waiting(NamedTuple):
+    ready: float
+    num_bytes: float
+
+
+class LinkQueue(Generic[Transfer]):
+    """The transfers over one device's link: one after another at its full bandwidth, first come, first served."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._waiting: dict[Transfer, _Waiting] = {}
+        self._sent: deque[tuple[float, Transfer]] = deque()  # under way, and when each arrives
         self._free_at = 0.0
         self.busy = 0.0  # seconds
         self.waited = 0.0  # seconds, of all transfers for those before them
+        self.num_begun = 0
 
-    def transfer(self, num_bytes: float, ready: float) -> float:
-        """Returns when it has arrived."""
-        begin, seconds = max(ready, self._free_at), self._link.seconds(num_bytes)
-        self._free_at = begin + seconds
-        self.busy += seconds
-        self.waited += begin - ready
-        return begin + seconds + self._link.latency
+    @property
+    def next_at(self) -> float:
+        """The time at which the next transfer arrives; inf: none is under way."""
+        return self._sent[0][0] if self._sent else inf
+
+    def add(self, transfer: Transfer, num_bytes: float, now: float) -> None:
+        """Send so many bytes, behind those that wait already."""
+        self._begin(now)
+        self._waiting[transfer] = _Waiting(now, num_bytes)
+        self._begin(now)
+
+    def withdraw(self, transfer: Transfer, now: float) -> bool:
+        """Take back a transfer that waits; returns False where it has begun, because it cannot be stopped then."""
+        self._begin(now)
+        return self._waiting.pop(transfer, None) is not None
+
+    def arrived(self, now: float) -> list[Transfer]:
+        """Returns the transfers that have arrived by now, in the order in which they were sent."""
+        self._begin(now)
+        arrived = []
+        while self._sent and self._sent[0][0] <= now:
+            arrived.append(self._sent.popleft()[1])
+        return arrived
+
+    def _begin(self, now: float) -> None:
+        """Begin the transfers whose turn has come by now, each when the one before it was sent."""
+        while self._waiting and self._free_at <= now:
+            transfer = next(iter(self._waiting))
+            ready, num_bytes = self._waiting.pop(transfer)
+            begin, seconds = max(ready, self._free_at), self._link.seconds(num_bytes)
+            self._free_at = begin + seconds
+            self._sent.append((self._free_at + self._link.latency, transfer))
+            self.busy += seconds
+            self.waited += begin - ready
+            self.num_begun += 1

@@ -1,11 +1,10 @@
 """Prompts and answers on devices of their own, beside devices that do both: disaggregation, simulated.
 
-A device of the first pool computes a prompt and its first token, a link carries the prompt's keys and values, and a
+A device of the first pool computes a prompt and its first token, its link carries the prompt's keys and values, and a
 device of the second goes on (DistServe: Zhong et al., OSDI 2024; Splitwise: Patel et al., ISCA 2024). Each device runs
 the core itself. A request goes to the device of its pool with the least to do: the fewest tokens of prompts, or the
-fewest requests that have not ended. A prompt leaves the memory of the first pool with its first token, not when it has
-been sent, and what waits for memory of the second waits on the link's far side: neither pool holds the other up, which
-flatters a link that is slow.
+fewest requests that have not ended. A transfer begins when the prompt is complete: engines that send a layer while they
+compute the next hide most of it, as a faster link does.
 """
 
 from collections.abc import Sequence
@@ -16,8 +15,9 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.errors import OptionError
 from admission.simulation.policy import SimulatedPolicy
-from admission.simulation.pools.link import Link, LinkUse
-from admission.simulation.pools.replica import REFUSED, Answer, Replica, decode_replica
+from admission.simulation.pools.link import Link
+from admission.simulation.pools.replica import REFUSED, Answer, Replica
+from admission.simulation.pools.two_pools import TwoPools
 from admission.simulation.recorder import Objective
 from admission.simulation.summary import Tail, tail_of
 
@@ -29,6 +29,10 @@ class Split:
     together: int = 0  # prompts and answers
     prefill: int = 0
     decode: int = 0
+
+    @property
+    def devices(self) -> int:
+        return self.together + self.prefill + self.decode
 
     def __str__(self) -> str:
         return f"{self.together} together" if self.together else f"{self.prefill} prefill, {self.decode} decode"
@@ -42,11 +46,14 @@ class PoolFigures:
     offered: int
     completed: int
     goodput: float  # share of the offered requests
+    first_token_share: float  # of the offered requests, that have their first token in time
+    per_token_share: float  # the same, with a token as often as is wanted
+    good_rate: float  # good requests a second and device
     first_token: Tail
     per_token: Tail
     prefill_busy: float  # share of the time, of the devices that compute prompts
     decode_busy: float  # of those that compute answers, which may be the same
-    link_busy: float = 0.0
+    link_busy: float = 0.0  # of the busiest link
     link_wait: float = 0.0  # on average, for transfers before
 
 
@@ -76,41 +83,16 @@ def simulate_split(
         pool = [Replica(policy, device) for _ in range(split.together)]
         seconds = _serve(pool, requests)
         answers, busy = _answers(pool), _busy(pool, seconds)
-        return _figures(split, requests, answers, good, busy, busy)
-    assert device.kv_bytes_per_token is not None
-    first = [Replica(policy, device) for _ in range(split.prefill)]
-    seconds = _serve(first, [request._replace(output_tokens=1, max_tokens=1, interval=None) for request in requests])
-    begun, use, second = _answers(first), LinkUse(link), [decode_replica(policy, device) for _ in range(split.decode)]
-    transferred = []
-    for ready, number in sorted((answer.last, number) for number, answer in begun.items() if answer.last is not None):
-        request = requests[number]
-        if request.output_tokens > 1:
-            arrived = use.transfer(request.prompt_tokens * device.kv_bytes_per_token, ready)
-            transferred.append(_rest_of(request, arrived))
-    end = _serve(second, transferred)
-    ended = _answers(second)
-    answers = {
-        number: Answer(answer.first, ended[number].last if number in ended else answer.last)
-        for number, answer in begun.items()
-    }
-    figures = _figures(split, requests, answers, good, _busy(first, seconds), _busy(second, end))
-    if not transferred:
+        return _figures(split, requests, answers, good, busy, busy, seconds)
+    pools = TwoPools(split.prefill, split.decode, policy, device, link)
+    seconds = pools.run(requests)
+    busy = _busy(pools.first, seconds), _busy(pools.second, seconds)
+    figures = _figures(split, requests, pools.answers, good, *busy, seconds)
+    num_sent = sum(one.num_begun for one in pools.links)
+    if not num_sent:
         return figures
-    return replace(figures, link_busy=use.busy / end, link_wait=use.waited / len(transferred))
-
-
-def _rest_of(request: Arrival, arrived: float) -> Arrival:
-    """Returns what is left of a request whose first token is there: its prompt is longer by that. Its client waits."""
-    return request._replace(
-        time=arrived,
-        prompt_tokens=request.prompt_tokens + 1,
-        output_tokens=request.output_tokens - 1,
-        max_tokens=max(1, request.declared_tokens - 1),
-        deadline=None,
-        done_within=None,
-        patience=inf,
-        content=None,
-    )
+    link_busy = max(one.busy for one in pools.links) / seconds
+    return replace(figures, link_busy=link_busy, link_wait=sum(one.waited for one in pools.links) / num_sent)
 
 
 def _serve(pool: Sequence[Replica], requests: Sequence[Arrival]) -> float:
@@ -119,6 +101,8 @@ def _serve(pool: Sequence[Replica], requests: Sequence[Arrival]) -> float:
         for replica in pool:
             replica.advance(request.time)
         min(pool, key=lambda one: (one.tokens_to_prefill, one.num_unfinished)).give(request)
+    for replica in pool:
+        replica.advance(inf)
     return max(replica.end() for replica in pool)
 
 
@@ -137,8 +121,10 @@ def _figures(
     good: Objective,
     prefill_busy: float,
     decode_busy: float,
+    seconds: float,
 ) -> PoolFigures:
-    first_tokens, per_token, num_good = list[float](), list[float](), 0
+    first_tokens, per_token = list[float](), list[float]()
+    num_good = first_in_time = tokens_in_time = 0
     for request in requests:
         first, last = answers.get(request.session, REFUSED)
         if first is None or last is None:
@@ -149,7 +135,10 @@ def _figures(
         per_token.append(each)
         wanted = good.first_token if request.deadline is None else request.deadline
         in_all = inf if request.done_within is None else request.done_within
+        first_in_time += waited <= wanted
+        tokens_in_time += each <= good.per_token
         num_good += waited <= wanted and each <= good.per_token and last - request.time <= in_all
-    share = num_good / len(requests) if requests else 0.0
+    shares = (count / max(1, len(requests)) for count in (num_good, first_in_time, tokens_in_time))
+    rate = num_good / seconds / split.devices if seconds else 0.0
     tails = tail_of(sorted(first_tokens)), tail_of(sorted(per_token))
-    return PoolFigures(split, len(requests), len(first_tokens), share, *tails, prefill_busy, decode_busy)
+    return PoolFigures(split, len(requests), len(first_tokens), *shares, rate, *tails, prefill_busy, decode_busy)

@@ -8,7 +8,7 @@ from admission.simulation.arrival import Arrival, Turn
 from admission.simulation.device import Device, Piece
 from admission.simulation.errors import OptionError
 from admission.simulation.policy import parse_simulated_policy
-from admission.simulation.pools.link import Link, LinkUse
+from admission.simulation.pools.link import Link
 from admission.simulation.pools.pools import Split, check, simulate_split, splits
 from admission.simulation.recorder import Objective
 from tests.examples import examples
@@ -18,12 +18,6 @@ DEVICE = Device("by hand", STEP.seconds, STEP, 4000, kv_bytes_per_token=10.0)
 POLICY = parse_simulated_policy("fcfs,overload=unbounded,prefix_cache=off,calibration=off,max_model_len=400", DEVICE)
 GOOD = Objective(5.0, 1.5)
 APART = Split(prefill=1, decode=1)
-
-
-def test_transfers_share_a_link_in_the_order_in_which_they_are_ready() -> None:
-    use = LinkUse(Link(bytes_per_second=100.0, latency=0.5))
-    assert [use.transfer(200, 1.0), use.transfer(100, 2.0), use.transfer(100, 9.0)] == [3.5, 4.5, 10.5]
-    assert (use.busy, use.waited) == (4.0, 1.0)
 
 
 def test_all_ways_to_split_four_devices() -> None:
@@ -36,7 +30,7 @@ def test_one_request_apart_by_hand() -> None:
     assert found.first_token.p50 == pytest.approx(3.0)
     assert found.per_token.p50 == pytest.approx((2.5 + 4 * 1.0) / 4)
     assert found.goodput == 0.0, "1.6 s a token"
-    assert (found.prefill_busy, found.link_busy) == (pytest.approx(1.0), pytest.approx(2.0 / 9.5))
+    assert (found.prefill_busy, found.link_busy) == (pytest.approx(3.0 / 9.5), pytest.approx(2.0 / 9.5))
 
 
 def test_a_long_prompt_does_not_hold_up_answers_that_are_decoded_elsewhere() -> None:
