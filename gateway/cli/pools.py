@@ -4,7 +4,7 @@ Requests meet each split of so many devices in the simulator, in which a link ca
 that compute prompts to those that go on; nothing is served."""
 
 from argparse import Namespace, _SubParsersAction
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from admission.simulation.arrival import Arrival
@@ -16,6 +16,7 @@ from admission.simulation.pools.pools import PoolFigures, Split, check, simulate
 from admission.simulation.recorder import Objective
 from admission.simulation.search.sweep import GOOD
 from admission.simulation.study import Study
+from admission.simulation.summary import Tail
 from admission.simulation.traces import Traffic
 from gateway.cli.arguments import argument
 from gateway.cli.simulate_checks import check_flags, unread_columns
@@ -31,14 +32,16 @@ from gateway.cli.simulation_inputs import (
 )
 from gateway.table import table
 
-DEVICES = 4
+DEVICES, MOST = 4, 64
 GIGABITS = 100.0
 NOTES = """\
 Each device runs the core itself; a request goes to the device of its pool with the least to do. Loads are multiples of
-what all devices complete together. A link is shared by all transfers, which begin when a prompt is complete.
+what all devices complete together. Each device that computes prompts has a link of its own. A transfer begins when its
+prompt is complete and has all its memory on the far side.
 
 examples:
   sluice pools --trace azure.csv --load 0.8 --good-per-token 0.05
+  sluice pools --trace azure.csv --load 0.8 --split 1:3 --link-gbps 25
   sluice pools --trace azure.csv --sweep 0.3:1.1:9 --devices 8 --link-gbps 400"""
 
 
@@ -46,19 +49,24 @@ def add_pools_command(commands: "_SubParsersAction[Any]") -> None:
     parser = commands.add_parser(
         "pools",
         help="compare devices that serve prompts and answers apart with such that serve both",
-        usage="sluice pools --trace FILE [--devices N] [--link-gbps X] [flags]",
+        usage="sluice pools --trace FILE [--devices N | --split P:D] [--link-gbps X] [flags]",
         description=__doc__,
         epilog=NOTES,
     )
     add_runs(*add_traffic(parser))
     group = add_policy(parser)
-    group.add_argument(
+    number = group.add_mutually_exclusive_group()
+    number.add_argument(
         *("--devices",), metavar="N", type=argument(_devices), default=DEVICES,
-        help=f"devices that are split, from 2 to 64 (default: {DEVICES})",
+        help=f"devices that are split in every way, from 2 to {MOST} (default: {DEVICES})",
+    )  # fmt: skip
+    number.add_argument(
+        *("--split",), metavar="P:D", type=argument(_split),
+        help="the one split to simulate beside as many devices together: P compute prompts, D go on",
     )  # fmt: skip
     group.add_argument(
         *("--link-gbps",), metavar="X", type=argument(_above_zero), default=GIGABITS,
-        help=f"gigabits a second of the link between the pools (default: {GIGABITS:g})",
+        help=f"gigabits a second with which each device of the first pool sends (default: {GIGABITS:g})",
     )  # fmt: skip
     group.add_argument(
         *("--link-latency",), metavar="S", type=argument(_at_least_zero), default=1e-4,
@@ -69,9 +77,16 @@ def add_pools_command(commands: "_SubParsersAction[Any]") -> None:
 
 
 def _devices(text: str) -> int:
-    if text.isdecimal() and 2 <= int(text) <= 64:
+    if text.isdecimal() and 2 <= int(text) <= MOST:
         return int(text)
-    raise ValueError("a whole number from 2 to 64")
+    raise ValueError(f"a whole number from 2 to {MOST}")
+
+
+def _split(text: str) -> Split:
+    prefill, _, decode = text.partition(":")
+    if prefill.isdecimal() and decode.isdecimal() and min(one := (int(prefill), int(decode))) and sum(one) <= MOST:
+        return Split(prefill=one[0], decode=one[1])
+    raise ValueError(f"two whole numbers above 0, of {MOST} devices in all, such as 1:3")
 
 
 def _above_zero(text: str) -> float:
@@ -103,12 +118,19 @@ def _pools(namespace: Namespace) -> int:
     assert traffic.device is not None
     loads = namespace.sweep or (namespace.load,)
     found = {load: _at(load, namespace, policy, traffic) for load in loads}
+    devices = _ways(namespace)[0].devices
     workload = workload_of(namespace, traffic.arrivals, policy.engine.max_model_len)
     facts = facts_of(namespace, Study((policy,), workload, traffic.device, None))
-    link = f"{namespace.devices} devices · link of {namespace.link_gbps:g} Gb/s"
+    link = f"{devices} devices · links of {namespace.link_gbps:g} Gb/s"
     report = _curves(found) if namespace.sweep else _report(next(iter(found.values())))
     print("\n".join([*remarks, *([""] if remarks else []), f"{facts} · {link}", "", report]))
     return 0
+
+
+def _ways(namespace: Namespace) -> list[Split]:
+    """Returns the splits that are compared; the first is of as many devices that do both."""
+    one: Split | None = namespace.split
+    return splits(namespace.devices) if one is None else [Split(together=one.devices), one]
 
 
 def _at(load: float | None, namespace: Namespace, policy: SimulatedPolicy, traffic: Traffic) -> list[PoolFigures]:
@@ -116,11 +138,11 @@ def _at(load: float | None, namespace: Namespace, policy: SimulatedPolicy, traff
     device = traffic.device
     assert device is not None
     workload = workload_of(namespace, traffic.arrivals, policy.engine.max_model_len)
-    workload, _ = at_load(load and load * namespace.devices, workload, policy, device)
+    ways = _ways(namespace)
+    workload, _ = at_load(load and load * ways[0].devices, workload, policy, device)
     arrivals: Sequence[Arrival] = workload.arrivals(seed=1)
     check(policy, arrivals, device)
     link, good = Link(namespace.link_gbps * 1e9 / 8, namespace.link_latency), objective_of(namespace) or Objective()
-    ways = splits(namespace.devices)
     what = "simulating" if load is None else f"simulating {load:g} times capacity"
     with progress(what, "requests", len(ways) * len(arrivals)) as bar:
         figures = []
@@ -132,21 +154,26 @@ def _at(load: float | None, namespace: Namespace, policy: SimulatedPolicy, traff
 
 def _report(found: Sequence[PoolFigures]) -> str:
     heading = (
-        *("devices", "good", "completed", "first token p50", "p99", "a token p50", "p99"),
+        *("devices", "good", "good a second and device", "completed"),
+        *("first token in time", "p50", "p99", "tokens in time", "p50", "p99"),
         *("prefill busy", "decode busy", "link busy", "waits for it"),
     )
     return f"{table(heading, [_row(one) for one in found], numeric=frozenset(heading[1:]))}\n{_advice(found)}"
 
 
 def _row(one: PoolFigures) -> tuple[str, ...]:
-    times = (one.first_token.p50, one.first_token.p99, one.per_token.p50, one.per_token.p99)
     apart = not one.split.together
     return (
-        *(str(one.split), format_percent(one.goodput), format_number(one.completed)),
-        *(NOTHING if seconds is None else format_duration(seconds) for seconds in times),
+        *(str(one.split), format_percent(one.goodput), format_number(one.good_rate), format_number(one.completed)),
+        *(format_percent(one.first_token_share), *_times(one.first_token)),
+        *(format_percent(one.per_token_share), *_times(one.per_token)),
         *(format_percent(one.prefill_busy), format_percent(one.decode_busy)),
         *(format_percent(one.link_busy) if apart else NOTHING, format_duration(one.link_wait) if apart else NOTHING),
     )
+
+
+def _times(tail: Tail) -> Iterator[str]:
+    return (NOTHING if seconds is None else format_duration(seconds) for seconds in (tail.p50, tail.p99))
 
 
 def _advice(found: Sequence[PoolFigures]) -> str:
@@ -165,9 +192,9 @@ def _curves(found: dict[float | None, list[PoolFigures]]) -> str:
         max((load for load, figures in found.items() if load and figures[number].goodput >= GOOD), default=None)
         for number in range(len(ways))
     ]
-    last = (
-        f"largest load with {format_percent(GOOD)} good",
-        *("below all" if not one else f"{one:g}" for one in knees),
-    )
+    loads = ("below all" if not one else f"{one:g}" for one in knees)
+    last = [(f"largest load with {format_percent(GOOD)} good", *loads)]
+    rates = [found[one][number].good_rate if one else None for number, one in enumerate(knees)]
+    last += [("good requests a second and device at it", *(format_number(one) if one else NOTHING for one in rates))]
     heading = ("load", *map(str, ways))
-    return table(heading, [*rows, last], numeric=frozenset(heading[1:]))
+    return table(heading, [*rows, *last], numeric=frozenset(heading[1:]))

@@ -86,8 +86,8 @@ def simulate_split(
         return _figures(split, requests, answers, good, busy, busy, seconds)
     pools = TwoPools(split.prefill, split.decode, policy, device, link)
     seconds = pools.run(requests)
-    busy = _busy(pools.first, seconds), _busy(pools.second, seconds)
-    figures = _figures(split, requests, pools.answers, good, *busy, seconds)
+    shares = _busy(pools.first, seconds), _busy(pools.second, seconds)
+    figures = _figures(split, requests, pools.answers, good, *shares, seconds)
     num_sent = sum(one.num_begun for one in pools.links)
     if not num_sent:
         return figures
@@ -138,7 +138,17 @@ def _figures(
         first_in_time += waited <= wanted
         tokens_in_time += each <= good.per_token
         num_good += waited <= wanted and each <= good.per_token and last - request.time <= in_all
-    shares = (count / max(1, len(requests)) for count in (num_good, first_in_time, tokens_in_time))
-    rate = num_good / seconds / split.devices if seconds else 0.0
-    tails = tail_of(sorted(first_tokens)), tail_of(sorted(per_token))
-    return PoolFigures(split, len(requests), len(first_tokens), *shares, rate, *tails, prefill_busy, decode_busy)
+    offered = max(1, len(requests))
+    return PoolFigures(
+        split=split,
+        offered=len(requests),
+        completed=len(first_tokens),
+        goodput=num_good / offered,
+        first_token_share=first_in_time / offered,
+        per_token_share=tokens_in_time / offered,
+        good_rate=num_good / seconds / split.devices if seconds else 0.0,
+        first_token=tail_of(sorted(first_tokens)),
+        per_token=tail_of(sorted(per_token)),
+        prefill_busy=prefill_busy,
+        decode_busy=decode_busy,
+    )

@@ -37,7 +37,7 @@ class _AnswerRecorder(Recorder):
         super().__init__(device, Objective(inf, inf), policy.weights)
         self.answers: dict[int, Answer] = {}
         self.under_way: dict[int, Sequence] = {}
-        self.lost: list[int] = []  # those preempted since somebody took the list
+        self.without_memory: list[int] = []  # those preempted since somebody took the list
         self._admitted, self._began = admitted, began
 
     def queued(self, sequence: Sequence, arrival: Arrival) -> None:
@@ -52,7 +52,7 @@ class _AnswerRecorder(Recorder):
         return super().planned(scheduled, now)
 
     def preempted(self, sequence: Sequence, now: float) -> None:
-        self.lost.append(self._tracked[sequence].arrival.session)
+        self.without_memory.append(self._tracked[sequence].arrival.session)
         super().preempted(sequence, now)
 
     def withdrawn(self, sequence: Sequence, now: float) -> None:
@@ -187,7 +187,7 @@ class HalfReplica(Replica):
 
     def take_lost(self) -> list[int]:
         """Returns those that were preempted since the last call, whose memory others have."""
-        lost, self._recorder.lost = self._recorder.lost, []
+        lost, self._recorder.without_memory = self._recorder.without_memory, []
         return lost
 
     def cancel(self, number: int, now: float) -> bool:

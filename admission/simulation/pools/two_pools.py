@@ -34,7 +34,7 @@ class TwoPools:
     A request keeps its memory in the first pool until its keys and values have arrived, and they are sent only once it
     has all the memory that they need in the second: each pool holds the other up. What is cancelled is free on both
     sides at once, unless it is being sent: then when that has ended, because nobody else may have the memory before.
-    Only where a prompt of another tenant finds no memory, what waits to be sent makes room, and is sent from the host's.
+    Only where another tenant's prompt finds no memory, what waits to be sent makes room, and is sent from the host's.
     """
 
     def __init__(self, prefill: int, decode: int, policy: SimulatedPolicy, device: Device, link: Link) -> None:
@@ -95,7 +95,8 @@ class TwoPools:
     def next_at(self) -> float:
         """The time at which something happens next; inf: never."""
         expiring = self._expiring[0][0] if self._expiring else inf
-        return min(expiring, *(one.next_at for one in (*self.first, *self.second, *self.links)))
+        at_devices = min(replica.next_at for replica in (*self.first, *self.second))
+        return min(expiring, at_devices, *(link.next_at for link in self.links))
 
     def cancel(self, number: int, now: float) -> None:
         """End a request, wherever it is; nothing happens where it has ended."""
@@ -147,7 +148,7 @@ class TwoPools:
         handover.target.go_on(handover.number, now)
 
     def _take_lost(self, replica: HalfReplica, now: float) -> None:
-        """Free what has lost its memory in the first pool to a prompt of another tenant, and is sent from the host's."""
+        """Free what has given its memory in the first pool to another tenant's prompt, and is sent from the host's."""
         for number in replica.take_lost():
             handover = self._moving.get(number)
             if handover is not None and handover.source is replica:

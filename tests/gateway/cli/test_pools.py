@@ -17,13 +17,21 @@ def trace(tmp_path: Path) -> Path:
 def test_it_compares_every_split_and_says_whether_apart_pays(trace: Path, printed: Printed) -> None:
     out = printed("pools", "--trace", trace, "--devices", 3)
     assert all(split in out for split in ("3 together", "1 prefill, 2 decode", "2 prefill, 1 decode"))
-    assert "3 devices · link of 100 Gb/s" in out
+    assert "3 devices · links of 100 Gb/s" in out
     assert out.strip().splitlines()[-1].startswith(("keep them together", "apart pays here"))
+
+
+def test_one_split_beside_as_many_devices_together(trace: Path, printed: Printed) -> None:
+    out = printed("pools", "--trace", trace, "--split", "1:2", "--link-gbps", 25)
+    assert "3 devices · links of 25 Gb/s" in out and "3 together" in out and "1 prefill, 2 decode" in out
+    assert "2 prefill, 1 decode" not in out
+    assert all(column in out for column in ("first token in time", "tokens in time", "good a second and device"))
 
 
 def test_a_sweep_names_the_largest_load_of_each_split(trace: Path, printed: Printed) -> None:
     out = printed("pools", "--trace", trace, "--devices", 2, "--sweep", "0.5:1:2", "--good-per-token", 0.03)
     assert "largest load with 90.0 % good" in out and "1 prefill, 1 decode" in out
+    assert "good requests a second and device at it" in out
 
 
 @pytest.mark.parametrize(
@@ -31,6 +39,9 @@ def test_a_sweep_names_the_largest_load_of_each_split(trace: Path, printed: Prin
     [
         (["--devices", "1"], "from 2 to 64"),
         (["--link-gbps", "0"], "above 0"),
+        (["--split", "0:4"], "two whole numbers above 0"),
+        (["--split", "60:5"], "of 64 devices in all"),
+        (["--split", "1:3", "--devices", "5"], "not allowed with"),
         (["--seeds", "2"], "no effect"),
         (["--load", "0.5", "--sweep", "0.5:1"], "not allowed with"),
     ],
