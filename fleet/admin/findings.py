@@ -89,7 +89,7 @@ def no_replica(window: Window) -> Finding | None:
         "no_replica",
         "no replica takes requests, and all are answered 503",
         f"of {num_replicas} replicas: {told}" if num_replicas else "the router knows of no replica",
-        "start replicas, and see that --replicas or --replicas-dns names their addresses and admin ports, and that "
+        "start replicas, and see that the router is told their addresses and admin ports (--replicas...), and that "
         "they and the router have one SLUICE_ADMIN_KEY",
         Severity.SERIOUS,
     )
@@ -118,7 +118,7 @@ def silent(window: Window) -> Finding | None:
         "no state is told, and no requests are sent there",
         _silence,
         "see that they run, and that the router reaches their admin ports with their SLUICE_ADMIN_KEY; if they are "
-        "gone for good, take them out of --replicas",
+        "gone for good, take them out of the file of --replicas",
     )
 
 

@@ -19,6 +19,7 @@ from gateway.table import printable
 from gateway.tenants.key_store import KeyStore
 
 ADMIN_URL = "http://127.0.0.1:8001"
+NAMED = 3  # replicas, of those that share a trouble
 KEY_VARIABLE = "SLUICE_ADMIN_KEY"
 
 NOTES = """\
@@ -98,7 +99,10 @@ def _told(found: Iterable[Finding]) -> Iterable[str]:
 
 
 def _whose(finding: Finding) -> str:
-    return f"{', '.join(finding.replicas)}: " if finding.replicas else ""
+    """Return the names of the replicas that have it, of many the first ones, as the beginning of a line."""
+    first, others = finding.replicas[:NAMED], finding.replicas[NAMED:]
+    more = f" and {len(others)} more" if others else ""
+    return f"{', '.join(first)}{more}: " if first else ""
 
 
 def _admin_key(namespace: Namespace) -> str:

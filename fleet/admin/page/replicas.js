@@ -28,7 +28,7 @@ export function replicasTable(root, open) {
       quantity("open_requests", "Open", whole, { note: "requests of this router that it has to answer", ...MINOR }),
       quantity("attempts", "Sent", compact, { note: "requests, since this router's start", ...MINOR }),
       quantity("retried", "Retried", compact, { note: "those of them then sent to another", ...MINOR }),
-      told("version", "Version", (version) => shown(version, 24), { numeric: false, ...LEAST }),
+      told("version", "Version", (version) => (version ? shown(version, 24) : "–"), { numeric: false, ...LEAST }),
     ],
     key: ({ name }) => name,
     matches: (row, words) => [row.name, row.condition].some((text) => text.includes(words)),

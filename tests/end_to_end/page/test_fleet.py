@@ -1,18 +1,17 @@
 """The admin page and the doctor of a router, before two real replicas."""
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import httpx
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from tests.end_to_end.page.page_object import Page, PageMaker
 from tests.fleet.fleet_site import FleetSite, fleet_site
-from tests.gateway.server_process import BODY, PATIENCE, bearer, eventually, in_threads, sluice
+from tests.gateway.server_process import BODY, PATIENCE, bearer, eventually, sluice
 
 POLICY = """
 tenants:
@@ -48,19 +47,20 @@ def open_fleet(site: FleetSite, open_tab: PageMaker) -> PageMaker:
 @pytest.fixture
 def busy(site: FleetSite) -> Iterator[None]:
     """Long answers of two tenants come through the router all the time, while others wait."""
-    is_over = threading.Event()
 
-    def ask(tenant: str) -> None:
-        while not is_over.is_set():
-            url, headers = f"{site.url}/v1/chat/completions", bearer(site.keys[tenant])
-            with httpx.stream("POST", url, json=LONG, headers=headers, timeout=PATIENCE) as response:
-                any(is_over.is_set() for _ in response.iter_raw())
+    async def ask(tenant: str) -> None:
+        url, headers = f"{site.url}/v1/chat/completions", bearer(site.keys[tenant])
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            while True:
+                async with client.stream("POST", url, json=LONG, headers=headers) as response:
+                    async for _ in response.aiter_raw():
+                        pass
 
-    with in_threads(*(partial(ask, tenant) for tenant, count in SENT.items() for _ in range(count))):
-        try:
-            yield
-        finally:
-            is_over.set()
+    with start_blocking_portal() as portal:
+        asking = [portal.start_task_soon(ask, tenant) for tenant, count in SENT.items() for _ in range(count)]
+        yield
+        for one in asking:
+            one.cancel()
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def test_a_replica_and_a_tenant_are_opened_and_closed_from_the_keyboard(
     page.press("Enter")
     page.until_reads("#replica-dialog", "Its own admin page")
     assert page.text("#replica-title") == f"Replica {first}" == f"Replica {names(site)[0]}"
-    page.until_count("#replica-dialog tbody button", 2)
+    page.until("document.querySelector('#replica-dialog tbody button')")
     page.tab_to("#replica-dialog tbody button")
     tenant = page.focused()
     page.press("Enter")

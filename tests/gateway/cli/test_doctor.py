@@ -135,10 +135,11 @@ def test_a_gateway_in_trouble(serve: Any, key: str, sluice: Sluice) -> None:
 
 def test_a_router_speaks_for_its_replicas(serve: Any, key: str, sluice: Sluice) -> None:
     slow = Finding("store_slow", "the quota store is slow", "9 of 9 calls", "move it", replicas=("a:80", "b:80"))
+    many = Finding("late_loop", "it is late", "by 1 s", "leave it a core", replicas=tuple("abcde"))
     lost = Finding("no_replica", "no replica takes requests", "of 2: 2 silent", "start some", Severity.SERIOUS)
     answers = {
         "/admin/v1/fleet": {"replicas": []},
-        "/admin/v1/diagnosis": {"findings": [lost.to_json(), slow.to_json()]},
+        "/admin/v1/diagnosis": {"findings": [one.to_json() for one in (lost, slow, many)]},
     }
     serve(lambda request: httpx.Response(200, json=answers[request.url.path]))
     done = sluice("doctor", "--live", "http://router:8081", "--key-file", key)
@@ -146,9 +147,10 @@ def test_a_router_speaks_for_its_replicas(serve: Any, key: str, sluice: Sluice) 
     assert done.out.splitlines()[::3] == [
         "serious  no replica takes requests",
         "warning  a:80, b:80: the quota store is slow",
+        "warning  a, b, c and 2 more: it is late",
     ]
     told = json.loads(sluice("doctor", "--live", "http://router:8081", "--json", "--key-file", key).out)["findings"]
-    assert [one.get("replicas") for one in told] == [None, ["a:80", "b:80"]]
+    assert [one.get("replicas") for one in told] == [None, ["a:80", "b:80"], [*"abcde"]]
 
 
 def test_findings_as_json(serve: Any, key: str, printed: Printed) -> None:
