@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
+from contextlib import suppress
 from typing import Protocol
 
 from backend.calibration_steps import CalibrationStep
@@ -121,6 +122,11 @@ class Engine:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
+
+    def fail_soon(self, error: DeviceError) -> None:
+        """Do as `fail`, called by another thread."""
+        with suppress(RuntimeError):  # the event loop has closed
+            self._loop.call_soon_threadsafe(self.fail, error)
 
     def device_stacks(self) -> str:
         """Return the stacks of the threads at the device, for a report on one that does not come back."""

@@ -63,10 +63,14 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         kernels: str = "auto",
+        tensor_parallel: int = 1,
         seed: int = 0,
     ) -> None:
         """Load `model`, a name or directory as `sluice serve` takes it. Raises `ModelLoadError` or `ConfigError`."""
-        loaded = load_model(model, options or EngineOptions(), dtype=dtype, device=device, kernels=kernels)
+        engine_options = options or EngineOptions()
+        loaded = load_model(
+            model, engine_options, dtype=dtype, device=device, kernels=kernels, tensor_parallel=tensor_parallel
+        )
         loaded.runner.warm_up()
         self._set_up(loaded, loaded.runner, seed)
 

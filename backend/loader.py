@@ -1,6 +1,5 @@
 """Loading takes a model from its name to a device that can execute batches."""
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,27 +8,23 @@ from typing import Any
 import torch
 
 from backend.config import EngineConfig
-from backend.errors import ConfigError
 from backend.kernels.cpu import select_ops
-from backend.model.decoder import Decoder
 from backend.model.hub import resolve_model
 from backend.model.model_config import ModelConfig, read_model_config, read_sampling_defaults
 from backend.model.shards import Shards
-from backend.model.weights import Weights, load_weights
+from backend.model.weights import empty_weights, load_weights
 from backend.paged_kv.block_names import BlockNames
-from backend.paged_kv.kv_cache import KVCache, block_bytes
-from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
+from backend.paged_kv.kv_cache import block_bytes
+from backend.parallel.loading import load_leading
+from backend.parallel.shard import Shard
+from backend.placement import check_size, place_model, select_device, select_dtype
+from backend.sizing import EngineOptions
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
 from backend.structured_output.processes import GrammarProcesses
 from backend.text.tokenizer import Tokenizer
 from backend.worker.device_errors import placing
-from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
 from backend.worker.model_runner import ModelRunner
-
-log = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Progress = Callable[[int, int], None]
 """This is called with (bytes read by now, bytes in all) while weights load."""
@@ -54,8 +49,9 @@ class LoadedModel:
 
     @property
     def kv_bytes(self) -> int:
-        config = self.engine_config
-        return config.num_blocks * block_bytes(self.config, config.block_size, self.runner.kv.dtype)
+        config, parallel = self.engine_config, self.runner.decoder.parallel
+        pooled = self.config if parallel is None else parallel.shard.pooled(self.config)
+        return config.num_blocks * block_bytes(pooled, config.block_size, self.runner.kv.dtype)
 
     def block_names(self, secret: bytes) -> BlockNames:
         """Make the names of blocks of this model's keys and values: those of a revision on a hub are in a directory of
@@ -72,23 +68,34 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     kernels: str = "auto",
+    tensor_parallel: int = 1,
     structured_output: StructuredOutputOptions | None = None,
     progress: Progress = lambda done, total: None,
 ) -> LoadedModel:
-    """Read, check and place a model. Raises `ModelLoadError` or `ConfigError` before anything is served."""
+    """Read, check and place a model, on as many ranks as `tensor_parallel` says: on a machine with GPUs each has one.
+
+    Raises `ModelLoadError` or `ConfigError` before anything is served.
+    """
     directory = resolve_model(name)
     config = read_model_config(directory)
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
     defaults = read_sampling_defaults(directory)
-    target = select_device(device)
+    target = select_device(device, tensor_parallel)
     precision = select_dtype(dtype, config, target)
-    _check_size(options, config, precision, target)  # contradictions show before the long load
+    shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
+    check_size(options, config, precision, target, shard)  # contradictions show before the long load
     if target.type == "cuda" or options.kv_cache_dtype != "auto":
         select_ops(target, precision, kernels, options.cache_dtype(precision))  # and so does what kernels lack
+    advance = _advance(Shards(directory).num_bytes, progress)
+    runner: ModelRunner
     with placing(target):
-        weights = _load(directory, config, precision, target, progress)
-        num_parameters = weights.num_parameters
-        runner = place_model(config, options, weights, precision, target, kernels)
+        if shard is not None:
+            num_parameters = empty_weights(config, precision, torch.device("meta")).num_parameters
+            runner = load_leading(tensor_parallel, directory, options, precision, target, kernels, advance)
+        else:
+            weights = load_weights(directory, config, precision, target, advance)
+            num_parameters = weights.num_parameters
+            runner = place_model(config, options, weights, precision, target, kernels)
     constrain(runner, directory, config, structured_output or StructuredOutputOptions())
     return LoadedModel(directory, config, runner.config, tokenizer, runner, precision, num_parameters, defaults)
 
@@ -102,89 +109,8 @@ def constrain(runner: ModelRunner, directory: Path, config: ModelConfig, options
         runner.masks = TokenMasks(GrammarProcesses(setup), options.jump_forward)
 
 
-def select_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` is the first CUDA device, or the CPU if there is none."""
-    available = torch.cuda.is_available()
-    if name == "auto":
-        name = "cuda" if available else "cpu"
-    if name == "cuda":
-        if not available:
-            raise ConfigError("device cuda: torch finds none; check the driver and torch's build, or choose cpu")
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device(name)
-
-
-def select_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Return the type of that name; `auto` is what the checkpoint stores on a GPU, and float32 on a CPU."""
-    if name == "auto":
-        name = config.torch_dtype if device.type == "cuda" else "float32"
-    return DTYPES[name]
-
-
-def place_model(
-    config: ModelConfig,
-    options: EngineOptions,
-    weights: Weights,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: str = "auto",
-) -> ModelRunner:
-    """Return a runner that takes the weights over, with as much KV memory as fits beside them."""
-    kv_dtype = options.cache_dtype(dtype)
-    ops = select_ops(device, dtype, kernels, kv_dtype)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # kernels are launched on the current one
-        num_bytes = weights.num_parameters * dtype.itemsize
-        decoder = Decoder(config, weights, ops, options.max_model_len or config.max_position)
-        engine_config = _size_measured(options, decoder, num_bytes, dtype, device)
-    else:
-        engine_config = size_engine(options, config, dtype, free_memory())
-        decoder = Decoder(config, weights, ops, engine_config.max_model_len)
-    kv = KVCache(config, engine_config.num_blocks, engine_config.block_size, kv_dtype, device)
-    runner = ModelRunner(decoder, kv, engine_config)
-    runner.measure_copies()
-    return runner
-
-
-def _check_size(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> EngineConfig:
-    """Return the limits as they are expected to be. Raises `ConfigError` for what cannot work."""
-    if device.type != "cuda":
-        return size_engine(options, config, dtype, free_memory())
-    return size_for_device(options, config, dtype, device)
-
-
-def size_for_device(
-    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> EngineConfig:
-    """Return the limits of a model that is to be loaded on a CUDA device. Raises `ConfigError`, with the arithmetic."""
-    free, total = free_and_total(device)
-    tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
-    memory = expected_memory(str(device), free, total, config, dtype, tokens, options.max_num_seqs)
-    check_fits(memory)
-    return size_engine(options, config, dtype, memory.kv_bytes, dedicated=True)
-
-
-def _size_measured(
-    options: EngineOptions, decoder: Decoder, weight_bytes: int, dtype: torch.dtype, device: torch.device
-) -> EngineConfig:
-    """Return the limits by what is free beside the weights and beside a step of as many tokens as one may have."""
-    free, _ = free_and_total(device)
-    draft = size_engine(options, decoder.config, dtype, free, dedicated=True)
-    tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
-    kv_dtype = options.cache_dtype(dtype)
-    memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size, kv_dtype)
-    check_fits(memory)
-    log.info("%s", memory)
-    try:
-        return size_engine(options, decoder.config, dtype, memory.kv_bytes, dedicated=True)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; {memory}") from None
-
-
-def _load(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
-) -> Weights:
-    total = Shards(directory).num_bytes
+def _advance(total: int, progress: Progress) -> Callable[[int], None]:
+    """Return what is told of each part that is read, and tells `progress` of all."""
     done = 0
 
     def advance(num_bytes: int) -> None:
@@ -192,4 +118,4 @@ def _load(
         done += num_bytes
         progress(done, total)
 
-    return load_weights(directory, config, dtype, device, advance)
+    return advance

@@ -31,20 +31,23 @@ class Peaks:
     bandwidth: float  # bytes/s
     flops: float  # FLOP/s of 16-bit products
     flops_fp32: float  # of 32-bit ones
+    link: float = 0.0  # bytes/s to the other ranks of a model, in one direction
 
     def rate(self, dtype: str) -> float:
         return self.flops_fp32 if dtype == "float32" else self.flops
 
 
-def sustained(bandwidth: float, flops: float, flops_fp32: float) -> Peaks:
-    """Return 0.9 of the bandwidth and 0.8 of the dense products of a data sheet, as large ones reach on an H200."""
-    return Peaks(0.9 * bandwidth, 0.8 * flops, 0.8 * flops_fp32)
+def sustained(bandwidth: float, flops: float, flops_fp32: float, link: float) -> Peaks:
+    """Return 0.9 of the bandwidth and 0.8 of the dense products of a data sheet, as large ones reach on an H200; and
+    0.8 of NVLink, as large sums over ranks do.
+    """
+    return Peaks(0.9 * bandwidth, 0.8 * flops, 0.8 * flops_fp32, 0.8 * link)
 
 
 GPUS = {
-    "h200": Peaks(4.3e12, 790e12, 53e12),
-    "h100": sustained(3.35e12, 989e12, 67e12),
-    "a100": sustained(2.039e12, 312e12, 19.5e12),
+    "h200": Peaks(4.3e12, 790e12, 53e12, 0.8 * 450e9),
+    "h100": sustained(3.35e12, 989e12, 67e12, 450e9),
+    "a100": sustained(2.039e12, 312e12, 19.5e12, 300e9),
 }
 """These are SXM boards, the A100 with 80 GB."""
 
@@ -131,6 +134,7 @@ class Roofline:
 
     footprint: Footprint
     peaks: Peaks
+    num_ranks: int = 1  # that divide the model, of which `footprint` is one's part
 
     @property
     def rate(self) -> float:
@@ -143,7 +147,8 @@ class Roofline:
 
     def decode(self, batch: int, context: int) -> float:
         """Return the seconds of a step of `batch` decodes that each attend to `context` tokens."""
-        return self._products(batch) + batch * self.footprint.kv_bytes_read(context) / self.peaks.bandwidth
+        reading = batch * self.footprint.kv_bytes_read(context) / self.peaks.bandwidth
+        return self._products(batch) + reading + self.exchange(batch)
 
     def prefill(self, tokens: int) -> float:
         """Return the seconds of the products over `tokens` of a prompt, each with its logits; attention within it is
@@ -151,7 +156,17 @@ class Roofline:
 
         An engine that makes logits of the last token alone may be faster.
         """
-        return self._products(tokens)
+        return self._products(tokens) + self.exchange(tokens)
+
+    def exchange(self, tokens: int) -> float:
+        """Return the seconds in which ranks exchange what a step of `tokens` adds up, twice a layer and once for the
+        embedding: of each sum a ring sends 2 (N - 1) / N to the next rank (Patarasuk and Yuan, 2009).
+        """
+        if self.num_ranks == 1:
+            return 0.0
+        model = self.footprint.model
+        num_bytes = (2 * model.num_layers + 1) * tokens * model.hidden_size * self.footprint.item_bytes
+        return 2 * (self.num_ranks - 1) / self.num_ranks * num_bytes / self.peaks.link
 
     def _products(self, tokens: int) -> float:
         numbers = self.footprint.num_multiplied

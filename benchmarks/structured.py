@@ -29,10 +29,11 @@ from torch import Tensor
 
 from backend.grammar import Grammar, GrammarKind
 from backend.llm import LLM
-from backend.loader import LoadedModel, constrain, place_model
+from backend.loader import LoadedModel, constrain
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
 from backend.model.weights import random_weights
+from backend.placement import place_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NewSequence
 from backend.sizing import EngineOptions

@@ -25,6 +25,7 @@ from admission.admission import Admission
 from backend import compiled_core
 from backend.engine import Engine
 from backend.loader import LoadedModel, load_model
+from backend.parallel.runners import LeadingRunner
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.worker.executor import Executor
 from gateway.admin.overview import Process
@@ -286,6 +287,8 @@ async def serve_engine(
         (server.table if isinstance(server, WorkerPool) else PoolStats(0, int)).show(service.metrics.registry)
         service.metrics.process.bind("sluice.tasks", lambda: len(asyncio.all_tasks()))
         engine.failed.add_done_callback(lambda _: server.end())
+        if isinstance(model.runner, LeadingRunner):
+            model.runner.others.on_lost.append(engine.fail_soon)
         engine.start()
         if service.grammars is not None:
             service.grammars.start()
@@ -351,6 +354,7 @@ def _load(settings: Settings) -> LoadedModel:
             dtype=settings.dtype,
             device=settings.device,
             kernels=settings.kernels,
+            tensor_parallel=settings.tensor_parallel,
             structured_output=structured_output_options(settings),
             progress=progress,
         )
@@ -359,6 +363,11 @@ def _load(settings: Settings) -> LoadedModel:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     return model
+
+
+def _show_device(model: LoadedModel) -> str:
+    device, parallel = model.runner.device, model.runner.decoder.parallel
+    return str(device) if parallel is None else f"{parallel.shard.size} ranks of {device.type}"
 
 
 def _ready(
@@ -373,7 +382,7 @@ def _ready(
         model=settings.served_name,
         num_parameters=model.num_parameters,
         dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.runner.device),
+        device=_show_device(model),
         num_blocks=config.num_blocks,
         block_size=config.block_size,
         kv_bytes=model.kv_bytes,

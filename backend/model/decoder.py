@@ -9,10 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import DecoderLayer, DecoderStack, Ops, StepInputs
+from backend.kernels.ops import DecoderLayer, DecoderStack, Ops, RunLayers, StepInputs
 from backend.model.model_config import ModelConfig, RopeScaling
 from backend.model.weights import LayerWeights, Weights
 from backend.paged_kv.kv_cache import KVCache
+from backend.parallel.rank_group import Parallel
 
 
 def rope_table(config: ModelConfig, max_position: int) -> Tensor:
@@ -71,25 +72,39 @@ class Decoder:
 
     Takes `weights` over and empties it layer by layer, so that ops which repack never hold the model twice.
     `max_position` bounds the positions that a step may name.
+
+    With `parallel` it is one rank's part, whose weights are its shard's, and all ranks run each step together. `config`
+    is then the whole model's, and `self.config` has the heads of this rank.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_position: int) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ops: Ops,
+        max_position: int,
+        parallel: Parallel | None = None,
+    ) -> None:
+        self.config = config = config if parallel is None else parallel.shard.part_of(config)
         self.ops = ops
-        self.embedding = weights.embedding  # [vocab, hidden]
+        self.parallel = parallel
+        self.embedding = weights.embedding  # [vocab, hidden], or the rows of this rank
         self.cos_sin = rope_table(config, max_position).to(weights.embedding.device)  # [max_position, head_dim]
-        self.layers = [_prepare(weights.layers.pop(0), ops, config.window(index)) for index in range(config.num_layers)]
+        self.layers = [
+            _prepare(weights.layers.pop(0), ops, config.window(index), parallel) for index in range(config.num_layers)
+        ]
         self.final_norm = weights.final_norm
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-        self._run_layers = ops.fuse(
-            DecoderStack(self.layers, self.final_norm, self.cos_sin, config.rms_norm_eps, *heads)
-        )
+        self._run_layers: RunLayers | None = None  # at once: not where ranks meet within a layer
+        if parallel is None:
+            stack = DecoderStack(self.layers, self.final_norm, self.cos_sin, config.rms_norm_eps, *heads)
+            self._run_layers = ops.fuse(stack)
         self.lm_head = ops.linear(weights.lm_head, None)
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, kv: KVCache) -> Tensor:
         """Run the step's tokens, storing their keys and values in `kv`; returns the final hidden states [T, hidden]."""
-        residual = torch.nn.functional.embedding(step.token_ids, self.embedding)  # [T, hidden]
+        residual = self._embed(step.token_ids)
         if self._run_layers is not None:
             return self._run_layers(residual, step, kv.blocks)
         eps = self.config.rms_norm_eps
@@ -104,12 +119,20 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Return unnormalised log-probabilities [rows, vocab] in fp32 for chosen rows [rows, hidden] of `forward`'s
-        result. They are written to `out` if it is given.
+        result.
 
         They are written to `out` if it is given.
         """
         logits = self.lm_head(hidden)
+        if self.parallel is not None:
+            logits = self.parallel.group.gather(logits)[:, : self.config.vocab_size]
         return logits.float() if out is None else out.copy_(logits)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings [tokens, hidden]."""
+        if self.parallel is not None:
+            return self.parallel.embed(token_ids, self.embedding)
+        return torch.nn.functional.embedding(token_ids, self.embedding)
 
     def _attention(self, layer: DecoderLayer, x: Tensor, step: StepInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         config = self.config
@@ -130,15 +153,19 @@ class Decoder:
         return layer.output(attended.flatten(1))
 
 
-def _prepare(weights: LayerWeights, ops: Ops, window: int | None) -> DecoderLayer:
+def _prepare(weights: LayerWeights, ops: Ops, window: int | None, parallel: Parallel | None) -> DecoderLayer:
+    output, down = weights.output_bias, weights.down_bias
+    if parallel is not None and parallel.shard.rank:
+        output = down = None  # they count once in the sum over the ranks
+    attended, projected = ops.linear(weights.output, output), ops.linear(weights.down, down)
     return DecoderLayer(
         input_norm=weights.input_norm,
         qkv=ops.linear(weights.qkv, weights.qkv_bias),
         q_norm=weights.q_norm,
         k_norm=weights.k_norm,
-        output=ops.linear(weights.output, weights.output_bias),
+        output=attended if parallel is None else parallel.summed(attended),
         post_attention_norm=weights.post_attention_norm,
         gate_up=ops.linear(weights.gate_up, weights.gate_up_bias),
-        down=ops.linear(weights.down, weights.down_bias),
+        down=projected if parallel is None else parallel.summed(projected),
         window=window,
     )

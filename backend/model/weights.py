@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from backend.errors import ModelLoadError
 from backend.model.model_config import ModelConfig
 from backend.model.shards import Shards, TensorInfo, opened
+from backend.parallel.shard import Shard, Slices, rows_per_rank
 
 
 class Checkpoint(Shards):
@@ -23,12 +25,17 @@ class Checkpoint(Shards):
         with opened(infos[0].shard, "pt") as file, opened(infos[1].shard, "pt") as other_file:
             return torch.equal(file.get_tensor(infos[0].stored_as), other_file.get_tensor(infos[1].stored_as))
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor with its name, shard by shard: views of the mapped file, to be copied before the next."""
-        for shard in self.paths:
-            with opened(shard, "pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    yield self.full_name(name), file.get_tensor(name)
+    def tensors(self, part: Callable[[str], Slices] = lambda _: ()) -> Iterator[tuple[str, Tensor]]:
+        """Yield every tensor with its name, file by file: views of the mapped file, to be copied before the next.
+
+        Of a tensor for whose name `part` returns slices, those alone are read.
+        """
+        for path in self.paths:
+            with opened(path, "pt") as file:
+                for stored_as in file.keys():  # noqa: SIM118 (not a dict)
+                    name = self.full_name(stored_as)
+                    slices = part(name)
+                    yield name, file.get_slice(stored_as)[slices] if slices else file.get_tensor(stored_as)
 
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -79,8 +86,10 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device = _CPU,
     progress: Callable[[int], None] = lambda _: None,
+    shard: Shard | None = None,
 ) -> Weights:
     """Read the safetensors of `directory`, converting to `dtype`; one tensor beyond the model is in memory at a time.
+    Of a `shard`, only what it holds is read.
 
     Of a config that ties them, a head that is stored as well is held apart only where it differs from the embedding.
     `progress` is told the bytes of each tensor read; they add up to almost `Checkpoint.num_bytes` (headers apart).
@@ -93,14 +102,15 @@ def load_weights(
     _check(checkpoint, config)
     if tied and stored:  # as in transformers
         config = replace(config, tie_word_embeddings=checkpoint.are_equal(_EMBEDDING, _HEAD))
-    weights = empty_weights(config, dtype, device)
-    targets = dict(checkpoint_names(config, weights))
-    for name, tensor in checkpoint.tensors():
+    weights = empty_weights(config, dtype, device, shard)
+    targets = dict(checkpoint_names(config, weights, shard))
+    for name, tensor in checkpoint.tensors(lambda name: () if shard is None else shard.slices(name, config)):
+        info = checkpoint.infos[name]
         if name in targets:
-            _check_numbers(checkpoint.infos[name], name, tensor)
+            _check_numbers(info, name, tensor)
             targets[name].copy_(tensor)
-            _check_overflow(checkpoint.infos[name], name, tensor, targets[name])
-        progress(tensor.nbytes)
+            _check_overflow(info, name, tensor, targets[name])
+        progress(prod(info.shape) * tensor.itemsize)
     return weights
 
 
@@ -120,18 +130,26 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, devic
     return weights
 
 
-def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Return uninitialised memory of the right shapes."""
+def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard | None = None) -> Weights:
+    """Return uninitialised memory of the right shapes, those of a `shard` if one is given: then the matrices over the
+    vocabulary have as many rows on each rank, of which the last rank may have some to spare, which are 0.
+    """
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    embedding = empty(config.vocab_size, config.hidden_size)
+    def over_vocabulary() -> Tensor:
+        if shard is None:
+            return empty(config.vocab_size, config.hidden_size)
+        return empty(rows_per_rank(config.vocab_size, shard.size), config.hidden_size).zero_()
+
+    layer_config = config if shard is None else shard.part_of(config)
+    embedding = over_vocabulary()
     return Weights(
         embedding=embedding,
-        layers=[_empty_layer(config, empty) for _ in range(config.num_layers)],
+        layers=[_empty_layer(layer_config, empty) for _ in range(config.num_layers)],
         final_norm=empty(config.hidden_size),
-        lm_head=embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size),
+        lm_head=embedding if config.tie_word_embeddings else over_vocabulary(),
     )
 
 
@@ -154,12 +172,17 @@ def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeig
     )
 
 
-def checkpoint_names(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor's name in a Hugging Face checkpoint, with the memory (often part of a tensor) that it fills."""
-    yield _EMBEDDING, weights.embedding
+def checkpoint_names(config: ModelConfig, weights: Weights, shard: Shard | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor's name in a Hugging Face checkpoint, with the memory (often part of a tensor) that it fills, or
+    that its part in a `shard` fills.
+    """
+    rows = config.vocab_size if shard is None else len(shard.vocab)
+    yield _EMBEDDING, weights.embedding[:rows]
     yield "model.norm.weight", weights.final_norm
     if not config.tie_word_embeddings:
-        yield _HEAD, weights.lm_head
+        yield _HEAD, weights.lm_head[:rows]
+    if shard is not None:
+        config = shard.part_of(config)
     for index, layer in enumerate(weights.layers):
         for name, target in _layer_names(config, layer):
             if target is not None:

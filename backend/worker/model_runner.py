@@ -23,7 +23,7 @@ from backend.worker.constrained_step import ConstrainedStep, MaskBuffers
 from backend.worker.cuda_graphs import StepGraphs
 from backend.worker.device_errors import explained, is_device_error, is_out_of_memory
 from backend.worker.device_sampler import DeviceSampler
-from backend.worker.device_stream import DeviceStream, Running, make_device_stream
+from backend.worker.device_stream import DeviceStream, Running, Work, make_device_stream
 from backend.worker.graph_shapes import GraphShapes, StepShape
 from backend.worker.logits_processors import where_allowed
 from backend.worker.logprobs import AskedLogprobs, StepLogprobs
@@ -226,18 +226,22 @@ class ModelRunner:
             if self.masks is not None:
                 self.masks.admit(admitted)
         logprobs, constrained = self._asked_logprobs.of(batch), self._constrain(batch)
-        batch = batch.padded()
+        given, batch = batch, batch.padded()
         hides = logprobs is not None and logprobs.parts  # a graph keeps the hidden states to itself
         shape = None if self.graphs is None or hides else self.graphs.shape_for(batch)
         staged = self.stager.stage(batch, shape or StepShape.of(batch))
         self._staged.append(staged)
         choice = self._sampler.stage(staged) if staged.num_sampled else None
         graphs = None if shape is None else self.graphs
-        work = partial(self._run, staged, choice, graphs, batch.block_copies, logprobs, constrained)
+        work = self._work(given, partial(self._run, staged, choice, graphs, batch.block_copies, logprobs, constrained))
         copies = partial(self._swapper.copy, batch) if self._swapper is not None and batch.num_copies else None
         step = LaunchedStep(self, batch.step, staged, self._device_stream.launch(work, copies), logprobs, constrained)
         self._launched = step if self.runs_ahead else None
         return step
+
+    def _work(self, batch: Batch, run: Work) -> Work:
+        """Return what the device's stream is to do for a batch, `run` or more."""
+        return run
 
     def _constrain(self, batch: Batch) -> ConstrainedStep | None:
         """Return what is to be done for the rows of a batch that have a grammar; None where none has."""

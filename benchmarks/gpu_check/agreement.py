@@ -9,11 +9,11 @@ import torch
 
 from backend.kernels.reference import ReferenceOps
 from backend.llm import OfflineEngine
-from backend.loader import place_model
 from backend.model.decoder import Decoder
 from backend.model.model_config import read_model_config
 from backend.model.weights import load_weights
 from backend.paged_kv.kv_cache import KVCache
+from backend.placement import place_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence

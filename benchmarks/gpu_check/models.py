@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from backend.loader import place_model
 from backend.model.model_config import ModelConfig
 from backend.model.weights import checkpoint_names, random_weights
+from backend.placement import place_model
 from backend.sizing import EngineOptions
 from backend.worker.model_runner import ModelRunner
 from benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B

@@ -9,6 +9,7 @@ from typing import Any
 from backend.errors import ConfigError
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
+from backend.parallel.shard import Shard
 from backend.roofline import GPUS, ITEM_BYTES, RUNTIME_BYTES, Footprint, MemoryPlan, Peaks, Roofline, show_bytes
 from gateway.cli.arguments import argument
 from gateway.table import table
@@ -20,6 +21,7 @@ ridge reading the weights takes longer than the products, beyond it the products
 
 examples:
   sluice plan Qwen/Qwen3-0.6B --memory 80GiB --gpu h100
+  sluice plan meta-llama/Llama-3.1-70B --memory 80GiB --gpu h100 --tensor-parallel 4
   sluice plan ./llama-3-8b --memory 24GiB --max-model-len 8192 --bandwidth 0.9TB --flops 150T"""
 
 _ASSUMED = {
@@ -76,6 +78,16 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
     )
     device = plan.add_argument_group("device")
     device.add_argument(
+        "--tensor-parallel",
+        metavar="N",
+        type=_COUNT,
+        default=1,
+        help="ranks that divide the model, each on a device of --memory (default: 1)",
+    )
+    device.add_argument(
+        "--link", metavar="SIZE", type=_SIZE, help="bytes a rank sends the next in a second, such as 360GB"
+    )
+    device.add_argument(
         "--gpu", choices=tuple(GPUS), default="h200", help="the GPU whose published figures hold (default: h200)"
     )
     device.add_argument("--bandwidth", metavar="SIZE", type=_SIZE, help="bytes it reads in a second, such as 4.3TB")
@@ -88,15 +100,19 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
 def _plan(namespace: Namespace) -> int:
     model = read_model_config(resolve_config(namespace.model))
     dtype = model.torch_dtype if namespace.dtype == "auto" else namespace.dtype
-    footprint = Footprint(model, dtype, 1 if namespace.kv_cache_dtype == "fp8" else None)
+    ranks = namespace.tensor_parallel
+    kv_item_bytes = 1 if namespace.kv_cache_dtype == "fp8" else None
+    parts = [model] if ranks == 1 else [Shard.of(model, rank, ranks).stored(model) for rank in range(ranks)]
+    footprint = max((Footprint(part, dtype, kv_item_bytes) for part in parts), key=lambda each: each.num_weights)
     wanted_len = _max_model_len(namespace.max_model_len, model)
     budget = _token_budget(namespace.max_num_batched_tokens, namespace.max_num_seqs)
     memory = MemoryPlan.make(footprint, namespace.memory, wanted_len, namespace.max_num_seqs, budget)
     context = min(namespace.context, memory.max_model_len)
     if namespace.dtype == "auto" and model.dtype_said_by != "config":
         print(f"{_ASSUMED[model.dtype_said_by].format(model.torch_dtype)}\n")
-    print(_memory(namespace.model, memory, context))
-    print(_steps(Roofline(footprint, _peaks(namespace)), memory, context), end="")
+    name = namespace.model if ranks == 1 else f"{namespace.model}, each of {ranks} ranks"
+    print(_memory(name, memory, context))
+    print(_steps(Roofline(footprint, _peaks(namespace), ranks), memory, context), end="")
     for warning in memory.warnings:
         print(f"\nwarning: {warning}")
     return 0
@@ -123,6 +139,8 @@ def _peaks(namespace: Namespace) -> Peaks:
         peaks = replace(peaks, bandwidth=float(namespace.bandwidth))
     if namespace.flops:
         peaks = replace(peaks, flops=namespace.flops, flops_fp32=namespace.flops)
+    if namespace.link:
+        peaks = replace(peaks, link=float(namespace.link))
     return peaks
 
 
@@ -162,6 +180,8 @@ def _steps(roofline: Roofline, plan: MemoryPlan, context: int) -> str:
     heading = ("batch", "step ms", "tokens/s", "bound by", "KV memory")
     rows = [_step(roofline, batch, context, plan.sequences_of(context)) for batch in _batches(plan.max_num_seqs)]
     prefill = f"floor of a prefill of {context:,} tokens: {roofline.prefill(context) * 1e3:.2f} ms"
+    if roofline.num_ranks > 1:
+        prefill += f", of which ranks exchange sums for {roofline.exchange(context) * 1e3:.2f} ms"
     return f"{title}\n{table(heading, rows, frozenset(heading[:3]))}{prefill}\n"
 
 

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.errors import BackendError, ConfigError
-from backend.loader import select_device, select_dtype, size_for_device
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.shards import Shards
 from backend.paged_kv.block_pool import blocks_for
 from backend.paged_kv.kv_cache import block_bytes
+from backend.parallel.shard import Shard
+from backend.placement import select_device, select_dtype, size_for_device
 from backend.roofline import Footprint, show_bytes
 from backend.sizing import free_memory, size_engine
 from backend.worker.device_memory import free_and_total
@@ -74,17 +75,20 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
 
     Raises `ConfigError`, with the arithmetic, where the model does not fit.
     """
-    options, device = engine_options(settings), select_device(settings.device)
+    ranks = settings.tensor_parallel
+    options, device = engine_options(settings), select_device(settings.device, ranks)
     dtype = select_dtype(settings.dtype, config, device)
-    footprint = Footprint(config, str(dtype).removeprefix("torch."))
+    shard = Shard.of(config, 0, ranks) if ranks > 1 else None
+    pooled = config if shard is None else shard.pooled(config)
+    weights = Footprint(config, str(dtype).removeprefix("torch.")).weight_bytes
     if device.type == "cuda":
-        free, _ = free_and_total(device)
-        engine = size_for_device(options, config, dtype, device)
+        free = ranks * free_and_total(device)[0]
+        engine = size_for_device(options, config, dtype, device, shard)
     else:
-        _check_weights_fit(footprint.weight_bytes, free)
-        engine = size_engine(options, config, dtype, free - footprint.weight_bytes)
-    kv = engine.num_blocks * block_bytes(config, engine.block_size, options.cache_dtype(dtype))
-    return Plan(footprint.weight_bytes, kv, free, engine.num_blocks, engine.max_model_len)
+        _check_weights_fit(weights, free)
+        engine = size_engine(options, pooled, dtype, free - weights)
+    kv = engine.num_blocks * block_bytes(pooled, engine.block_size, options.cache_dtype(dtype))
+    return Plan(weights, kv, free, engine.num_blocks, engine.max_model_len)
 
 
 def _check_weights_fit(weights: int, free: int) -> None:

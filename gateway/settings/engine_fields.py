@@ -194,6 +194,14 @@ class EngineFields(BaseSettings):
         "auto",
         "native: compiled, CPU; triton: GPU; torch: no compiler needed; reference: slow oracle; auto: the best",
     )
+    tensor_parallel: int = setting(
+        "engine",
+        "N",
+        1,
+        "ranks that divide the model, each a process with a GPU of its own, or with its part of --threads on a CPU",
+        ge=1,
+        le=64,
+    )
     threads: int = setting(
         "engine",
         "N",

@@ -18,10 +18,10 @@ from backend.kernels.cpu import CpuOps
 from backend.kernels.ops import Ops
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.torch_ops import TorchOps
-from backend.loader import select_dtype
 from backend.model.decoder import Decoder, rope_table
 from backend.model.model_config import read_model_config
 from backend.model.weights import load_weights
+from backend.placement import select_dtype
 from tests.backend.families import FAMILIES, random_model
 from tests.backend.paged_batch import PagedBatch
 

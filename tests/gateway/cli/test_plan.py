@@ -39,6 +39,16 @@ def test_keys_and_values_of_8_bits_take_half(model: str, printed: Printed) -> No
     assert "65,536 B" in next(line for line in lines if line.startswith("KV"))
 
 
+def test_of_several_ranks_each_has_its_part_and_they_exchange_sums(model: str, printed: Printed) -> None:
+    flags = ["--memory", "80GiB", "--gpu", "h100", "--tensor-parallel", "4", "--link", "100GB"]
+    out = printed("plan", model, *flags)
+    lines = {line.split("  ")[0].strip(): line for line in out.splitlines()}
+    assert out.startswith(f"{model}, each of 4 ranks, bfloat16")
+    assert "3.74 GiB" in lines["weights"] and "32,768 B" in lines["KV"]
+    exchanged = 65 * 1024 * 4096 * 2 * 1.5 / 100e9  # sums of a step of 1,024 tokens, by a ring of 4
+    assert f"of which ranks exchange sums for {exchanged * 1e3:.2f} ms" in out
+
+
 def test_a_devices_own_figures_take_the_place_of_the_known_ones(model: str, printed: Printed) -> None:
     flags = ["--bandwidth", "2TB", "--flops", "100T", "--gpu", "a100"]
     assert "2.00 TB/s and 100 TFLOP/s; ridge at 50 tokens" in printed("plan", model, "--memory", "40GiB", *flags)

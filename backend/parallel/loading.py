@@ -1,0 +1,87 @@
+"""Loading a tensor-parallel model: each rank reads and places its own part, in a process of its own."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from backend.errors import BackendError
+from backend.model.model_config import read_model_config
+from backend.model.weights import load_weights
+from backend.parallel.messages import MEET, RankSetup
+from backend.parallel.rank_group import Parallel, RankGroup
+from backend.parallel.rank_processes import RankProcesses
+from backend.parallel.runners import FollowingRunner, LeadingRunner
+from backend.parallel.shard import Shard
+from backend.placement import DTYPES, place_part
+from backend.sizing import EngineOptions
+from backend.worker.device_errors import placing
+
+LOOPBACK = "lo"
+
+
+def load_leading(
+    size: int,
+    directory: Path,
+    options: EngineOptions,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: str,
+    progress: Callable[[int], None],
+) -> LeadingRunner:
+    """Load a model on `size` ranks, of which this process is rank 0; on a CPU they divide its threads.
+
+    Raises the errors of `load_model`, also those of another rank.
+    """
+    config = read_model_config(directory)
+    shards = [Shard.of(config, rank, size) for rank in range(size)]  # before anything is started
+    threads = max(1, torch.get_num_threads() // size)
+    torch.set_num_threads(threads)
+    folder = Path(tempfile.mkdtemp(prefix="sluice-ranks-"))
+    name = str(dtype).removeprefix("torch.")
+    others = RankProcesses(
+        RankSetup(rank, size, folder / "meeting", directory, options, name, device, kernels, threads)
+        for rank in range(1, size)
+    )
+    try:
+        weights = load_weights(directory, config, dtype, device, progress, shards[0])
+        others.await_answers()
+        others.tell(MEET)
+        parallel = Parallel(shards[0], meet(0, size, folder / "meeting", device))
+        make_runner = partial(LeadingRunner, others=others)
+        runner = place_part(config, options, weights, dtype, device, kernels, parallel, make_runner)
+        others.await_answers()
+    except BaseException as error:
+        lost = None if isinstance(error, BackendError) or not isinstance(error, Exception) else others.find_lost()
+        others.stop()
+        if lost is not None:
+            raise lost from error
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return runner
+
+
+def load_rank(setup: RankSetup, wait_until_all_have_loaded: Callable[[], object]) -> FollowingRunner:
+    """Load the part of a rank from 1 on."""
+    config = read_model_config(setup.directory)
+    shard = Shard.of(config, setup.rank, setup.size)
+    device = setup.device if setup.device.type == "cpu" else torch.device(setup.device.type, setup.rank)
+    dtype = DTYPES[setup.dtype]
+    with placing(device):
+        weights = load_weights(setup.directory, config, dtype, device, shard=shard)
+        wait_until_all_have_loaded()
+        parallel = Parallel(shard, meet(setup.rank, setup.size, setup.meeting_place, device))
+        return place_part(config, setup.options, weights, dtype, device, setup.kernels, parallel, FollowingRunner)
+
+
+def meet(rank: int, size: int, meeting_place: Path, device: torch.device) -> RankGroup:
+    """Wait for the other ranks, which are processes of this machine."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # else gloo looks up the host's name, which may be nowhere
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return RankGroup(rank, size, meeting_place, device)

@@ -1,0 +1,47 @@
+"""What rank 0 tells the others is plain: a step as a tuple, so that a compiled core and an interpreted one agree."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from backend.scheduler.batch import Batch, NewSequence
+from backend.sizing import EngineOptions
+
+MEET: Literal["meet"] = "meet"  # the model's part is loaded everywhere
+WARM_UP: Literal["warm up"] = "warm up"
+STOP: Literal["stop"] = "stop"
+Message = Literal["meet", "warm up", "stop"] | tuple[Any, ...]
+"""This is a word, or a step as `encoded`."""
+
+_OF_BATCH = [field.name for field in fields(Batch)]
+_OF_SEQUENCE = [field.name for field in fields(NewSequence)]
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """What a rank has to know to load its part of a model. It is the first that it is told."""
+
+    rank: int
+    size: int
+    meeting_place: Path  # of the ranks
+    directory: Path  # of the model
+    options: EngineOptions
+    dtype: str  # such as "bfloat16"
+    device: torch.device  # of rank 0
+    kernels: str
+    threads: int  # of a CPU
+
+
+def encoded(batch: Batch) -> tuple[Any, ...]:
+    """Return a batch as a tuple that `decoded` takes."""
+    values = {name: getattr(batch, name) for name in _OF_BATCH}
+    values["admitted"] = [tuple([getattr(new, name) for name in _OF_SEQUENCE]) for new in batch.admitted]
+    return tuple(values.values())
+
+
+def decoded(message: tuple[Any, ...]) -> Batch:
+    values = dict(zip(_OF_BATCH, message, strict=True))
+    values["admitted"] = [NewSequence(*new) for new in values["admitted"]]
+    return Batch(**values)

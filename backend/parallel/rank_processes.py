@@ -1,0 +1,129 @@
+"""Rank 0 starts the processes of the other ranks, tells them what to do, and notices when one is gone."""
+
+import logging
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from backend.errors import BackendError, DeviceError
+from backend.parallel.messages import STOP, Message, RankSetup
+
+log = logging.getLogger(__name__)
+
+FIRST_SECONDS = 0.5  # a rank that fails may do so because another has ended, which is then told instead
+LOST_SECONDS = 2.0  # in which one whose connections have ended is found to have ended
+
+
+@dataclass(slots=True)
+class _Fate:
+    """What became of the processes. It outlives their owner, which threads that watch them must not keep."""
+
+    on_lost: list[Callable[[DeviceError], object]] = field(default_factory=list)
+    error: BackendError | None = None
+    is_lost: threading.Event = field(default_factory=threading.Event)
+    is_stopping: bool = False
+
+    def lose(self, error: BackendError) -> None:
+        """Note the first error, unless all are being stopped."""
+        if not self.is_stopping and self.error is None:
+            self.error = error
+            self.is_lost.set()
+            if isinstance(error, DeviceError):
+                log.critical("%s", error)
+                for callback in self.on_lost:
+                    callback(error)
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    """The process of one rank."""
+
+    number: int
+    process: "subprocess.Popen[bytes]"
+    pipe: "Connection[Any, Any]"  # where it answers None once it has done as it was told, or with its error
+    answers: "SimpleQueue[BackendError | None]" = field(default_factory=SimpleQueue)
+
+    def watch(self, fate: _Fate) -> None:
+        """Take its answers until it ends."""
+        try:
+            while (answer := self.pipe.recv()) is None:
+                self.answers.put(None)
+            fate.is_lost.wait(FIRST_SECONDS)
+            fate.lose(answer)
+        except (EOFError, OSError):
+            fate.lose(DeviceError(f"rank {self.number} of the model has ended: {_how(self.process.wait())}"))
+        self.answers.put(fate.error)
+        self.process.wait()
+
+
+class RankProcesses:
+    """The processes of the ranks from 1 on. Each ends with its pipe, so that none outlives this process."""
+
+    def __init__(self, setups: Iterable[RankSetup]) -> None:
+        """Start them; they load their parts of the model, and tell when they have."""
+        self._fate = _Fate()
+        self.on_lost = self._fate.on_lost  # called by a thread, with the error that says which rank has ended
+        self._ranks = [_start(setup) for setup in setups]
+        self._finalizer = weakref.finalize(self, _stop, self._ranks, self._fate)
+        for rank in self._ranks:
+            name = f"sluice-rank-{rank.number}"
+            threading.Thread(target=rank.watch, args=(self._fate,), name=name, daemon=True).start()
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.process.pid for rank in self._ranks]
+
+    def tell(self, message: Message) -> None:
+        """Tell all of them. Raises `DeviceError` where one has ended."""
+        try:
+            for rank in self._ranks:
+                rank.pipe.send(message)
+        except OSError as error:
+            raise self.find_lost() or DeviceError(f"a rank of the model cannot be told anything: {error}") from error
+
+    def await_answers(self) -> None:
+        """Wait until each has done what it was told. Raises the error of one that has not."""
+        for rank in self._ranks:
+            if (error := rank.answers.get()) is not None:
+                raise error
+        if self._fate.error is not None:
+            raise self._fate.error
+
+    def find_lost(self) -> DeviceError | None:
+        """Return the error that says which has ended; None where none ends soon."""
+        self._fate.is_lost.wait(LOST_SECONDS)
+        error = self._fate.error
+        return error if error is None or isinstance(error, DeviceError) else DeviceError(str(error))
+
+    def stop(self) -> None:
+        """End all of them."""
+        self._finalizer()
+
+
+def _start(setup: RankSetup) -> _Rank:
+    ours, theirs = Pipe()
+    with theirs:
+        command = [sys.executable, "-P", "-m", "backend.parallel.rank_process", str(theirs.fileno())]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603
+    with suppress(OSError):  # it has ended, which is noticed
+        ours.send(setup)
+    return _Rank(setup.rank, process, ours)
+
+
+def _stop(ranks: list[_Rank], fate: _Fate) -> None:
+    fate.is_stopping = True
+    for rank in ranks:
+        with suppress(OSError):
+            rank.pipe.send(STOP)
+
+
+def _how(status: int) -> str:
+    return f"it was killed by signal {-status}" if status < 0 else f"its exit status is {status}"

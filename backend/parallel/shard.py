@@ -1,0 +1,126 @@
+"""A shard is what one rank of a tensor-parallel model holds: heads, columns of hidden layers, rows of the vocabulary.
+
+The split is Megatron-LM's (Shoeybi et al., 2019): the products into heads and into the hidden layer are cut by their
+outputs, those out of them by their inputs, so that each block of a layer ends with one sum over the ranks.
+"""
+
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Self
+
+from backend.errors import ConfigError
+from backend.model.model_config import ModelConfig
+
+HIDDEN_UNIT = 64  # columns of the hidden layer that stay together where there are enough: whole tiles of products
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The parts that rank `rank` of `size` holds, none of which is empty. Ranks may hold unequal parts.
+
+    Keys and values are cut by heads as long as there are as many as ranks; beyond that, ranks that share a head of
+    keys and values hold a copy each, and divide its query heads.
+    """
+
+    rank: int
+    size: int
+    heads: range
+    kv_heads: range
+    hidden: range  # of the feed-forward network, `intermediate_size` in all
+    vocab: range
+    all_kv_heads: int  # that all ranks hold, copies counted
+
+    @classmethod
+    def of(cls, config: ModelConfig, rank: int, size: int) -> Self:
+        """Return the shard of a rank. Raises `ConfigError` where a rank would have none of something."""
+        for what, count in (
+            ("attention heads", config.num_heads),
+            ("columns of the feed-forward network", config.intermediate_size),
+            ("tokens", config.vocab_size),
+        ):
+            if count < size:
+                raise ConfigError(
+                    f"tensor_parallel {size}: the model has {count} {what}, and each rank needs one: choose at most "
+                    f"{count}"
+                )
+        heads, kv_heads = _heads(config, rank, size)
+        unit = gcd(config.intermediate_size, HIDDEN_UNIT)
+        while config.intermediate_size // unit < size:
+            unit //= 2
+        units = _part(config.intermediate_size // unit, rank, size)
+        rows = rows_per_rank(config.vocab_size, size)
+        return cls(
+            rank=rank,
+            size=size,
+            heads=heads,
+            kv_heads=kv_heads,
+            hidden=range(units.start * unit, units.stop * unit),
+            vocab=range(min(rank * rows, config.vocab_size), min((rank + 1) * rows, config.vocab_size)),
+            all_kv_heads=max(config.num_kv_heads, size),
+        )
+
+    def part_of(self, config: ModelConfig) -> ModelConfig:
+        """Return the shape of the layers of this rank. The vocabulary stays whole: logits are of all its tokens."""
+        return replace(
+            config, num_heads=len(self.heads), num_kv_heads=len(self.kv_heads), intermediate_size=len(self.hidden)
+        )
+
+    def stored(self, config: ModelConfig) -> ModelConfig:
+        """Return the shape whose weights take as much memory as those of this rank."""
+        return replace(self.part_of(config), vocab_size=rows_per_rank(config.vocab_size, self.size))
+
+    def pooled(self, config: ModelConfig) -> ModelConfig:
+        """Return the shape whose keys and values are those of all ranks together."""
+        return replace(config, num_kv_heads=self.all_kv_heads)
+
+    def slices(self, name: str, config: ModelConfig) -> Slices:
+        """Return the part of a stored tensor that this rank holds, by its name in a checkpoint; () for all of it."""
+        *_, module, kind = name.split(".")
+        query, key, hidden = (
+            _slice(self.heads, config.head_dim),
+            _slice(self.kv_heads, config.head_dim),
+            _slice(self.hidden),
+        )
+        by_output = {
+            "embed_tokens": _slice(self.vocab),
+            "lm_head": _slice(self.vocab),
+            "q_proj": query,
+            "k_proj": key,
+            "v_proj": key,
+            "gate_proj": hidden,
+            "up_proj": hidden,
+        }
+        by_input = {"o_proj": query, "down_proj": hidden} if kind == "weight" else {}
+        if module in by_output:
+            return (by_output[module],)
+        return (slice(None), by_input[module]) if module in by_input else ()
+
+
+def rows_per_rank(vocab_size: int, size: int) -> int:
+    """Return the rows of a matrix over the vocabulary that each rank has room for: the last may have fewer."""
+    return -(-vocab_size // size)
+
+
+def _heads(config: ModelConfig, rank: int, size: int) -> tuple[range, range]:
+    """Return the query heads of a rank, and the heads of keys and values that they ask."""
+    group = config.num_heads // config.num_kv_heads
+    if size <= config.num_kv_heads:
+        kv_heads = _part(config.num_kv_heads, rank, size)
+        return range(kv_heads.start * group, kv_heads.stop * group), kv_heads
+    ranks_of = [_part(size, kv_head, config.num_kv_heads) for kv_head in range(config.num_kv_heads)]
+    kv_head, ranks = next((kv_head, ranks) for kv_head, ranks in enumerate(ranks_of) if rank in ranks)
+    part = _part(group, rank - ranks.start, len(ranks))  # not empty: there are as many query heads as ranks
+    return range(kv_head * group + part.start, kv_head * group + part.stop), range(kv_head, kv_head + 1)
+
+
+def _part(count: int, index: int, parts: int) -> range:
+    """Return part `index` of `parts` parts of `range(count)`, the first of which have one more."""
+    least, more = divmod(count, parts)
+    start = index * least + min(index, more)
+    return range(start, start + least + (index < more))
+
+
+def _slice(part: range, width: int = 1) -> slice:
+    return slice(part.start * width, part.stop * width)

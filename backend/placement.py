@@ -1,0 +1,156 @@
+"""Placement takes a model's weights to a device, with as much KV memory as fits beside them."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from backend.config import EngineConfig
+from backend.errors import ConfigError
+from backend.kernels.cpu import select_ops
+from backend.model.decoder import Decoder
+from backend.model.model_config import ModelConfig
+from backend.model.weights import Weights
+from backend.paged_kv.kv_cache import KVCache
+from backend.parallel.rank_group import Parallel
+from backend.parallel.shard import Shard
+from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
+from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
+from backend.worker.model_runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+Runner = TypeVar("Runner", bound=ModelRunner)
+
+
+def select_device(name: str, num_ranks: int = 1) -> torch.device:
+    """Return the device of that name; `auto` is the first CUDA device, or the CPU if there is none.
+
+    Raises `ConfigError` where there are not as many as ranks.
+    """
+    available = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if available else "cpu"
+    if name != "cuda":
+        return torch.device(name)
+    if not available:
+        raise ConfigError("device cuda: torch finds none; check the driver and torch's build, or choose cpu")
+    if num_ranks == 1:
+        return torch.device("cuda", torch.cuda.current_device())
+    if (count := torch.cuda.device_count()) < num_ranks:
+        raise ConfigError(f"tensor_parallel {num_ranks}: each rank has a GPU of its own, and torch finds {count}")
+    return torch.device("cuda", 0)
+
+
+def select_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the type of that name; `auto` is what the checkpoint stores on a GPU, and float32 on a CPU."""
+    if name == "auto":
+        name = config.torch_dtype if device.type == "cuda" else "float32"
+    return DTYPES[name]
+
+
+def place_model(
+    config: ModelConfig,
+    options: EngineOptions,
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: str = "auto",
+) -> ModelRunner:
+    """Return a runner that takes the weights over."""
+    return place_part(config, options, weights, dtype, device, kernels, None, ModelRunner)
+
+
+def place_part(
+    config: ModelConfig,
+    options: EngineOptions,
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: str,
+    parallel: Parallel | None,
+    make_runner: Callable[[Decoder, KVCache, EngineConfig], Runner],
+) -> Runner:
+    """Return a runner of the whole model, or of one rank's part of it: then all ranks have equal limits, which are
+    those of the whole model.
+    """
+    kv_dtype = options.cache_dtype(dtype)
+    ops = select_ops(device, dtype, kernels, kv_dtype)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # kernels are launched on the current one
+        num_bytes = weights.num_parameters * dtype.itemsize
+        decoder = Decoder(config, weights, ops, options.max_model_len or config.max_position, parallel)
+        engine_config = _size_measured(options, config, decoder, num_bytes, dtype, device)
+    else:
+        free, pooled = free_memory(), config
+        if parallel is not None:
+            free, pooled = parallel.group.least(free, device), parallel.shard.pooled(config)
+        engine_config = size_engine(options, pooled, dtype, free)
+        decoder = Decoder(config, weights, ops, engine_config.max_model_len, parallel)
+    kv = KVCache(decoder.config, engine_config.num_blocks, engine_config.block_size, kv_dtype, device)
+    runner = make_runner(decoder, kv, engine_config)
+    runner.measure_copies()
+    return runner
+
+
+def check_size(
+    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
+) -> EngineConfig:
+    """Return the limits as they are expected to be. Raises `ConfigError` for what cannot work."""
+    if device.type == "cuda":
+        return size_for_device(options, config, dtype, device, shard)
+    return size_engine(options, config if shard is None else shard.pooled(config), dtype, free_memory())
+
+
+def size_for_device(
+    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
+) -> EngineConfig:
+    """Return the limits of a model that is to be loaded on CUDA devices, a `shard` on this one. Raises `ConfigError`,
+    with the arithmetic.
+    """
+    free, total = free_and_total(device)
+    tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
+    part, pooled = (config, config) if shard is None else (shard.stored(config), shard.pooled(config))
+    memory = expected_memory(str(device), free, total, part, dtype, tokens, options.max_num_seqs)
+    check_fits(memory)
+    return size_engine(options, pooled, dtype, _pool_bytes(memory.kv_bytes, part, pooled), dedicated=True)
+
+
+def _size_measured(
+    options: EngineOptions,
+    config: ModelConfig,
+    decoder: Decoder,
+    weight_bytes: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> EngineConfig:
+    """Return the limits by what is free beside the weights and beside a step of as many tokens as one may have; on the
+    rank where that is the least, if there are several.
+    """
+    parallel = decoder.parallel
+    pooled = config if parallel is None else parallel.shard.pooled(config)
+
+    def shared(num_bytes: int) -> int:
+        """Return the bytes for keys and values on all ranks, of which each has at least its part of `num_bytes`."""
+        all_bytes = _pool_bytes(num_bytes, decoder.config, pooled)
+        return all_bytes if parallel is None else parallel.group.least(all_bytes, device)
+
+    free, _ = free_and_total(device)
+    draft = size_engine(options, pooled, dtype, shared(free), dedicated=True)
+    tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
+    kv_dtype = options.cache_dtype(dtype)
+    memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size, kv_dtype)
+    check_fits(memory)
+    log.info("%s", memory)
+    try:
+        return size_engine(options, pooled, dtype, shared(memory.kv_bytes), dedicated=True)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {memory}") from None
+
+
+def _pool_bytes(part_bytes: int, part: ModelConfig, pooled: ModelConfig) -> int:
+    """Return the bytes of all heads of keys and values where `part` of them have `part_bytes`."""
+    return part_bytes * pooled.num_kv_heads // part.num_kv_heads

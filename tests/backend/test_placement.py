@@ -1,0 +1,76 @@
+"""Placing a model: what fits a device, and what is said where it does not."""
+
+import pytest
+import torch
+
+from backend import placement
+from backend.errors import ConfigError
+from backend.parallel.shard import Shard
+from backend.placement import _size_measured, check_size, select_device, select_dtype
+from backend.sizing import EngineOptions
+from backend.worker.device_memory import DeviceMemory
+from benchmarks.model_shapes import LLAMA_3_8B
+from tests.backend.runners import MODEL, make_runner
+
+GIB = 2**30
+
+
+def test_what_cannot_work_is_refused_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (15 * GIB, 16 * GIB))
+    with pytest.raises(ConfigError, match="the model does not fit"):
+        check_size(EngineOptions(), LLAMA_3_8B, torch.bfloat16, torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (17 * GIB, 18 * GIB))
+    options = EngineOptions(max_num_seqs=16, max_model_len=8192)
+    with pytest.raises(ConfigError, match="max_model_len 8192 needs 512 blocks"):
+        check_size(options, LLAMA_3_8B, torch.bfloat16, torch.device("cuda:0"))
+
+
+def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmetic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = DeviceMemory("cuda:0", 2 * GIB, GIB + 10_000, GIB // 2, 3_000, 2_000, 0, GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 2 * GIB))
+    monkeypatch.setattr(placement, "measured_memory", lambda *arguments: full)
+    decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
+    with pytest.raises(ConfigError, match=r"needs 4 blocks.*; cuda:0 has 2\.00 GiB - weights 512\.00 MiB"):
+        _size_measured(options, MODEL, decoder, GIB // 2, torch.float32, torch.device("cuda:0"))
+
+
+def test_memory_of_a_model_that_was_let_go_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [2 * GIB]
+    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB - sum(kept), 2 * GIB))
+    room = DeviceMemory("cuda:0", 2 * GIB, 2 * GIB, 0, 0, 0, 0, GIB)
+    monkeypatch.setattr(placement, "measured_memory", lambda *arguments: room)
+    decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
+    engine = _size_measured(options, MODEL, decoder, 0, torch.float32, torch.device("cuda:0"))
+    assert engine.num_blocks == 2 * 64 // 16
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert select_device("auto") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="torch finds none"):
+        select_device("cuda")
+
+
+def test_a_gpu_serves_what_the_checkpoint_stores_and_a_cpu_float32() -> None:
+    for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
+        assert select_dtype("auto", LLAMA_3_8B, torch.device(device)) == dtype
+    assert select_dtype("float16", LLAMA_3_8B, torch.device("cuda")) == torch.float16
+
+
+def test_each_rank_is_sized_by_its_part_and_all_by_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (15 * GIB, 16 * GIB))
+    shard, options = Shard.of(LLAMA_3_8B, 1, 2), EngineOptions(max_num_seqs=64, max_model_len=8192)
+    engine = check_size(options, LLAMA_3_8B, torch.bfloat16, torch.device("cuda:0"), shard)
+    held = engine.num_blocks * engine.block_size * 131_072  # bytes a token, of all heads
+    assert 10 * GIB < held < 16 * GIB, "each rank has half of the heads, and some 6 GiB beside half of the weights"
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert select_device("auto", 3) == torch.device("cuda:0")
+    with pytest.raises(ConfigError, match="tensor_parallel 4: each rank has a GPU of its own, and torch finds 3"):
+        select_device("cuda", 4)
