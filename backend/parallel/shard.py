@@ -5,7 +5,7 @@ outputs, those out of them by their inputs, so that each block of a layer ends w
 """
 
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, isqrt
 from typing import Self
 
 from backend.errors import ConfigError
@@ -38,7 +38,7 @@ class Shard:
         for what, count in (
             ("attention heads", config.num_heads),
             ("columns of the feed-forward network", config.intermediate_size),
-            ("tokens", config.vocab_size),
+            ("rows of tokens", isqrt(config.vocab_size)),  # or the last rank might have none
         ):
             if count < size:
                 raise ConfigError(

@@ -23,7 +23,7 @@ shapes = st.builds(
     kv_heads=st.integers(1, 9),
     group=st.integers(1, 8),
     hidden=st.integers(16, 700),
-    vocab=st.integers(64, 500),
+    vocab=st.integers(81, 500),
 )
 
 
