@@ -185,7 +185,7 @@ def test_a_call_is_a_function_that_begins_and_a_frame_is_also_one_that_goes_on(t
 def test_the_command_counts_what_a_request_crosses_and_compares(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     before.write_text(json.dumps({"figures": {"modules": 12345}}))
-    command = [sys.executable, "-m", "scripts.structure", "--requests", "1", "--list"]
+    command = [sys.executable, "-m", "scripts.structure", "--requests", "3", "--list"]
     files = [f"--json={tmp_path / 'now.json'}", f"--compare={before}"]
     done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
