@@ -42,6 +42,7 @@ class LoadedModel:
     dtype: torch.dtype
     num_parameters: int
     sampling_defaults: Mapping[str, Any]  # what a request that leaves a field of SamplingParams unsaid gets
+    shard: Shard | None = None  # what this process holds, if it is one of several ranks
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -49,8 +50,8 @@ class LoadedModel:
 
     @property
     def kv_bytes(self) -> int:
-        config, parallel = self.engine_config, self.runner.decoder.parallel
-        pooled = self.config if parallel is None else parallel.shard.pooled(self.config)
+        config = self.engine_config
+        pooled = self.config if self.shard is None else self.shard.pooled(self.config)
         return config.num_blocks * block_bytes(pooled, config.block_size, self.runner.kv.dtype)
 
     def block_names(self, secret: bytes) -> BlockNames:
@@ -97,7 +98,7 @@ def load_model(
             num_parameters = weights.num_parameters
             runner = place_model(config, options, weights, precision, target, kernels)
     constrain(runner, directory, config, structured_output or StructuredOutputOptions())
-    return LoadedModel(directory, config, runner.config, tokenizer, runner, precision, num_parameters, defaults)
+    return LoadedModel(directory, config, runner.config, tokenizer, runner, precision, num_parameters, defaults, shard)
 
 
 def constrain(runner: ModelRunner, directory: Path, config: ModelConfig, options: StructuredOutputOptions) -> None:

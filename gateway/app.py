@@ -366,8 +366,8 @@ def _load(settings: Settings) -> LoadedModel:
 
 
 def _show_device(model: LoadedModel) -> str:
-    device, parallel = model.runner.device, model.runner.decoder.parallel
-    return str(device) if parallel is None else f"{parallel.shard.size} ranks of {device.type}"
+    device = model.runner.device
+    return str(device) if model.shard is None else f"{model.shard.size} ranks of {device.type}"
 
 
 def _ready(

@@ -188,8 +188,8 @@ def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:
 def memory_by_use(model: LoadedModel) -> dict[str, float]:
     """Returns the bytes of the device's memory by their use; of all ranks' devices, as if they were like the first."""
     weights = model.num_parameters * model.dtype.itemsize
-    device, parallel = model.runner.device, model.runner.decoder.parallel
-    num_devices = 1 if parallel is None else parallel.shard.size
+    device = model.runner.device
+    num_devices = 1 if model.shard is None else model.shard.size
     reserved = num_devices * torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
     other = max(0, reserved - weights - model.kv_bytes)
     return {"weights": weights, "kv_cache": model.kv_bytes, "other": other}
