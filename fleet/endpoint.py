@@ -15,6 +15,7 @@ from admission.outcome import Outcome
 from fleet.fleet import Fleet
 from fleet.prediction import RoutedRequest
 from fleet.retries import RetryBudget
+from fleet.settlements import Settlements
 from fleet.tracing import RouteTracing
 from gateway.api.body_reader import BodyReader
 from gateway.api.refusal_limiter import RefusalLimiter
@@ -43,6 +44,7 @@ class FleetServices:
     budget: RetryBudget
     client: httpx.AsyncClient
     tracing: RouteTracing
+    settlements: Settlements
 
 
 class FleetEndpoint:

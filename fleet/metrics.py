@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from fleet.fleet import Fleet
 from fleet.retries import RetryBudget
+from fleet.settlements import Settlements
 from fleet.tracing import RouteTracing
 from fleet.view import ReplicaView
 from gateway.telemetry.metrics.prometheus import exposition
@@ -43,6 +44,12 @@ class RouterMetrics:
             )
             self._registry.total("sluice.spans.dropped", "Spans lost on the way.", lambda: exporter.num_dropped)
             self._registry.total("sluice.traces.capped", "Requests not traced: too many.", lambda: sampler.num_capped)
+
+    def count_settlements(self, settlements: Settlements) -> None:
+        """Let the metrics read what became of requests whose replica was lost."""
+        family = Family("sluice.route.settlements", Kind.COUNTER, "", "Requests of lost replicas.", ("result",))
+        read = settlements
+        self._registry.read(family, lambda: [(("settled",), read.num_settled), (("left",), read.num_left)])
 
     def ended(self, record: RequestRecord) -> None:
         if record.outcome is not None:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,7 @@ from fleet.picker import Knowledge, Routing, make_picker
 from fleet.poller import Poller
 from fleet.prefix_map import PrefixMap
 from fleet.retries import RetryBudget
+from fleet.settlements import Settlements
 from fleet.tracing import open_route_tracing
 from fleet.upstream import make_client
 from gateway.admin.app import AdminApp
@@ -90,8 +91,12 @@ class FleetProcess:
             make_client(trusted) as client,
             open_body_reader(settings, MAX_IDS) as body_reader,
             open_route_tracing(settings, telemetry) as tracing,
+            AsyncExitStack() as stack,
         ):
+            settlements = Settlements(self.fleet, client, admin_secret(settings))
+            stack.push_async_callback(settlements.close)
             metrics.count_losses(tracing)
+            metrics.count_settlements(settlements)
             services = FleetServices(
                 keys=self._keys.ring,
                 policies=EffectivePolicies(self._policies),
@@ -103,6 +108,7 @@ class FleetProcess:
                 client=client,
                 body_reader=body_reader,
                 tracing=tracing,
+                settlements=settlements,
             )
             probes = _probes(services, is_ready)
             poller = Poller(self.fleet, client, admin_secret(settings), self._options.state_interval)

@@ -21,9 +21,13 @@ from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
 from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter
-from quotas.reservation import Attempt
+from gateway.sse import last_progress
+from quotas.reservation import Attempt, Delivered
 
 MAX_ATTEMPTS = 2
+PROGRESS = b" tokens\n\n"  # the end of what a replica says of a stream
+MAX_SAID = 32  # bytes of it, which may come in two parts
+MAX_TAIL = 8_192  # bytes that may lie behind it
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
 """The words of `x-sluice-dropped-reason` in a 503 that another replica might not give."""
 
@@ -34,6 +38,34 @@ class Relayed(NamedTuple):
     status: int
     headers: Headers
     body: bytes
+
+
+class SentOn(NamedTuple):
+    """One attempt: a request, where it went, its span, and the id that all attempts of it have."""
+
+    request: RoutedRequest
+    view: ReplicaView
+    span: AttemptSpan
+    id: str
+
+
+class StreamTail:
+    """The end of a stream so far, from where its replica last said how many tokens were sent (`sse.progress`)."""
+
+    __slots__ = ("_tail", "has_begun")
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._tail = b""
+
+    def add(self, part: bytes) -> None:
+        self.has_begun = True
+        self._tail = (self._tail[-MAX_SAID:] if PROGRESS in part else self._tail[-MAX_TAIL:]) + part
+
+    @property
+    def num_tokens(self) -> int | None:
+        """The tokens that were sent, as the replica said; None: it did not say."""
+        return last_progress(self._tail)
 
 
 class RouteEndpoint(FleetEndpoint):
@@ -56,29 +88,25 @@ class RouteEndpoint(FleetEndpoint):
             predict, why = partial(fleet.first_token, request, view), _reason(failure) if len(tried) > 1 else None
             with tracing.attempt(view, len(tried), predict, why) as span:
                 headers = forwarded(tracing.carried(scope["headers"], span), response.request_id, signed)
-                failed = await self._served(scope, response, headers, body, request, view, span)
+                sent_on = SentOn(request, view, span, request_id)
+                failed = await self._served(scope, response, headers, body, sent_on)
                 span.error = None if failed is None else _reason(failed)
             if failed is None:
                 return
             failure = failed
+        if isinstance(failure, ReplicaLost):
+            self._cut(request, tried[-1], request_id, None)
         if isinstance(failure, ApiError):
             raise failure
         await response.reply(failure.body, failure.status, failure.headers)
 
     async def _served(
-        self,
-        scope: Scope,
-        response: ResponseWriter,
-        headers: Headers,
-        body: bytes,
-        request: RoutedRequest,
-        view: ReplicaView,
-        span: AttemptSpan,
+        self, scope: Scope, response: ResponseWriter, headers: Headers, body: bytes, sent_on: SentOn
     ) -> ApiError | Relayed | None:
         """Hand a replica's answer to the client, or return why another replica may be asked. Raises `ReplicaLost` where
         none may, because an answer had begun.
         """
-        fleet = self._services.fleet
+        fleet, (request, view, span, request_id) = self._services.fleet, sent_on
         with fleet.attempt(request, view) as attempt:
             try:
                 async with asyncio.timeout(None) as opening:
@@ -91,10 +119,12 @@ class RouteEndpoint(FleetEndpoint):
                 fleet.failed(view, is_unreachable=isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
                 return ReplicaLost()
             span.status, span.first_byte = answer.status_code, self._services.telemetry.clock()
+            tail = StreamTail()
             try:
-                return await self._relay(answer, response, request, view)
+                return await self._relay(answer, response, sent_on, tail)
             except httpx.TransportError:
                 fleet.failed(view, is_unreachable=False)
+                self._cut(request, view.name, request_id, tail)
                 lost = ReplicaLost()
                 span.error = _reason(lost)
                 raise lost from None
@@ -102,7 +132,7 @@ class RouteEndpoint(FleetEndpoint):
                 await answer.aclose()
 
     async def _relay(
-        self, answer: httpx.Response, response: ResponseWriter, request: RoutedRequest, view: ReplicaView
+        self, answer: httpx.Response, response: ResponseWriter, sent_on: SentOn, tail: StreamTail
     ) -> Relayed | None:
         """Hand an answer on: in parts as they come, or whole where its length is known; return one that another replica
         might not give.
@@ -112,15 +142,24 @@ class RouteEndpoint(FleetEndpoint):
             whole = Relayed(status, headers, b"".join([part async for part in parts]))
             if status == 503 and answer.headers.get("x-sluice-dropped-reason") in OWN_REASONS:
                 return whole
-            self._services.fleet.answered(request, view)
+            self._services.fleet.answered(sent_on.request, sent_on.view)
             await response.reply(whole.body, status, headers)
             return None
-        self._services.fleet.answered(request, view)
-        await response.begin(status, headers, await anext(parts, b""))
+        self._services.fleet.answered(sent_on.request, sent_on.view)
+        first = await anext(parts, b"")
+        tail.add(first)
+        await response.begin(status, headers, first)
         async for part in parts:
+            tail.add(part)
             await response.stream(part)
         await response.end_stream(b"")
         return None
+
+    def _cut(self, request: RoutedRequest, lost: str, request_id: str, tail: StreamTail | None) -> None:
+        """Have a request settled whose replica was lost, by what was delivered of its answer; None: nothing."""
+        has_begun = tail is not None and tail.has_begun
+        delivered = Delivered(request_id, has_begun, tail.num_tokens if tail is not None and has_begun else None)
+        self._services.settlements.cut(request.tenant, lost, delivered)
 
 
 def _reason(failure: ApiError | Relayed) -> str:

@@ -7,7 +7,7 @@ from ssl import SSLContext
 import httpx
 from starlette.types import Scope
 
-from gateway.replica.fleet_secret import ATTEMPT_HEADER
+from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER
 
 CONNECT_SECONDS = 2.0
 KEEP_SECONDS = 15.0  # less than a replica keeps an idle connection
@@ -19,7 +19,7 @@ HOP_BY_HOP = frozenset(
     }
 )
 """Headers that are not sent on, because they are about one connection."""
-MADE_ANEW = HOP_BY_HOP | {b"x-request-id", ATTEMPT_HEADER}
+MADE_ANEW = HOP_BY_HOP | {b"x-request-id", ATTEMPT_HEADER, PROGRESS_HEADER}
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -51,7 +51,7 @@ class Pools(httpx.AsyncBaseTransport):
 def forwarded(headers: Iterable[tuple[bytes, bytes]], request_id: bytes, attempt: bytes) -> Headers:
     """Return the headers with which a request is sent on, as an attempt that the router has signed."""
     kept = [(name, value) for name, value in headers if name not in MADE_ANEW]
-    return [*kept, (b"x-request-id", request_id), (ATTEMPT_HEADER, attempt)]
+    return [*kept, (b"x-request-id", request_id), (ATTEMPT_HEADER, attempt), (PROGRESS_HEADER, b"1")]
 
 
 def answered(response: httpx.Response) -> Headers:

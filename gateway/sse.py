@@ -1,7 +1,10 @@
 """Server-sent events as bytes (WHATWG HTML, section 9.2)."""
 
+import re
+
 START, END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]\n\n"
+_PROGRESS = re.compile(rb"(?:^|\n): (\d{1,12}) tokens\n\n")
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -12,6 +15,19 @@ HEADERS = {
 def event(data: bytes) -> bytes:
     """Returns one event. `data` is JSON, so it holds no bare line break. Events may be joined into one write."""
     return START + data + END
+
+
+def progress(num_tokens: int) -> bytes:
+    """Returns a comment that says how many tokens of an answer were sent before it."""
+    return b": %d tokens\n\n" % num_tokens
+
+
+def last_progress(stream: bytes) -> int | None:
+    """Returns what the last such comment in a part of a stream says; None if there is none. No event looks like one, as
+    JSON has no bare line break.
+    """
+    said = _PROGRESS.findall(stream)
+    return int(said[-1]) if said else None
 
 
 def comment(text: bytes = b"") -> bytes:

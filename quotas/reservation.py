@@ -15,6 +15,14 @@ class Attempt(NamedTuple):
     number: int  # the first is 1
 
 
+class Delivered(NamedTuple):
+    """What a client has had of an answer that was cut short, as far as whoever carried it knows."""
+
+    request: str  # which the attempts to have it served have in common
+    has_begun: bool
+    output_tokens: int | None  # None: that is not known
+
+
 @dataclass(slots=True)
 class Ask:
     """The most that a request may use. Nobody changes it."""

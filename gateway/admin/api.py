@@ -13,6 +13,7 @@ from starlette.routing import Route
 from gateway.admin.actions import Actions
 from gateway.admin.app import LOADS
 from gateway.admin.audit_log import AuditLog
+from gateway.admin.cut_requests import CutRequest, settle_cut
 from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route
 from gateway.admin.history import History
@@ -96,6 +97,7 @@ class Api:
             admin_route("GET", f"{PREFIX}/budgets", self.budgets),
             admin_route("GET", f"{PREFIX}/audit", self.audit),
             admin_route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
+            admin_route("POST", f"{PREFIX}/cut-requests", self.settle_cut),
             admin_route("POST", f"{PREFIX}/drain", lambda request: actions.drain(request.actor)),
         ]
 
@@ -105,6 +107,9 @@ class Api:
 
     async def loads(self, request: AdminRequest) -> Json:
         return loads(self._service.metrics.replica.totals(), datetime.now(UTC))
+
+    async def settle_cut(self, request: AdminRequest) -> Json:
+        return await settle_cut(self._service.quotas.store, read(CutRequest, JsonBody.of(request.body)))
 
     async def overview(self, request: AdminRequest) -> Json:
         return overview(self._process, self._service, self._history, time.time())

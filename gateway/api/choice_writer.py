@@ -3,10 +3,27 @@
 from collections.abc import Callable
 from functools import partial
 
+from gateway import sse
 from gateway.api.text_stream import TextStream
 from gateway.http.request_scope import Exchange
 from gateway.http.responses import ResponseWriter
 from gateway.openai.replies import Chunks, TokenUsage
+
+
+class Progress:
+    """Counts the tokens of an answer that were written, all its choices together, and says after each write how many:
+    to a router, by which it is known what a client had if this process is lost.
+    """
+
+    __slots__ = ("_num_tokens",)
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+
+    def after(self, more: int) -> bytes:
+        """Returns what is written after so many more tokens."""
+        self._num_tokens += more
+        return sse.progress(self._num_tokens)
 
 
 class ChoiceWriter:
@@ -18,9 +35,19 @@ class ChoiceWriter:
     may be complete, and all that comes while the client reads too slowly.
     """
 
-    __slots__ = ("_chunks", "_response", "_text", "_usage")
+    __slots__ = ("_chunks", "_num_written", "_progress", "_response", "_text", "_usage")
 
-    def __init__(self, response: ResponseWriter, text: TextStream, chunks: Chunks, continuous_usage: bool) -> None:
+    def __init__(
+        self,
+        response: ResponseWriter,
+        text: TextStream,
+        chunks: Chunks,
+        continuous_usage: bool,
+        progress: Progress | None = None,
+    ) -> None:
+        """With `progress`, which the choices of an answer share, each write ends with how far the answer is."""
+        self._progress = progress
+        self._num_written = 0  # tokens
         self._response = response
         self._text = text
         self._chunks = chunks
@@ -37,7 +64,7 @@ class ChoiceWriter:
         while text.finish_reason is None:
             events += await self._next_events(receiver)
             if events and text.finish_reason is None:
-                await self._response.stream(b"".join(events))
+                await self._response.stream(self._joined(events))
                 events = []
                 if self._response.exchange is not None and not text.may_stop:
                     receiver = partial(self._write_pending, self._response.exchange)
@@ -58,8 +85,15 @@ class ChoiceWriter:
         if not exchange.is_writable:
             return False
         if events := self._events(self._text.push(self._text.tokens.rest())):
-            exchange.write(b"".join(events))
+            exchange.write(self._joined(events))
         return True
+
+    def _joined(self, events: list[bytes]) -> bytes:
+        """Returns what is written at once."""
+        if self._progress is None:
+            return b"".join(events)
+        more, self._num_written = self._text.num_tokens - self._num_written, self._text.num_tokens
+        return b"".join([*events, self._progress.after(more)])
 
     def _events(self, pieces: list[str]) -> list[bytes]:
         chunks, usage = self._chunks, self._usage

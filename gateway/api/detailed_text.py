@@ -15,7 +15,7 @@ from backend.scheduler.sequence import FinishReason
 from backend.stream import TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
 from backend.text.tokenizer import Tokenizer
-from gateway.api.choice_writer import ChoiceWriter
+from gateway.api.choice_writer import ChoiceWriter, Progress
 from gateway.api.dialects import Dialect, Prompt
 from gateway.api.engine_client import Generation
 from gateway.api.text_stream import TextStream
@@ -245,8 +245,15 @@ class DetailedChoiceWriter(ChoiceWriter):
 
     __slots__ = ("_detailed", "_is_begun")
 
-    def __init__(self, response: ResponseWriter, text: DetailedText, chunks: Chunks, continuous_usage: bool) -> None:
-        super().__init__(response, text, chunks, continuous_usage)
+    def __init__(
+        self,
+        response: ResponseWriter,
+        text: DetailedText,
+        chunks: Chunks,
+        continuous_usage: bool,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(response, text, chunks, continuous_usage, progress)
         self._detailed = text
         self._is_begun = False
 

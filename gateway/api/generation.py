@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from admission.outcome import Outcome
 from backend.text.detokenizer import IncrementalDetokenizer
 from gateway import sse
-from gateway.api.choice_writer import ChoiceWriter
+from gateway.api.choice_writer import ChoiceWriter, Progress
 from gateway.api.client_deadlines import read_deadlines, read_expected_followup
 from gateway.api.detailed_text import DetailedChoiceWriter, DetailedText, Telling, told_choices
 from gateway.api.dialects import Dialect, Prompt
@@ -27,7 +27,7 @@ from gateway.http.responses import ResponseWriter
 from gateway.openai.json_schema import located
 from gateway.openai.replies import Chunks, Identity, TokenUsage
 from gateway.openai.requests import GenerationRequest
-from gateway.replica.fleet_secret import ATTEMPT_HEADER, UNKNOWN, Beginnings
+from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER, UNKNOWN, Beginnings
 from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -166,8 +166,9 @@ class GenerationEndpoint(Endpoint):
             chunks = [
                 dialect.chunks(identity, request.include_usage, index, text.message) for index, text in enumerate(texts)
             ]
+            progress = None if response.request_header(PROGRESS_HEADER) is None else Progress()
             writers = [
-                _writer(response, text, encoder, request.continuous_usage)
+                _writer(response, text, encoder, request.continuous_usage, progress)
                 for text, encoder in zip(texts, chunks, strict=True)
             ]
             if len(writers) == 1:
@@ -203,10 +204,12 @@ def _check_details(request: GenerationRequest, policy: EffectivePolicy) -> None:
     policy.check_logprobs(request.details.top_of_prompt, "prompt_logprobs")
 
 
-def _writer(response: ResponseWriter, text: TextStream, chunks: Chunks, continuous_usage: bool) -> ChoiceWriter:
+def _writer(
+    response: ResponseWriter, text: TextStream, chunks: Chunks, continuous_usage: bool, progress: Progress | None
+) -> ChoiceWriter:
     if isinstance(text, DetailedText):
-        return DetailedChoiceWriter(response, text, chunks, continuous_usage)
-    return ChoiceWriter(response, text, chunks, continuous_usage)
+        return DetailedChoiceWriter(response, text, chunks, continuous_usage, progress)
+    return ChoiceWriter(response, text, chunks, continuous_usage, progress)
 
 
 def _token_usage(texts: Sequence[TextStream], num_answers: int) -> TokenUsage:

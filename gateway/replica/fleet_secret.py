@@ -11,6 +11,7 @@ from gateway.replica.digests import beginnings, prompt_bytes
 from quotas.reservation import Attempt
 
 ATTEMPT_HEADER = b"x-sluice-attempt"
+PROGRESS_HEADER = b"x-sluice-progress"  # with which a router asks to be told how many tokens a stream has had so far
 MAC_DIGITS = 32
 _HEADER = re.compile(rb"(([0-9a-f]{32})\.([1-9]))\.([0-9a-f]{32})")
 

@@ -23,7 +23,7 @@ from functools import partial
 from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
-from quotas.reservation import Ask, LimitState, Reservation, Usage
+from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
 from quotas.store.account import Account, Levels, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
 from quotas.store.outage import OutageFallback
@@ -236,6 +236,15 @@ class RedisStore:
             used = min(output_tokens, extension.ask.output_tokens)
             output_tokens -= used
             await self.settle(extension, Usage(output_tokens=used, requests=0))
+
+    async def conclude(self, tenant: str, delivered: Delivered) -> bool:
+        """Settle a request at what was delivered of it, though its replica is gone: its whole prompt and that output,
+        or nothing if no answer had begun. A second call does nothing, and nor does its replica if it lives on. Returns
+        whether there was anything to settle.
+        """
+        output = -1 if delivered.output_tokens is None else delivered.output_tokens
+        words = (delivered.request.encode(), b"%d" % delivered.has_begun, b"%d" % output)
+        return (await self._runner.call(Script.CONCLUDE, (state_key(tenant).encode(),), *words))[1] != b"0"
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
         """Return the state of each limit now."""

@@ -33,6 +33,7 @@ class Script(StrEnum):
     RECLAIM = "reclaim"
     RESTORE = "restore"
     SUPERSEDE = "supersede"
+    CONCLUDE = "conclude"
     BOOK = "book"
     LEASE_KV = "lease_kv"
     SLICE = "slice"
@@ -51,6 +52,7 @@ PARTS = {
     Script.SETTLE: SETTLEMENT,
     Script.HEARTBEAT: SETTLEMENT,
     Script.SUPERSEDE: SETTLEMENT,
+    Script.CONCLUDE: SETTLEMENT,
     Script.RECLAIM: (*SETTLEMENT, "forfeit"),
     Script.BOOK: ("clock", "level", "ledger"),
     Script.LEASE_KV: ("clock",),

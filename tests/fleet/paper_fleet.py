@@ -17,6 +17,7 @@ from fleet.metrics import RouterMetrics
 from fleet.picker import Knowledge, LeastPredicted
 from fleet.prefix_map import PrefixMap
 from fleet.retries import RetryBudget
+from fleet.settlements import PATH, Settlements
 from fleet.tracing import RouteTracing
 from gateway.api.body_reader import BodyReader
 from gateway.api.refusal_limiter import RefusalLimiter
@@ -95,6 +96,7 @@ class PaperFleet(httpx.AsyncBaseTransport):
     def __init__(self, max_body_bytes: int = 10_000, **handlers: Handler) -> None:
         self.handlers = handlers
         self.seen: list[httpx.Request] = []
+        self.cut: list[dict[str, Any]] = []  # what is to be settled of lost replicas
         loop = asyncio.get_running_loop()
         knowledge = Knowledge(PrefixMap(), lambda tenant: 1.0)
         self.fleet = Fleet(LeastPredicted(knowledge, Random(1)), knowledge, loop.time)
@@ -115,12 +117,22 @@ class PaperFleet(httpx.AsyncBaseTransport):
             client=httpx.AsyncClient(transport=self),
             body_reader=BodyReader(max_body_bytes, 2 * max_body_bytes, 30.0, 1000),
             tracing=RouteTracing(loop.time),
+            settlements=Settlements(self.fleet, httpx.AsyncClient(transport=self), "admin"),
         )
+        self.metrics.count_settlements(self.services.settlements)
         self.app = RouterApp(self.services, {})
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == PATH:
+            self.cut.append(orjson.loads(request.content))
+            return whole(b'{"settled":true}')
         self.seen.append(request)
         return await self.handlers[request.url.host](request)
+
+    async def settled(self) -> list[dict[str, Any]]:
+        """What the router has had settled once it is done, without the ids."""
+        await self.services.settlements.close()
+        return [{name: value for name, value in one.items() if name != "request"} for one in self.cut]
 
     @property
     def asked(self) -> list[str]:

@@ -130,6 +130,24 @@ async def test_a_stream_whose_replica_is_lost_ends_with_a_typed_error_and_is_ask
     assert b"[DONE]" not in answer.body
     assert answer.is_complete
     assert fleet.asked == ["a"]
+    assert await fleet.settled() == [{"tenant": "demo", "has_begun": True, "output_tokens": None}]
+
+
+@pytest.mark.parametrize("split", range(1, 30, 3))
+async def test_what_was_delivered_of_a_lost_stream_is_settled_as_its_replica_said(split: int) -> None:
+    """However it comes in parts; what came without being said is not counted."""
+    said = b"data: 1\n\n: 1 tokens\n\ndata: 2\n\n: 23 tokens\n\n"
+    parts = said[:-split], *(said[-split:][at : at + 1] for at in range(split)), b"data: 3\n\n"
+    fleet = PaperFleet(a=answering(stream(*parts, RESET)), b=answering(whole()))
+    answer = await fleet.request()
+    assert answer.body.startswith(b"".join(parts)), "handed on as it came"
+    assert await fleet.settled() == [{"tenant": "demo", "has_begun": True, "output_tokens": 23}]
+
+
+async def test_what_was_lost_before_its_answer_and_is_not_asked_for_again_costs_nothing() -> None:
+    fleet = PaperFleet(a=answering(RESET), b=answering(RESET), c=answering(whole()))
+    assert (await fleet.request()).code == "replica_lost"
+    assert await fleet.settled() == [{"tenant": "demo", "has_begun": False, "output_tokens": None}]
 
 
 async def test_an_answer_that_is_cut_before_its_end_is_not_begun() -> None:

@@ -26,3 +26,12 @@ def test_proxies_are_told_not_to_hold_events_back() -> None:
     assert sse.HEADERS["content-type"].startswith("text/event-stream")
     assert sse.HEADERS["cache-control"] == "no-cache"
     assert sse.HEADERS["x-accel-buffering"] == "no"
+
+
+def test_progress_is_found_at_the_end_of_what_has_come_and_no_client_sees_it() -> None:
+    stream = sse.event(b'{"a":": 9 tokens\\n\\n"}') + sse.progress(1) + sse.event(b'{"b":2}') + sse.progress(12)
+    assert decoded(stream) == ['{"a":": 9 tokens\\n\\n"}', '{"b":2}']
+    found = [sse.last_progress(stream[:end]) for end in range(len(stream) + 1)]
+    assert found == sorted(found, key=lambda count: count or 0)
+    assert (found[0], found[-2], found[-1]) == (None, 1, 12)
+    assert sse.last_progress(sse.comment(b"hello")) is None

@@ -1,6 +1,7 @@
 """A streamed choice: the same bytes whichever way each of its events is written."""
 
 import asyncio
+import re
 from itertools import cycle
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,13 +16,14 @@ from backend.scheduler.sequence import FinishReason
 from backend.stream import Delivery, TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
 from backend.text.tokenizer import Tokenizer
-from gateway.api.choice_writer import ChoiceWriter
+from gateway.api.choice_writer import ChoiceWriter, Progress
 from gateway.api.engine_client import Generation
 from gateway.api.text_stream import TextStream
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.request_scope import TRANSPORT, Exchange
 from gateway.http.responses import ResponseWriter
 from gateway.openai.replies import ChatChunks, Identity
+from gateway.sse import last_progress
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from tests.backend import tiny_tokenizers as tiny
 from tests.backend.sequences import make_sequence
@@ -59,7 +61,13 @@ class Client:
 class Served:
     """One choice that is written to a client, while the test plays the engine."""
 
-    def __init__(self, client: Client, stop: tuple[str, ...] = (), continuous_usage: bool = False) -> None:
+    def __init__(
+        self,
+        client: Client,
+        stop: tuple[str, ...] = (),
+        continuous_usage: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
         self.counted = 0
         self._is_stopped = False
         self._tokens = TokenStream(make_sequence("r", "tenant", [5, 6, 7], 100))
@@ -68,7 +76,7 @@ class Served:
         generation = cast(Generation, SimpleNamespace(stop=self._stop))
         deliveries = cast(DeliveryMetrics, SimpleNamespace(delivered=self._count))
         text = TextStream(self._tokens, detokenizer, generation, deliveries)
-        writer = ChoiceWriter(client.response, text, ChatChunks(IDENTITY, False), continuous_usage)
+        writer = ChoiceWriter(client.response, text, ChatChunks(IDENTITY, False), continuous_usage, progress)
         self.task = asyncio.create_task(writer.write_all())
 
     def give(self, token_id: int, reason: FinishReason | None = None) -> None:
@@ -180,3 +188,31 @@ async def test_nothing_is_written_once_the_writer_is_cancelled_or_the_client_has
         assert client.past_asgi == written
         served.task.cancel()
         await asyncio.wait([served.task])
+
+
+@given(actions=st.lists(st.sampled_from(["token", "token", "token", "turns", "pause", "resume"]), max_size=40))
+def test_a_router_is_told_after_each_write_how_many_tokens_there_were(actions: list[str]) -> None:
+    plain, told = [], []
+
+    async def bodies() -> None:
+        plain.append(await body_of(Client(), actions))
+        told.append(await body_of(Client(), actions, progress=Progress()))
+
+    asyncio.run(bodies())
+    said = re.findall(rb": (\d+) tokens\n\n", told[0])
+    assert re.sub(rb": \d+ tokens\n\n", b"", told[0]) == plain[0]
+    assert [*map(int, said)] == sorted(map(int, said))
+    assert not said or int(said[-1]) <= actions.count("token") + 1
+
+
+async def test_the_choices_of_an_answer_count_together() -> None:
+    client, progress = Client(), Progress()
+    choices = [Served(client, progress=progress) for _ in range(2)]
+    for _ in range(3):
+        for served in choices:
+            served.give(IDS[0])
+            await turns()
+    assert last_progress(bytes(client.body)) == 6
+    for served in choices:
+        served.give(IDS[0], FinishReason.LENGTH)
+        await served.task

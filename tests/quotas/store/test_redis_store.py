@@ -19,7 +19,7 @@ from quotas.errors import (
     StoreUnavailable,
 )
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
-from quotas.reservation import Ask, Usage
+from quotas.reservation import Ask, Attempt, Delivered, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
@@ -142,6 +142,21 @@ async def test_a_settlement_whose_answer_is_lost_is_settled_once(
     assert mine.num_unsettled == 0
     assert await left(store, tenant) == less(requests=1, tokens=150, output_tokens=50)
     await runner.client.close()
+
+
+async def test_output_of_which_nobody_knows_how_much_was_delivered_counts_as_it_was_booked(
+    store: RedisStore, other: RedisStore, tenant: str
+) -> None:
+    limits = (Limit(Resource.OUTPUT_TOKENS, 100, Budget(BudgetPeriod.DAY)),)
+    attempt = Attempt(uuid4().hex, 1)
+    reservation = await store.reserve(tenant, None, limits, Ask(1, 10, 50, attempt=attempt))
+    reservation.progress = Usage(10, 7)
+    await store.heartbeat()
+    assert not await other.conclude(tenant, Delivered(uuid4().hex, True, None))
+    assert await other.conclude(tenant, Delivered(attempt.request, True, None))
+    await store.settle(reservation, Usage(10, 50))
+    (state,) = await other.states(tenant, None, limits)
+    assert state.remaining == 93
 
 
 async def test_settling_never_takes_more_than_was_reserved(store: RedisStore, tenant: str) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from quotas.errors import NeverFits, QuotaRefused
 from quotas.policy.limit import Budget, Limit, Rate
-from quotas.reservation import NOTHING, Ask, Attempt, LimitState, Reservation, Usage
+from quotas.reservation import NOTHING, Ask, Attempt, Delivered, LimitState, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
@@ -41,6 +41,7 @@ steps = st.one_of(
     st.tuples(st.just("wait"), waits),
     st.tuples(st.just("wait"), waits),
     st.tuples(st.just("retry"), st.integers(0, 20), st.integers(0, 2)),
+    st.tuples(st.just("conclude"), st.integers(0, 20), st.integers(0, 20), st.booleans()),
     st.tuples(st.just("crash"), st.integers(0, 2)),
     st.tuples(st.just("reload"), st.integers(0, 2)),
 )
@@ -135,6 +136,23 @@ class World(ClockedTenant):
             return
         self.model.settle(life.taken.pop(reservation), NOTHING, self.now)
         await self.reserve(index, reservation.key, ask)
+        if life in self.lives and pick % 2:
+            await life.store.settle(reservation, reservation.progress)
+
+    async def conclude(self, pick: int, output_tokens: int, has_begun: bool) -> None:
+        """Another replica settles by what was delivered what one holds, which may be dead, or go on and settle it."""
+        running = [(life, reservation) for life in (*self.lives, *self.dead) for reservation in life.taken]
+        if not running:
+            return
+        life, reservation = running[pick % len(running)]
+        taken, attempt = life.taken.pop(reservation), reservation.ask.attempt
+        assert attempt is not None
+        whole = reservation.ask
+        usage = Usage(whole.input_tokens, min(output_tokens, whole.output_tokens), requests=whole.requests)
+        self.model.settle(taken, usage if has_begun else NOTHING, self.now)
+        for is_there in (True, False):
+            delivered = Delivered(attempt.request, has_begun, output_tokens)
+            assert await self.lives[0].store.conclude(self.tenant, delivered) is is_there
         if life in self.lives and pick % 2:
             await life.store.settle(reservation, reservation.progress)
 
