@@ -1,13 +1,16 @@
-"""A stream whose replica is killed is charged once, by what its client was handed."""
+"""Streams of which a replica is killed are charged once, by what their clients were handed."""
 
 import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
 
 from tests.fleet.fleet_site import FleetSite, fleet_site
-from tests.gateway.server_process import BODY, PATIENCE, ServerProcess, bearer, eventually
+from tests.gateway.server_process import BODY, PATIENCE, bearer, eventually
 
 AMOUNT = 10**9
 POLICY = f"""
@@ -21,8 +24,41 @@ tenants:
       concurrent_requests: 100
 """
 LEASE = 3600  # seconds: what a dead replica held is not free by itself while the test runs
-ENDLESS = {"max_tokens": 1900, "ignore_eos": True, "logit_bias": {"1": -100}}  # without what would be no text
-BODY_OF_MANY = BODY | ENDLESS | {"n": 2, "stream": True, "return_token_ids": True}
+ENDLESS = {"ignore_eos": True, "logit_bias": {"1": -100}}  # without what would be no text
+STREAMS = 6
+EVENTS = 30  # of each stream, after which a replica is killed
+
+
+class Stream:
+    """One streamed answer, as its client reads it to its end."""
+
+    def __init__(self, site: FleetSite, number: int) -> None:
+        self._site = site
+        self._body = BODY | ENDLESS | {"stream": True, "return_token_ids": True, "max_tokens": 800, "n": 1 + number % 2}
+        self._read = b""
+
+    def read(self, begun: Callable[[], object]) -> None:
+        url, headers = f"{self._site.url}/v1/chat/completions", bearer(self._site.keys["acme"])
+        with httpx.stream("POST", url, json=self._body, headers=headers, timeout=PATIENCE) as response:
+            for part in response.iter_raw():
+                before, self._read = self._read, self._read + part
+                if before.count(b"data: ") <= EVENTS < self._read.count(b"data: "):
+                    begun()
+
+    @property
+    def is_cut(self) -> bool:
+        is_lost = b'"code":"replica_lost"' in self._read
+        assert is_lost is not self._read.endswith(b"data: [DONE]\n\n")
+        return is_lost
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Those of the prompt and those of the answer that came, by their ids."""
+        lines = [line[6:] for line in self._read.splitlines() if line.startswith(b"data: {")]
+        events: list[dict[str, Any]] = [orjson.loads(line) for line in lines]
+        (prompt,) = {len(event["prompt_token_ids"]) for event in events if "prompt_token_ids" in event}
+        choices = [choice for event in events for choice in event.get("choices", ())]
+        return prompt, sum(len(choice.get("token_ids") or ()) for choice in choices)
 
 
 def left(site: FleetSite) -> dict[str, int]:
@@ -30,35 +66,28 @@ def left(site: FleetSite) -> dict[str, int]:
     return {limit["resource"]: int(limit["remaining"]) for limit in limits}
 
 
-def killed_in_the_middle(site: FleetSite) -> tuple[ServerProcess, int, int]:
-    """Kill the replica that streams; return it, and the tokens of the prompt and of the answer that a client had."""
-    url, headers = f"{site.url}/v1/chat/completions", bearer(site.keys["acme"])
-    stream = httpx.stream("POST", url, json=BODY_OF_MANY, headers=headers, timeout=PATIENCE)
-    with stream as response:
-        read, killed = b"", None
-        for part in response.iter_raw():
-            read += part
-            if killed is None and read.count(b"data: ") > 60:
-                report = site.report()
-                (killed,) = [one for one in site.replicas if report[one.url[7:]]["open_requests"]]
-                killed.process.send_signal(signal.SIGKILL)
-    assert killed is not None
-    assert b'"code":"replica_lost"' in read
-    assert b"[DONE]" not in read
-    events = [orjson.loads(line[6:]) for line in read.splitlines() if line.startswith(b"data: {")]
-    prompts = {len(event["prompt_token_ids"]) for event in events if "prompt_token_ids" in event}
-    choices = [choice for event in events for choice in event.get("choices", ())]
-    return killed, prompts.pop(), sum(len(choice.get("token_ids") or ()) for choice in choices)
-
-
-def test_a_stream_whose_replica_is_killed_is_charged_by_what_was_delivered(tmp_path: Path, redis_url: str) -> None:
-    with fleet_site(tmp_path, POLICY, "--redis-url", redis_url, "--quota-lease", str(LEASE)) as site:
-        before = left(site)
-        _, prompt, delivered = killed_in_the_middle(site)
-        assert delivered > 30
+def test_streams_are_charged_by_what_was_delivered_whether_their_replica_is_killed_or_not(
+    tmp_path: Path, redis_url: str
+) -> None:
+    flowing: list[Stream] = []
+    with (
+        fleet_site(tmp_path, POLICY, "--redis-url", redis_url, "--quota-lease", str(LEASE)) as site,
+        ThreadPoolExecutor(STREAMS) as pool,
+    ):
+        before, streams = left(site), [Stream(site, number) for number in range(STREAMS)]
+        reading = [pool.submit(stream.read, lambda stream=stream: flowing.append(stream)) for stream in streams]
+        eventually(lambda: len(flowing) == STREAMS)
+        open_requests = [site.report()[one.url[7:]]["open_requests"] for one in site.replicas]
+        killed, survivor = sorted(site.replicas, key=lambda one: -open_requests[site.replicas.index(one)])
+        killed.process.send_signal(signal.SIGKILL)
+        for done in reading:
+            done.result()
+        cut = [stream for stream in streams if stream.is_cut]
+        assert cut
+        eventually(lambda: site.metric("sluice_route_settlements_total") == len(cut))
         eventually(lambda: left(site)["concurrent_requests"] == 100)
         taken = {resource: before[resource] - amount for resource, amount in left(site).items()}
-        assert taken == {"requests": 1, "input_tokens": prompt, "output_tokens": delivered, "concurrent_requests": 0}
-        assert site.metric("sluice_route_settlements_total") == 1
-        survivor = next(one for one in site.replicas if one.process.poll() is None)
-        eventually(lambda: survivor.admin("usage")["total"]["output_tokens"] == delivered)
+        prompts, outputs = map(sum, zip(*(stream.tokens for stream in streams), strict=True))
+        assert taken["requests"] == STREAMS
+        assert (taken["input_tokens"], taken["output_tokens"]) == (prompts, outputs)
+        eventually(lambda: survivor.admin("usage")["total"]["output_tokens"] == outputs)
