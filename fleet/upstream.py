@@ -1,5 +1,6 @@
 """Speaks HTTP to replicas: sends a request on and hands back the answer as it comes, byte for byte."""
 
+import socket
 from collections.abc import Iterable
 from itertools import cycle
 from ssl import SSLContext
@@ -12,6 +13,13 @@ from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER
 CONNECT_SECONDS = 2.0
 KEEP_SECONDS = 15.0  # less than a replica keeps an idle connection
 POOLS = 32
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),  # seconds of silence, after which the other host is asked
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),  # times without an answer, by which it is gone
+)
+"""By these a stream ends whose host has vanished without closing its connections; the kernel asks, not the replica."""
 HOP_BY_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
@@ -37,7 +45,10 @@ class Pools(httpx.AsyncBaseTransport):
 
     def __init__(self, verify: SSLContext) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_SECONDS)
-        self._pools = [httpx.AsyncHTTPTransport(verify=verify, limits=limits, trust_env=False) for _ in range(POOLS)]
+        self._pools = [
+            httpx.AsyncHTTPTransport(verify=verify, limits=limits, trust_env=False, socket_options=KEEPALIVE)
+            for _ in range(POOLS)
+        ]
         self._next = cycle(self._pools)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
