@@ -38,6 +38,7 @@ from backend.worker.model_runner import ModelRunner
 from backend.worker.simulated import SimulatedExecutor
 from benchmarks.machine import num_writes
 from benchmarks.parts import PartSampler
+from gateway.admin.port import open_admin_port
 from gateway.app import SWITCH_INTERVAL, TenantSources, serve, serve_engine
 from gateway.http.server import open_ports
 from gateway.settings.machine import GC_THRESHOLDS
@@ -56,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a step keeps the device busy")
     parser.add_argument("--token-us", type=float, default=0.0, help="how much longer for each row it has")
+    parser.add_argument("--prompt-us", type=float, default=0.0, help="how much longer for each token of a prompt")
     parser.add_argument("--steps-in-flight", type=int, default=2)
     parser.add_argument("--instant", action="store_true", help="an engine that answers whole at once, without steps")
     parser.add_argument("--sample", action="store_true", help="tell what each part of the gateway costs, see parts.py")
@@ -68,12 +70,13 @@ def main() -> None:
         sampler = PartSampler()
         if arguments.sample:
             sampler.start()
-        device = Device(arguments.step_ms / 1e3, arguments.token_us / 1e6)
+        device = Device(arguments.step_ms / 1e3, arguments.token_us / 1e6, arguments.prompt_us / 1e6)
         runner.run(_serve(settings, device, arguments.steps_in_flight, arguments.instant, sampler))
 
 
 def defaults(state_dir: Path) -> dict[str, Any]:
-    return {"state_dir": state_dir, "demo_key": KEY, "port": 0, "max_num_seqs": 256, "threads": 1}
+    settings = {"demo_key": KEY, "port": 0, "admin_port": "off", "max_num_seqs": 256, "threads": 1}
+    return settings | {"state_dir": state_dir}
 
 
 @dataclass(slots=True)
@@ -82,17 +85,19 @@ class Device:
 
     step_seconds: float
     row_seconds: float
+    prompt_seconds: float = 0.0  # a token
     steps: int = 0
     rows: int = 0
 
     def __call__(self, batch: Batch) -> float:
         self.steps += 1
         self.rows += len(batch.slots)
-        return self.step_seconds + self.row_seconds * len(batch.slots)
+        prompts = self.prompt_seconds * sum(batch.lengths[batch.num_decodes :])
+        return self.step_seconds + self.row_seconds * len(batch.slots) + prompts
 
     @property
     def takes_time(self) -> bool:
-        return self.step_seconds + self.row_seconds > 0
+        return self.step_seconds + self.row_seconds + self.prompt_seconds > 0
 
 
 class InstantTelemetry(CoreTelemetry):
@@ -133,13 +138,17 @@ async def _serve(settings: Settings, device: Device, steps_in_flight: int, insta
     gc.set_threshold(*GC_THRESHOLDS)
     policies = LivePolicy(settings.policy)
     keys = KeySource(settings, policies.current)
-    with open_ports("127.0.0.1", 0, settings.num_http_workers or 1) as socks, open_store(settings) as store_url:
+    with (
+        open_ports("127.0.0.1", 0, settings.num_http_workers or 1) as socks,
+        open_admin_port(settings) as admin,
+        open_store(settings) as store_url,
+    ):
         tenants = TenantSources(keys, policies, store_url)
         asyncio.get_running_loop().add_reader(sys.stdin, _tell, executor, device, sampler)
-        ready = json.dumps({"port": socks[0].getsockname()[1], "key": KEY})
+        ready = json.dumps({"port": socks[0].getsockname()[1], "key": KEY, "admin_port": admin and admin.number})
         announce = partial(print, ready, flush=True)
         if not instant:
-            await serve(settings, model, executor, tenants, socks, announce)
+            await serve(settings, model, executor, tenants, socks, announce, admin)
             return
         core = make_core(CoreConfig(), model.engine_config)
         engine = InstantEngine(core, executor, words)

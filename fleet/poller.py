@@ -32,8 +32,10 @@ class Poller:
                         task.add_done_callback(partial(self._asked, view))
                 await asyncio.sleep(self._interval)
         finally:
-            for task in [*self._asking.values()]:
+            asking = [*self._asking.values()]
+            for task in asking:
                 task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
     async def _ask(self, view: ReplicaView) -> None:
         asked = self._fleet.clock()

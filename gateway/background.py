@@ -11,7 +11,10 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Run coroutines while the block runs. One that ends with an error is logged: nothing else would report it."""
+    """Run coroutines while the block runs; they have ended when it is left, before what they use is closed.
+
+    One that ends with an error is logged: nothing else would report it.
+    """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     for task in tasks:
         task.add_done_callback(_tell)
@@ -20,6 +23,8 @@ async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[
     finally:
         for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 def _tell(task: asyncio.Task[None]) -> None:
