@@ -179,7 +179,7 @@ def _fleet(weights: Mapping[str, float], shared_debts: str) -> Iterator[_Fleet]:
         ports, admin_ports = [], [free_port() for _ in range(REPLICAS)]
         for admin_port in admin_ports:
             own = {"policy": policy, "admin_port": admin_port, "shared_debts": shared_debts}
-            ports.append(running.enter_context(gateway_process(directory, **SETTINGS, **own)).port)
+            ports.append(running.enter_context(gateway_process(directory, None, **SETTINGS, **own)).port)
         yield _Fleet(ports, admin_ports, keys, KeyStore(directory).admin_key(), weights)
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ import uvloop
 
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
+from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 from backend.engine import Engine
 from backend.loader import LoadedModel
@@ -34,8 +35,9 @@ from backend.scheduler.batch import Batch
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from backend.text.tokenizer import Tokenizer
+from backend.worker import calibration
 from backend.worker.model_runner import ModelRunner
-from backend.worker.simulated import SimulatedExecutor
+from backend.worker.simulated import SimulatedExecutor, TokenRule
 from benchmarks.machine import num_writes
 from benchmarks.parts import PartSampler
 from gateway.admin.port import open_admin_port
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--prompt-us", type=float, default=0.0, help="how much longer for each token of a prompt")
     parser.add_argument("--steps-in-flight", type=int, default=2)
     parser.add_argument("--instant", action="store_true", help="an engine that answers whole at once, without steps")
+    parser.add_argument("--calibrate", action="store_true", help="calibrate the device before it serves")
     parser.add_argument("--sample", action="store_true", help="tell what each part of the gateway costs, see parts.py")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the gateway")
     arguments = parser.parse_args()
@@ -71,7 +74,8 @@ def main() -> None:
         if arguments.sample:
             sampler.start()
         device = Device(arguments.step_ms / 1e3, arguments.token_us / 1e6, arguments.prompt_us / 1e6)
-        runner.run(_serve(settings, device, arguments.steps_in_flight, arguments.instant, sampler))
+        how = {"instant": arguments.instant, "calibrates": arguments.calibrate}
+        runner.run(_serve(settings, device, arguments.steps_in_flight, sampler, **how))
 
 
 def defaults(state_dir: Path) -> dict[str, Any]:
@@ -98,6 +102,23 @@ class Device:
     @property
     def takes_time(self) -> bool:
         return self.step_seconds + self.row_seconds + self.prompt_seconds > 0
+
+
+class CalibratedDevice(SimulatedExecutor):
+    """Is calibrated before it serves, as a real one is: by what it says that the steps would take."""
+
+    device, kv, masks = torch.device("cpu"), SimpleNamespace(dtype=torch.float32), None
+
+    def __init__(self, step_time: Device, token: TokenRule, config: EngineConfig) -> None:
+        super().__init__(step_time, token, step_time.takes_time)
+        self._config = config
+
+    def calibrate(self, seconds: float) -> calibration.Measured:
+        steps = [step for series in calibration_series(self._config) for step in series]
+        return [(step, self._step_time(self.calibration_batch(step))) for step in steps]
+
+    def calibration_batch(self, step: CalibrationStep) -> Batch:
+        return calibration.batch_of(step, self._config, self._config.num_blocks)
 
 
 class InstantTelemetry(CoreTelemetry):
@@ -128,10 +149,27 @@ class InstantEngine(Engine):
         return stream
 
 
-async def _serve(settings: Settings, device: Device, steps_in_flight: int, instant: bool, sampler: PartSampler) -> None:
+async def _serve(
+    settings: Settings,
+    device: Device,
+    steps_in_flight: int,
+    sampler: PartSampler,
+    *,
+    instant: bool = False,
+    calibrates: bool = False,
+) -> None:
     model = _simulated_model(settings.max_num_seqs, steps_in_flight)
     words = model.tokenizer.encode(TEXT, add_special_tokens=False)
-    executor = SimulatedExecutor(device, lambda slot, position: words[position % len(words)], device.takes_time)
+    executor: SimulatedExecutor
+
+    def word(_: int, position: int) -> int:
+        return words[position % len(words)]
+
+    if calibrates:
+        executor = CalibratedDevice(device, word, model.engine_config)
+        model = replace(model, runner=cast("ModelRunner", executor))
+    else:
+        executor = SimulatedExecutor(device, word, device.takes_time)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()

@@ -1,10 +1,10 @@
 """What a router's choice is worth, live: python -m benchmarks.routing_live [--seconds 60] [--runs 3]
 
 `sluice route` before four gateways in processes of their own, each with its scheduler, its device threads and a device
-that only takes time: 10 ms a step and 1 ms for each token of a prompt, as a GPU would for prompts ten times as long (the
-embedded model's context is 2,048 tokens). Chats of four tenants of unequal size, who share nothing, begin as they come
-and go on after a time to think; each turn brings all before it. A request is in time when its first token comes within
-`IN_TIME` of when it was due. The same timetable is served by each way to choose, by a fleet of its own.
+that only takes time: 10 ms a step and 1 ms for each token of a prompt, as a GPU would for prompts ten times as long
+(the embedded model's context is 2,048 tokens). Chats of four tenants of unequal size, who share nothing, begin as they
+come and go on after a time to think; each turn brings all before it. A request is in time when its first token comes
+within `IN_TIME` of when it was due. The same timetable is served by each way to choose, by a fleet of its own.
 """
 
 import os
@@ -31,13 +31,13 @@ from fleet.picker import Routing
 
 REPLICAS = 4
 TENANTS: Mapping[str, float] = {"half": 0.5, "quarter": 0.25, "some": 0.15, "few": 0.1}  # of the sessions
-SESSIONS = 3.0  # that begin a second
+SESSIONS = 5.0  # that begin a second
 TURNS = (2, 8)
 THINKING = 5.0  # seconds between two turns, on average
 SYSTEM_WORDS, TURN_WORDS = 220, (10, 60)  # of a tenant's three system prompts, and of each turn
 ANSWER = 24  # tokens
 WORDS = ("one", "two", "three", "story", "number", "river", "house", "again", "count", "letter")
-DEVICE = ("--step-ms=10", "--prompt-us=1000", "--token-us=50")
+DEVICE = ("--step-ms=10", "--prompt-us=1000", "--token-us=50", "--calibrate")
 IN_TIME = 2.0  # seconds
 DRAIN = 60.0
 ADMIN_KEY = "correct-horse-battery-staple"
@@ -167,7 +167,7 @@ def _fleet(routing: Routing) -> Iterator[_Fleet]:
 @contextmanager
 def _router(flags: Mapping[str, object]) -> Iterator[tuple[int, int]]:
     """Run one; yields its port and its admin port."""
-    given = {"port": 0, "admin-port": 0, "log-level": "warning"} | flags
+    given = {"port": 0, "admin-port": 0, "log-level": "warning", **flags}
     command = [sys.executable, "-m", "sluice", "route", *(f"--{name}={value}" for name, value in given.items())]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
