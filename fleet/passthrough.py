@@ -1,5 +1,7 @@
 """Has one replica answer all that comes to an ASGI server which is not ours, such as Ray Serve's."""
 
+import asyncio
+from collections.abc import Coroutine
 from contextlib import aclosing
 
 import httpx
@@ -25,6 +27,7 @@ class Passthrough:
 
     def __init__(self, replica: ChildReplica) -> None:
         self._replica = replica
+        self._relaying = set[asyncio.Task[None]]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -51,12 +54,27 @@ class Passthrough:
         try:
             body = await read_body(scope, receive, settings.max_body_bytes, settings.body_timeout)
             async with RequestScope(scope, receive, send):
-                await self._relay(scope, send, body)
+                await self._apart(self._relay(scope, send, body))
         except ClientGone:
             return
         except ApiError as error:
             await send(_start(error.status, encode_headers(error.headers())))
             await send(_part(error.to_body(), more=False))
+
+    async def _apart(self, relay: Coroutine[object, object, None]) -> None:
+        """Run it as a task that is cancelled once, however often this one is.
+
+        Ray cancels a request whose client has left, and tells of the client as well. Closing a connection waits, and a
+        cancellation in the middle of it would leave it open: the replica would go on for nobody.
+        """
+        task = asyncio.create_task(relay)
+        self._relaying.add(task)
+        task.add_done_callback(self._relaying.discard)
+        try:
+            await asyncio.shield(task)
+        finally:
+            if not task.done():
+                task.cancel()
 
     async def _relay(self, scope: Scope, send: Send, body: bytes) -> None:
         """Hand the request on, and its answer back. Raises `ReplicaLost` where that has not begun."""

@@ -89,6 +89,26 @@ async def test_a_client_that_leaves_closes_the_connection_to_the_replica() -> No
     assert len(client.got) == 2
 
 
+class SlowToClose(Parts):
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)
+        await super().aclose()
+
+
+async def test_a_server_that_cancels_as_well_when_a_client_leaves_does_not_keep_the_connection_open() -> None:
+    parts = SlowToClose(b"data: 1\n\n", asyncio.Event())
+    client = Client(answering(httpx.Response(200, stream=parts)))
+    sending = asyncio.create_task(client.send(BODY))
+    while len(client.got) < 2:
+        await asyncio.sleep(0)
+    for _ in range(8):
+        sending.cancel()
+        await asyncio.sleep(0)
+    while client.app._relaying:
+        await asyncio.sleep(0)
+    assert parts.is_closed
+
+
 async def test_a_client_that_leaves_before_the_answer_ends_the_request() -> None:
     client = Client(never)
     sending = asyncio.create_task(client.send(BODY))
