@@ -4,20 +4,27 @@ From the model's config.json: no GPU, and of the weights at most what their file
 
 from argparse import Namespace, _SubParsersAction
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from admission.simulation.roofline_device import RooflineDevice
 from backend.errors import ConfigError
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.parallel.shard import Shard
 from backend.roofline import GPUS, ITEM_BYTES, RUNTIME_BYTES, Footprint, MemoryPlan, Peaks, Roofline, show_bytes
 from gateway.cli.arguments import argument
+from gateway.cli.plan_pools import add_disaggregation, disaggregation, save
 from gateway.table import table
 from quotas.policy import units
 
 NOTES = """\
 The floor of a step is max(weights / bandwidth, FLOPs / rate) + KV / bandwidth, of what the device sustains. Up to the
 ridge reading the weights takes longer than the products, beyond it the products do.
+
+Whether devices for prompts and devices for answers would serve more is said for requests that are all alike, by steps
+that read and then multiply: at the floor, where they do both at once, a few tokens of a prompt cost nothing. Those
+steps are saved by --save-device; `sluice pools --device FILE` and `sluice simulate --device FILE` simulate by them.
 
 examples:
   sluice plan Qwen/Qwen3-0.6B --memory 80GiB --gpu h100
@@ -85,7 +92,7 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
         help="ranks that divide the model, each on a device of --memory (default: 1)",
     )
     device.add_argument(
-        "--link", metavar="SIZE", type=_SIZE, help="bytes a rank sends the next in a second, such as 360GB"
+        "--rank-link", metavar="SIZE", type=_SIZE, help="bytes a rank sends the next in a second, such as 360GB"
     )
     device.add_argument(
         "--gpu", choices=tuple(GPUS), default="h200", help="the GPU whose published figures hold (default: h200)"
@@ -94,6 +101,7 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
     device.add_argument(
         "--flops", metavar="RATE", type=argument(_rate), help="FLOP/s of products it sustains, such as 790T"
     )
+    add_disaggregation(plan)
     plan.set_defaults(run=_plan, parser=plan)
 
 
@@ -112,7 +120,13 @@ def _plan(namespace: Namespace) -> int:
         print(f"{_ASSUMED[model.dtype_said_by].format(model.torch_dtype)}\n")
     name = namespace.model if ranks == 1 else f"{namespace.model}, each of {ranks} ranks"
     print(_memory(name, memory, context))
-    print(_steps(Roofline(footprint, _peaks(namespace), ranks), memory, context), end="")
+    roofline = Roofline(footprint, _peaks(namespace), ranks)
+    print(_steps(roofline, memory, context))
+    on = f"{Path(namespace.model).name} on {namespace.gpu}"
+    device, floor = (RooflineDevice.of(on, roofline, memory, overlaps) for overlaps in (False, True))
+    print(disaggregation(device.device, floor.device, context, namespace), end="")
+    if namespace.save_device:
+        save(device, namespace.save_device)
     for warning in memory.warnings:
         print(f"\nwarning: {warning}")
     return 0
@@ -139,8 +153,8 @@ def _peaks(namespace: Namespace) -> Peaks:
         peaks = replace(peaks, bandwidth=float(namespace.bandwidth))
     if namespace.flops:
         peaks = replace(peaks, flops=namespace.flops, flops_fp32=namespace.flops)
-    if namespace.link:
-        peaks = replace(peaks, link=float(namespace.link))
+    if namespace.rank_link:
+        peaks = replace(peaks, link=float(namespace.rank_link))
     return peaks
 
 

@@ -40,7 +40,7 @@ def test_keys_and_values_of_8_bits_take_half(model: str, printed: Printed) -> No
 
 
 def test_of_several_ranks_each_has_its_part_and_they_exchange_sums(model: str, printed: Printed) -> None:
-    flags = ["--memory", "80GiB", "--gpu", "h100", "--tensor-parallel", "4", "--link", "100GB"]
+    flags = ["--memory", "80GiB", "--gpu", "h100", "--tensor-parallel", "4", "--rank-link", "100GB"]
     out = printed("plan", model, *flags)
     lines = {line.split("  ")[0].strip(): line for line in out.splitlines()}
     assert out.startswith(f"{model}, each of 4 ranks, bfloat16")
@@ -58,6 +58,40 @@ def test_steps_have_a_token_for_each_of_many_sequences(model: str, printed: Prin
     assert "of 4,000 tokens a step" in printed("plan", model, "--memory", "80GiB", "--max-num-seqs", "4000")
 
 
+A100 = ("--memory", "80GiB", "--gpu", "a100")
+
+
+@pytest.mark.parametrize(
+    ("flags", "verdict"),
+    [
+        (["--per-token", "0.02"], "apart pays here, 1.19 times the requests: it pays up to 24.2 ms between tokens"),
+        (["--per-token", "0.1"], "keep them together: apart pays up to 24.2 ms between tokens"),
+        (["--first-token", "0.01"], "keep them together: apart pays at no time between tokens"),
+    ],
+)
+def test_it_says_when_devices_for_prompts_and_for_answers_would_pay(
+    model: str, printed: Printed, flags: list[str], verdict: str
+) -> None:
+    out = printed("plan", model, *A100, *flags, "--output-tokens", "256", "--link-gbps", "100")
+    assert verdict in out and "prompts of 1,024 tokens, answers of 256" in out
+    assert all(way in out for way in ("all together, in chunks", "all together, whole prompts first", " for answers"))
+
+
+def test_the_arithmetic_of_prompts_and_answers_apart(model: str, printed: Printed) -> None:
+    out = printed("plan", model, *A100, "--per-token", "0.02")
+    assert "a prompt in 70.9 ms: 13.9/s; sent in 10.7 ms; 82 decodes in 19.9 ms: 16.1/s" in out
+    assert "29 decodes (12.3 ms alone), and up to 125 tokens of prompts beside them" in out
+
+
+def test_a_simulation_takes_the_device_that_it_saves(model: str, tmp_path: Path, printed: Printed) -> None:
+    device, trace = tmp_path / "planned.json", tmp_path / "trace.jsonl"
+    trace.write_text(
+        "".join(f'{{"timestamp": {n}, "input_length": 500, "output_length": 9}}\n' for n in range(0, 900, 90))
+    )
+    printed("plan", model, *A100, "--save-device", device)
+    assert "device planned" in printed("pools", "--trace", trace, "--device", device, "--split", "1:1")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -65,6 +99,11 @@ def test_steps_have_a_token_for_each_of_many_sequences(model: str, printed: Prin
         (["--memory", "80GiB", "--flops", "fast"], "'fast' is not a number"),
         (["--memory", "80GiB", "--flops", "1TT"], "'1TT' is not a number"),
         (["--memory", "80GiB", "--flops", "0"], "'0' is not above 0"),
+        (["--memory", "80GiB", "--per-token", "0"], "'0' is not above 0"),
+        (
+            ["--memory", "80GiB", "--save-device", "/nowhere/device.json"],
+            "--save-device /nowhere/device.json: cannot be",
+        ),
         (
             ["--memory", "80GiB", "--max-num-batched-tokens", "255"],
             "--max-num-batched-tokens 255: each of --max-num-seqs 256 takes one token of a step",
