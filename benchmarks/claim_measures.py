@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log, sqrt
 from random import Random
+from statistics import mean
 
 from admission.length_predictor import Learned, LengthPredictor, features_of
 from admission.simulation.arrival import Arrival
@@ -52,12 +53,16 @@ def _conversations(seed: int, count: float) -> list[Arrival]:
     return _at_once(Random(seed).sample(drawn_trace(), round(count)))
 
 
-def _poisson(seed: int, load: float, seconds: float, deadline: float | None = None) -> list[Arrival]:
-    """Conversations at a multiple of what the machine completes."""
-    random, made, now, traffic = Random(seed), list[Arrival](), 0.0, Traffic.conversations()
+def _poisson(
+    seed: int, load: float, seconds: float, deadline: float | None = None, traffic: Traffic | None = None
+) -> list[Arrival]:
+    """Conversations, or other traffic, at a multiple of what the machine completes."""
+    traffic = traffic or Traffic.conversations()
+    random, made, now = Random(seed), list[Arrival](), 0.0
     while (now := now + random.expovariate(load * traffic.capacity)) < seconds:
         tenant = random.choice(TENANTS)
-        one = random.choice(traffic.trace)._replace(time=now, tenant=tenant, max_tokens=MAX_TOKENS, deadline=deadline)
+        one = random.choice(traffic.trace)._replace(time=now, tenant=tenant, max_tokens=MAX_TOKENS)
+        one = one if deadline is None else one._replace(deadline=deadline)
         made.append(one._replace(session=len(made)))
     return made
 
@@ -360,23 +365,55 @@ def forecast_admission(seed: int, share: float) -> Measured:
 
 def disaggregation(seed: int, share: float) -> Measured:
     """Four devices and a link of 100 Gb/s: the largest load, in steps of a tenth, with 90 % good by 2 s and 25 ms."""
-    good, most, together = Objective(first_token=2.0, per_token=0.025), dict[str, float](), Split(together=4)
+    whole, chunked, apart = _largest_loads(Traffic.conversations(), Objective(2.0, 0.025), seed, share)
+    gain = apart / max(0.1, whole)
+    return Measured(
+        gain,
+        f"{gain:.1f}x the load of replicas that compute whole prompts first, {apart / max(0.1, chunked):.2f}x of "
+        "replicas with chunks",
+    )
+
+
+def phase_splitting(seed: int, share: float) -> Measured:
+    """The same for both kinds of its traffic, by the slowdowns that it allows 90 % of the requests: three times the
+    prompt alone, 1.5 times a step of one decode; and by five times that step.
+    """
+    gains, told = dict[tuple[str, float], float](), list[str]()
+    for traffic in (Traffic.conversations(), Traffic.code()):
+        trace = [one._replace(deadline=3 * _alone(one.prompt_tokens)) for one in traffic.trace]
+        step = DEVICE.seconds(StepWork(0, 1, round(mean(one.prompt_tokens for one in trace))))
+        for slowdown in (1.5, 5.0):
+            good = Objective(first_token=2.0, per_token=slowdown * step)  # the first by the request's own deadline
+            _, chunked, apart = _largest_loads(replace(traffic, trace=trace), good, seed, share)
+            gains[traffic.name, slowdown] = apart / max(0.1, chunked)
+        tight, loose = (gains[traffic.name, slowdown] for slowdown in (1.5, 5.0))
+        told.append(f"{traffic.name} {tight:.2f}x at 1.5 times a step, {loose:.2f}x at 5")
+    return Measured(
+        gains["conversations", 1.5], f"the load of replicas with chunks, by what a token may take: {'; '.join(told)}"
+    )
+
+
+def _alone(prompt_tokens: int) -> float:
+    """Returns the seconds of a prompt on a device that does nothing else."""
+    return DEVICE.seconds(StepWork(prompt_tokens, 0, 0))
+
+
+def _largest_loads(traffic: Traffic, good: Objective, seed: int, share: float) -> tuple[float, float, float]:
+    """Returns the largest load, in steps of a tenth, with 90 % good: of four devices that compute whole prompts first,
+    of four with chunks, and of the best split.
+    """
+    most, together = dict[str, float](), Split(together=4)
     ways = {"whole prompts first": (PREFILL_FIRST, together), "chunked": (f"fcfs,{CHUNKED}", together)}
     ways |= {str(split): (f"fcfs,{CHUNKED}", split) for split in splits(4)[1:]}
     for name, (text, split) in ways.items():
         policy, most[name] = parse_simulated_policy(text, DEVICE), 0.0
         for load in (one / 10 for one in range(1, 12)):
-            requests = _poisson(seed, 4 * load, 60 * share)
+            requests = _poisson(seed, 4 * load, 60 * share, traffic=traffic)
             if simulate_split(split, policy, requests, DEVICE, Link(100e9 / 8), good).goodput < GOOD:
                 break
             most[name] = load
     whole, chunked, *apart = most.values()
-    gain = max(apart) / max(0.1, whole)
-    return Measured(
-        gain,
-        f"{gain:.1f}x the load of replicas that compute whole prompts first, {max(apart) / max(0.1, chunked):.2f}x of "
-        "replicas with chunks",
-    )
+    return whole, chunked, max(apart)
 
 
 def speculation(seed: int, share: float) -> Measured:
