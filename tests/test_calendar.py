@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CALENDAR = re.compile(r"\btime\.time(_ns)?\b|\bfrom time import|\bdatetime\.(now|today|utcnow)\b|\bdate\.today\b")
 READERS = {
+    "fleet/admin/api.py": "moments for people",
     "fleet/ext_proc/endpoint.py": "a deadline may be given as a moment",
     "backend/text/chat_template.py": "a template may ask for the date",
     "gateway/admin/api.py": "moments for people",
@@ -20,6 +21,7 @@ READERS = {
     "gateway/doctor/file_checks.py": "a certificate expires on a date",
     "gateway/doctor/machine_checks.py": "the clock itself is checked",
     "gateway/doctor/store_checks.py": "the clocks of two machines are compared",
+    "gateway/api/endpoints.py": "the moment of a load, as SGLang's router reads it",
     "gateway/api/generation.py": "a deadline may be given as a moment",
     "gateway/cli/keys.py": "a command's dates",
     "gateway/tenants/live_policy.py": "moments for people",

@@ -31,6 +31,12 @@ ROUTER = (
         (("sum(rate(sluice_route_retries_total[$__rate_interval]))", "second attempts"),),
     ),
     Panel(
+        "Cut requests settled",
+        "In the interval: answers that ended with their replica, charged by what was delivered, or left to their lease.",
+        "none",
+        (("sum by (result) (increase(sluice_route_settlements_total[$__rate_interval]))", "{{result}}"),),
+    ),
+    Panel(
         "Attempts at each replica",
         "By second. Far apart for minutes: prompts that begin alike, or a replica that is slower.",
         "ops",

@@ -45,6 +45,7 @@ TABLE = [
     (grammar_errors.NoTokenAllowed(), 400, INVALID, "no_token_allowed", None, None),
     (grammar_errors.GrammarsUnavailable("m", retry_after=1), 503, UNAVAILABLE, "grammars_unavailable", "1", "true"),
     (grammar_errors.GrammarsExceeded("m"), 429, "rate_limit_error", "grammars_exceeded", None, None),
+    (fleet_errors.ReplicaNotFound("m"), 404, INVALID, "replica_not_found", None, None),
     (fleet_errors.NoReplica(), 503, UNAVAILABLE, "no_replica", "1", "true"),
     (fleet_errors.ReplicaLost(), 503, UNAVAILABLE, "replica_lost", "1", "true"),
 ]
