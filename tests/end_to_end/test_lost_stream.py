@@ -34,7 +34,7 @@ class Stream:
 
     def __init__(self, site: FleetSite, number: int) -> None:
         self._site = site
-        self._body = BODY | ENDLESS | {"stream": True, "return_token_ids": True, "max_tokens": 800, "n": 1 + number % 2}
+        self._body = BODY | ENDLESS | {"stream": True, "return_token_ids": True, "max_tokens": 500, "n": 1 + number % 2}
         self._read = b""
 
     def read(self, begun: Callable[[], object]) -> None:

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.http_workers import children, is_running
+from tests.gateway.http_workers import children
 from tests.gateway.server_process import BODY, PATIENCE, ServerProcess, eventually, running_server
 
 LONG = {"ignore_eos": True, "max_tokens": 1500} | BODY
 
 
-@pytest.fixture
-def parallel(tmp_path: Path) -> Iterator[ServerProcess]:
-    with running_server(tmp_path, "--tensor-parallel", "2", "--threads", "2") as process:
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The last test of it ends it."""
+    with running_server(tmp_path_factory.mktemp("parallel"), "--tensor-parallel", "2", "--threads", "2") as process:
         yield process
 
 
@@ -48,10 +49,3 @@ def test_a_rank_that_dies_ends_streams_with_a_typed_error_and_the_process(parall
     assert "[DONE]" not in rest
     assert parallel.process.wait(PATIENCE) == 1
     assert "rank 1 of the model has ended: it was killed by signal 9" in parallel.log.read_text()
-
-
-def test_ranks_end_with_a_gateway_that_is_killed(parallel: ServerProcess) -> None:
-    (rank,) = ranks(parallel)
-    parallel.process.kill()
-    parallel.process.wait(PATIENCE)
-    eventually(lambda: not is_running(rank))

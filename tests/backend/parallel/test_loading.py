@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,11 +69,21 @@ def test_when_a_rank_ends_the_next_step_says_which_and_how(llm: LLM) -> None:
         llm.generate(CHATS, SAMPLING, progress=False)
 
 
-def test_ranks_end_with_the_model() -> None:
-    llm = LLM("embedded", TIGHT, device="cpu", tensor_parallel=2)
-    (pid,) = others(llm).pids
-    del llm
-    eventually(lambda: not Path(f"/proc/{pid}").exists())
+PROGRAM = """
+import os, sys
+from backend import LLM
+from tests.backend.parallel.test_loading import TIGHT, others
+print(*others(LLM("embedded", TIGHT, device="cpu", tensor_parallel=2)).pids, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_ranks_end_with_a_process_that_is_killed() -> None:
+    killed = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    pids = killed.stdout.split()
+    assert len(pids) == 1
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
 def test_a_model_with_too_little_to_divide_starts_nothing() -> None:
