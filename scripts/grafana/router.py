@@ -32,7 +32,7 @@ ROUTER = (
     ),
     Panel(
         "Cut requests settled",
-        "In the interval: answers that ended with their replica, charged by what was delivered, or left to their lease.",
+        "In the interval. They ended with their replica, and are charged by what was delivered, or left to a lease.",
         "none",
         (("sum by (result) (increase(sluice_route_settlements_total[$__rate_interval]))", "{{result}}"),),
     ),
