@@ -16,7 +16,7 @@ from backend.model.weights import empty_weights, load_weights
 from backend.paged_kv.block_names import BlockNames
 from backend.paged_kv.kv_cache import block_bytes
 from backend.parallel.loading import load_leading
-from backend.parallel.shard import Shard
+from backend.parallel.shard import Shard, pooled
 from backend.placement import check_size, place_model, select_device, select_dtype
 from backend.sizing import EngineOptions
 from backend.structured_output.masks import TokenMasks
@@ -51,8 +51,7 @@ class LoadedModel:
     @property
     def kv_bytes(self) -> int:
         config = self.engine_config
-        pooled = self.config if self.shard is None else self.shard.pooled(self.config)
-        return config.num_blocks * block_bytes(pooled, config.block_size, self.runner.kv.dtype)
+        return config.num_blocks * block_bytes(pooled(self.config, self.shard), config.block_size, self.runner.kv.dtype)
 
     def block_names(self, secret: bytes) -> BlockNames:
         """Make the names of blocks of this model's keys and values: those of a revision on a hub are in a directory of
@@ -92,7 +91,7 @@ def load_model(
     with placing(target):
         if shard is not None:
             num_parameters = empty_weights(config, precision, torch.device("meta")).num_parameters
-            runner = load_leading(tensor_parallel, directory, options, precision, target, kernels, advance)
+            runner = load_leading(tensor_parallel, directory, config, options, precision, target, kernels, advance)
         else:
             weights = load_weights(directory, config, precision, target, advance)
             num_parameters = weights.num_parameters

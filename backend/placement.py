@@ -14,7 +14,7 @@ from backend.model.model_config import ModelConfig
 from backend.model.weights import Weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
-from backend.parallel.shard import Shard
+from backend.parallel.shard import Shard, pooled
 from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
 from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
 from backend.worker.model_runner import ModelRunner
@@ -85,10 +85,10 @@ def place_part(
         decoder = Decoder(config, weights, ops, options.max_model_len or config.max_position, parallel)
         engine_config = _size_measured(options, config, decoder, num_bytes, dtype, device)
     else:
-        free, pooled = free_memory(), config
+        free, shard = free_memory(), None
         if parallel is not None:
-            free, pooled = parallel.group.least(free, device), parallel.shard.pooled(config)
-        engine_config = size_engine(options, pooled, dtype, free)
+            free, shard = parallel.group.least(free, device), parallel.shard
+        engine_config = size_engine(options, pooled(config, shard), dtype, free)
         decoder = Decoder(config, weights, ops, engine_config.max_model_len, parallel)
     kv = KVCache(decoder.config, engine_config.num_blocks, engine_config.block_size, kv_dtype, device)
     runner = make_runner(decoder, kv, engine_config)
@@ -102,7 +102,7 @@ def check_size(
     """Return the limits as they are expected to be. Raises `ConfigError` for what cannot work."""
     if device.type == "cuda":
         return size_for_device(options, config, dtype, device, shard)
-    return size_engine(options, config if shard is None else shard.pooled(config), dtype, free_memory())
+    return size_engine(options, pooled(config, shard), dtype, free_memory())
 
 
 def size_for_device(
@@ -113,10 +113,10 @@ def size_for_device(
     """
     free, total = free_and_total(device)
     tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
-    part, pooled = (config, config) if shard is None else (shard.stored(config), shard.pooled(config))
+    part, whole = config if shard is None else shard.stored(config), pooled(config, shard)
     memory = expected_memory(str(device), free, total, part, dtype, tokens, options.max_num_seqs)
     check_fits(memory)
-    return size_engine(options, pooled, dtype, _pool_bytes(memory.kv_bytes, part, pooled), dedicated=True)
+    return size_engine(options, whole, dtype, _pool_bytes(memory.kv_bytes, part, whole), dedicated=True)
 
 
 def _size_measured(
@@ -131,26 +131,26 @@ def _size_measured(
     rank where that is the least, if there are several.
     """
     parallel = decoder.parallel
-    pooled = config if parallel is None else parallel.shard.pooled(config)
+    whole = pooled(config, None if parallel is None else parallel.shard)
 
     def shared(num_bytes: int) -> int:
         """Return the bytes for keys and values on all ranks, of which each has at least its part of `num_bytes`."""
-        all_bytes = _pool_bytes(num_bytes, decoder.config, pooled)
+        all_bytes = _pool_bytes(num_bytes, decoder.config, whole)
         return all_bytes if parallel is None else parallel.group.least(all_bytes, device)
 
     free, _ = free_and_total(device)
-    draft = size_engine(options, pooled, dtype, shared(free), dedicated=True)
+    draft = size_engine(options, whole, dtype, shared(free), dedicated=True)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
     kv_dtype = options.cache_dtype(dtype)
     memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size, kv_dtype)
     check_fits(memory)
     log.info("%s", memory)
     try:
-        return size_engine(options, pooled, dtype, shared(memory.kv_bytes), dedicated=True)
+        return size_engine(options, whole, dtype, shared(memory.kv_bytes), dedicated=True)
     except ConfigError as error:
         raise ConfigError(f"{error}; {memory}") from None
 
 
-def _pool_bytes(part_bytes: int, part: ModelConfig, pooled: ModelConfig) -> int:
+def _pool_bytes(part_bytes: int, part: ModelConfig, whole: ModelConfig) -> int:
     """Return the bytes of all heads of keys and values where `part` of them have `part_bytes`."""
-    return part_bytes * pooled.num_kv_heads // part.num_kv_heads
+    return part_bytes * whole.num_kv_heads // part.num_kv_heads

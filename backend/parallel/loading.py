@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from backend.errors import BackendError
-from backend.model.model_config import read_model_config
+from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.weights import load_weights
 from backend.parallel.messages import MEET, RankSetup
 from backend.parallel.rank_group import Parallel, RankGroup
@@ -27,6 +27,7 @@ LOOPBACK = "lo"
 def load_leading(
     size: int,
     directory: Path,
+    config: ModelConfig,
     options: EngineOptions,
     dtype: torch.dtype,
     device: torch.device,
@@ -37,7 +38,6 @@ def load_leading(
 
     Raises the errors of `load_model`, also those of another rank.
     """
-    config = read_model_config(directory)
     shards = [Shard.of(config, rank, size) for rank in range(size)]  # before anything is started
     threads = max(1, torch.get_num_threads() // size)
     torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
-"""A shard is what one rank of a tensor-parallel model holds: heads, columns of hidden layers, rows of the vocabulary.
+"""A shard is what one rank of a tensor-parallel model holds: heads, intermediate columns, rows of the vocabulary.
 
-The split is Megatron-LM's (Shoeybi et al., 2019): the products into heads and into the hidden layer are cut by their
-outputs, those out of them by their inputs, so that each block of a layer ends with one sum over the ranks.
+The split is Megatron-LM's (Shoeybi et al., 2019): the products into heads and into the intermediate layer are cut by
+their outputs, those out of them by their inputs, so that each block of a layer ends with one sum over the ranks.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from typing import Self
 from backend.errors import ConfigError
 from backend.model.model_config import ModelConfig
 
-HIDDEN_UNIT = 64  # columns of the hidden layer that stay together where there are enough: whole tiles of products
+INTERMEDIATE_UNIT = 64  # columns that stay together where there are enough: whole tiles of products
 
 Slices = tuple[slice, ...]
 
@@ -28,7 +28,7 @@ class Shard:
     size: int
     heads: range
     kv_heads: range
-    hidden: range  # of the feed-forward network, `intermediate_size` in all
+    intermediate: range  # columns of the feed-forward network, `intermediate_size` in all
     vocab: range
     all_kv_heads: int  # that all ranks hold, copies counted
 
@@ -46,7 +46,7 @@ class Shard:
                     f"{count}"
                 )
         heads, kv_heads = _heads(config, rank, size)
-        unit = gcd(config.intermediate_size, HIDDEN_UNIT)
+        unit = gcd(config.intermediate_size, INTERMEDIATE_UNIT)
         while config.intermediate_size // unit < size:
             unit //= 2
         units = _part(config.intermediate_size // unit, rank, size)
@@ -56,7 +56,7 @@ class Shard:
             size=size,
             heads=heads,
             kv_heads=kv_heads,
-            hidden=range(units.start * unit, units.stop * unit),
+            intermediate=range(units.start * unit, units.stop * unit),
             vocab=range(min(rank * rows, config.vocab_size), min((rank + 1) * rows, config.vocab_size)),
             all_kv_heads=max(config.num_kv_heads, size),
         )
@@ -64,38 +64,36 @@ class Shard:
     def part_of(self, config: ModelConfig) -> ModelConfig:
         """Return the shape of the layers of this rank. The vocabulary stays whole: logits are of all its tokens."""
         return replace(
-            config, num_heads=len(self.heads), num_kv_heads=len(self.kv_heads), intermediate_size=len(self.hidden)
+            config, num_heads=len(self.heads), num_kv_heads=len(self.kv_heads), intermediate_size=len(self.intermediate)
         )
 
     def stored(self, config: ModelConfig) -> ModelConfig:
         """Return the shape whose weights take as much memory as those of this rank."""
         return replace(self.part_of(config), vocab_size=rows_per_rank(config.vocab_size, self.size))
 
-    def pooled(self, config: ModelConfig) -> ModelConfig:
-        """Return the shape whose keys and values are those of all ranks together."""
-        return replace(config, num_kv_heads=self.all_kv_heads)
-
     def slices(self, name: str, config: ModelConfig) -> Slices:
         """Return the part of a stored tensor that this rank holds, by its name in a checkpoint; () for all of it."""
         *_, module, kind = name.split(".")
-        query, key, hidden = (
-            _slice(self.heads, config.head_dim),
-            _slice(self.kv_heads, config.head_dim),
-            _slice(self.hidden),
-        )
+        heads, kv_heads = _slice(self.heads, config.head_dim), _slice(self.kv_heads, config.head_dim)
+        vocab, intermediate = _slice(self.vocab), _slice(self.intermediate)
         by_output = {
-            "embed_tokens": _slice(self.vocab),
-            "lm_head": _slice(self.vocab),
-            "q_proj": query,
-            "k_proj": key,
-            "v_proj": key,
-            "gate_proj": hidden,
-            "up_proj": hidden,
+            "embed_tokens": vocab,
+            "lm_head": vocab,
+            "q_proj": heads,
+            "k_proj": kv_heads,
+            "v_proj": kv_heads,
+            "gate_proj": intermediate,
+            "up_proj": intermediate,
         }
-        by_input = {"o_proj": query, "down_proj": hidden} if kind == "weight" else {}
+        by_input = {"o_proj": heads, "down_proj": intermediate} if kind == "weight" else {}
         if module in by_output:
             return (by_output[module],)
         return (slice(None), by_input[module]) if module in by_input else ()
+
+
+def pooled(config: ModelConfig, shard: Shard | None) -> ModelConfig:
+    """Return the shape whose keys and values are those of all ranks together; of one that holds all, its own."""
+    return config if shard is None else replace(config, num_kv_heads=shard.all_kv_heads)
 
 
 def rows_per_rank(vocab_size: int, size: int) -> int:

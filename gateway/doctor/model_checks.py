@@ -9,7 +9,7 @@ from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.shards import Shards
 from backend.paged_kv.block_pool import blocks_for
 from backend.paged_kv.kv_cache import block_bytes
-from backend.parallel.shard import Shard
+from backend.parallel.shard import Shard, pooled
 from backend.placement import select_device, select_dtype, size_for_device
 from backend.roofline import Footprint, show_bytes
 from backend.sizing import free_memory, size_engine
@@ -79,15 +79,15 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
     options, device = engine_options(settings), select_device(settings.device, ranks)
     dtype = select_dtype(settings.dtype, config, device)
     shard = Shard.of(config, 0, ranks) if ranks > 1 else None
-    pooled = config if shard is None else shard.pooled(config)
+    whole = pooled(config, shard)
     weights = Footprint(config, str(dtype).removeprefix("torch.")).weight_bytes
     if device.type == "cuda":
         free = ranks * free_and_total(device)[0]
         engine = size_for_device(options, config, dtype, device, shard)
     else:
         _check_weights_fit(weights, free)
-        engine = size_engine(options, pooled, dtype, free - weights)
-    kv = engine.num_blocks * block_bytes(pooled, engine.block_size, options.cache_dtype(dtype))
+        engine = size_engine(options, whole, dtype, free - weights)
+    kv = engine.num_blocks * block_bytes(whole, engine.block_size, options.cache_dtype(dtype))
     return Plan(weights, kv, free, engine.num_blocks, engine.max_model_len)
 
 

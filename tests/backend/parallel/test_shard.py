@@ -37,7 +37,7 @@ def test_each_part_is_one_ranks_and_every_query_head_has_its_keys_there(config: 
     shards = [Shard.of(config, rank, size) for rank in range(size)]
     for parts, count in (
         ([shard.heads for shard in shards], config.num_heads),
-        ([shard.hidden for shard in shards], config.intermediate_size),
+        ([shard.intermediate for shard in shards], config.intermediate_size),
         ([shard.vocab for shard in shards], config.vocab_size),
     ):
         assert [number for part in parts for number in part] == list(range(count))
