@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from admission.simulation.roofline_device import RooflineDevice
+from admission.simulation.pools.roofline_device import RooflineDevice
 from backend.errors import ConfigError
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config

@@ -17,8 +17,8 @@ from admission.simulation.pools.estimate import (
     together,
 )
 from admission.simulation.pools.link import Link
+from admission.simulation.pools.roofline_device import RooflineDevice
 from admission.simulation.recorder import Objective
-from admission.simulation.roofline_device import RooflineDevice
 from backend.errors import ConfigError
 from gateway.cli.arguments import argument
 from gateway.table import table
@@ -32,21 +32,33 @@ def add_disaggregation(plan: ArgumentParser) -> None:
     group = plan.add_argument_group("prompts and answers apart")
     number = argument(_above_zero)
     group.add_argument(
-        *("--output-tokens",), metavar="TOKENS", type=argument(units.count), default=ANSWER,
+        "--output-tokens",
+        metavar="TOKENS",
+        type=argument(units.count),
+        default=ANSWER,
         help=f"tokens of each answer to a prompt of --context (default: {ANSWER})",
-    )  # fmt: skip
+    )
     group.add_argument(
-        *("--first-token",), metavar="S", type=number, default=GOOD.first_token,
+        "--first-token",
+        metavar="S",
+        type=number,
+        default=GOOD.first_token,
         help=f"seconds in which first tokens are wanted, on average (default: {GOOD.first_token:g})",
-    )  # fmt: skip
+    )
     group.add_argument(
-        *("--per-token",), metavar="S", type=number, default=GOOD.per_token,
+        "--per-token",
+        metavar="S",
+        type=number,
+        default=GOOD.per_token,
         help=f"seconds in which each token after it is wanted (default: {GOOD.per_token:g})",
-    )  # fmt: skip
+    )
     group.add_argument(
-        *("--link-gbps",), metavar="X", type=number, default=GIGABITS,
+        "--link-gbps",
+        metavar="X",
+        type=number,
+        default=GIGABITS,
         help=f"gigabits a second with which a device sends keys and values (default: {GIGABITS:g})",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--save-device", metavar="FILE", type=Path, help="write the floors as a device for sluice simulate and pools"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from admission.simulation.device import find_device
-from admission.simulation.roofline_device import RooflineDevice, step_time_of
+from admission.simulation.pools.roofline_device import RooflineDevice, step_time_of
 from admission.step_times.step_time import StepWork, prefill_work
 from backend.roofline import GPUS, Footprint, MemoryPlan, Roofline
 from benchmarks.model_shapes import LLAMA_3_8B
