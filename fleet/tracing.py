@@ -24,6 +24,7 @@ from gateway.telemetry import semconv
 from gateway.telemetry.otlp import Collector, resource
 from gateway.telemetry.request_record import RequestRecord, Telemetry, TraceContext, current
 from gateway.telemetry.tracing.exporter import BackgroundExporter, background_exporter
+from gateway.telemetry.tracing.http_attributes import of_http
 from gateway.telemetry.tracing.sampler import SamplingReason, TraceSampler
 from gateway.telemetry.tracing.span_tree import Attributes, SpanEvent, SpanTree
 
@@ -118,15 +119,7 @@ def _add_root(tree: SpanTree, record: RequestRecord, reason: SamplingReason) -> 
     code = None if error is None else error.code or error.type
     route = MODEL_ROUTE if record.path.startswith("/v1/models/") else record.path
     values: Attributes = {
-        semconv.HTTP_REQUEST_METHOD: record.method,
-        semconv.HTTP_ROUTE: route,
-        semconv.URL_PATH: record.path,
-        semconv.HTTP_RESPONSE_STATUS_CODE: record.status or None,
-        semconv.HTTP_REQUEST_RESEND_COUNT: record.num_retries or None,
-        semconv.REQUEST_ID: record.request_id,
-        semconv.TENANT_ID: record.tenant,
-        semconv.KEY_ID: record.key,
-        semconv.OUTCOME: None if record.outcome is None else record.outcome.value,
+        **of_http(record, route),
         semconv.ERROR_TYPE: (code or str(record.outcome)) if record.has_failed else None,
         semconv.REFUSAL_CODE: None if record.has_failed else code,
         semconv.SAMPLED_BECAUSE: reason.value,

@@ -6,6 +6,7 @@ from backend.sampling_params import SamplingParams
 from gateway.telemetry import semconv
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
+from gateway.telemetry.tracing.http_attributes import of_http
 from gateway.telemetry.tracing.span_tree import Attributes
 from gateway.tenants.effective_policy import KVShape
 
@@ -31,17 +32,9 @@ def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> At
         semconv.PREEMPTIONS: record.num_preemptions,
     }
     return {
-        semconv.HTTP_REQUEST_METHOD: record.method,
-        semconv.HTTP_ROUTE: route,
-        semconv.URL_PATH: record.path,
-        semconv.HTTP_RESPONSE_STATUS_CODE: record.status or None,
-        semconv.HTTP_REQUEST_RESEND_COUNT: record.num_retries or None,
-        semconv.REQUEST_ID: record.request_id,
-        semconv.TENANT_ID: record.tenant,
-        semconv.KEY_ID: record.key,
+        **of_http(record, route),
         semconv.PRIORITY_CLASS: record.service_class,
         semconv.POLICY_VERSION: record.policy_version,
-        semconv.OUTCOME: None if record.outcome is None else record.outcome.value,
         **of_failure(record),
         **(taken if sequences else {semconv.GEN_AI_REQUEST_MODEL: record.model}),
     }
