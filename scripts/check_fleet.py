@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,6 +38,7 @@ from scripts.fleet_checks import (
     POLICY,
     SHORT,
     SOME,
+    Replica,
     Site,
     asking,
     disconnects,
@@ -56,23 +57,14 @@ STREAMS = 24  # when a replica is killed
 ENDS = ("complete", "replica_lost")
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One of the replicas."""
-
-    pid: int
-    url: str
-    admin: str
-
-
 class FleetSite(Site):
     """Replicas, and what stands before them."""
 
-    def __init__(self, front: str, folder: Path, port: int, keys: Mapping[str, str], served: list[Served]) -> None:
+    def __init__(self, front: str, folder: Path, port: int, keys: Mapping[str, str], served: list[Replica]) -> None:
         super().__init__(front, folder, port, keys)
         self._served = served
 
-    def replicas(self) -> Sequence[Served]:
+    def replicas(self) -> Sequence[Replica]:
         return [one for one in self._served if _runs(one.pid)]
 
 
@@ -85,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     return report.finish(RESULTS)
 
 
-Front = Callable[[Path, list[Served], int], AbstractContextManager[None]]
+Front = Callable[[Path, list[Replica], int], AbstractContextManager[None]]
 """Runs what stands before replicas at a port, with their state in the folder."""
 
 
@@ -123,16 +115,16 @@ def _killed(site: FleetSite) -> dict[str, object]:
 
 
 @contextmanager
-def _replica(folder: Path) -> Iterator[Served]:
+def _replica(folder: Path) -> Iterator[Replica]:
     admin_port = free_port()
     settings = {"policy": folder / "policy.yaml", "admin_port": admin_port, "threads": 1, "http_workers": 0}
     settings |= {"calibration": "off", "public_models": "on"}
     with gateway_process(folder / "state", None, **settings) as process:
-        yield Served(process.pid, f"http://127.0.0.1:{process.port}", f"http://127.0.0.1:{admin_port}")
+        yield Replica(process.pid, f"http://127.0.0.1:{process.port}", f"http://127.0.0.1:{admin_port}")
 
 
 @contextmanager
-def _router(folder: Path, served: list[Served], port: int) -> Iterator[None]:
+def _router(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
     file = folder / "replicas.yaml"
     file.write_text(yaml.safe_dump({"replicas": [{"url": one.url, "admin": one.admin} for one in served]}))
     command = [sys.executable, "-m", "sluice", "route", f"--replicas={file}", f"--port={port}", "--admin-port=off"]
@@ -142,7 +134,7 @@ def _router(folder: Path, served: list[Served], port: int) -> Iterator[None]:
 
 
 @contextmanager
-def _smg(folder: Path, served: list[Served], port: int) -> Iterator[None]:
+def _smg(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
     command = [str(own_environment(SMG) / "smg"), "launch", "--worker-urls", *(one.url for one in served)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
     with _process(command, folder):

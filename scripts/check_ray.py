@@ -38,6 +38,7 @@ from scripts.fleet_checks import (
     POLICY,
     SHORT,
     SOME,
+    Replica,
     Site,
     asking,
     disconnects,
@@ -56,13 +57,10 @@ STARTED = re.compile(r"pid=(\d+)\).*serving \S+ at (http://[\d.:]+), admin at (h
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """A gateway and the Serve replica that owns it."""
+class OwnedReplica(Replica):
+    """A gateway with the Serve replica that owns it."""
 
-    owner: int  # their processes
-    pid: int
-    url: str
-    admin: str
+    owner: int  # its process
 
 
 class RaySite(Site):
@@ -95,10 +93,10 @@ class RaySite(Site):
             check=True,
         )
 
-    def replicas(self) -> list[Replica]:
+    def replicas(self) -> list[OwnedReplica]:
         """Return those that run."""
         started = STARTED.findall(self.log.read_text())
-        return [Replica(int(one), pids[0], *urls) for one, *urls in started if (pids := _gateways(int(one)))]
+        return [OwnedReplica(pids[0], *urls, int(one)) for one, *urls in started if (pids := _gateways(int(one)))]
 
     def answers(self, count: int) -> bool:
         """So many replicas run, and each is reached through Ray."""
@@ -135,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     return report.finish(RESULTS)
 
 
-def killed(site: RaySite, report: Report, what: str, pid: Callable[[Replica], int]) -> dict[str, object]:
+def killed(site: RaySite, report: Report, what: str, pid: Callable[[OwnedReplica], int]) -> dict[str, object]:
     """SIGKILL one of two while both stream; return how all that was asked ended until there are two again."""
     victim = site.replicas()[0]
     with ThreadPoolExecutor(16) as pool, asking(site) as ends:

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -28,14 +29,13 @@ PAIRS = 60
 GAUGES = r"^(?:sluice_live_requests|sluice_kv_blocks_used)\{.*\} (\S+)$"
 
 
-class Replica(Protocol):
+@dataclass(frozen=True, slots=True)
+class Replica:
     """A gateway behind the front."""
 
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def admin(self) -> str: ...
+    pid: int
+    url: str
+    admin: str
 
 
 class Site:
