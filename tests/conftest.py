@@ -60,7 +60,7 @@ def one_tls_context() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The gateway as a newcomer starts it."""
-    with running_server(tmp_path_factory.mktemp("server"), "--threads", "1", *UNHURRIED) as process:
+    with running_server(tmp_path_factory.mktemp("server"), "--threads", "1", *UNHURRIED, warm=False) as process:
         yield process
 
 

@@ -9,13 +9,13 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from shutil import get_terminal_size
 from typing import Any
 
 from admission.simulation.errors import SimulationError
 from backend.errors import BackendError, ConfigError
-from gateway.cli import doctor, event_log, keys, pick, plan, policy, pools, route, simulate, tune, usage
 from gateway.cli.flags import SettingsError, add_flags, load, misspelled, suggestion
 from gateway.doctor.snapshot import DoctorError
 from gateway.http.server import ListenError
@@ -38,6 +38,24 @@ are hashed with (default: DIR/pepper, made at first start); replicas that share 
 Nor have SLUICE_ADMIN_KEY, the key of the admin port (default: made at first start, in DIR/admin-key), and
 SLUICE_OTLP_HEADERS, headers for the collector: NAME=VALUE,NAME=VALUE, each VALUE URL-encoded."""
 
+ADDED_BY = {
+    "route": "route.add_route_command",
+    "pick": "pick.add_pick_command",
+    "keys": "keys.add_keys_command",
+    "policy": "policy.add_policy_command",
+    "usage": "usage.add_usage_command",
+    "simulate": "simulate.add_simulate_command",
+    "tune": "tune.add_tune_command",
+    "pools": "pools.add_pools_command",
+    "plan": "plan.add_plan_command",
+    "doctor": "doctor.add_doctor_command",
+    "explain": "event_log.add_event_log_commands",
+    "replay": "event_log.add_event_log_commands",
+}
+"""Who in this package adds a command. Its module is imported only where its command is asked for, or the help."""
+
+WITHOUT_OTHERS = ("serve", "version", "--version")
+
 ASKED_WRONGLY = (SettingsError, ConfigError, PolicyError, SimulationError)
 CANNOT_BE_DONE = (
     DoctorError, KeyStoreError, ListenError, EventLogError, EmbeddedStoreError, QuotaError, BackendError,
@@ -45,8 +63,8 @@ CANNOT_BE_DONE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    namespace, unknown = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    namespace, unknown = _parser(words).parse_known_args(words)
     if unknown:
         namespace.parser.error(_unknown(unknown, namespace.parser))
     if not hasattr(namespace, "run"):  # a command that has commands of its own, and no more
@@ -85,7 +103,8 @@ def _version(_: Namespace) -> int:
     return 0
 
 
-def _parser() -> ArgumentParser:
+def _parser(words: Sequence[str]) -> ArgumentParser:
+    """Returns a parser that knows the command which these words begin with, and all where they begin with none."""
     parser = _Parser(
         prog="sluice",
         description="A multi-tenant LLM inference gateway with the engine inside.",
@@ -97,20 +116,20 @@ def _parser() -> ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over HTTP", usage="sluice serve [flags]", epilog=NOTES)
     add_flags(serve)
     serve.set_defaults(run=_serve, parser=serve)
-    route.add_route_command(commands)
-    pick.add_pick_command(commands)
-    keys.add_keys_command(commands)
-    policy.add_policy_command(commands)
-    usage.add_usage_command(commands)
-    simulate.add_simulate_command(commands)
-    tune.add_tune_command(commands)
-    pools.add_pools_command(commands)
-    plan.add_plan_command(commands)
-    doctor.add_doctor_command(commands)
-    event_log.add_event_log_commands(commands)
+    for place in _places(words):
+        module, function = place.split(".")
+        getattr(import_module(f"gateway.cli.{module}"), function)(commands)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(run=_version, parser=shown)
     return parser
+
+
+def _places(words: Sequence[str]) -> list[str]:
+    """Returns who has to add a command for these words to be understood: everybody, if they may ask for any."""
+    first = words[0] if words else ""
+    if first in ADDED_BY:
+        return [ADDED_BY[first]]
+    return [] if first in WITHOUT_OTHERS else [*dict.fromkeys(ADDED_BY.values())]
 
 
 class _Parser(ArgumentParser):

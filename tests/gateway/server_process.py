@@ -1,6 +1,5 @@
 """A real `sluice serve` in a process of its own, and how tests look at it from outside."""
 
-import os
 import re
 import subprocess
 import sys
@@ -14,8 +13,9 @@ from typing import Any
 
 import httpx
 
+from tests.gateway.warm_interpreter import ROOT, ServerHandle, start
+
 BODY: dict[str, Any] = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}]}
-ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0  # seconds until something that must happen counts as not happening
 
 
@@ -27,7 +27,7 @@ def bearer(key: str) -> dict[str, str]:
 class ServerProcess:
     """A gateway that has announced itself on a port of its own choice."""
 
-    process: subprocess.Popen[bytes]
+    process: ServerHandle
     port: int
     key: str
     announcement: str
@@ -100,18 +100,18 @@ class ServerProcess:
 
 
 @contextmanager
-def running_server(directory: Path, *flags: str, program: str = "sluice") -> Iterator[ServerProcess]:
+def running_server(directory: Path, *flags: str, program: str = "sluice", warm: bool = True) -> Iterator[ServerProcess]:
     """Start one with its state and its output in `directory`; it is stopped, and must stop, at the end.
 
-    `program` is a module that runs as `sluice` does.
+    `program` is a module that runs as `sluice` does. Unless it is another or `warm` is false, the process is forked from
+    one that has imported what it needs.
     """
     stdout, stderr = directory / "stdout", directory / "stderr"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    command = [sys.executable, "-m", program, "serve", "--port", "0", "--admin-port", "0"]
+    command = ["serve", "--port", "0", "--admin-port", "0"]
     command += ["--state-dir", str(directory / "state"), "--http-workers", "0"]  # whatever cores there are
     command += ["--calibration", "off"]  # it takes a second
     with stdout.open("wb") as out, stderr.open("wb") as err:
-        process = subprocess.Popen([*command, *flags], cwd=ROOT, env=environment, stdout=out, stderr=err)
+        process = start(program, [*command, *flags], out, err, warm=warm)
     try:
         eventually(lambda: process.poll() is not None or b"curl " in stdout.read_bytes())
         announcement = stdout.read_text()

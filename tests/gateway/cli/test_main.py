@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from backend.errors import ConfigError, ModelLoadError
-from gateway.cli.main import main
+from gateway.cli.main import ADDED_BY, main
 from gateway.http.server import ListenError
 from gateway.settings.settings import Settings
 from gateway.telemetry.event_log_file import EventLogError
@@ -129,6 +129,18 @@ def test_a_command_that_lacks_one_prints_its_help(command: list[str], printed: P
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, gateway.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_command_waits_for_the_modules_of_another() -> None:
+    code = "import sys; from gateway.cli.main import main; main(['version']); sys.exit('gateway.cli.tune' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.parametrize("command", ADDED_BY)
+def test_a_command_of_the_help_is_understood_alone(command: str, sluice: Sluice) -> None:
+    said = sluice(command, "--help")
+    assert (said.status, said.out.partition("\n")[0].startswith(f"usage: sluice {command}")) == (0, True)
+    assert f"    {command} " in sluice("--help").out
 
 
 def test_whoever_reads_no_further_ends_a_command_without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,190 @@
+"""Starts `sluice` in a fraction of the time that it takes: by forking a process that has imported what it needs.
+
+`python -m tests.gateway.warm_interpreter` imports the server's modules, which takes three seconds, then forks a process
+for each command that it is sent. That is as one just started: nothing has run in it, and it has no thread but its own.
+Tests ask for one by `start`, which does without where an environment differs from that of the warm process.
+"""
+
+import atexit
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from json import dumps, loads
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO, Protocol
+
+from backend import compiled_core
+
+ROOT = Path(__file__).parents[2]
+MODULES = ("gateway.cli.main", "gateway.app", "multiprocessing.synchronize", "encodings.idna")
+MESSAGE_BYTES = 1 << 16
+
+
+class ServerHandle(Protocol):
+    """What tests use of a `subprocess.Popen`."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def start(
+    program: str, arguments: Sequence[str], stdout: BinaryIO, stderr: BinaryIO, *, warm: bool = True
+) -> ServerHandle:
+    """Runs `python -m program` with these arguments in the repository, without variables of Sluice's own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    if warm and program == "sluice":
+        interpreter = _warm_interpreter()
+        if interpreter.suits(environment):
+            return interpreter.start(arguments, stdout, stderr)
+    command = [sys.executable, "-m", program, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=stderr)
+
+
+class ForkedProcess:
+    """A process that the warm interpreter has forked and waits for."""
+
+    def __init__(self, pid: int, exited: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._exited = exited  # where the warm interpreter writes how it ended
+
+    def poll(self) -> int | None:
+        return self._wait(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = self._wait(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("sluice", timeout or 0)
+        return status
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _wait(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._exited], [], [], timeout)[0]:
+            self.returncode = int(os.read(self._exited, MESSAGE_BYTES))
+            os.close(self._exited)
+        return self.returncode
+
+
+class WarmInterpreter:
+    """Runs until this process ends, or the one that forked it does."""
+
+    def __init__(self) -> None:
+        self._environment = dict(_told(os.environ))
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "tests.gateway.warm_interpreter", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, cwd=ROOT, env=self._environment, pass_fds=[theirs.fileno()])
+        atexit.register(self._stop)
+
+    def suits(self, environment: dict[str, str]) -> bool:
+        """Whether a process of this environment would have imported the same."""
+        return _told(environment) == self._environment
+
+    def start(self, arguments: Sequence[str], stdout: BinaryIO, stderr: BinaryIO) -> ForkedProcess:
+        exited, told = os.pipe()
+        socket.send_fds(self._socket, [dumps(arguments).encode()], [stdout.fileno(), stderr.fileno(), told])
+        os.close(told)
+        return ForkedProcess(int(self._socket.recv(MESSAGE_BYTES)), exited)
+
+    def _stop(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+@cache
+def _warm_interpreter() -> WarmInterpreter:
+    return WarmInterpreter()
+
+
+def _told(environment: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
+    """The environment without Sluice's variables and what pytest notes there of each test."""
+    own = ("SLUICE_", "PYTEST_")
+    return {name: value for name, value in environment.items() if not name.startswith(own)}
+
+
+# The other end -------------------------------------------------------------------------------------------------------
+
+
+def _wake(_signal: int, _frame: FrameType | None) -> None:
+    """The number of the signal is written to the pipe that is waited for, by `signal.set_wakeup_fd`."""
+
+
+def _serve_forks(commands: socket.socket) -> list[str] | None:
+    """Forks for each command until nobody is left to send one. Returns a command's arguments, in its process."""
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, _wake)
+    signal.set_wakeup_fd(wakes)
+    running: dict[int, int] = {}  # where to tell how it ended, by process id
+    while True:
+        for ready in select.select([woken, commands], [], [])[0]:
+            if ready == woken:
+                os.read(woken, MESSAGE_BYTES)
+                _tell_of_the_dead(running)
+                continue
+            message, files, _, _ = socket.recv_fds(commands, MESSAGE_BYTES, 3)
+            if not message:
+                return None
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                commands.close()
+                os.dup2(files[0], 1)
+                os.dup2(files[1], 2)
+                for file in (woken, wakes, *files, *running.values()):
+                    os.close(file)
+                arguments: list[str] = loads(message)
+                return arguments
+            running[pid] = files[2]
+            os.close(files[0])
+            os.close(files[1])
+            commands.send(str(pid).encode())
+
+
+def _tell_of_the_dead(running: dict[int, int]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        file = running.pop(pid)
+        os.write(file, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(file)
+
+
+def _main() -> None:
+    compiled_core.use()
+    for name in MODULES:
+        import_module(name)
+    with socket.socket(fileno=int(sys.argv[1])) as commands:
+        arguments = _serve_forks(commands)
+    if arguments is not None:
+        sys.argv = ["sluice", *arguments]
+        runpy.run_module("sluice", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
