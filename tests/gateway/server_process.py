@@ -103,8 +103,8 @@ class ServerProcess:
 def running_server(directory: Path, *flags: str, program: str = "sluice", warm: bool = True) -> Iterator[ServerProcess]:
     """Start one with its state and its output in `directory`; it is stopped, and must stop, at the end.
 
-    `program` is a module that runs as `sluice` does. Unless it is another or `warm` is false, the process is forked from
-    one that has imported what it needs.
+    `program` is a module that runs as `sluice` does. Unless it is another or `warm` is false, the process is forked
+    from one that has imported what it needs.
     """
     stdout, stderr = directory / "stdout", directory / "stderr"
     command = ["serve", "--port", "0", "--admin-port", "0"]

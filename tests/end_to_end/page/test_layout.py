@@ -55,7 +55,7 @@ def test_a_refresh_keeps_the_rows_it_has(crowd: FakeGateway, open_board: PageMak
 def test_no_width_makes_the_page_scroll_sideways(gateway: FakeGateway, open_board: PageMaker) -> None:
     gateway.answers["kv"] = page_data.kv_in_uses()
     page = open_board(width=320)
-    page.until_reads("#problems", "queue time above target")  # a line longer than the window, which is cut off in its box
+    page.until_reads("#problems", "queue time above target")  # longer than the window, and cut off in its box
     boxes = "[...document.querySelectorAll('.panel, header :not(summary *)')]"
     for width in (320, 360, 768, 1280, 1920):
         page.resize(width)
