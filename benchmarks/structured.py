@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         report.at_least(f"tokens/s with masks, of those without: {name}", cost[ONE_BY_ONE].of_free, COST)
         report.add_table(f"{ROWS} rows, {ROWS} schemas, {TOKENS} tokens each, as the model says: {name}", _table(cost))
     for how, kind in (("any whitespace", GrammarKind.JSON_SCHEMA), ("in a line", GrammarKind.JSON_LINE)):
-        gain = _gain(llm, _scripts(options.folder, taken, kind, llm), runs)
+        gain = _gain(llm, find_scripts(options.folder, taken, kind, Vocabulary.embedded()), runs)
         report.at_least(
             f"tokens/s with forced tokens at once, of those without masks: {how}", gain[AT_ONCE].of_free, GAIN
         )
@@ -182,16 +182,33 @@ class Script:
     token_ids: list[int]
 
 
-def _scripts(folder: Path, taken: list[tuple[str, Any, Grammar]], kind: GrammarKind, llm: LLM) -> list[Script]:
-    path, config = resolve_model("embedded") / "tokenizer.json", llm.model.config
-    tokenizer = make_tokenizer(path.read_text(), config.vocab_size, list(config.eos_token_ids))
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens that a model can say."""
+
+    path: Path  # of its tokenizer.json
+    size: int
+    end_tokens: list[int]
+
+    @classmethod
+    def embedded(cls) -> "Vocabulary":
+        directory = resolve_model("embedded")
+        config = read_model_config(directory)
+        return cls(directory / "tokenizer.json", config.vocab_size, list(config.eos_token_ids))
+
+
+def find_scripts(
+    folder: Path, taken: list[tuple[str, Any, Grammar]], kind: GrammarKind, vocabulary: Vocabulary
+) -> list[Script]:
+    """Returns an instance for each of `ROWS` schemas, of those of which one is neither short nor long."""
+    tokenizer = make_tokenizer(vocabulary.path.read_text(), vocabulary.size, vocabulary.end_tokens)
     scripts: list[Script] = []
     for name, _, asked in taken:
         grammar = Grammar(kind, asked.source)
         tests = json.loads((folder / name).read_text())["tests"]
         instance = next((test["data"] for test in tests if test["valid"]), None)
         matcher = SlotMatcher(compile_grammar(tokenizer, grammar.kind, grammar.source))
-        said = _tokens(matcher, tokenizer, json.dumps(instance, ensure_ascii=False).encode(), config.vocab_size)
+        said = _tokens(matcher, tokenizer, json.dumps(instance, ensure_ascii=False).encode(), vocabulary.size)
         if SHORTEST <= len(said) <= LONGEST and len(scripts) < ROWS:
             scripts.append(Script(grammar, said))
     return scripts

@@ -46,6 +46,7 @@ class ConstrainedRows:
 
     asked: list[ConstrainedRow]
     chunks: list[Chunk]  # of rows behind the decodes, asked or not
+    may_jump: bool  # whether any is of a slot whose forced tokens may be taken before they are sampled
 
 
 @dataclass(slots=True)
@@ -55,7 +56,7 @@ class Masks:
     slots: dict[int, int]  # by row in `Batch.sampled`, of those that have a mask
     words: Tensor  # [slots, words] int32, in memory that the next step writes to; bit t % 32 of word t // 32 is token t
     failed: list[int] = field(default_factory=list)  # of `Batch.sampled`, for which there is no token
-    forced: dict[int, list[int]] = field(default_factory=dict)  # by the same, the tokens that follow the sampled one
+    forced: dict[int, list[int]] = field(default_factory=dict)  # by the same, the only tokens; the first is sampled
 
 
 class _Slot(NamedTuple):
@@ -134,7 +135,8 @@ class TokenMasks:
                 start = starts[row] - known[slot].num_prompt_tokens
                 if tokens := batch.token_ids[end - lengths[row] + max(0, -start) : end]:
                     chunks.append((slot, max(0, start), tokens))
-        return ConstrainedRows(asked, chunks) if asked or chunks else None
+        may_jump = any(known[slot].may_jump for _, slot, *_ in asked)
+        return ConstrainedRows(asked, chunks, may_jump) if asked or chunks else None
 
     def ask(self, rows: ConstrainedRows) -> None:
         """Ask for the masks of a step, once it is known what the slots that decode have sampled last."""
@@ -242,7 +244,7 @@ class TokenMasks:
             counts: list[int] = shared.num_forced.tolist()
             for sample, slot, *_ in rows:
                 if counts[slot] > 1:
-                    masks.forced[sample] = shared.forced[slot, 1 : counts[slot]].tolist()
+                    masks.forced[sample] = shared.forced[slot, : counts[slot]].tolist()
         again = []
         for row in rows if answer.num_unmasked else ():
             sample, slot, *_ = row

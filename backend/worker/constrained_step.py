@@ -1,5 +1,6 @@
 """A step with rows that have a grammar: their masks are filled while the step computes, and applied to its logits."""
 
+import threading
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -41,15 +42,21 @@ class MaskBuffers:
 
 
 class ConstrainedStep:
-    """The rows of one step that have a grammar, from its launch to its output."""
+    """The rows of one step that have a grammar, from its launch to its output.
+
+    Where steps run ahead, one thread launches it, and meanwhile another waits for the step before.
+    """
 
     def __init__(
         self, rows: ConstrainedRows, masks: TokenMasks, buffers: MaskBuffers, before: Callable[[], None]
     ) -> None:
         """`before` returns once `TokenMasks.sampled` has what the step before has sampled."""
+        self.may_jump = rows.may_jump
         self._masks, self._buffers = masks, buffers
         self._pending: tuple[ConstrainedRows, Callable[[], None]] | None = rows, before
+        self._following = [row[:2] for row in rows.asked if row[-1]]  # rows whose newest token the step before sampled
         self._taken: Masks | None = None
+        self._is_settled = threading.Event()
 
     def ask(self) -> None:
         """Ask for the masks, once the tokens are known that the step computes."""
@@ -62,8 +69,26 @@ class ConstrainedStep:
     def constrain(self, logits: Tensor, ops: Ops) -> None:
         """Wait for the masks, and forbid in `logits` [rows, vocab] fp32 what they do not allow."""
         self._taken = self._masks.answer()
+        self.settle()
         if self._taken.slots:
             ops.apply_token_bitmask(logits, *self._buffers.place(self._taken, len(logits)))
+
+    def settle(self) -> None:
+        """Let nobody wait for masks any longer, be they there or never to come."""
+        self._is_settled.set()
+
+    def foretell(self, output: StepOutput, slots: list[int], patience: float) -> None:
+        """Write into the output of the step before, which `slots` have sampled, what can only follow on its tokens.
+
+        The masks of this step say it, while it computes the first of them: told now, the next step computes all. For
+        masks that are not there within `patience`, in seconds, nobody waits: then this step's output says it.
+        """
+        if not self._is_settled.wait(patience) or self._taken is None or not self._taken.forced:
+            return
+        sampled = {slot: index for index, slot in enumerate(slots)}
+        rows = [(sampled[slot], self._taken.forced.get(row)) for row, slot in self._following if slot in sampled]
+        told = {index: tokens for index, tokens in rows if tokens and output.token_ids[index] >= 0}
+        output.forced = {**(output.forced or {}), **told} or None
 
     def complete(self, output: StepOutput) -> None:
         """Write into a step's output what came of the masks."""
@@ -71,5 +96,5 @@ class ConstrainedStep:
             return
         for row in self._taken.failed:
             output.token_ids[row] = NO_TOKEN_ALLOWED
-        forced = {row: tokens for row, tokens in self._taken.forced.items() if output.token_ids[row] >= 0}
+        forced = {row: tokens[1:] for row, tokens in self._taken.forced.items() if output.token_ids[row] >= 0}
         output.forced = forced or None

@@ -31,6 +31,8 @@ from backend.worker.sampler import Choice, SlotSampler
 from backend.worker.staging import Layout, Staged, Stager
 from backend.worker.swapper import Swapper
 
+FORETELLING = 0.25  # of a step, that its output waits at most for the masks of the step behind it
+
 
 class StepSampler(Protocol):
     """A sampler knows how the sequence of each slot is sampled."""
@@ -50,6 +52,7 @@ class LaunchedStep:
     running: Running
     logprobs: StepLogprobs | None
     constrained: ConstrainedStep | None
+    behind: ConstrainedStep | None = None  # the step launched behind it, where that may tell which tokens are forced
 
     def wait(self) -> StepOutput:
         try:
@@ -57,13 +60,16 @@ class LaunchedStep:
             self.note_tokens()
         except (RuntimeError, MemoryError) as error:
             raise self.runner.failure(self.number, error) from error
-        token_ids = self.staged.piece.tokens[: self.staged.num_sampled].tolist()
+        piece, count = self.staged.piece, self.staged.num_sampled
+        token_ids, slots = piece.tokens[:count].tolist(), piece.numbers.sampled_slots[:count].tolist()
         self.runner.completed()
         output = StepOutput(self.number, token_ids, elapsed)
         if self.logprobs is not None:
             output.logprobs, output.prompt_logprobs = self.logprobs.read()
         if self.constrained is not None:
             self.constrained.complete(output)
+        if self.behind is not None:
+            self.behind.foretell(output, slots, FORETELLING * elapsed)
         return output
 
     def note_tokens(self) -> None:
@@ -235,7 +241,12 @@ class ModelRunner:
         graphs = None if shape is None else self.graphs
         work = self._work(given, partial(self._run, staged, choice, graphs, batch.block_copies, logprobs, constrained))
         copies = partial(self._swapper.copy, batch) if self._swapper is not None and batch.num_copies else None
-        step = LaunchedStep(self, batch.step, staged, self._device_stream.launch(work, copies), logprobs, constrained)
+        try:
+            running = self._device_stream.launch(work, copies)
+        finally:
+            if constrained is not None and self.runs_ahead:
+                constrained.settle()
+        step = LaunchedStep(self, batch.step, staged, running, logprobs, constrained)
         self._launched = step if self.runs_ahead else None
         return step
 
@@ -254,7 +265,10 @@ class ModelRunner:
                 launched.running.wait()
                 launched.note_tokens()
 
-        return ConstrainedStep(rows, self.masks, self._mask_buffers, before)
+        step = ConstrainedStep(rows, self.masks, self._mask_buffers, before)
+        if launched is not None and step.may_jump:
+            launched.behind = step
+        return step
 
     @torch.inference_mode()
     def _run(

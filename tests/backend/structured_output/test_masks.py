@@ -124,8 +124,8 @@ def test_forced_tokens_are_told_where_they_may_be_taken_at_once(processes: Gramm
     rows = Rows(processes, [PERSON, regex("ab+", "b")])
     told = dict[int, list[int]]()
     for _ in range(40):
-        taken = rows.run()
         place = len(rows.outputs[0])
+        taken = rows.run()
         if 0 in taken.forced:
             told[place] = taken.forced[0]
     assert told
