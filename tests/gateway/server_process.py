@@ -2,20 +2,21 @@
 
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
 
-from tests.gateway.warm_interpreter import ROOT, ServerHandle, start
+from tests.gateway.warm_interpreter import ServerHandle, start
 
 BODY: dict[str, Any] = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}]}
+ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0  # seconds until something that must happen counts as not happening
 
 
@@ -156,8 +157,12 @@ def in_threads(*calls: Callable[[], object]) -> Iterator[None]:
 
 
 def sluice(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "sluice", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    """Runs the command to its end."""
+    words = [*map(str, arguments)]
+    with TemporaryFile("w+b") as out, TemporaryFile("w+b") as err:
+        status = start("sluice", words, out, err).wait(PATIENCE)
+        printed = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
+    return subprocess.CompletedProcess(["sluice", *words], status, *printed)
 
 
 def assert_unharmed(server: ServerProcess, *secrets: str) -> None:

@@ -147,6 +147,8 @@ def _serve_forks(commands: socket.socket) -> list[str] | None:
                 continue
             message, files, _, _ = socket.recv_fds(commands, MESSAGE_BYTES, 3)
             if not message:
+                for pid in running:
+                    os.kill(pid, signal.SIGTERM)
                 return None
             pid = os.fork()
             if pid == 0:

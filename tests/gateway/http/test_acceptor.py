@@ -21,7 +21,12 @@ PROBE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running_server(tmp_path_factory.mktemp("flood"), "--threads", "1", "--max-connections", str(CAP)) as server:
+    refusing = (
+        "--refused-per-second",
+        "200",
+    )  # or strangers wait half a minute to be refused, and the end waits for them
+    flags = ("--threads", "1", "--max-connections", str(CAP), *refusing)
+    with running_server(tmp_path_factory.mktemp("flood"), *flags) as server:
         yield server
         assert_unharmed(server)
 
