@@ -1,8 +1,6 @@
 """Real replicas behind a real router, each a process of its own; they share keys, policy and quota store."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,8 +12,9 @@ import httpx
 import openai
 import yaml
 
-from tests.gateway.server_process import PATIENCE, ROOT, ServerProcess, bearer, eventually, running_server
+from tests.gateway.server_process import PATIENCE, ServerProcess, bearer, eventually, running_server
 from tests.gateway.tenant_site import make_keys
+from tests.gateway.warm_interpreter import start
 
 
 @dataclass
@@ -105,7 +104,7 @@ def _running_router(folder: Path, *arguments: str) -> Iterator[tuple[str, str]]:
     """Start one; yield its address and that of its admin port."""
     stdout, stderr = folder / "router.out", folder / "router.err"
     with stdout.open("wb") as out, stderr.open("wb") as err:
-        process = subprocess.Popen([sys.executable, "-m", "sluice", *arguments], cwd=ROOT, stdout=out, stderr=err)
+        process = start("sluice", arguments, out, err)
     try:
         eventually(lambda: process.poll() is not None or b"  admin " in stdout.read_bytes())
         assert process.poll() is None, stderr.read_text()

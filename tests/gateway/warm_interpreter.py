@@ -18,14 +18,19 @@ from functools import cache
 from importlib import import_module
 from json import dumps, loads
 from pathlib import Path
+from threading import Lock
 from types import FrameType
 from typing import BinaryIO, Protocol
 
 from backend import compiled_core
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("gateway.cli.main", "gateway.app", "multiprocessing.synchronize", "encodings.idna")
+MODULES = (
+    *("gateway.cli.main", "gateway.app", "gateway.cli.keys", "gateway.cli.route", "fleet.process", "fleet.membership"),
+    *("encodings.idna", "multiprocessing.synchronize"),  # imported as a server starts
+)
 MESSAGE_BYTES = 1 << 16
+_making = Lock()
 
 
 class ServerHandle(Protocol):
@@ -93,6 +98,7 @@ class WarmInterpreter:
 
     def __init__(self) -> None:
         self._environment = dict(_told(os.environ))
+        self._lock = Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "tests.gateway.warm_interpreter", str(theirs.fileno())]
@@ -105,9 +111,11 @@ class WarmInterpreter:
 
     def start(self, arguments: Sequence[str], stdout: BinaryIO, stderr: BinaryIO) -> ForkedProcess:
         exited, told = os.pipe()
-        socket.send_fds(self._socket, [dumps(arguments).encode()], [stdout.fileno(), stderr.fileno(), told])
+        with self._lock:  # or threads take each other's answers
+            socket.send_fds(self._socket, [dumps(arguments).encode()], [stdout.fileno(), stderr.fileno(), told])
+            pid = int(self._socket.recv(MESSAGE_BYTES))
         os.close(told)
-        return ForkedProcess(int(self._socket.recv(MESSAGE_BYTES)), exited)
+        return ForkedProcess(pid, exited)
 
     def _stop(self) -> None:
         self._socket.close()
@@ -115,8 +123,13 @@ class WarmInterpreter:
 
 
 @cache
-def _warm_interpreter() -> WarmInterpreter:
+def _only() -> WarmInterpreter:
     return WarmInterpreter()
+
+
+def _warm_interpreter() -> WarmInterpreter:
+    with _making:  # threads start servers too
+        return _only()
 
 
 def _told(environment: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
