@@ -1,7 +1,7 @@
-"""All tests of the page share a browser; each has a gateway and tabs of its own."""
+"""All tests of the page share a browser; each has a gateway and tabs of its own, unless it only looks."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -28,11 +28,11 @@ def gateway() -> Iterator[FakeGateway]:
     gateway.stop()
 
 
-@pytest.fixture
-def open_tab(chromium: Chromium) -> Iterator[PageMaker]:
+@contextmanager
+def opened_tabs(chromium: Chromium) -> Iterator[PageMaker]:
     """Makes tabs that ask for a gateway's key.
 
-    At the end of a test none may have broken the content security policy, thrown, or asked another origin.
+    At the end of the block none may have broken the content security policy, thrown, or asked another origin.
     """
     pages: list[tuple[Page, str]] = []
     with ExitStack() as tabs:
@@ -52,8 +52,32 @@ def open_tab(chromium: Chromium) -> Iterator[PageMaker]:
 
 
 @pytest.fixture
+def open_tab(chromium: Chromium) -> Iterator[PageMaker]:
+    with opened_tabs(chromium) as make:
+        yield make
+
+
+@pytest.fixture
 def open_page(gateway: FakeGateway, open_tab: PageMaker) -> PageMaker:
     return lambda **options: open_tab(gateway.url, **options)
+
+
+def show_board(page: Page) -> None:
+    """Signs in and waits for the first answers."""
+    page.sign_in(KEY)
+    page.until("document.querySelector('.pool path') && document.querySelector('.line')")
+
+
+@pytest.fixture(scope="module")
+def still_board(chromium: Chromium) -> Iterator[Page]:
+    """A board that the tests of a module only look at, over a gateway that gives the same answers all the time."""
+    gateway = FakeGateway()
+    with ExitStack() as closing:
+        gateway.start()
+        closing.callback(gateway.stop)
+        page = closing.enter_context(opened_tabs(chromium))(gateway.url)
+        show_board(page)
+        yield page
 
 
 @pytest.fixture
@@ -62,8 +86,7 @@ def open_board(open_page: PageMaker) -> PageMaker:
 
     def make(view: str | None = None, **options: int | bool) -> Page:
         page = open_page(**options)
-        page.sign_in(KEY)
-        page.until("document.querySelector('.pool path') && document.querySelector('.line')")
+        show_board(page)
         if view is not None:
             page.click(f"#views [href='#/{view}']")
         return page

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.end_to_end.page.fake_gateway import KEY, FakeGateway
-from tests.end_to_end.page.page_data import NUM_BLOCKS, TENANTS, ended, kv_in_uses
+from tests.end_to_end.page.page_data import NUM_BLOCKS, ended, kv_in_uses
 from tests.end_to_end.page.page_object import Page, PageMaker
 
 REJECTED = "network: Failed to load resource: the server responded with a status of 401 (Unauthorized)"
@@ -75,29 +75,10 @@ def test_a_gateway_that_is_gone_is_not_a_wrong_key(open_page: PageMaker, gateway
     gateway.start()
 
 
-MINUS = "\N{MINUS SIGN}"
-TITLES = ["Tokens per second", "Requests per second", "Time to first token", "Time between tokens", "Waiting", "Load"]
-
-
 def test_nothing_complains_and_only_the_gateway_is_asked(board: Page, gateway: FakeGateway) -> None:
     board.until("document.querySelectorAll('#refusals tbody tr').length")
     assert board.complaints() == []
     assert board.requested() >= {f"{gateway.url}/", f"{gateway.url}/style.css", f"{gateway.url}/admin/v1/overview"}
-
-
-def test_the_head_says_what_runs_and_how_it_is(board: Page) -> None:
-    head = board.text("header")
-    for fact in ("qwen3-0.6b", "0.1.0", "cuda:0 NVIDIA H200", "9f3c2a71", "connected", "3 h 12 min", "Live"):
-        assert fact in head
-    assert board.js("document.title") == "41 running, 17 waiting · qwen3-0.6b · Sluice"
-    board.until_reads("#problems", "queue time above target")
-    assert "Remedy: raise the weight of the class" in board.text("#problems")
-
-
-def test_the_gauges_say_how_full_it_is(board: Page) -> None:
-    memory, waiting = "KV pool 74 % 378 MiB of 512 MiB", "Waiting 17 sequences, oldest waits 31 s"
-    gauges = " ".join(board.text("#gauges").split())
-    assert gauges == f"Running 41 / 64 sequences {waiting} {memory} Engine busy 93 % of the last 10 s"
 
 
 def test_a_store_that_is_gone_a_policy_that_was_not_taken_and_a_drain_stand_at_the_top(
@@ -140,25 +121,6 @@ def test_a_trouble_that_comes_moves_nothing(gateway: FakeGateway, open_board: Pa
     assert board.box("#problems")[3] == height
 
 
-def test_percentiles_differ_in_more_than_colour_and_waiting_is_latency(board: Page) -> None:
-    names = [name.split()[-1] for name in board.attributes(".chart:nth-child(3) > svg .line", "class")]
-    assert names == ["line-p50", "line-p99", "line-waits"]
-    lines = "[...document.querySelectorAll('.chart:nth-child(3) > svg .line')]"
-    assert len(set(board.js(f"{lines}.map(line => getComputedStyle(line).strokeDasharray)"))) == 3
-    assert board.attributes(".chart:nth-child(3) .band", "d")[0].count("z") == 289  # seconds in which both are known
-    assert "oldest waits" in board.texts(".chart:nth-child(3) .legend")[0]
-
-
-def test_every_chart_has_axes_with_units_and_says_in_words_what_it_shows(board: Page) -> None:
-    labels = board.attributes(".chart > svg", "aria-label")
-    assert [label.split(",")[0] for label in labels] == TITLES
-    assert all(re.search(r"last five minutes\. .*: \S.* last, from .+ to .+\.$", label) for label in labels)
-    assert "refused: 0 last, from 0 to 1" in labels[1]
-    assert re.search(r"p50: 1\d\d ms last", labels[2])
-    axes = board.texts(".chart > svg text")
-    assert {f"{MINUS}5 min", "now", "2 s", "80 ms", "100 %", "6,000"} <= set(axes)
-
-
 def show_lines(gateway: FakeGateway, change: Callable[[list[Any]], list[Any]]) -> None:
     points = gateway.answers["overview"]["series"]["points"]
     changed = {name: change(values) for name, values in points.items() if name != "waiting"} | {"waiting": {}}
@@ -191,25 +153,6 @@ def test_pointing_at_a_chart_reads_one_second_in_all_of_them(board: Page) -> Non
     assert board.texts(".legend b") == before
 
 
-def test_tenants_stand_by_their_share_with_what_they_use(board: Page) -> None:
-    assert board.column("#tenants") == list(TENANTS)
-    assert board.column("#tenants", 2)[:3] == ["34 %", "17 %", "11 %"]
-    assert board.column("#tenants", 5)[0] == "105 MiB"
-    assert board.column("#tenants", 6)[2].startswith(MINUS)  # in debt
-
-
-def test_the_pool_shows_each_holder_in_a_colour_and_a_pattern_of_its_own(board: Page, gateway: FakeGateway) -> None:
-    fills = board.attributes(".pool .held", "fill")
-    assert len(set(fills)) == len(fills) == 9  # eight tenants and the others
-    assert len(set(board.attributes(".patterns path", "d")[:8])) == 8
-    assert "".join(board.attributes(".pool path", "d")).count("z") == NUM_BLOCKS
-    legend = board.texts(".pool-legend li")
-    assert legend[0].split() == ["acme", "135", "MiB", "26", "%"]
-    assert legend[-1].startswith("free")
-    assert board.attributes(".pool", "aria-label")[0].startswith("KV pool: acme 26 %")
-    assert board.text("#pool-scale") == "2,048 blocks of 16 tokens, 256 KiB; a square is a block."
-
-
 def test_a_large_pool_is_drawn_with_squares_for_several_blocks(board: Page, gateway: FakeGateway) -> None:
     large = {"num_blocks": 200_000, "owners": ["acme"], "runs": [[0, 150_000], [-1, 50_000]]}
     gateway.answers["kv"] |= large
@@ -240,13 +183,6 @@ def test_pointing_at_a_block_tells_whose_it_is_and_what_it_is_used_for(board: Pa
     x, y, _, _ = board.box(".pool")
     board.move(x + 4, y + 4)
     board.until_reads(".pool-reading", "Block 0: acme, idle, and cached for whoever begins with the same")
-
-
-def test_refusals_name_tenant_status_reason_and_message(board: Page) -> None:
-    assert board.column("#refusals", 2)[:2] == ["acme", "globex"]
-    assert board.column("#refusals", 3)[:2] == ["429", "503"]
-    assert board.column("#refusals", 4)[:2] == ["requests-per-minute", "infeasible_deadline"]
-    assert board.column("#refusals", 5)[1] == "The first token would come 4.1 s after the deadline."
 
 
 def test_ended_requests_are_one_choice_away(board: Page, gateway: FakeGateway) -> None:
@@ -290,21 +226,6 @@ def test_a_gateway_that_does_not_answer_makes_the_page_stale_and_it_says_since_w
     board.until(f"{STATE} === 'live'")
     assert board.text("#announcer") == "The gateway answers again."
     assert board.js("document.querySelector('#try-now').hidden")
-
-
-def test_each_failure_doubles_the_wait_up_to_a_quarter_of_a_minute(board: Page) -> None:
-    waits = board.js(
-        """(async () => {
-          const { Poller } = await import("/poller.js");
-          const waits = [];
-          const poller = new Poller(async () => { throw new Error("gone") }, (error, wait) => waits.push(wait));
-          poller.running = true;
-          for (let time = 0; time < 6; time++) await poller.now();
-          poller.stop();
-          return waits;
-        })()"""
-    )
-    assert waits == [1000, 2000, 4000, 8000, 15000, 15000]
 
 
 def test_it_asks_again_by_itself(board: Page, gateway: FakeGateway) -> None:

@@ -58,30 +58,6 @@ def test_a_request_opens_with_its_timeline_as_a_picture_and_in_words(board: Page
     assert board.complaints() == []
 
 
-def test_bars_lie_where_their_times_are(board: Page) -> None:
-    places = board.js(
-        """(async () => {
-          const { timeline } = await import("/timeline.js");
-          const entries = [[0, 1, "queue"], [1, 3, "prefill"], [3, null, "first token"], [3, null, "decode"]];
-          const shown = timeline(entries.map(([at, until, what]) => ({ at, until, what, detail: "" })), 4);
-          return [...shown.querySelectorAll(".track > span")].map(({ style }) => [style.left, style.width]);
-        })()"""
-    )
-    assert places == [["0%", "calc(25% - 1px)"], ["25%", "calc(50% - 1px)"], ["75%", ""], ["75%", "calc(25% - 1px)"]]
-
-
-def test_what_had_no_end_when_the_request_ended_ended_with_it(board: Page) -> None:
-    words = board.js(
-        """(async () => {
-          const { timeline } = await import("/timeline.js");
-          const entries = [[0, null, "reserve"], [2, null, "end"]];
-          const shown = timeline(entries.map(([at, until, what]) => ({ at, until, what, detail: "" })), 2);
-          return shown.querySelector("tbody tr").innerText;
-        })()"""
-    )
-    assert words == "0 s2 sreserve"
-
-
 def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page, gateway: FakeGateway) -> None:
     row = live(0, "acme") | {"state": "decoding", "output_tokens": 7, "age": 99}
     gateway.show_requests(row)
