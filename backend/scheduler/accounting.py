@@ -87,8 +87,12 @@ class Accounting:
             sequence.num_admitted_tokens, sequence.jumps = known + count, True
 
     def _end_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        """Finish a sequence whose newest token may end it."""
-        if token_id in sequence.end_tokens and len(sequence.output) > sequence.sampling.min_tokens:
+        """Finish a sequence whose newest token may end it. One that matches its grammar, and cannot go on, ends with
+        fewer tokens than it was to have at least.
+        """
+        sampling = sequence.sampling
+        may_end = len(sequence.output) > sampling.min_tokens or sampling.grammar is not None
+        if token_id in sequence.end_tokens and may_end:
             reason = FinishReason.STOP
         elif len(sequence.output) >= sequence.max_tokens:
             reason = FinishReason.LENGTH

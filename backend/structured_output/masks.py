@@ -161,6 +161,17 @@ class TokenMasks:
             del masks.slots[row]
         return masks
 
+    def only_end(self, slot: int) -> int | None:
+        """Return the token that ends a text, if that is all that the slot's last mask allows: its output matches as it
+        is, and cannot go on. None: it is not so.
+        """
+        words, end_tokens = self._shared.masks[slot].numpy().view(np.uint32), self.processes.setup.end_tokens
+        places = words.nonzero()[0].tolist()
+        if len(places) > len(end_tokens):
+            return None
+        allowed = [32 * place + bit for place in places for bit in range(32) if int(words[place]) >> bit & 1]
+        return allowed[0] if allowed and set(allowed) <= set(end_tokens) else None
+
     @property
     def _shared(self) -> _Shared:
         if self._memory is None:

@@ -324,7 +324,9 @@ def test_answers_match_their_grammars_and_those_beside_them_are_unchanged() -> N
 def test_an_answer_that_may_have_no_token_ends_and_says_so() -> None:
     llm = LLM("embedded")
     grammar = Grammar(GrammarKind.CHOICE, '["yes"]')
-    stuck, free = llm.generate(["a", "a"], [SamplingParams(grammar=grammar, min_tokens=9), GREEDY], progress=False)
+    whole = SamplingParams(grammar=grammar, min_tokens=9)
+    unable = SamplingParams(grammar=grammar, allowed_token_ids=(5,))
+    stuck, ended, free = llm.generate(["a", "a", "a"], [unable, whole, GREEDY], progress=False)
     assert stuck.finish_reason == "grammar"
-    assert stuck.text == "yes"
+    assert (ended.text, ended.finish_reason) == ("yes", "stop"), "it matches, and nothing else may follow"
     assert len(free.token_ids) == NUM_TOKENS

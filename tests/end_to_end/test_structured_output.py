@@ -32,7 +32,8 @@ class Site(TenantSite):
         """What a tenant is answered; `structured` is vLLM's field."""
         asked: dict[str, Any] = {"model": MODEL, "messages": HI, "max_tokens": 60, "temperature": 1, "seed": 5} | fields
         structured = asked.pop("structured", None)
-        extra = None if structured is None else {"structured_outputs": structured}
+        extra = {name: asked.pop(name) for name in ("min_tokens",) if name in asked}
+        extra |= {} if structured is None else {"structured_outputs": structured}
         with self.client(tenant) as client:
             reply = client.chat.completions.create(**asked, extra_body=extra)
             return list(reply) if isinstance(reply, openai.Stream) else reply
@@ -142,11 +143,22 @@ def test_an_answer_that_may_have_no_token_ends_with_an_error_of_its_own(site: Si
     processes = grammar_processes(site)
     with site.client("acme") as client, pytest.raises(openai.APIStatusError) as error:
         client.chat.completions.create(
-            model=MODEL, messages=HI, extra_body={"structured_outputs": {"choice": ["yes"]}, "min_tokens": 20}
+            model=MODEL, messages=HI, extra_body={"structured_outputs": {"regex": "y+!"}, "allowed_token_ids": [0]}
         )
     assert site.text(structured={"choice": ["yes"]}) == "yes"
     assert grammar_processes(site) == processes, "the step that was in flight asked for its mask behind no token"
     assert (error.value.status_code, error.value.code) == (400, "no_token_allowed")
+
+
+def test_an_answer_that_matches_and_cannot_go_on_ends_before_it_has_its_least_tokens(site: Site) -> None:
+    processes = grammar_processes(site)
+    for asked in ({}, {"logprobs": True}, {"temperature": 0}):
+        answer = site.ask(structured={"choice": ["yes"]}, min_tokens=20, **asked)
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("yes", "stop")
+    longer = site.ask(structured={"regex": "yes( or no){0,40}"}, min_tokens=20, max_tokens=90)
+    assert re.fullmatch("yes( or no)+", longer.choices[0].message.content)
+    assert longer.usage.completion_tokens >= 20
+    assert grammar_processes(site) == processes
 
 
 def test_masks_are_charged_once_an_answer_to_the_tenant_that_they_were_for(site: Site) -> None:
