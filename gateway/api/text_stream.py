@@ -30,6 +30,7 @@ class TextStream:
         self.num_tokens = 0  # delivered: those sampled after a stop string are not
         self._delivered_at = 0.0
         self._kept: list[int] = []  # delivered, and not made into text yet
+        self._is_call_cut = False  # by a stop string
         self.tokens = tokens
         self.sequence = tokens.sequence
         self.message = message
@@ -69,6 +70,7 @@ class TextStream:
                 self.finish_reason = FinishReason.STOP
                 self._generation.stop(self.tokens, self.num_tokens)
                 if message is not None:
+                    self._is_call_cut = message.is_in_call and not message.is_over
                     message.finish()
                 break
         return pieces
@@ -84,10 +86,13 @@ class TextStream:
 
     @property
     def told_reason(self) -> ToldReason:
-        """Why the text ended, as its client is told; of a complete one."""
+        """Why the text ended, as its client is told; of a complete one. A call that a stop string has cut is none that
+        anybody could make.
+        """
         if self.finish_reason is FinishReason.LENGTH:
             return "length"
-        return "tool_calls" if self.message is not None and self.message.has_calls else "stop"
+        has_calls = self.message is not None and self.message.has_calls
+        return "tool_calls" if has_calls and not self._is_call_cut else "stop"
 
     async def _all(self) -> list[str]:
         """Wait for the last token and return the text of all. Those before it are taken by a plain call."""

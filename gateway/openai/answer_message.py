@@ -51,6 +51,11 @@ class AnswerMessage:
         """Whether nothing more belongs to it, whatever its text goes on with."""
         return self.is_single and self.has_calls and not self._parser.is_in_call
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return self._parser.is_in_call
+
     def push(self, text: str) -> None:
         """Take the text of a token, of which there may be none."""
         reasoned = self._parser.is_reasoning

@@ -124,6 +124,8 @@ def test_a_call_that_is_cut_short_is_told_as_it_is(chat: Any) -> None:
     assert cut.finish_reason == "length"
     arguments = cut.message.tool_calls[0].function.arguments
     assert whole.startswith(arguments) and arguments != whole
+    for stop, reason in (([whole[2:5]], "stop"), (["what it does not say"], "tool_calls")):
+        assert chat(tool_choice=named, stop=stop).choices[0].finish_reason == reason
 
 
 def test_strict_functions_are_called_with_valid_arguments_or_not_at_all(chat: Any) -> None:
