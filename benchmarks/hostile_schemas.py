@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     with TemporaryDirectory() as directory:
         state = Path(directory)
         keys = make_keys(state, (NEIGHBOUR, HOSTILE))
-        settings = {"max_num_seqs": 8, "threads": 1, "refused_per_second": 10_000}
+        settings = {"max_num_seqs": 8, "threads": 1}
         with gateway_process(state, **settings) as server:
             _window(server.port, keys, options.seconds, None)
             for kind, schema in KINDS.items():
