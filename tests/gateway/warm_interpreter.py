@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from json import dumps, loads
@@ -77,8 +78,10 @@ class ForkedProcess:
         return status
 
     def send_signal(self, sig: int) -> None:
+        """Sends it unless the process has ended, of which we may not have been told yet."""
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
