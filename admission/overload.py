@@ -16,23 +16,35 @@ from admission.estimate import Estimate, Estimator
 from admission.orderings.fair_queue import FairQueue
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
-from admission.reserve import Reserve
+from admission.reserve import Reserve, Room
 from admission.scheduling_policy import Excess, Prefer, QueueBounds, SchedulingPolicy
 from admission.step_times.step_time import Pipeline
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
-TYPICAL_WEIGHT = 0.02  # of each newcomer in the running mean of prompts
+TYPICAL_WEIGHT = 0.02  # of each newcomer in the running means of prompts and of deadlines
 PROBE_EVERY = 64  # borderline refusals; one of them is admitted, so that estimates are not learned from the lucky alone
 BORDERLINE = 1.25  # times the time that is left
 ROOM_OF_TOKENS = 2.0
 """The typical prompts for which there must be room where overload is to spare tokens, so that a long one finds as much
 as a short one.
 """
-ROOM_OF_REQUESTS = 1.5
-"""The typical prompts of which a prompt may be as long, where overload is to spare requests, before it needs more room
-than its own: from there on, room in proportion to its square, so that a long one makes way for several short ones.
+SIZE_OF_REQUESTS = 1.0
+"""Where overload is to spare requests, a prompt longer than the typical one needs more room than its own, so that it
+makes way for several short ones: its own as many times as it is longer, as far as its time is taken. Where nothing
+waits, refusing it would spare nobody.
 """
+SIZE_OF_EXCESS = 2.5
+"""The same of a tenant that leaves others room, whatever overload is to spare: for the part of its time that it leaves,
+and the square of how many times its share it asks for beyond that. The more of it has to be refused, the more of its
+short requests a long one would cost.
+"""
+ROOM_OF_PATIENCE = 16.0
+"""Its own length as many times for each time that a request may wait longer than most do, as far as its time is taken.
+What can wait would be let in until all of its time is, and would hold up all that come then, however urgent. With more
+than this, what can wait is refused more often than what cannot, and saying so would not pay.
+"""
+MOST_PATIENT = 30.0  # seconds, as which longer deadlines count
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,7 @@ class AdmissionControl:
         if self._fair is not None:
             self._fair.shares = self._reserve
         self._typical = 0.0  # prompt tokens, of what is offered
+        self._patience = 0.0  # seconds that it may wait for a first token, of what has a deadline for it
         self._borderline = 0
 
     def admit(self, sequence: Sequence, now: float) -> Load:
@@ -97,6 +110,9 @@ class AdmissionControl:
         """Note what is asked for, whether it is let in or not."""
         weight = TYPICAL_WEIGHT if self._typical else 1.0
         self._typical += weight * (load.tokens - self._typical)
+        if sequence.first_token_by is not None:
+            slack = min(max(0.0, sequence.first_token_by - now), MOST_PATIENT)
+            self._patience += (TYPICAL_WEIGHT if self._patience else 1.0) * (slack - self._patience)
         if self._fair is not None:
             reserve, tenant, account = self._reserve, sequence.tenant, self._fair.account(sequence.tenant)
             reserve.offered(tenant, account.weight, load.seconds, account.charged, now)
@@ -160,24 +176,29 @@ class AdmissionControl:
         reserve, tenant = self._reserve, sequence.tenant
         if not reserve.is_needed or reserve.is_beyond(tenant):
             room = reserve.room(tenant, slack, now)
-            excess += self._more_room(estimate) + room
-            excess = max(excess, self._harm(sequence.priority_class, estimate, room, now))
+            excess += self._more_room(estimate, slack, room) + room.seconds
+            excess = max(excess, self._harm(sequence.priority_class, estimate, room.seconds, now))
         if excess <= 0:
             return None
         own_doing = estimate.own_wait >= excess
         until = self._until_possible(estimate, slack)
         return DeadlineInfeasible("first", calibrated.first_token.most, slack, own_doing, until)
 
-    def _more_room(self, estimate: Estimate) -> float:
-        """Returns the seconds of room that a prompt needs beyond its own prefill, by what overload is to spare."""
-        own, typical = estimate.prefill, self._typical * estimate.a_token
-        match self._policy.prefer:
-            case Prefer.REQUESTS:
-                return own * max(0.0, own / (ROOM_OF_REQUESTS * typical) - 1.0) if typical else 0.0
-            case Prefer.TOKENS:
-                return max(0.0, ROOM_OF_TOKENS * typical - own)
-            case _:
-                return 0.0
+    def _more_room(self, estimate: Estimate, slack: float, room: Room) -> float:
+        """Returns the seconds of room that a prompt needs beyond its own prefill and what it leaves to others, by what
+        overload is to spare.
+        """
+        own, typical, prefer = estimate.prefill, self._typical * estimate.a_token, self._policy.prefer
+        if prefer is Prefer.TOKENS:
+            return max(0.0, ROOM_OF_TOKENS * typical - own)
+        if not typical or slack <= 0.0:
+            return 0.0
+        of_size = SIZE_OF_REQUESTS if prefer is Prefer.REQUESTS else 0.0
+        of_size += SIZE_OF_EXCESS * room.excess * room.excess * room.kept / slack
+        left = slack - room.seconds
+        taken = min(1.0, estimate.wait / left) if left > 0.0 else 1.0
+        of_patience = ROOM_OF_PATIENCE * max(0.0, min(slack, MOST_PATIENT) / self._patience - 1.0)
+        return own * taken * (of_patience + of_size * max(0.0, own / typical - 1.0))
 
     def _harm(self, level: int, estimate: Estimate, room: float, now: float) -> float:
         """Returns by how many seconds somebody of a class as urgent is late at the most who would be in time without

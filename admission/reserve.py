@@ -16,18 +16,30 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 from math import exp, inf
+from typing import NamedTuple
 
 LONG, SHORT = 60.0, 10.0  # seconds over which demand is averaged: the larger counts, so that a flood is seen at once
 QUANTILE = 0.99  # of the virtual queue's lengths, that is left free
 MEMORY = 120.0  # seconds, after which a length of the virtual queue is forgotten
 SAMPLES = 300  # lengths that are remembered
-MOST_KEPT = 0.75  # of what a request may wait: the rest is for those beyond their share, whatever others bring
+MOST_KEPT = 0.5  # of what a request may wait: the rest is for those beyond their share, whatever others bring
 BANDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds: what may wait longer than a request of a tenant beyond its share is served after it, and needs no room."""
 WELL_WITHIN = 0.7  # of its share: who asks for more than that is no case for protection, as far as demand can be told
 BY_FAR = 1.5  # times its share, that a tenant is seen to be beyond it at once
 EVEN = 1.1  # times the mean use, up to which tenants had as much: chance makes as much of a difference
 LARGEST = 64  # tenants of which demand is followed; all others together are within their shares
+
+
+class Room(NamedTuple):
+    """What a request has to leave free."""
+
+    seconds: float
+    kept: float  # of them, for tenants within their shares
+    excess: float  # times its share that its tenant asks for beyond it
+
+
+NO_ROOM = Room(0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -55,6 +67,11 @@ class _Demand:
         whole = 1.0 - exp(-max(now - self.since, SHORT) / LONG)
         long, short = self.long * exp(-since / LONG) / whole, self.short * exp(-since / SHORT)
         return long >= WELL_WITHIN * share or short >= BY_FAR * share
+
+    def excess(self, level: float, now: float) -> float:
+        """Returns how many times its share it is beyond that, over the long average; at least 0."""
+        whole = 1.0 - exp(-max(now - self.since, SHORT) / LONG)
+        return max(0.0, self.long * exp(-(now - self.at) / LONG) / whole / (level * self.weight) - 1.0)
 
     def use(self, now: float) -> float:
         """Returns what it is charged a second, by weight, as of now."""
@@ -144,15 +161,15 @@ class Reserve:
         for queue in self._queues[_band(slack) :]:
             queue.add(prefill, slack, now)
 
-    def room(self, tenant: str, slack: float, now: float) -> float:
-        """Returns the seconds of its slack that a request has to leave free; 0 of tenants within their shares."""
+    def room(self, tenant: str, slack: float, now: float) -> Room:
+        """Returns what a request has to leave free of the time that it may wait; nothing of tenants within theirs."""
         use = self._beyond.get(tenant)
         if use is None:
-            return 0.0
-        length = self._queues[_band(slack)].longest(now)
+            return NO_ROOM
+        kept = min(MOST_KEPT * slack, self._queues[_band(slack)].longest(now))
         mean = sum(self._beyond.values()) / len(self._beyond)
         more = min(use / mean - EVEN, 0.5) if use > EVEN * mean else 0.0
-        return min(MOST_KEPT * slack, length + more * slack)
+        return Room(min(MOST_KEPT * slack, kept + more * slack), kept, self._demands[tenant].excess(self._level, now))
 
     def _divide(self, now: float) -> None:
         """Find the level by filling up from the least demand for its weight (water-filling)."""

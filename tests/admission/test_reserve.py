@@ -22,7 +22,7 @@ def test_nobody_leaves_anything_while_there_is_enough_for_all() -> None:
     reserve = Reserve()
     now = poisson(reserve, {"a": 0.6, "b": 0.2}, 200)
     assert not reserve.is_needed and not reserve.is_beyond("a")
-    assert reserve.room("a", 2.0, now) == 0.0
+    assert reserve.room("a", 2.0, now).seconds == 0.0
 
 
 def test_a_flood_leaves_what_the_others_wait_for_each_other_and_no_more() -> None:
@@ -30,10 +30,19 @@ def test_a_flood_leaves_what_the_others_wait_for_each_other_and_no_more() -> Non
     now = poisson(reserve, {"flood": 2.0, "x": 0.15, "y": 0.15, "z": 0.15}, 200)
     assert reserve.is_needed and reserve.is_beyond("flood")
     assert not any(reserve.is_beyond(tenant) for tenant in "xyz")
-    assert reserve.room("x", 2.0, now) == 0.0
-    room = reserve.room("flood", 2.0, now)
+    assert reserve.room("x", 2.0, now).seconds == 0.0
+    room = reserve.room("flood", 2.0, now).seconds
     assert 0.1 < room < 1.0
-    assert reserve.room("flood", 0.1, now) <= MOST_KEPT * 0.1
+    assert reserve.room("flood", 0.1, now).seconds <= MOST_KEPT * 0.1
+
+
+def test_room_says_how_much_of_it_is_for_others_and_how_far_its_tenant_is_beyond_its_share() -> None:
+    reserve = Reserve()
+    now = poisson(reserve, {"flood": 2.0, "x": 0.15, "y": 0.15, "z": 0.15}, 200)
+    room = reserve.room("flood", 2.0, now)
+    assert 0.0 < room.kept <= room.seconds
+    assert room.excess == pytest.approx(2.0 / 0.55 - 1.0, rel=0.3)
+    assert reserve.room("x", 2.0, now).excess == 0.0
 
 
 def test_more_that_others_ask_for_takes_more_room() -> None:
@@ -41,14 +50,14 @@ def test_more_that_others_ask_for_takes_more_room() -> None:
     for each in (0.05, 0.1, 0.2):
         reserve = Reserve()
         now = poisson(reserve, {"flood": 2.0} | dict.fromkeys("xyz", each), 200)
-        rooms.append(reserve.room("flood", 2.0, now))
+        rooms.append(reserve.room("flood", 2.0, now).seconds)
     assert rooms == sorted(rooms)
 
 
 def test_what_may_wait_longer_needs_no_room_before_what_may_not() -> None:
     reserve = Reserve()
     now = poisson(reserve, {"flood": 2.0, "x": 0.15, "y": 0.15, "z": 0.15}, 200)
-    assert reserve.room("flood", 1.0, now) == 0.0 < reserve.room("flood", 8.0, now)
+    assert reserve.room("flood", 1.0, now).seconds == 0.0 < reserve.room("flood", 8.0, now).seconds
 
 
 def test_of_those_beyond_their_share_who_had_more_leaves_more() -> None:
@@ -59,8 +68,8 @@ def test_of_those_beyond_their_share_who_had_more_leaves_more() -> None:
             charged[tenant] += 0.05 * share
             reserve.offered(tenant, 1.0, 0.05, charged[tenant], 0.05 * step)
     assert reserve.is_beyond("a") and reserve.is_beyond("b")
-    assert reserve.room("b", 2.0, 100.0) == 0.0
-    assert reserve.room("a", 2.0, 100.0) == pytest.approx(2.0 * (0.67 / 0.5 - EVEN), rel=0.05)
+    assert reserve.room("b", 2.0, 100.0).seconds == 0.0
+    assert reserve.room("a", 2.0, 100.0).seconds == pytest.approx(2.0 * (0.67 / 0.5 - EVEN), rel=0.05)
 
 
 def test_a_heavier_tenant_has_a_larger_share() -> None:
@@ -85,7 +94,7 @@ def test_many_small_tenants_are_followed_together() -> None:
 def test_what_was_long_ago_is_forgotten() -> None:
     reserve = Reserve()
     now = poisson(reserve, {"flood": 2.0, "x": 0.4}, 200)
-    assert reserve.room("flood", 2.0, now) > 0
+    assert reserve.room("flood", 2.0, now).seconds > 0
     for step in range(1000):
         reserve.offered("flood", 1.0, 0.4, 0.0, now + 0.2 * step)
-    assert reserve.room("flood", 2.0, now + 200) == 0.0
+    assert reserve.room("flood", 2.0, now + 200).seconds == 0.0
