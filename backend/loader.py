@@ -105,7 +105,7 @@ def constrain(runner: ModelRunner, directory: Path, config: ModelConfig, options
     if options.num_processes and config.eos_token_ids:
         path, end_tokens = str(directory / "tokenizer.json"), list(config.eos_token_ids)
         seqs, length = runner.config.max_num_seqs, runner.config.max_model_len
-        setup = ProcessSetup(path, config.vocab_size, end_tokens, seqs, length, options, runner.runs_ahead)
+        setup = ProcessSetup(path, config.vocab_size, end_tokens, seqs, length, options)
         runner.masks = TokenMasks(GrammarProcesses(setup), options.jump_forward)
 
 

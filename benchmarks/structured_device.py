@@ -112,7 +112,7 @@ def _measure(
     """Returns what was measured by the length of steps, and by what was done with forced tokens."""
     setup = ProcessSetup(
         *(str(vocabulary.path), vocabulary.size, vocabulary.end_tokens),
-        *(ENGINE.max_num_seqs, ENGINE.max_model_len, StructuredOutputOptions(), True),
+        *(ENGINE.max_num_seqs, ENGINE.max_model_len, StructuredOutputOptions()),
     )
     processes = GrammarProcesses(setup)
     compiler = GrammarCompiler(processes, sys.maxsize)

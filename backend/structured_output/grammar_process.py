@@ -186,7 +186,6 @@ class _Matching:
         self._compiled: dict[bytes, LLMatcher] = {}
         self._slots: dict[int, _Slot] = {}
         self._layout = setup.layout
-        self._runs_ahead = setup.runs_ahead
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
         self._bytes = memoryview(shared)
         self._words = self._bytes.cast("i")
@@ -198,10 +197,8 @@ class _Matching:
 
     def run(self, steps: socket.socket, grammars: socket.socket, doorbell: int) -> None:
         """Serve until a link ends."""
-        if not self._runs_ahead:
-            # where no processor is idle the engine goes on with its step first: this process would interrupt it
-            # otherwise. Where the step is a GPU's, it is this process that the step waits for
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        # where no processor is idle the engine goes on with its step first: this process would interrupt it otherwise
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         threading.Thread(target=self._serve_grammars, args=(grammars,), daemon=True).start()
         while True:
             os.eventfd_read(doorbell)

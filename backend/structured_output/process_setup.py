@@ -51,7 +51,6 @@ class ProcessSetup:
     max_num_seqs: int
     max_model_len: int
     options: StructuredOutputOptions
-    runs_ahead: bool = False  # whether the device is another than the processors that masks are filled on
 
     @property
     def layout(self) -> SharedLayout:

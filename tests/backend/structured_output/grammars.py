@@ -63,10 +63,9 @@ def optional(count: int) -> dict[str, Any]:
 
 
 @contextmanager
-def running_processes(num_seqs: int = 8, runs_ahead: bool = False, **options: Any) -> Iterator[GrammarProcesses]:
+def running_processes(num_seqs: int = 8, **options: Any) -> Iterator[GrammarProcesses]:
     chosen = StructuredOutputOptions(**options)
-    path, length = str(MODEL / "tokenizer.json"), CONFIG.max_position
-    setup = ProcessSetup(path, CONFIG.vocab_size, [END], num_seqs, length, chosen, runs_ahead)
+    setup = ProcessSetup(str(MODEL / "tokenizer.json"), CONFIG.vocab_size, [END], num_seqs, CONFIG.max_position, chosen)
     processes = GrammarProcesses(setup)
     try:
         yield processes

@@ -36,13 +36,6 @@ def test_who_matches_is_started_before_anything_is_asked_for() -> None:
         assert processes._matching != [None]
 
 
-@pytest.mark.parametrize(("runs_ahead", "policy"), [(False, os.SCHED_BATCH), (True, os.SCHED_OTHER)])
-def test_who_matches_gives_way_to_steps_on_its_own_processors_alone(runs_ahead: bool, policy: int) -> None:
-    with running_processes(runs_ahead=runs_ahead) as processes:
-        GrammarCompiler(processes).compile_now(PERSON)
-        assert os.sched_getscheduler(processes.matching(processes.index_of(PERSON)).pid) == policy
-
-
 def test_all_processes_come_back_where_the_one_that_forks_them_was_killed() -> None:
     with running_processes() as processes:
         compiler = GrammarCompiler(processes)
