@@ -32,7 +32,8 @@ def serve_flags(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_parses_and_serves_its_traffic(path: Path, tmp_path: Path, printed: Printed) -> None:
     flags = serve_flags(path)
-    options = engine_options(load(_parser().parse_args(["serve", "--policy", str(path), *flags])))
+    words = ["serve", "--policy", str(path), *flags]
+    options = engine_options(load(_parser(words).parse_args(words)))
     settings = [
         f"max_num_seqs={options.max_num_seqs}",
         f"max_num_batched_tokens={options.max_num_batched_tokens}",
