@@ -5,15 +5,17 @@ picker, which sees of each the state that it told last, a tenth of a second ago 
 given up. Requests have no deadlines, and nobody is refused: a request is in time when its first token comes within
 `IN_TIME`. Sessions belong to four tenants of unequal size, who share nothing.
 
-Conversations are made, those of `benchmarks.prefix_cache`, and recorded with `--trace`: Mooncake's with what their
-prompts share and Azure's without, as many times as fast as is said behind the file. Each seed has its own tenants, and
-of a trace its own part. The hit rate is held against an exact LRU of one cache as large as all together.
+Conversations are made, those of `benchmarks.prefix_cache` with many times as many beginning a second, and recorded
+with `--trace`: Mooncake's with what their prompts share and Azure's without, as many times as fast as is said behind
+the file. Each seed has its own tenants, and of a trace its own part. The hit rate is held against an exact LRU of one
+cache as large as all together.
 """
 
 import sys
 from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -35,8 +37,11 @@ POLICY = parse_simulated_policy(
 REPLICAS = 8
 TENANTS: Mapping[str, float] = {"half": 0.5, "quarter": 0.25, "some": 0.15, "few": 0.1}  # of the sessions
 IN_TIME = 2.0  # seconds
-REQUESTS, SESSIONS = 2_500, 600
-MADE_SPEEDS = (60.0,)  # times those that one machine serves with ease
+REQUESTS = 2_500  # of a trace
+MADE_SESSIONS, MADE_SPEED = (3_500, 4_200), 400.0
+"""Made conversations, half of whose turns come, and how many times as many begin a second as one machine serves with
+ease: they all have begun before many end, and come back after thinking for as long as people do.
+"""
 PREDICTED, LEAST_LOAD, WEIGHTED = Routing.PREDICTED, Routing.LEAST_LOAD, Routing.WEIGHTED
 OVER_LEAST_LOAD, OVER_WEIGHTED, IMBALANCE, OF_LRU, WORSE = 0.06, 0.03, 1.3, 0.95, 0.02
 
@@ -47,32 +52,41 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     report = Report("routing", options.quick)
     seeds = range(1, 2 if options.quick else options.runs + 1)
-    requests = 100 if options.quick else REQUESTS
-    for said in ["", *options.trace]:
+    for sessions in (100,) if options.quick else MADE_SESSIONS:
+        made = [_owned(_dense(conversations(seed, sessions))[: 2 * sessions], seed) for seed in seeds]
+        _compare(report, f"made, {sessions:,} conversations", made)
+    for said in options.trace:
         file, _, speeds = said.rpartition("=")
-        for speed in map(float, speeds.split(",") if said else MADE_SPEEDS):
-            works = [_arrivals(Path(file) if said else None, seed, requests, speed) for seed in seeds]
-            _compare(report, f"{Path(file).stem if said else 'made'}, {speed:g} times as fast", works)
+        for speed in map(float, speeds.split(",")):
+            parts = [_part(Path(file), seed, 100 if options.quick else REQUESTS, speed) for seed in seeds]
+            _compare(report, f"{Path(file).stem}, {speed:g} times as fast", parts)
     return report.finish(options.results)
 
 
-def _arrivals(path: Path | None, seed: int, requests: int, speed: float) -> list[Arrival]:
-    """The requests of one seed, from time 0 on, of tenants by their sessions; each has a number as its key."""
-    if path is None:
-        made = conversations(seed, SESSIONS)[:requests]
-    else:
-        trace = read_trace(path)
-        first = (seed - 1) * requests % max(1, len(trace) - requests)
-        made = trace[first : first + requests]
-    owners = dict[int, str]()
-    random, begin = Random(seed), made[0].time
+def _dense(made: list[Arrival]) -> list[Arrival]:
+    """Conversations that begin in faster succession, each as it was."""
+    begins = dict[int, float]()
     for one in made:
+        begins.setdefault(one.session, one.time)
+    moved = [one._replace(time=one.time - begins[one.session] * (1 - 1 / MADE_SPEED)) for one in made]
+    return sorted(moved, key=attrgetter("time"))
+
+
+def _part(path: Path, seed: int, requests: int, speed: float) -> list[Arrival]:
+    """A seed's own part of a trace, from time 0 on."""
+    trace = read_trace(path)
+    first = (seed - 1) * requests % max(1, len(trace) - requests)
+    part = trace[first : first + requests]
+    return _owned([one._replace(time=(one.time - part[0].time) / speed) for one in part], seed)
+
+
+def _owned(arrivals: list[Arrival], seed: int) -> list[Arrival]:
+    """Requests of tenants by their sessions; each has a number as its key."""
+    owners, random = dict[int, str](), Random(seed)
+    for one in arrivals:
         if one.session not in owners:
             owners[one.session] = random.choices(list(TENANTS), list(TENANTS.values()))[0]
-    return [
-        one._replace(time=(one.time - begin) / speed, tenant=owners[one.session], key=str(number))
-        for number, one in enumerate(made)
-    ]
+    return [one._replace(tenant=owners[one.session], key=str(number)) for number, one in enumerate(arrivals)]
 
 
 class _Run:

@@ -13,14 +13,13 @@ from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import Sequence as Running
 from fleet.fleet import Fleet
 from fleet.picker import Knowledge, Routing, make_picker
-from fleet.prediction import RoutedRequest, own_prefill
+from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.replicas import ReplicaAddress
 from fleet.view import OpenRequest, ReplicaView
 from gateway.replica.digests import BLOCK, MAX_BLOCKS
 from gateway.replica.fleet_secret import Beginnings
 from gateway.replica.reader import ReplicaReader
-from gateway.replica.state import WaitingWork
 
 POLL = 0.1  # seconds between two states of a replica
 BYTES_PER_TOKEN = 4  # of prompts
@@ -127,9 +126,8 @@ class SimulatedFleet:
     def _route(self, arrival: Arrival) -> Routed:
         request = RoutedRequest(arrival.tenant, arrival.prompt_tokens * BYTES_PER_TOKEN, digests_of(arrival))
         view = self._fleet.pick(request)
-        assert view is not None and view.state is not None
-        own = own_prefill(request, view.state, 0.0)
-        self.arriving = Routed(arrival, request, view, view.sent(arrival.tenant, WaitingWork(1, own, own), self.now))
+        assert view is not None
+        self.arriving = Routed(arrival, request, view, self._fleet.sent(request, view))
         loop = self._replicas[view.name].loop
         loop.expect([arrival])
         loop.advance(self.now)

@@ -65,14 +65,19 @@ class Fleet:
     @contextmanager
     def attempt(self, request: RoutedRequest, view: ReplicaView) -> Iterator[OpenRequest]:
         """Count a request as being with the replica while the block runs."""
-        assert view.state is not None
-        own = own_prefill(request, view.state, 0.0)
         self.picks[view.name] += 1
-        one = view.sent(request.tenant, WaitingWork(1, own, own), self.clock())
+        one = self.sent(request, view)
         try:
             yield one
         finally:
             view.ended(one)
+
+    def sent(self, request: RoutedRequest, view: ReplicaView) -> OpenRequest:
+        """Count a request as being with the replica, until `view.ended`."""
+        assert view.state is not None
+        now = self.clock()
+        own = own_prefill(request, view.state, self._knowledge.cached_share(request, view, now))
+        return view.sent(request.tenant, WaitingWork(1, own, own), now)
 
     def answered(self, request: RoutedRequest, view: ReplicaView) -> None:
         """Note that an answer has begun: the prompt has been computed there."""
@@ -96,7 +101,8 @@ class Fleet:
         if view.told(state, asked, now) or (changes.is_all and not is_new):
             self._prefixes.forget(view.name)
         view.next_event, self.has_heard = changes.next, True
-        self._prefixes.learn(view.name, map(bytes.fromhex, changes.cached), now)
+        behind = {bytes.fromhex(digest): num_bytes for digest, num_bytes in changes.behind.items()}
+        self._prefixes.learn(view.name, map(bytes.fromhex, changes.cached), now, behind)
         self._prefixes.evicted(view.name, map(bytes.fromhex, changes.evicted))
         if was_silent:
             log.info("replica %s answers", view.name)

@@ -5,6 +5,7 @@ asks it, and so may whatever else speaks for a gateway, such as an endpoint pick
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import exp, inf
 from random import Random
 
 from fleet import rendezvous
@@ -15,6 +16,8 @@ from fleet.view import ReplicaView
 TIE_SECONDS, TIE_SHARE = 0.005, 0.1  # predictions closer than either tell nothing apart
 WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `WeightedSum`
 MATCHED = 0.3  # the cached share from which `CacheAware` goes by it
+RECENT = 20.0  # seconds
+MOST_BUSY = 0.95  # share of the time: beyond capacity no queue is ever empty, and nobody knows how long that will last
 UNBALANCED, TIMES = 64, 1.5  # requests, and times the least, by which the largest load has `CacheAware` go by load
 
 
@@ -37,8 +40,8 @@ class Knowledge:
 
     def cached_share(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
         """Return the share of the prompt that the replica has cached, as far as is known."""
-        known = self.prefixes.num_cached(view.name, request.digests, now)
-        return known / (len(request.digests) + 1) if known else 0.0  # what follows the last whole block is never known
+        known = self.prefixes.cached_bytes(view.name, request.digests, now)
+        return min(1.0, known / max(request.num_bytes, 1))
 
     def first_token(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
         """Return the predicted seconds until the first token from this replica."""
@@ -46,7 +49,7 @@ class Knowledge:
         cached = self.cached_share(request, view, now)
         return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
 
-    def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: int) -> float:
+    def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: float) -> float:
         """Return the predicted seconds until the first token from this replica, and those that its prompt takes there
         of so many others.
         """
@@ -124,10 +127,32 @@ class CacheAware(Picker):
         return max(views, key=lambda view: view.state.kv.free if view.state else 0)
 
 
+class RecentPicks:
+    """The requests, and the seconds of prompts to compute, that were picked for each second of the last `RECENT`; older
+    ones count for exponentially less.
+    """
+
+    def __init__(self) -> None:
+        self.requests = self.prefill = 0.0  # a second
+        self._at = -inf
+
+    def add(self, prefill: float, now: float) -> None:
+        """Note a request that was picked for now, and takes so many seconds of prefill."""
+        kept = exp((self._at - now) / RECENT)
+        self.requests = self.requests * kept + 1 / RECENT
+        self.prefill = self.prefill * kept + prefill / RECENT
+        self._at = now
+
+
 class LeastPredicted(Picker):
-    """The earliest predicted first token, counted with the time that its own prompt takes of others: of the next that
-    comes, and of as many as wait even where the fewest do. For while one replica has nothing waiting, work can move to
-    it; once all have, what is computed twice delays them all, and who waits longest no longer matters as much.
+    """The earliest predicted first token, counted with the time that its own prompt takes of others.
+
+    Each second that a queue has more to do delays by as much all who come before it is empty again. Where they come
+    at a rate r and keep it busy for a share u of the time, a backlog of V seconds is worked off in V / (1 - u), so that
+    they are r V / (1 - u) (delay busy periods: Conway, Maxwell and Miller 1967; externalities: Haviv and Ritov 1998).
+    Work can move to where the least waits, so that V is the least backlog, and r and u are the fleet's, for each
+    replica. While one has nothing to do, hardly anybody is delayed, and a prompt goes where it is served first; the
+    busier all are, the more it counts that nothing is computed twice.
 
     Of predictions that are nearly the same, a prompt that may be asked for again goes where its beginning hashes to,
     so that the next one finds it there, and any other to the less loaded of two at random.
@@ -135,11 +160,23 @@ class LeastPredicted(Picker):
 
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:
         self._knowledge, self._dice = knowledge, dice
+        self._recent = RecentPicks()
 
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        if len(views) == 1:
-            return views[0]
-        delayed = 1 + min(view.num_waiting for view in views)
+        picked = self._pick(request, views, now) if len(views) > 1 else views[0]
+        state, cached = picked.state, self._knowledge.cached_share(request, picked, now)
+        assert state is not None, "only replicas that have told their state are picked from"
+        self._recent.add(own_prefill(request, state, cached), now)
+        return picked
+
+    def num_delayed(self, views: Sequence[ReplicaView]) -> float:
+        """Return how many others a second more of prefill delays by as much: the next, and those who come in time."""
+        busy = min(MOST_BUSY, self._recent.prefill / len(views))
+        backlog = min(view.prefill_seconds for view in views)
+        return 1 + self._recent.requests / len(views) * backlog / (1 - busy)
+
+    def _pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+        delayed = self.num_delayed(views)
         predicted = [self._knowledge.cost(request, view, now, delayed) for view in views]
         least = min(predicted)
         limit = max(least + TIE_SECONDS, least * (1 + TIE_SHARE))

@@ -81,5 +81,7 @@ def first_token_seconds(
 
 def own_prefill(request: RoutedRequest, state: ReplicaState, cached: float) -> float:
     """Return the seconds to compute what of the prompt is not cached; its last token always is computed."""
-    tokens = max(1.0, request.num_bytes / max(state.bytes_per_token, 0.1) * (1 - cached))
-    return tokens * state.token_seconds
+    whole = request.num_bytes / max(state.bytes_per_token, 0.1)
+    tokens = max(1.0, whole * (1 - cached))
+    pairs = tokens * max(0.0, whole - tokens / 2)  # each attends to all before it
+    return tokens * state.token_seconds + pairs * state.step.pair_seconds

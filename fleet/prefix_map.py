@@ -1,11 +1,14 @@
 """Remembers which replica has which beginnings of prompts cached, as far as requests that went there let it know.
 
 An entry counts until it is evicted there, the replica restarts or falls silent, or nobody has asked for it for
-`LIFETIME`. The map is bounded: the entry that was asked for least recently goes first.
+`LIFETIME`. The map is bounded: the entry that was asked for least recently goes first. What a replica has cached behind
+the last digest of a prompt, of which no digest can tell, counts for those whose last known digest that is.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from gateway.replica.digests import BLOCK
 
 MAX_ENTRIES = 200_000
 LIFETIME = 3600.0  # seconds
@@ -17,17 +20,27 @@ class PrefixMap:
     def __init__(self, most: int = MAX_ENTRIES, lifetime: float = LIFETIME) -> None:
         self._most, self._lifetime = most, lifetime
         self._epochs: dict[str, int] = {}  # by replica; what was learned before the present one counts no more
-        self._seen: OrderedDict[tuple[str, bytes], tuple[int, float]] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, bytes], tuple[int, float, int]] = OrderedDict()  # with the bytes behind it
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def learn(self, replica: str, digests: Iterable[bytes], now: float) -> None:
-        """Note that the replica has these beginnings cached."""
+    def learn(
+        self, replica: str, digests: Iterable[bytes], now: float, behind: Mapping[bytes, int] | None = None
+    ) -> None:
+        """Note that the replica has these beginnings cached, and so many bytes behind those that are named; None: what
+        is behind them is what it was.
+        """
         epoch = self._epochs.setdefault(replica, 0)
         for digest in digests:
-            self._seen[replica, digest] = epoch, now
-            self._seen.move_to_end((replica, digest))
+            key = replica, digest
+            if behind is not None:
+                more = behind.get(digest, 0)
+            else:
+                before = self._seen.get(key)
+                more = before[2] if before is not None and before[0] == epoch else 0
+            self._seen[key] = epoch, now, more
+            self._seen.move_to_end(key)
         while len(self._seen) > self._most:
             self._seen.popitem(last=False)
 
@@ -40,11 +53,14 @@ class PrefixMap:
         """Note that nothing is known any more of what the replica has cached."""
         self._epochs[replica] = self._epochs.get(replica, 0) + 1
 
-    def num_cached(self, replica: str, digests: Sequence[bytes], now: float) -> int:
-        """Return how many of the digests, from the first on, the replica has cached."""
-        epoch, seen = self._epochs.get(replica, 0), self._seen
-        for index, digest in enumerate(digests):
+    def cached_bytes(self, replica: str, digests: Sequence[bytes], now: float) -> int:
+        """Return how many bytes, from the first on, the replica has cached of a prompt with these digests; they may be
+        more than it has.
+        """
+        epoch, seen, found, behind = self._epochs.get(replica, 0), self._seen, 0, 0
+        for digest in digests:
             entry = seen.get((replica, digest))
             if entry is None or entry[0] != epoch or now - entry[1] > self._lifetime:
-                return index
-        return len(digests)
+                break
+            found, behind = found + BLOCK, entry[2]
+        return found + behind

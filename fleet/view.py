@@ -69,6 +69,12 @@ class ReplicaView:
         """The requests that wait there or are on their way."""
         return sum(work.requests for work in self.waiting.values())
 
+    @property
+    def prefill_seconds(self) -> float:
+        """The predicted seconds of all prompts that are to be computed there, or on their way."""
+        computing = self.state.prefill_seconds if self.state else 0.0
+        return computing + sum(work.prefill_seconds for work in self.waiting.values())
+
     def is_silent(self, now: float) -> bool:
         return now - self.heard >= SILENCE
 

@@ -1,12 +1,16 @@
 """The beginnings of prompts that a replica has cached, by their digests, as routers are told of them.
 
 A digest stands for so many bytes of a prompt, and so for about as large a part of its tokens: it is cached as long as
-the block that holds the last of them is.
+the block that holds the last of them is. What follows the last digest of a prompt has none: the rest of the prompt and
+the answer, with which the next turn of a conversation begins. So many bytes of it are told to be cached behind that
+digest, as long as one prompt alone has ended there: where two do that are not each other's next turn, such as those
+behind a system prompt that they have in common, nothing is.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
@@ -19,6 +23,14 @@ MAX_KNOWN = 20_000  # digests; the one that was asked for least recently is forg
 MAX_EVENTS = 20_000  # that are remembered for routers that ask what has changed
 
 
+class _Tail(NamedTuple):
+    """The blocks that are cached behind the last digest of a prompt."""
+
+    last: BlockName
+    num_tokens: int  # from the beginning of the prompt to the end of that block
+    num_bytes: int  # behind the digest, as they will come in the next turn's body
+
+
 class CachedBeginnings:
     """Follows one prefix cache, from the first prompt that a router has sent."""
 
@@ -26,6 +38,8 @@ class CachedBeginnings:
         self._cache, self._block_size = cache, block_size
         self._names: OrderedDict[bytes, BlockName] = OrderedDict()  # by digest
         self._digests: dict[BlockName, set[bytes]] = {}
+        self._tails: dict[bytes, _Tail] = {}  # by digest, of those that are known
+        self._with_tail: dict[BlockName, bytes] = {}  # by the last block of its tail, the digest
         self._events: deque[tuple[bytes, bool]] = deque(maxlen=MAX_EVENTS)  # the newest; whether it is cached now
         self._num_events = 0
         self._is_following = False
@@ -38,10 +52,41 @@ class CachedBeginnings:
         if not self._is_following:
             self._follow()
         names, tokens_a_byte = sequence.block_names, len(sequence.prompt) / max(beginnings.num_bytes, 1)
-        for index, digest in enumerate(beginnings.digests):
+        digests = beginnings.digests
+        may_have_tail = bool(digests) and self._is_alone(digests[-1], sequence)
+        for index, digest in enumerate(digests):
             block = int((index + 1) * BLOCK * tokens_a_byte) // self._block_size - 1
+            self._cut(digest)
             if 0 <= block < len(names) and self._cache.named(names[block]) is not None:
                 self._know(digest, names[block])
+        if may_have_tail:
+            self._append(digests[-1], sequence, len(digests) * BLOCK, tokens_a_byte)
+
+    def _is_alone(self, digest: bytes, sequence: Sequence) -> bool:
+        """Whether nobody is known whose prompt ended with this digest, or had it, but turns before this one."""
+        tail = self._tails.get(digest)
+        if tail is None:
+            return digest not in self._names
+        return sequence.num_cached_tokens >= tail.num_tokens
+
+    def _append(self, digest: bytes, sequence: Sequence, begins: int, tokens_a_byte: float) -> None:
+        """Note what is cached of a sequence behind its prompt's last digest, which stands for so many bytes."""
+        names, cache = sequence.block_names, self._cache
+        cached = next((n for n in range(len(names), 0, -1) if cache.named(names[n - 1]) is not None), 0)
+        tokens = cached * self._block_size
+        num_bytes = int(tokens / tokens_a_byte) - begins
+        if digest in self._names and num_bytes > 0:
+            self._tails[digest] = _Tail(names[cached - 1], tokens, num_bytes)
+            self._with_tail[names[cached - 1]] = digest
+            self._happened(digest, True)
+
+    def _cut(self, digest: bytes) -> None:
+        """Tell no more of what is cached behind a digest."""
+        tail = self._tails.pop(digest, None)
+        if tail is not None:
+            self._with_tail.pop(tail.last, None)
+            if digest in self._names:
+                self._happened(digest, True)
 
     def since(self, event: int) -> Changes:
         """Return what has changed since an event, or all that is known if that is too long ago, or never was."""
@@ -49,10 +94,13 @@ class CachedBeginnings:
         if event == newest:
             return Changes(newest, (), (), is_all=False)
         if event == 0 or not first <= event < newest:
-            return Changes(newest, [digest.hex() for digest in self._names], (), is_all=True)
+            return Changes(newest, [d.hex() for d in self._names], (), is_all=True, behind=self._behind(self._names))
         last = dict(islice(self._events, event - first, None))
         cached, evicted = ([d.hex() for d, is_cached in last.items() if is_cached is one] for one in (True, False))
-        return Changes(newest, cached, evicted, is_all=False)
+        return Changes(newest, cached, evicted, is_all=False, behind=self._behind(last))
+
+    def _behind(self, digests: Iterable[bytes]) -> dict[str, int]:
+        return {digest.hex(): self._tails[digest].num_bytes for digest in digests if digest in self._tails}
 
     def _follow(self) -> None:
         """Have the cache tell of each block that it gives up, after whoever else is told."""
@@ -61,10 +109,14 @@ class CachedBeginnings:
 
         def evicted(cached: CachedBlock[Any]) -> None:
             tell_others(cached)
-            if cached.name is not None:
-                for digest in self._digests.pop(cached.name, ()):
-                    del self._names[digest]
-                    self._happened(digest, False)
+            if cached.name is None:
+                return
+            if (digest_of_tail := self._with_tail.get(cached.name)) is not None:
+                self._cut(digest_of_tail)
+            for digest in self._digests.pop(cached.name, ()):
+                del self._names[digest]
+                self._cut(digest)
+                self._happened(digest, False)
 
         self._cache.evicted = evicted
 
@@ -78,6 +130,7 @@ class CachedBeginnings:
         if len(self._names) > MAX_KNOWN:
             oldest, its_name = self._names.popitem(last=False)
             self._forget(oldest, its_name)
+            self._cut(oldest)
             self._happened(oldest, False)
 
     def _forget(self, digest: bytes, name: BlockName | None) -> None:

@@ -2,16 +2,16 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import nlargest
 from importlib.metadata import version
 
 from admission.controller import Controller
-from admission.step_times.step_time import StepWork
+from admission.step_times.step_time import StepWork, prefill_pairs
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.sequence import Sequence
 from gateway.replica.beginnings import CachedBeginnings
-from gateway.replica.state import KVTokens, LoadTotals, ReplicaState, StepCost, WaitingWork
+from gateway.replica.state import PAIRS, KVTokens, LoadTotals, ReplicaState, StepCost, WaitingWork
 from gateway.telemetry.request_record import RequestRecord
 
 MAX_TENANTS = 1000  # in a state: those with the most work waiting
@@ -49,13 +49,15 @@ class ReplicaReader:
             self._bytes_per_token += SHARE * (record.body_bytes / tokens - self._bytes_per_token)
 
     def state(self, draining: bool, since: int = 0) -> ReplicaState:
-        """Returns the state now, with what has become of cached beginnings since an event. O(running + tenants that
-        wait + events).
+        """Returns the state now, with what has become of cached beginnings since an event. O(running + waiting +
+        events).
         """
         core, scheduler = self._core, self._core.scheduler
         running, config = scheduler.running, scheduler.config
         token_seconds = self._token_seconds()
-        computing = sum(max(0, one.num_admitted_tokens - one.num_computed_tokens) for one in running.values())
+        computing = self._prefill_seconds(
+            token_seconds, ((one.num_admitted_tokens, one.num_computed_tokens) for one in running.values())
+        )
         fitted, size = core.step_time.fitted, config.block_size
         held, idle = self._kv.num_held, self._kv.num_idle
         return ReplicaState(
@@ -66,7 +68,7 @@ class ReplicaReader:
             seats=config.max_num_seqs,
             seat_seconds=self._seat_seconds() if len(running) >= config.max_num_seqs else 0.0,
             step_seconds=self._step_seconds(),
-            prefill_seconds=computing * token_seconds,
+            prefill_seconds=computing,
             token_seconds=token_seconds,
             bytes_per_token=self._bytes_per_token,
             work_seconds=self.work_seconds(),
@@ -114,13 +116,39 @@ class ReplicaReader:
     def _waiting(self, token_seconds: float) -> dict[str, WaitingWork]:
         most = nlargest(MAX_TENANTS, self._core.backlog.tenants(), key=lambda pair: pair[1].load.seconds)
         return {
-            name: WaitingWork(one.load.count, one.load.tokens * token_seconds, one.load.seconds) for name, one in most
+            name: WaitingWork(
+                one.load.count,
+                self._prefill_seconds(
+                    token_seconds,
+                    (
+                        (sequence.num_tokens, sequence.num_tokens - load.tokens)
+                        for waiting in one.classes.values()
+                        for sequence, (load, _) in waiting.sequences.items()
+                    ),
+                ),
+                one.load.seconds,
+            )
+            for name, one in most
         }
 
+    def _prefill_seconds(self, token_seconds: float, prompts: Iterable[tuple[int, int]]) -> float:
+        """Returns the seconds to compute prompts, each of so many tokens of which so many are there already."""
+        tokens = pairs = 0
+        for whole, computed in prompts:
+            if computed < whole:
+                tokens += whole - computed
+                pairs += prefill_pairs(computed, whole - computed)
+        return tokens * token_seconds + pairs * self._core.step_time.fitted.coefficients[PAIRS]
+
     def _token_seconds(self) -> float:
-        """Returns the seconds of a token of prefill, in a step that has nothing else."""
-        budget = self._core.scheduler.config.max_num_batched_tokens
-        return self._core.step_time.fitted.seconds(StepWork(prefill_tokens=budget)) / budget
+        """Returns the seconds of a token of prefill in a step that carries as many as the decodes of now leave room
+        for, as the core's own estimates have it; what a token attends to comes on top.
+        """
+        scheduler = self._core.scheduler
+        newest = scheduler.in_flight[-1] if scheduler.in_flight else None
+        decodes, context = (newest.batch.num_decodes, newest.decode_context) if newest else (0, 0)
+        tokens = max(1, scheduler.config.max_num_batched_tokens - decodes)
+        return self._core.step_time.fitted.seconds(StepWork(tokens, decodes, context)) / tokens
 
     def _seat_seconds(self) -> float:
         fewest = min(self._tokens_left(one) for one in self._core.scheduler.running.values())

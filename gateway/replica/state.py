@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
+PAIRS = 5  # the place of the coefficient among those of the step-time model
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
     """The work of one tenant that waits for the engine."""
 
     requests: int
-    prefill_seconds: float  # predicted, of prompts that are not computed yet
+    prefill_seconds: float  # predicted, of what of its prompts is neither computed nor cached
     seconds: float  # predicted, of the engine's time, answers included
 
 
@@ -22,6 +24,11 @@ class StepCost:
     coefficients: tuple[float, ...]
     knee: int  # tokens in a step
     relative_error: float
+
+    @property
+    def pair_seconds(self) -> float:
+        """The seconds of one pair of a prompt's token and one that it attends to."""
+        return self.coefficients[PAIRS] if len(self.coefficients) > PAIRS else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class Changes:
     cached: Sequence[str]
     evicted: Sequence[str]
     is_all: bool  # what is not named as cached, is not
+    behind: Mapping[str, int] = field(default_factory=dict)  # the bytes that are cached behind some of those cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,7 @@ class ReplicaState:
     seat_seconds: float  # until one of those running ends; 0 while a seat is free
     step_seconds: float  # until the newest step in flight is done
     prefill_seconds: float  # of prompts that are being computed
-    token_seconds: float  # of one token of a prompt
+    token_seconds: float  # of one token of a prompt beside those that decode now, but for what it attends to
     bytes_per_token: float  # of prompts, as they come in request bodies
     work_seconds: float  # of all that runs and waits
     replicas_wanted: float  # that, over the target of one replica

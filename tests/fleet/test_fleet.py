@@ -11,6 +11,7 @@ from fleet.picker import Knowledge, LeastPredicted
 from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.view import SILENCE
+from gateway.replica.digests import BLOCK
 from gateway.replica.state import Changes
 from tests.fleet.states import IDLE, replica
 from tests.gateway.admin.clock import Clock
@@ -46,7 +47,7 @@ class Three(Fleet):
             self.failed(self.views[f"{name}:8000"], is_unreachable=False)
 
     def cached(self, name: str) -> int:
-        return self.prefixes.num_cached(f"{name}:8000", ASK.digests, self.clock())
+        return self.prefixes.cached_bytes(f"{name}:8000", ASK.digests, self.clock()) // BLOCK
 
 
 @pytest.fixture
@@ -114,6 +115,10 @@ def test_a_replica_tells_what_it_has_cached_and_given_up(three: Three) -> None:
     assert tell(Changes(3, [], digests[1:], is_all=False)) == 1
     assert tell(Changes(9, digests[1:], [], is_all=True)) == 0, "the first is not among all that there are"
     assert tell(Changes(9, digests[:1], [], is_all=False)) == 2
+    assert tell(Changes(9, digests[1:], [], is_all=False, behind={digests[1]: 3 * BLOCK})) == 5
+    three.answered(ASK, view)
+    assert three.cached("a") == 5, "what is behind it is as it was"
+    assert tell(Changes(9, digests[1:], [], is_all=False)) == 2
     three.lost(view)
     assert view.next_event == 0
 

@@ -53,10 +53,30 @@ def test_a_prompt_goes_where_it_is_cached_unless_the_wait_is_longer(knowledge: K
     assert picks(predicted(knowledge), LONG, waits) == {"b": 200}, "to compute it again would delay others by 2 s"
     waits[1] = view("b", prefill_seconds=5.0)
     assert picks(predicted(knowledge), LONG, waits) == {"a": 200}
-    waits[1] = view("b", prefill_seconds=5.0, waiting={"t": work(0.4, 4)})
-    assert picks(predicted(knowledge), LONG, waits) == {"a": 200}, "there is room for it"
-    waits[0] = view("a", waiting={"t": work(0.4, 4)})
-    assert picks(predicted(knowledge), LONG, waits) == {"b": 200}, "to compute it again delays four wherever it is"
+
+
+def test_the_busier_all_are_the_more_counts_what_would_be_computed_twice(knowledge: Knowledge) -> None:
+    knowledge.prefixes.learn("b:8000", LONG.digests, 0.0)
+
+    def picked(rate: float, waits: float) -> str:
+        """Where the prompt goes after half a minute of so many requests a second, while both have a backlog."""
+        picker = predicted(knowledge)
+        both = [view("a", prefill_seconds=waits), view("b", prefill_seconds=waits + 5.0)]
+        for number in range(int(30 * rate)):
+            picker.pick(SHORT, both, number / rate - 30)
+        return picker.pick(LONG, both, 0.0).name[0]
+
+    assert picked(rate=0.5, waits=0.0) == "a", "there is room for it"
+    assert picked(rate=40.0, waits=0.0) == "a"
+    assert picked(rate=0.5, waits=0.5) == "a", "few come in time to be delayed"
+    assert picked(rate=40.0, waits=0.5) == "b", "20 are delayed by 2 s each"
+
+
+def test_beyond_capacity_it_counts_no_more_than_just_below(knowledge: Knowledge) -> None:
+    picker, views = predicted(knowledge), [view("a", prefill_seconds=1.0), view("b", prefill_seconds=1.0)]
+    for number in range(10_000):
+        picker.pick(LONG, views, number * 0.02)
+    assert picker.num_delayed(views) == pytest.approx(1 + 25 / 0.05, rel=0.05)
 
 
 def test_prompts_that_begin_alike_meet_and_others_spread(knowledge: Knowledge) -> None:

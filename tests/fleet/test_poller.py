@@ -12,6 +12,7 @@ import pytest
 
 from fleet.poller import Poller
 from fleet.view import SILENCE
+from gateway.replica.digests import BLOCK
 from gateway.replica.state import Changes
 from tests.fleet.states import IDLE
 from tests.fleet.test_fleet import Three
@@ -58,7 +59,7 @@ async def test_each_is_asked_with_the_key_for_what_has_changed() -> None:
         of_a = [str(request.url) for request in asked if request.url.host == "a"]
         assert of_a[0] == "http://a:8001/admin/v1/state?since=0"
         assert of_a[-1] == "http://a:8001/admin/v1/state?since=7"
-        assert fleet.prefixes.num_cached("a:8000", (b"\x0a",), fleet.clock()) == 1
+        assert fleet.prefixes.cached_bytes("a:8000", (b"\x0a",), fleet.clock()) == BLOCK
 
 
 async def test_one_that_nobody_listens_for_is_gone_at_once() -> None:

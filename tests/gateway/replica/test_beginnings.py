@@ -76,6 +76,49 @@ def test_one_that_asks_late_or_for_the_first_time_is_told_all(
     assert replica.ask().is_all, "of an earlier life"
 
 
+def test_what_is_behind_the_last_digest_is_told_as_long_as_one_prompt_has_ended_there(replica: Replica) -> None:
+    digests = [b"d0", b"d1", b"d2"]  # of two blocks of tokens each
+
+    def serve(name: str, blocks: str, num_digests: int) -> None:
+        """Serve a prompt of these blocks, and of so many digests."""
+        timeline = replica.arrive(
+            name, prompt=4 * len(blocks), max_tokens=1, names=[block.encode() for block in blocks]
+        )
+        replica.run()
+        told = Beginnings(tuple(digests[:num_digests]), len(blocks) * BLOCK // 2)
+        replica.beginnings.computed(told, timeline.sequence)
+
+    def behind() -> dict[str, int]:
+        return dict(replica.beginnings.since(0).behind)
+
+    serve("turn 1", "abc", 1)
+    assert behind() == {b"d0".hex(): BLOCK // 2}
+    serve("turn 2, no digest longer", "abcX", 1)
+    assert behind() == {b"d0".hex(): BLOCK}, "it goes on from what was known"
+    serve("turn 3", "abcXY", 2)
+    assert behind() == {b"d1".hex(): BLOCK // 2}, "that of the longer one counts"
+    serve("another's, who began alike", "abcXZ", 2)
+    assert behind() == {}, "which of the two goes on, nobody can tell"
+    serve("and again", "abcXZ", 2)
+    assert behind() == {}
+
+
+def test_what_is_behind_a_digest_is_given_up_with_its_last_block(replica: Replica) -> None:
+    timeline = replica.arrive("a", prompt=12, max_tokens=1, names=[b"a", b"b", b"c"])  # type: ignore[list-item]
+    replica.run()
+    replica.beginnings.computed(Beginnings((b"d0",), 3 * BLOCK // 2), timeline.sequence)
+    before = replica.beginnings.since(0)
+    assert before.behind == {b"d0".hex(): BLOCK // 2}
+    for prompt in range(1, 9):
+        replica.serve(prompt)
+        changes = replica.beginnings.since(before.next)
+        if b"d0".hex() in changes.cached:
+            assert not changes.behind.get(b"d0".hex()), "its last block goes first"
+        if b"d0".hex() in changes.evicted:
+            break
+    assert b"d0".hex() in changes.evicted
+
+
 def test_it_is_bounded(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beginnings_module, "MAX_KNOWN", 6)
     for prompt in (1, 2, 3):

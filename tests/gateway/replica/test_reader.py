@@ -24,7 +24,8 @@ def test_what_waits_is_told_by_tenant_and_as_metrics(rig: Rig) -> None:
     acme, other = state.waiting["acme"], state.waiting["other"]
     assert (acme.requests, other.requests) == (2, 1)
     assert acme.seconds == pytest.approx(2 * other.seconds)
-    assert acme.prefill_seconds == pytest.approx(40 * state.token_seconds)
+    pairs = 2 * 20 * 21 // 2
+    assert acme.prefill_seconds == pytest.approx(40 * state.token_seconds + pairs * state.step.pair_seconds)
     assert state.work_seconds == pytest.approx(acme.seconds + other.seconds)
     assert state.replicas_wanted == pytest.approx(state.work_seconds / 10)
     page = rig.page()
@@ -34,6 +35,21 @@ def test_what_waits_is_told_by_tenant_and_as_metrics(rig: Rig) -> None:
     fitted = rig.core.step_time.fitted
     assert page.value("sluice_step_time_coefficient_seconds", term="prefill") == fitted.coefficients[1]
     assert len(page.labels("sluice_step_time_coefficient_seconds", "term")) == len(fitted.coefficients)
+
+
+def test_a_token_of_a_prompt_takes_longer_beside_those_that_decode(rig: Rig) -> None:
+    alone = rig.metrics.replica.state(draining=False).token_seconds
+    for name in "abc":
+        rig.arrive(name, prompt=4, max_tokens=8)
+    rig.plan()
+    assert rig.metrics.replica.state(draining=False).token_seconds == alone, "all of them prefill"
+    rig.complete()
+    rig.plan()
+    assert rig.core.in_flight[-1].batch.num_decodes == 3
+    assert rig.metrics.replica.state(draining=False).token_seconds > alone
+    rig.complete()
+    rig.run()
+    assert rig.metrics.replica.state(draining=False).token_seconds == alone
 
 
 def test_what_runs_is_told_by_tenant_and_what_was_found_in_the_cache(rig: Rig) -> None:
