@@ -1,8 +1,10 @@
 """Looks through a JSON schema for what nothing here enforces, so that it is refused by its place and not ignored."""
 
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -10,6 +12,7 @@ from gateway.grammar_errors import InvalidGrammar
 from gateway.http.json_body import shown
 
 MAX_LEVELS = 100  # of arrays and objects in one another
+_CONTAINERS = frozenset((dict, list))
 _SCHEMA, _SCHEMAS, _OTHER = "a schema", "an array or object of schemas", "anything else"
 _HOLDS = {  # by keyword, what its value is
     "additionalItems": _SCHEMA, "additionalProperties": _SCHEMA, "items": _SCHEMA,
@@ -40,86 +43,100 @@ _COMPLAINTS = {  # by what a compiler's complaint says, the keywords that it may
 
 
 class _Place(NamedTuple):
-    """A value in the schema, with the way to it."""
+    """A schema within a schema: an object, how deep it lies, and the way to it."""
 
-    value: Any
-    kind: str
+    value: dict[str, Any]
     level: int
-    key: str | int = ""
-    parent: Optional["_Place"] = None
+    way: tuple[Any, str | int] | None
 
     @property
     def pointer(self) -> str:
-        """The JSON pointer (RFC 6901) of the value; that of the whole schema is "#"."""
-        parts: list[str] = []
-        place: _Place | None = self
-        while place is not None and place.parent is not None:
-            parts.append(str(place.key)[:64].replace("~", "~0").replace("/", "~1"))
-            place = place.parent
+        """Returns the JSON pointer (RFC 6901) of the schema; that of the outermost is "#"."""
+        parts, way = list[str](), self.way
+        while way is not None:
+            way, key = way
+            parts.append(str(key)[:64].replace("~", "~0").replace("/", "~1"))
         return "/".join(["#", *reversed(parts)])
+
+
+_Way = tuple[Any, str | int] | None  # the last step of a way, behind the way of those before it
 
 
 def check_schema(schema: Any, param: str) -> None:
     """Raises `InvalidGrammar` about the field `param`, with the JSON pointer of what cannot be enforced first.
 
-    That it passes does not say that it is a schema: whoever compiles it says the rest. O(values), without recursion.
+    That it passes does not say that it is a schema: whoever compiles it says the rest. O(values), without recursion; of
+    values that are no schemas only the depth is looked at.
     """
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise InvalidGrammar(
             f"{param} must not hold x-guidance: how a schema is enforced is the server's choice.", param
         )
-    waiting = [_Place(schema, _SCHEMA, 0)]
-    while waiting:
-        place = waiting.pop()
-        if place.level > MAX_LEVELS:
-            raise InvalidGrammar(f"{param} is nested in more than {MAX_LEVELS} levels, the most that are read.", param)
-        if place.kind == _SCHEMA and isinstance(place.value, dict):
-            _check_keywords(place, param)
-        waiting += _inside(place)
+    for place in _schemas(schema, partial(_check_depth, param)):
+        _check_keywords(place, param)
 
 
 def places_of(schema: Any, keyword: str, most: int = 3) -> list[str]:
     """Returns the JSON pointers of the first so many places of a keyword, in a schema that was checked."""
-    waiting, found = [_Place(schema, _SCHEMA, 0)], list[str]()
-    while waiting and len(found) < most:
-        place = waiting.pop()
-        if place.kind == _SCHEMA and isinstance(place.value, dict) and keyword in place.value:
-            found.append(f"{place.pointer}/{keyword}")
-        waiting += _inside(place)
-    return found
+    found = (f"{place.pointer}/{keyword}" for place in _schemas(schema) if keyword in place.value)
+    return list(islice(found, most))
 
 
-def _inside(place: _Place) -> Iterator[_Place]:
-    """Yields what a value holds, the last first."""
-    value, level = place.value, place.level + 1
-    pairs: list[tuple[Any, Any]] = []
-    if isinstance(value, dict):
-        pairs = list(value.items())
-    elif isinstance(value, list):
-        pairs = list(enumerate(value))
-    for key, item in reversed(pairs):
-        if isinstance(item, dict | list | bool | str):
-            yield _Place(item, _kind(place, key, item), level, key, place)
+def _schemas(schema: Any, check_other: Callable[[Any, int], object] | None = None) -> Iterator[_Place]:
+    """Yields a schema and all within it that are objects, in their order in the text; `check_other` is told of arrays
+    and objects between them and in them, and how deep they lie.
+    """
+    waiting: list[tuple[Any, bool, int, _Way]] = [(schema, True, 0, None)]  # whether it is a schema, or holds schemas
+    while waiting:
+        value, is_schema, level, way = waiting.pop()
+        if check_other is not None and level > MAX_LEVELS:
+            check_other(value, level)
+        if not is_schema:
+            pairs = value.items() if type(value) is dict else enumerate(value)
+            held: list[tuple[Any, bool, int, _Way]] = [
+                (item, True, level + 1, (way, key)) for key, item in pairs if type(item) in _CONTAINERS
+            ]
+            held.reverse()
+            waiting += held
+        elif type(value) is dict:
+            yield _Place(value, level, way)
+            for key, item in reversed(value.items()):
+                if type(item) in _CONTAINERS:
+                    holds = _HOLDS.get(key, _OTHER)
+                    if holds is not _OTHER:
+                        is_one = holds is _SCHEMA and not (key == "items" and type(item) is list)
+                        waiting.append((item, is_one, level + 1, (way, key)))
+                    elif check_other is not None:
+                        check_other(item, level + 1)
+        elif type(value) is list and check_other is not None:
+            check_other(value, level)
 
 
-def _kind(place: _Place, key: Any, item: Any) -> str:
-    if place.kind == _SCHEMAS:
-        return _SCHEMA
-    if place.kind == _SCHEMA and isinstance(place.value, dict):
-        held = _HOLDS.get(key, _OTHER)
-        return _SCHEMAS if key == "items" and isinstance(item, list) else held
-    return _OTHER
+def _check_depth(param: str, value: Any, level: int) -> None:
+    """Raises `InvalidGrammar` where a value, which lies so deep, has arrays or objects deeper than is read."""
+    layer = [value]
+    while layer:
+        if level > MAX_LEVELS:
+            raise InvalidGrammar(f"{param} is nested in more than {MAX_LEVELS} levels, the most that are read.", param)
+        layer = [
+            item
+            for holder in layer
+            for item in (holder.values() if type(holder) is dict else holder)
+            if type(item) in _CONTAINERS
+        ]
+        level += 1
 
 
 def _check_keywords(place: _Place, param: str) -> None:
     value = place.value
-    for keyword in value:
-        if keyword in _UNENFORCED and not (keyword == "uniqueItems" and value[keyword] is False):
-            raise InvalidGrammar(
-                f"{param} has {keyword} at {place.pointer}/{keyword}, which is not enforced here; leave it "
-                "out and check the answer for it.",
-                param,
-            )
+    if not _UNENFORCED.isdisjoint(value):
+        for keyword in value:
+            if keyword in _UNENFORCED and not (keyword == "uniqueItems" and value[keyword] is False):
+                raise InvalidGrammar(
+                    f"{param} has {keyword} at {place.pointer}/{keyword}, which is not enforced here; leave it "
+                    "out and check the answer for it.",
+                    param,
+                )
     form, pattern = value.get("format"), value.get("pattern")
     if form is not None and not _is_known(form, value.get("type")):
         known = ", ".join(sorted((_FORMATS - {"unknown"}) | _NUMBERS.keys() | _ANY_TEXT))
@@ -147,23 +164,20 @@ def located(complaint: str, source: str) -> str:
 def _is_known(form: Any, kind: Any) -> bool:
     if not isinstance(form, str):
         return False
-    kinds = set(kind) if isinstance(kind, list) else {kind}
-    return form in _FORMATS | _ANY_TEXT or (form in _NUMBERS and kinds <= {"integer", "number", "null"})
+    kinds = kind if isinstance(kind, list) else [kind]
+    return form in _FORMATS | _ANY_TEXT or (form in _NUMBERS and all(one in ("integer", "number", "null") for one in kinds))
 
 
 def to_compile(schema: Any) -> Any:
     """Returns a schema that was checked as it is compiled: without what says nothing, a `uniqueItems` of false and
     formats that any text or number has, and with bounds for the formats of numbers that have some.
     """
-    waiting = [_Place(schema, _SCHEMA, 0)]
-    while waiting:
-        place = waiting.pop()
-        if place.kind == _SCHEMA and isinstance(place.value, dict):
-            place.value.pop("uniqueItems", None)
-            if (form := place.value.get("format")) in _ANY_TEXT or form in _NUMBERS:
-                del place.value["format"]
-                _bound(place.value, _NUMBERS.get(form))
-        waiting += _inside(place)
+    for value, _, _ in _schemas(schema):
+        if "uniqueItems" in value:
+            del value["uniqueItems"]
+        if (form := value.get("format")) in _ANY_TEXT or form in _NUMBERS:
+            del value["format"]
+            _bound(value, _NUMBERS.get(form))
     return schema
 
 

@@ -63,6 +63,16 @@ def test_names_values_and_annotations_are_no_keywords(schema: Any) -> None:
 def test_nesting_is_bounded() -> None:
     assert "more than 100 levels" in str(fault_of(nested(MAX_LEVELS + 1)))
     assert fault_of({"enum": [[[[]]]]}) is None
+    deep: Any = "leaf"
+    for _ in range(MAX_LEVELS + 1):
+        deep = [deep]
+    for schema in (
+        {"const": deep},
+        {"items": {"enum": deep}},
+        {"default": {"a": deep}},
+        {"additionalProperties": deep},
+    ):
+        assert "more than 100 levels" in str(fault_of(schema))
 
 
 def test_how_a_schema_is_enforced_is_not_the_clients_choice() -> None:
@@ -108,6 +118,12 @@ def test_a_compilers_complaint_is_given_the_places_that_it_is_about() -> None:
 def test_formats_of_openapi_are_bounds_or_say_nothing(schema: dict[str, Any], compiled: dict[str, Any]) -> None:
     check_schema(schema, "f")
     assert to_compile(schema) == compiled
+
+
+@pytest.mark.parametrize("kind", [{}, [{}], [["integer"]], [None], 3])
+def test_a_format_of_what_is_no_type_is_refused_by_its_place(kind: Any) -> None:
+    with pytest.raises(InvalidGrammar, match="#/format"):
+        check_schema({"type": kind, "format": "int32"}, "f")
 
 
 def test_a_format_of_numbers_is_none_of_texts() -> None:
