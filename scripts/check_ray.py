@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Run Sluice on Ray Serve with two replicas on this machine: scripts/check_ray.py
+"""Run Sluice on Ray Serve with four replicas on this machine: scripts/check_ray.py
 
 It needs the extra `sluice[ray]`, some 500 MB, for which CI has no room. Answers and streams beside direct ones, limits
-over both replicas, disconnects, SIGKILL of a gateway and of its Serve replica while they stream, a rolling update under
-load, a third replica once there is work for it, and what a request takes beside a direct one. Writes
+over all replicas, disconnects, SIGKILL of a gateway and of its Serve replica while they stream, a rolling update under
+load, one more replica once there is work for it, and what a request takes beside a direct one. Writes
 benchmarks/results/ray.json; exit status 1 when a target was missed.
 """
 
@@ -51,6 +51,8 @@ from scripts.fleet_checks import (
 )
 
 CONFIG = ROOT / "deploy" / "ray" / "serve.yaml"
+REPLICAS = 4
+STREAMS = 24
 SERVE = str(Path(sys.executable).with_name("serve"))
 ENVIRON = os.environ | {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 STARTED = re.compile(r"pid=(\d+)\).*serving \S+ at (http://[\d.:]+), admin at (http://[\d.:]+),")
@@ -70,14 +72,14 @@ class RaySite(Site):
         super().__init__("Ray", folder, port, keys)
         self.log = folder / "serve.log"
 
-    def written(self, max_replicas: int = 2, backlog_target: float = 1000.0) -> Path:
+    def written(self, max_replicas: int = REPLICAS, backlog_target: float = 1000.0) -> Path:
         """Write the configuration, which is the file of this repository but for what is said here."""
         config = yaml.safe_load(CONFIG.read_text())
         flags = {"policy": self._folder / "policy.yaml", "state-dir": self._folder / "state", "threads": 1}
         flags |= {"http-workers": 0, "calibration": "off", "backlog-target": backlog_target}
         config["http_options"] |= {"host": "127.0.0.1", "port": self._port}
-        args = {"flags": " ".join(f"--{name} {value}" for name, value in flags.items()), "num_cpus": 0.4}
-        config["applications"][0]["args"] |= args | {"min_replicas": 2, "max_replicas": max_replicas}
+        args = {"flags": " ".join(f"--{name} {value}" for name, value in flags.items()), "num_cpus": 0.2}
+        config["applications"][0]["args"] |= args | {"min_replicas": REPLICAS, "max_replicas": max_replicas}
         path = self._folder / "serve.yaml"
         path.write_text(yaml.safe_dump(config))
         return path
@@ -126,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
             killed(site, report, "the gateway", lambda replica: replica.pid),
             killed(site, report, "the Serve replica", lambda replica: replica.owner),
         ]
-        report.add_table("one of two killed", rows)
+        report.add_table(f"one of {REPLICAS} killed", rows)
         report.at_most("the gateway killed: requests that end without a typed error", float(str(rows[0]["untyped"])), 0)
         rolling_update(site, report)
         autoscaling(site, report)
@@ -134,28 +136,30 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def killed(site: RaySite, report: Report, what: str, pid: Callable[[OwnedReplica], int]) -> dict[str, object]:
-    """SIGKILL one of two while both stream; return how all that was asked ended until there are two again."""
+    """SIGKILL one of all while they stream; return how all that was asked ended until there are as many again."""
     victim = site.replicas()[0]
-    with ThreadPoolExecutor(16) as pool, asking(site) as ends:
-        streams = [pool.submit(end, site, LONG | {"n": 2}) for _ in range(12)]
+    with ThreadPoolExecutor(STREAMS) as pool, asking(site) as ends:
+        streams = [pool.submit(end, site, LONG | {"n": 2}) for _ in range(STREAMS)]
         seconds_until(lambda: all(map(site.is_busy, site.replicas())))
         os.kill(pid(victim), signal.SIGKILL)
         gone = seconds_until(lambda: not Path(f"/proc/{victim.pid}").exists())
-        recovery = seconds_until(lambda: victim.owner not in {one.owner for one in site.replicas()} and site.answers(2))
+        recovery = seconds_until(
+            lambda: victim.owner not in {one.owner for one in site.replicas()} and site.answers(REPLICAS)
+        )
         streamed = Counter(stream.result() for stream in streams)
-    report.at_most(f"{what} killed: seconds until two replicas answer", recovery, 60)
+    report.at_most(f"{what} killed: seconds until {REPLICAS} replicas answer", recovery, 60)
     report.at_most(f"{what} killed: seconds until the gateway has ended", gone, 10)
     untyped = sum((streamed + ends).values()) - sum((streamed + ends)[end] for end in ("complete", "replica_lost"))
     return {"SIGKILL of": what, "streams": told(streamed), "short requests meanwhile": told(ends), "untyped": untyped}
 
 
 def rolling_update(site: RaySite, report: Report) -> None:
-    """Deploy another configuration while two replicas stream: those of the old one end what they have begun."""
+    """Deploy another configuration while all replicas stream: those of the old one end what they have begun."""
     before = {one.pid for one in site.replicas()}
     with ThreadPoolExecutor(8) as pool, asking(site) as ends:
         streams = [pool.submit(end, site, SOME) for _ in range(8)]
-        site.deploy(max_replicas=3, backlog_target=2)
-        seconds = seconds_until(lambda: not before & {one.pid for one in site.replicas()} and site.answers(2))
+        site.deploy(max_replicas=REPLICAS + 1, backlog_target=2)
+        seconds = seconds_until(lambda: not before & {one.pid for one in site.replicas()} and site.answers(REPLICAS))
         streamed = Counter(stream.result() for stream in streams)
     report.at_most("rolling update: seconds", seconds, 120)
     lost = sum((streamed + ends).values()) - (streamed + ends)["complete"]
@@ -163,18 +167,18 @@ def rolling_update(site: RaySite, report: Report) -> None:
 
 
 def autoscaling(site: RaySite, report: Report) -> None:
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(2 * REPLICAS) as pool:
         stop = Event()
 
         def keep_busy() -> None:
             while not stop.is_set():
                 end(site, LONG)
 
-        for _ in range(6):
+        for _ in range(2 * REPLICAS):
             pool.submit(keep_busy)
-        seconds = seconds_until(lambda: site.answers(3))
+        seconds = seconds_until(lambda: site.answers(REPLICAS + 1))
         stop.set()
-    report.at_most("seconds until a third replica answers once there is work for it", seconds, 120)
+    report.at_most("seconds until one more replica answers once there is work for it", seconds, 120)
 
 
 def _gateways(owner: int) -> list[int]:
@@ -183,7 +187,7 @@ def _gateways(owner: int) -> list[int]:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[RaySite]:
-    """Run `serve run` on a file as deploy/ray/serve.yaml, with two replicas; all has ended when the block is left."""
+    """Run `serve run` on a file as deploy/ray/serve.yaml, with all replicas; all has ended when the block is left."""
     (folder / "policy.yaml").write_text(yaml.safe_dump(POLICY))
     keys = make_keys(folder / "state", POLICY["tenants"])
     site = RaySite(folder, free_port(), keys)
@@ -191,7 +195,7 @@ def serving(folder: Path) -> Iterator[RaySite]:
         command = [SERVE, "run", str(site.written())]
         process = subprocess.Popen(command, cwd=ROOT, env=ENVIRON, stdout=log, stderr=log)
     try:
-        seconds_until(lambda: process.poll() is not None or site.answers(2))
+        seconds_until(lambda: process.poll() is not None or site.answers(REPLICAS))
         yield site
     finally:
         process.send_signal(signal.SIGINT)
