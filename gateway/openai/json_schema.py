@@ -33,6 +33,7 @@ _FORMATS = frozenset(
 _NUMBERS: dict[str, tuple[int, int] | None] = {
     "int32": (-(2**31), 2**31 - 1), "int64": (1 - 2**63, 2**63 - 1), "float": None, "double": None,
 }  # fmt: skip
+_NUMERIC = ("integer", "number", "null")  # the types that formats of numbers go with
 _ANY_TEXT = frozenset(("binary", "password"))  # formats that say nothing of what a text is
 _LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*\(\?<?[=!]")
 _COMPLAINTS = {  # by what a compiler's complaint says, the keywords that it may be about
@@ -164,8 +165,9 @@ def located(complaint: str, source: str) -> str:
 def _is_known(form: Any, kind: Any) -> bool:
     if not isinstance(form, str):
         return False
-    kinds = kind if isinstance(kind, list) else [kind]
-    return form in _FORMATS | _ANY_TEXT or (form in _NUMBERS and all(one in ("integer", "number", "null") for one in kinds))
+    if form in _FORMATS | _ANY_TEXT:
+        return True
+    return form in _NUMBERS and all(one in _NUMERIC for one in (kind if isinstance(kind, list) else [kind]))
 
 
 def to_compile(schema: Any) -> Any:
