@@ -9,22 +9,29 @@ from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.due_order import DueOrder
-from admission.step_times.step_time import plain_sum
+from admission.step_times.step_time import plain_sum, prefill_pairs
 from backend.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)
 class Load:
-    """An amount of work: requests, uncomputed tokens, bytes of bodies, and predicted seconds of the engine's time."""
+    """An amount of work: requests, uncomputed tokens, bytes of bodies, predicted seconds of the engine's time, and
+    pairs of an uncomputed token and one that it attends to.
+    """
 
     count: int = 0
     tokens: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    pairs: int = 0
 
     def __add__(self, other: "Load") -> "Load":
         return Load(
-            self.count + other.count, self.tokens + other.tokens, self.bytes + other.bytes, self.seconds + other.seconds
+            self.count + other.count,
+            self.tokens + other.tokens,
+            self.bytes + other.bytes,
+            self.seconds + other.seconds,
+            self.pairs + other.pairs,
         )
 
     def add(self, other: "Load") -> None:
@@ -32,12 +39,14 @@ class Load:
         self.tokens += other.tokens
         self.bytes += other.bytes
         self.seconds += other.seconds
+        self.pairs += other.pairs
 
     def take(self, other: "Load") -> None:
         """Subtract the other. Without requests the seconds are exactly 0, whatever rounding left behind."""
         self.count -= other.count
         self.tokens -= other.tokens
         self.bytes -= other.bytes
+        self.pairs -= other.pairs
         self.seconds = max(0.0, self.seconds - other.seconds) if self.count else 0.0
 
 
@@ -178,7 +187,8 @@ class Backlog:
         """Returns the work that a sequence adds while it waits, whose output is expected to have so many tokens."""
         cached = self.num_cached_tokens(sequence)
         seconds = self._cost(len(sequence.prompt), output, cached)
-        return Load(1, sequence.num_tokens - cached, sequence.body_bytes, seconds)
+        tokens = sequence.num_tokens - cached
+        return Load(1, tokens, sequence.body_bytes, seconds, prefill_pairs(cached, tokens))
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Returns the prompt tokens that need not be computed for one that is about to wait: those that are kept for

@@ -54,8 +54,9 @@ class Knowledge:
         of so many others.
         """
         assert view.state is not None, "only replicas that have told their state are picked from"
-        own = own_prefill(request, view.state, self.cached_share(request, view, now))
-        return self.first_token(request, view, now) + own * delayed
+        cached = self.cached_share(request, view, now)
+        first = first_token_seconds(request, view.state, view.waiting, cached, self.weight)
+        return first + own_prefill(request, view.state, cached) * delayed
 
 
 class Picker:
@@ -184,9 +185,9 @@ class LeastPredicted(Picker):
         if len(tied) == 1:
             return tied[0]
         if request.locality is not None:
-            cached = max(tied, key=lambda view: self._knowledge.cached_share(request, view, now))
-            if self._knowledge.cached_share(request, cached, now):
-                return cached
+            shares = [self._knowledge.cached_share(request, view, now) for view in tied]
+            if max(shares):
+                return tied[shares.index(max(shares))]
             by_name = {view.name: view for view in tied}
             return by_name[rendezvous.choose(request.locality, {name: view.load for name, view in by_name.items()})]
         return min(self._dice.sample(tied, 2), key=lambda view: view.load)

@@ -65,11 +65,6 @@ class ReplicaView:
         return add_work(told, [(one.tenant, one.work) for one in self.on_way]) if self.on_way else told
 
     @property
-    def num_waiting(self) -> int:
-        """The requests that wait there or are on their way."""
-        return sum(work.requests for work in self.waiting.values())
-
-    @property
     def prefill_seconds(self) -> float:
         """The predicted seconds of all prompts that are to be computed there, or on their way."""
         computing = self.state.prefill_seconds if self.state else 0.0

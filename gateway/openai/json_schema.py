@@ -13,12 +13,10 @@ from gateway.http.json_body import shown
 
 MAX_LEVELS = 100  # of arrays and objects in one another
 _CONTAINERS = frozenset((dict, list))
-_SCHEMA, _SCHEMAS, _OTHER = "a schema", "an array or object of schemas", "anything else"
-_HOLDS = {  # by keyword, what its value is
-    "additionalItems": _SCHEMA, "additionalProperties": _SCHEMA, "items": _SCHEMA,
-    "allOf": _SCHEMAS, "anyOf": _SCHEMAS, "oneOf": _SCHEMAS, "prefixItems": _SCHEMAS,
-    "$defs": _SCHEMAS, "definitions": _SCHEMAS, "properties": _SCHEMAS, "patternProperties": _SCHEMAS,
-}  # fmt: skip
+_SCHEMA = frozenset(("additionalItems", "additionalProperties", "items"))  # keywords whose value is a schema
+_SCHEMAS = frozenset(  # an array or object of schemas
+    ("allOf", "anyOf", "oneOf", "prefixItems", "$defs", "definitions", "properties", "patternProperties")
+)
 _UNENFORCED = frozenset(
     (
         "contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains",
@@ -43,12 +41,14 @@ _COMPLAINTS = {  # by what a compiler's complaint says, the keywords that it may
 }  # fmt: skip
 
 
+_Way = tuple[Any, str | int] | None  # the last step of a way, behind the way of those before it
+
+
 class _Place(NamedTuple):
-    """A schema within a schema: an object, how deep it lies, and the way to it."""
+    """A schema within a schema: an object, and the way to it."""
 
     value: dict[str, Any]
-    level: int
-    way: tuple[Any, str | int] | None
+    way: _Way
 
     @property
     def pointer(self) -> str:
@@ -58,9 +58,6 @@ class _Place(NamedTuple):
             way, key = way
             parts.append(str(key)[:64].replace("~", "~0").replace("/", "~1"))
         return "/".join(["#", *reversed(parts)])
-
-
-_Way = tuple[Any, str | int] | None  # the last step of a way, behind the way of those before it
 
 
 def check_schema(schema: Any, param: str) -> None:
@@ -83,34 +80,35 @@ def places_of(schema: Any, keyword: str, most: int = 3) -> list[str]:
     return list(islice(found, most))
 
 
-def _schemas(schema: Any, check_other: Callable[[Any, int], object] | None = None) -> Iterator[_Place]:
-    """Yields a schema and all within it that are objects, in their order in the text; `check_other` is told of arrays
-    and objects between them and in them, and how deep they lie.
+def _pass(value: Any, level: int) -> None:
+    """Say nothing of a value: the schema was checked."""
+
+
+def _schemas(schema: Any, check_other: Callable[[Any, int], object] = _pass) -> Iterator[_Place]:
+    """Yields a schema and all within it that are objects, in their order in the text. `check_other` is told of arrays
+    and objects that are no schemas and hold none, and of whatever lies too deep, and how deep that is.
     """
     waiting: list[tuple[Any, bool, int, _Way]] = [(schema, True, 0, None)]  # whether it is a schema, or holds schemas
     while waiting:
         value, is_schema, level, way = waiting.pop()
-        if check_other is not None and level > MAX_LEVELS:
+        if level > MAX_LEVELS or (is_schema and type(value) is list):
             check_other(value, level)
-        if not is_schema:
-            pairs = value.items() if type(value) is dict else enumerate(value)
-            held: list[tuple[Any, bool, int, _Way]] = [
-                (item, True, level + 1, (way, key)) for key, item in pairs if type(item) in _CONTAINERS
-            ]
-            held.reverse()
-            waiting += held
-        elif type(value) is dict:
-            yield _Place(value, level, way)
+        elif is_schema and type(value) is dict:
+            yield _Place(value, way)
             for key, item in reversed(value.items()):
-                if type(item) in _CONTAINERS:
-                    holds = _HOLDS.get(key, _OTHER)
-                    if holds is not _OTHER:
-                        is_one = holds is _SCHEMA and not (key == "items" and type(item) is list)
-                        waiting.append((item, is_one, level + 1, (way, key)))
-                    elif check_other is not None:
-                        check_other(item, level + 1)
-        elif type(value) is list and check_other is not None:
-            check_other(value, level)
+                if type(item) not in _CONTAINERS:
+                    continue
+                if key in _SCHEMAS or (key == "items" and type(item) is list):
+                    waiting.append((item, False, level + 1, (way, key)))
+                elif key in _SCHEMA:
+                    waiting.append((item, True, level + 1, (way, key)))
+                else:
+                    check_other(item, level + 1)
+        elif not is_schema:
+            pairs = [*(value.items() if type(value) is dict else enumerate(value))]
+            waiting += [
+                (item, True, level + 1, (way, key)) for key, item in reversed(pairs) if type(item) in _CONTAINERS
+            ]
 
 
 def _check_depth(param: str, value: Any, level: int) -> None:
@@ -174,7 +172,7 @@ def to_compile(schema: Any) -> Any:
     """Returns a schema that was checked as it is compiled: without what says nothing, a `uniqueItems` of false and
     formats that any text or number has, and with bounds for the formats of numbers that have some.
     """
-    for value, _, _ in _schemas(schema):
+    for value, _ in _schemas(schema):
         if "uniqueItems" in value:
             del value["uniqueItems"]
         if (form := value.get("format")) in _ANY_TEXT or form in _NUMBERS:

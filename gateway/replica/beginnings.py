@@ -37,9 +37,8 @@ class CachedBeginnings:
     def __init__(self, cache: PrefixCache[Any], block_size: int) -> None:
         self._cache, self._block_size = cache, block_size
         self._names: OrderedDict[bytes, BlockName] = OrderedDict()  # by digest
-        self._digests: dict[BlockName, set[bytes]] = {}
         self._tails: dict[bytes, _Tail] = {}  # by digest, of those that are known
-        self._with_tail: dict[BlockName, bytes] = {}  # by the last block of its tail, the digest
+        self._digests: dict[BlockName, set[bytes]] = {}  # that end with a block, or whose tails do
         self._events: deque[tuple[bytes, bool]] = deque(maxlen=MAX_EVENTS)  # the newest; whether it is cached now
         self._num_events = 0
         self._is_following = False
@@ -77,15 +76,16 @@ class CachedBeginnings:
         num_bytes = int(tokens / tokens_a_byte) - begins
         if digest in self._names and num_bytes > 0:
             self._tails[digest] = _Tail(names[cached - 1], tokens, num_bytes)
-            self._with_tail[names[cached - 1]] = digest
+            self._digests.setdefault(names[cached - 1], set()).add(digest)
             self._happened(digest, True)
 
     def _cut(self, digest: bytes) -> None:
         """Tell no more of what is cached behind a digest."""
         tail = self._tails.pop(digest, None)
         if tail is not None:
-            self._with_tail.pop(tail.last, None)
-            if digest in self._names:
+            if tail.last != (own := self._names.get(digest)):
+                self._forget(digest, tail.last)
+            if own is not None:
                 self._happened(digest, True)
 
     def since(self, event: int) -> Changes:
@@ -111,12 +111,13 @@ class CachedBeginnings:
             tell_others(cached)
             if cached.name is None:
                 return
-            if (digest_of_tail := self._with_tail.get(cached.name)) is not None:
-                self._cut(digest_of_tail)
             for digest in self._digests.pop(cached.name, ()):
-                del self._names[digest]
+                is_evicted = self._names[digest] == cached.name
+                if is_evicted:
+                    del self._names[digest]
                 self._cut(digest)
-                self._happened(digest, False)
+                if is_evicted:
+                    self._happened(digest, False)
 
         self._cache.evicted = evicted
 

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from heapq import nlargest
 from importlib.metadata import version
 
@@ -49,15 +49,18 @@ class ReplicaReader:
             self._bytes_per_token += SHARE * (record.body_bytes / tokens - self._bytes_per_token)
 
     def state(self, draining: bool, since: int = 0) -> ReplicaState:
-        """Returns the state now, with what has become of cached beginnings since an event. O(running + waiting +
-        events).
+        """Returns the state now, with what has become of cached beginnings since an event. O(running + tenants that
+        wait + events).
         """
         core, scheduler = self._core, self._core.scheduler
         running, config = scheduler.running, scheduler.config
         token_seconds = self._token_seconds()
-        computing = self._prefill_seconds(
-            token_seconds, ((one.num_admitted_tokens, one.num_computed_tokens) for one in running.values())
-        )
+        left = [
+            (one.num_computed_tokens, one.num_admitted_tokens - one.num_computed_tokens)
+            for one in running.values()
+            if one.num_computed_tokens < one.num_admitted_tokens
+        ]
+        tokens, pairs = sum(length for _, length in left), sum(prefill_pairs(*one) for one in left)
         fitted, size = core.step_time.fitted, config.block_size
         held, idle = self._kv.num_held, self._kv.num_idle
         return ReplicaState(
@@ -68,7 +71,7 @@ class ReplicaReader:
             seats=config.max_num_seqs,
             seat_seconds=self._seat_seconds() if len(running) >= config.max_num_seqs else 0.0,
             step_seconds=self._step_seconds(),
-            prefill_seconds=computing,
+            prefill_seconds=self._prefill_seconds(token_seconds, tokens, pairs),
             token_seconds=token_seconds,
             bytes_per_token=self._bytes_per_token,
             work_seconds=self.work_seconds(),
@@ -116,28 +119,12 @@ class ReplicaReader:
     def _waiting(self, token_seconds: float) -> dict[str, WaitingWork]:
         most = nlargest(MAX_TENANTS, self._core.backlog.tenants(), key=lambda pair: pair[1].load.seconds)
         return {
-            name: WaitingWork(
-                one.load.count,
-                self._prefill_seconds(
-                    token_seconds,
-                    (
-                        (sequence.num_tokens, sequence.num_tokens - load.tokens)
-                        for waiting in one.classes.values()
-                        for sequence, (load, _) in waiting.sequences.items()
-                    ),
-                ),
-                one.load.seconds,
-            )
-            for name, one in most
+            name: WaitingWork(load.count, self._prefill_seconds(token_seconds, load.tokens, load.pairs), load.seconds)
+            for name, load in ((name, one.load) for name, one in most)
         }
 
-    def _prefill_seconds(self, token_seconds: float, prompts: Iterable[tuple[int, int]]) -> float:
-        """Returns the seconds to compute prompts, each of so many tokens of which so many are there already."""
-        tokens = pairs = 0
-        for whole, computed in prompts:
-            if computed < whole:
-                tokens += whole - computed
-                pairs += prefill_pairs(computed, whole - computed)
+    def _prefill_seconds(self, token_seconds: float, tokens: int, pairs: int) -> float:
+        """Returns the seconds of so many tokens of prompts, and so many pairs of one and another that it attends to."""
         return tokens * token_seconds + pairs * self._core.step_time.fitted.coefficients[PAIRS]
 
     def _token_seconds(self) -> float:
@@ -147,7 +134,7 @@ class ReplicaReader:
         scheduler = self._core.scheduler
         newest = scheduler.in_flight[-1] if scheduler.in_flight else None
         decodes, context = (newest.batch.num_decodes, newest.decode_context) if newest else (0, 0)
-        tokens = max(1, scheduler.config.max_num_batched_tokens - decodes)
+        tokens = max(1, scheduler.token_budget - decodes)
         return self._core.step_time.fitted.seconds(StepWork(tokens, decodes, context)) / tokens
 
     def _seat_seconds(self) -> float:
