@@ -2,17 +2,20 @@
 
 `sluice serve` with the embedded model, real HTTP. A tenant streams on two connections. Another asks on two more, again
 as soon as it is answered, for answers to hostile schemas, eight of a kind in a window: some are refused, others are
-compiled and then generate. A round of each kind has a quiet window, one in which the other tenant asks for free text,
-and a hostile one, so that what else the machine does falls on all three.
+compiled and then generate. A round of each kind has a quiet window, a hostile one, and one in which the other tenant
+asks for as many tokens of free text as those answers had, so that what else the machine does falls on all three.
 """
 
+import json
 import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from itertools import count, cycle, pairwise
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
@@ -49,11 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
                 statuses = Counter[int]()
                 for _ in range(options.runs):
                     gaps["quiet"].append(_window(server.port, keys, options.seconds, None)[0])
-                    gaps["free text"].append(_window(server.port, keys, options.seconds, _free)[0])
-                    p99, answered = _window(server.port, keys, options.seconds, schema)
+                    p99, answered, tokens = _window(server.port, keys, options.seconds, schema)
                     gaps["hostile"].append(p99)
+                    gaps["free text"].append(_window(server.port, keys, options.seconds, _free, tokens)[0])
                     statuses.update(answered)
-                row: dict[str, object] = {"beside": kind}
+                row: dict[str, object] = {"beside": kind, "tokens of an answer": tokens if statuses[200] else None}
                 row |= {f"p99 ms, {when}": Spread.of([1e3 * gap for gap in found]) for when, found in gaps.items()}
                 for when, most in worst.items():
                     pairs = zip(gaps["hostile"], gaps[when], strict=True)
@@ -111,23 +114,26 @@ KINDS: dict[str, Schema] = {
 }
 
 
-def _window(port: int, keys: dict[str, str], seconds: float, schema: Schema | None) -> tuple[float, Counter[int]]:
-    """Returns the neighbour's 99th percentile of seconds between events, and how the other's requests were answered."""
-    ends, gaps, statuses = Event(), list[float](), Counter[int]()
-    asked = (
-        [_ask(keys[HOSTILE], HOSTILE_TOKENS, schema(next(_numbers)), False) for _ in range(PREPARED)] if schema else []
-    )
+def _window(
+    port: int, keys: dict[str, str], seconds: float, schema: Schema | None, most_tokens: int = HOSTILE_TOKENS
+) -> tuple[float, Counter[int], int]:
+    """Returns the neighbour's 99th percentile of seconds between events, how the other's requests were answered, and
+    with how many tokens, as they were on average; as many as were asked for if none was.
+    """
+    ends, gaps, statuses, lengths = Event(), list[float](), Counter[int](), list[int]()
+    asked = [_ask(keys[HOSTILE], most_tokens, schema(next(_numbers)), False) for _ in range(PREPARED)] if schema else []
     coming, watched = cycle(asked), _ask(keys[NEIGHBOUR], TOKENS, None, True)
 
     def neighbour() -> None:
         for _ in _until(ends):
-            _, times = _exchange(port, watched, ends)
-            gaps.extend(later - sooner for sooner, later in pairwise(times))
+            gaps.extend(later - sooner for sooner, later in pairwise(_stream(port, watched, ends)))
 
     def hostile() -> None:
         for _ in _until(ends):
-            status, _ = _exchange(port, next(coming), ends)
+            status, answer = _exchange(port, next(coming))
             statuses[status] += 1
+            if status == HTTPStatus.OK:
+                lengths.append(json.loads(answer)["usage"]["completion_tokens"])
 
     threads = [Thread(target=neighbour) for _ in range(STREAMS)]
     threads += [Thread(target=hostile) for _ in range(2)] if asked else []
@@ -137,7 +143,7 @@ def _window(port: int, keys: dict[str, str], seconds: float, schema: Schema | No
     ends.set()
     for thread in threads:
         thread.join()
-    return quantile(sorted(gaps), 0.99), statuses
+    return quantile(sorted(gaps), 0.99), statuses, round(mean(lengths)) if lengths else most_tokens
 
 
 _numbers = count()
@@ -161,19 +167,26 @@ def _ask(key: str, tokens: int, schema: dict[str, Any] | None, is_streamed: bool
     return post("/v1/chat/completions", {**body, "response_format": asked}, key, connection="close")
 
 
-def _exchange(port: int, request: bytes, ends: Event) -> tuple[int, list[float]]:
-    """Returns the status of an answer, and when its parts came until its end or that of the window."""
-    status, times = 0, list[float]()
+def _stream(port: int, request: bytes, ends: Event) -> list[float]:
+    """Returns when the events of an answer came until its end or that of the window."""
+    times = list[float]()
     with socket.create_connection(("127.0.0.1", port)) as link:
         link.sendall(request)
         while part := link.recv(1 << 16):
-            if not status:
-                status = int(part.split(b" ", 2)[1])
             if b"data:" in part:
                 times.append(time.perf_counter())
             if ends.is_set() and times:
                 break
-    return status, times
+    return times
+
+
+def _exchange(port: int, request: bytes) -> tuple[int, bytes]:
+    """Returns the status of an answer, and its body."""
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        link.sendall(request)
+        answer = b"".join(iter(lambda: link.recv(1 << 16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split(b" ", 2)[1]), body
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from backend.structured_output.processes import ForkedProcess, GrammarProcesses,
 
 MOST_WAITING = 32  # of an owner's, behind the one that is compiled
 WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
+IDLE_SHARE = 4  # a process that compiles while processors are idle is given so many times what compiling may take
 
 
 class TooManyGrammars(Exception):
@@ -49,8 +50,8 @@ class CompiledGrammar:
 class _Job:
     """Compiling one grammar, on a thread that waits for the processes. It may be given up at any time."""
 
-    def __init__(self, grammar: Grammar, processes: GrammarProcesses, idle: SimpleQueue[ForkedProcess]) -> None:
-        self._grammar, self._processes, self._idle = grammar, processes, idle
+    def __init__(self, grammar: Grammar, processes: GrammarProcesses, ready: SimpleQueue[ForkedProcess]) -> None:
+        self._grammar, self._processes, self._ready = grammar, processes, ready
         self._process: ForkedProcess | None = None  # that compiles
         self._is_cancelled = False
 
@@ -76,36 +77,45 @@ class _Job:
     def _try(self) -> tuple[float, int]:
         """Compile it where that may fail in any way; returns the seconds of a processor and the bytes that it took.
 
-        A process that ends for another reason says nothing of the grammar: another one is asked, and then nobody.
+        On a busy machine one that leaves all others the first go is given too little time: then one that is only nice
+        begins anew. A process that ends for another reason says nothing of the grammar: another one is asked, and then
+        nobody.
         """
-        for _ in range(2):
-            process = self._ready_process()
+        is_idle, num_lost = True, 0
+        while num_lost < 2:
+            process = self._ready_process(is_idle)
             try:
-                answer = self._ask(process)
+                answer = self._ask(process, is_idle)
             except TimeoutError:
                 self._processes.end(process)
-                break  # it was given no time: with it, it would have been answered or killed
+                if not is_idle:
+                    break  # it was given no time: with it, it would have been answered or killed
+                is_idle = False
             except (EOFError, OSError):
                 limit = self._limit_of(self._processes.end(process))
                 if limit is not None:
                     raise self._too_complex(limit) from None
                 if self._is_cancelled:
                     break
+                num_lost += 1
             else:
-                return self._answered(process, answer)
+                return self._answered(process, answer, is_idle)
             finally:
                 self._process = None
         raise NoGrammarProcess("answers cannot be constrained at present: grammar processes do not answer")
 
-    def _answered(self, process: ForkedProcess, answer: dict[str, Any]) -> tuple[float, int]:
-        self._idle.put(process)
+    def _answered(self, process: ForkedProcess, answer: dict[str, Any], is_idle: bool) -> tuple[float, int]:
+        if is_idle:
+            self._ready.put(process)
+        else:
+            self._processes.end(process)
         if answer["error"] is not None:
             raise (GrammarTooComplex if answer["is_too_complex"] else GrammarInvalid)(answer["error"])
         return answer["seconds"], answer["num_bytes"]
 
-    def _ready_process(self) -> ForkedProcess:
+    def _ready_process(self, is_idle: bool) -> ForkedProcess:
         try:
-            process = self._idle.get_nowait()
+            process = self._ready.get_nowait() if is_idle else self._processes.fork_compiler(is_idle=False)
         except Empty:
             process = self._processes.fork_compiler()
         self._process = process
@@ -113,9 +123,9 @@ class _Job:
             process.kill()
         return process
 
-    def _ask(self, process: ForkedProcess) -> dict[str, Any]:
-        link = process.links[0]
-        link.settimeout(WALL_SECONDS)
+    def _ask(self, process: ForkedProcess, is_idle: bool) -> dict[str, Any]:
+        link, seconds = process.links[0], self._processes.setup.options.compile_seconds
+        link.settimeout(min(IDLE_SHARE * seconds, WALL_SECONDS) if is_idle else WALL_SECONDS)
         send_frame(link, f"{self._grammar.kind}\n{self._grammar.source}".encode("utf-8", "surrogatepass"))
         answer: dict[str, Any] = json.loads(receive_frame(link))
         return answer
@@ -149,7 +159,7 @@ class GrammarCompiler:
         self._bytes: dict[str, int] = {}  # by owner, of what is compiled
         self._turns: dict[str, asyncio.Lock] = {}  # by owner, while any of its grammars waits to be compiled
         self._waiting: dict[str, int] = {}
-        self._idle: SimpleQueue[ForkedProcess] = SimpleQueue()
+        self._ready: SimpleQueue[ForkedProcess] = SimpleQueue()  # that have compiled before, and wait
         self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
 
     def start(self) -> None:
@@ -183,7 +193,7 @@ class GrammarCompiler:
         """Return a grammar as `acquire` does, once it is compiled; meanwhile the caller waits."""
         found = self._find(grammar)
         if found is None:
-            job = _Job(grammar, self.processes, self._idle)
+            job = _Job(grammar, self.processes, self._ready)
             try:
                 found = self._threads.submit(job.run).result()
             except GrammarInvalid as error:
@@ -221,7 +231,7 @@ class GrammarCompiler:
         return None
 
     async def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        job = _Job(grammar, self.processes, self._idle)
+        job = _Job(grammar, self.processes, self._ready)
         try:
             compiled = await asyncio.get_running_loop().run_in_executor(self._threads, job.run)
         except asyncio.CancelledError:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -82,8 +83,8 @@ def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_agains
     with running_processes() as processes:
         compiler, fork = GrammarCompiler(processes), processes.fork_compiler
 
-        def forked() -> ForkedProcess:
-            process = fork()
+        def forked(is_idle: bool = True) -> ForkedProcess:
+            process = fork(is_idle)
             os.kill(process.pid, signal.SIGSTOP if is_stopped else signal.SIGKILL)
             return process
 
@@ -93,6 +94,31 @@ def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_agains
         assert (compiler.num_too_complex, compiler.num_invalid) == (0, 0)
         monkeypatch.undo()
         compiler.compile_now(PERSON)
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_compiling_takes_what_nobody_else_needs_of_processors_or_where_that_is_nothing_its_share(
+    is_busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies: list[int] = []
+    with running_processes(compile_seconds=0.05 if is_busy else 60) as processes:
+        fork, ask = processes.fork_compiler, module._Job._ask
+
+        def forked(is_idle: bool = True) -> ForkedProcess:
+            process = fork(is_idle)
+            if is_busy and is_idle:
+                os.kill(process.pid, signal.SIGSTOP)
+            return process
+
+        def asked(job: module._Job, process: ForkedProcess, is_idle: bool) -> dict[str, Any]:
+            answer = ask(job, process, is_idle)
+            policies.append(os.sched_getscheduler(process.pid))
+            return answer
+
+        monkeypatch.setattr(processes, "fork_compiler", forked)
+        monkeypatch.setattr(module._Job, "_ask", asked)
+        assert GrammarCompiler(processes).compile_now(PERSON).num_users == 1
+    assert policies == [os.SCHED_OTHER if is_busy else os.SCHED_IDLE]
 
 
 def test_a_grammar_that_is_none_is_refused_with_what_is_wrong(compiler: GrammarCompiler) -> None:
