@@ -233,6 +233,23 @@ def _tokens(matcher: SlotMatcher, tokenizer: Any, text: bytes, vocab_size: int) 
     return said if tokenizer.decode_bytes(said[:-1]) == text else []
 
 
+def forced_share(scripts: list[Script], vocabulary: Vocabulary) -> float:
+    """Returns the share of the tokens of scripts whose bytes are all forced when it is their turn: more cannot be had
+    without asking the model, however forced bytes are made tokens.
+    """
+    tokenizer = make_tokenizer(vocabulary.path.read_text(), vocabulary.size, vocabulary.end_tokens)
+    forced = 0
+    for script in scripts:
+        matcher = compile_grammar(tokenizer, script.grammar.kind, script.grammar.source)
+        for token in script.token_ids:
+            if token == tokenizer.eos_token:
+                forced += bool(matcher.compute_ff_tokens())
+            else:
+                forced += matcher.compute_ff_bytes().startswith(tokenizer.decode_bytes([token]))
+            matcher.consume_token(token)
+    return forced / sum(len(script.token_ids) for script in scripts)
+
+
 class ScriptedSampler:
     """Draws as another sampler does, and then takes the tokens of scripts, by the seeds of sequences."""
 
