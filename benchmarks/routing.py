@@ -3,7 +3,8 @@
 Eight replicas of Llama-3-8B on an A100 (published step times), each under the core that serves, behind the router's own
 picker, which sees of each the state that it told last, a tenth of a second ago at the most, with what it has cached and
 given up. Requests have no deadlines, and nobody is refused: a request is in time when its first token comes within
-`IN_TIME`. Sessions belong to four tenants of unequal size, who share nothing.
+`IN_TIME`. Sessions belong to four tenants of unequal size, who share nothing. What could be had at most is told by one
+machine with the memory and the seats of all, which computes each step as eight do that are always equally busy.
 
 Conversations are made, those of `benchmarks.prefix_cache` with many times as many beginning a second, and recorded
 with `--trace`: Mooncake's with what their prompts share and Azure's without, as many times as fast as is said behind
@@ -15,26 +16,45 @@ import sys
 from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from random import Random
 from statistics import mean
 
 from admission.simulation.arrival import Arrival
-from admission.simulation.device import DEVICES
-from admission.simulation.policy import parse_simulated_policy
+from admission.simulation.device import DEVICES, Device
+from admission.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from admission.simulation.traces import read_trace
+from admission.step_times.step_time import StepWork
 from benchmarks.prefix_cache import BLOCK, conversations, lru_found
 from benchmarks.report import Report, Spread, quantile, scenario_parser
 from benchmarks.simulated_fleet import Routed, SimulatedFleet
 from fleet.picker import Routing
 
-DEVICE = DEVICES["llama3-8b-a100"]
-POLICY = parse_simulated_policy(
-    "order=fair,overload=unbounded,max_num_batched_tokens=512,max_num_seqs=256,prefill_chunk=512,max_model_len=131072",
-    DEVICE,
-)
 REPLICAS = 8
+STEP_COUNTS = "prefill_tokens", "decode_tokens", "decode_context", "prefill_context", "prefill_pairs"
+
+
+def _policy(device: Device, machines: int) -> SimulatedPolicy:
+    """Returns how a replica serves that is as many machines."""
+    sizes = f"max_num_batched_tokens={512 * machines},max_num_seqs={256 * machines},prefill_chunk=512"
+    return parse_simulated_policy(f"order=fair,overload=unbounded,{sizes},max_model_len=131072", device)
+
+
+def _together(device: Device, machines: int) -> Device:
+    """Returns so many devices as one, which share each step evenly."""
+
+    def seconds(work: StepWork) -> float:
+        counts = (getattr(work, field) for field in STEP_COUNTS)
+        return device.seconds(StepWork(*(-(-count // machines) for count in counts)))
+
+    return replace(device, name=f"{machines} x {device.name}", seconds=seconds, kv_tokens=machines * device.kv_tokens)
+
+
+DEVICE = DEVICES["llama3-8b-a100"]
+POLICY = _policy(DEVICE, 1)
+ALL_AS_ONE = _together(DEVICE, REPLICAS)
 TENANTS: Mapping[str, float] = {"half": 0.5, "quarter": 0.25, "some": 0.15, "few": 0.1}  # of the sessions
 IN_TIME = 2.0  # seconds
 REQUESTS = 2_500  # of a trace
@@ -42,6 +62,7 @@ MADE_SESSIONS, MADE_SPEED = (3_500, 4_200), 400.0
 """Made conversations, half of whose turns come, and how many times as many begin a second as one machine serves with
 ease: they all have begun before many end, and come back after thinking for as long as people do.
 """
+AS_ONE = "all as one machine"
 PREDICTED, LEAST_LOAD, WEIGHTED = Routing.PREDICTED, Routing.LEAST_LOAD, Routing.WEIGHTED
 OVER_LEAST_LOAD, OVER_WEIGHTED, IMBALANCE, OF_LRU, WORSE = 0.06, 0.03, 1.3, 0.95, 0.02
 
@@ -90,8 +111,7 @@ def _owned(arrivals: list[Arrival], seed: int) -> list[Arrival]:
 
 
 class _Run:
-    def __init__(self, arrivals: Sequence[Arrival], routing: Routing, seed: int) -> None:
-        fleet = SimulatedFleet(REPLICAS, routing, POLICY, DEVICE, seed)
+    def __init__(self, arrivals: Sequence[Arrival], fleet: SimulatedFleet) -> None:
         self._routed = fleet.run(arrivals)
         self.imbalance = fleet.imbalance
         self.seconds = sorted(one.seconds for one in self._routed)
@@ -108,10 +128,17 @@ def _in_time(routed: Sequence[Routed]) -> float:
 
 
 def _compare(report: Report, name: str, works: Sequence[list[Arrival]]) -> None:
-    runs = {routing: [_Run(one, routing, seed) for seed, one in enumerate(works, 1)] for routing in Routing}
+    runs: dict[str, list[_Run]] = {
+        routing.value: [
+            _Run(one, SimulatedFleet(REPLICAS, routing, POLICY, DEVICE, seed)) for seed, one in enumerate(works, 1)
+        ]
+        for routing in Routing
+    }
+    policy = _policy(ALL_AS_ONE, REPLICAS)
+    runs[AS_ONE] = [_Run(one, SimulatedFleet(1, LEAST_LOAD, policy, ALL_AS_ONE, 1)) for one in works]
     rows: list[dict[str, object]] = [
         {
-            "routing": routing.value,
+            "routing": routing,
             "in time": Spread.of([run.in_time for run in own]),
             "worst tenant": Spread.of([min(run.tenants.values()) for run in own]),
             "first token p50, s": Spread.of([quantile(run.seconds, 0.5) for run in own]),
@@ -124,8 +151,12 @@ def _compare(report: Report, name: str, works: Sequence[list[Arrival]]) -> None:
     report.add_table(f"{name}, {REPLICAS} replicas, median (extremes) of seeds", rows)
     ours = runs[PREDICTED]
     for routing, least in ((LEAST_LOAD, OVER_LEAST_LOAD), (WEIGHTED, OVER_WEIGHTED)):
-        gain = mean(run.in_time - other.in_time for run, other in zip(ours, runs[routing], strict=True))
+        gain, most = (
+            mean(run.in_time - other.in_time for run, other in zip(those, runs[routing], strict=True))
+            for those in (ours, runs[AS_ONE])
+        )
         report.at_least(f"{name}: in time, more than by {routing.value}", gain, least)
+        report.notes.append(f"{name}: one machine has {most:.3f} more in time than {routing.value}, ours {gain:.3f}")
     report.at_most(f"{name}: imbalance, worst run", max(run.imbalance for run in ours), IMBALANCE)
     worse = [
         theirs.tenants[tenant] - share
