@@ -43,7 +43,7 @@ from backend.structured_output.matching import SlotMatcher
 from backend.structured_output.process_setup import StructuredOutputOptions
 from backend.text.tokenizer import Tokenizer
 from backend.worker.model_runner import StepSampler
-from backend.worker.sampler import Choice
+from backend.worker.sampler import TokenChoice
 from backend.worker.staging import Staged
 from benchmarks.json_schemas import SEED, try_schemas
 from benchmarks.model_shapes import LLAMA_32M
@@ -265,17 +265,17 @@ class ScriptedSampler:
             admitted.num_prompt_tokens,
         )
 
-    def stage(self, staged: Staged) -> Choice:
+    def stage(self, staged: Staged) -> TokenChoice:
         numbers, count = staged.piece.numbers, staged.num_sampled
         tokens = []
         for slot, position in zip(numbers.sampled_slots[:count], numbers.sampled_positions[:count], strict=True):
             said, num_prompt = self._slots[slot]
             tokens.append(said[min(position - num_prompt, len(said) - 1)])
         choice = self._sampler.stage(staged)
-        return Choice(partial(self._choose, choice, torch.tensor(tokens)), choice.restricts)
+        return TokenChoice(partial(self._choose, choice, torch.tensor(tokens)), choice.restricts)
 
     @staticmethod
-    def _choose(choice: Choice, tokens: Tensor, logits: Tensor) -> Tensor:
+    def _choose(choice: TokenChoice, tokens: Tensor, logits: Tensor) -> Tensor:
         is_allowed = logits.gather(1, tokens.unsqueeze(1)).isfinite()
         assert bool(is_allowed.all()), "a mask forbids what an instance says next"
         choice.choose(logits)

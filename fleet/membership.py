@@ -92,7 +92,7 @@ class DnsMembership:
         return ReplicaAddress(f"http://{host}:{self._port}", f"http://{host}:{self._admin_port}")
 
 
-class Announcements(Protocol):
+class AnnouncementReader(Protocol):
     """The announcements of a fleet, as the quota store keeps them."""
 
     async def read(self) -> tuple[str, Sequence[bytes]]:
@@ -107,7 +107,7 @@ class StoreMembership:
 
     def __init__(
         self,
-        opened: Callable[[], AbstractAsyncContextManager[Announcements]],
+        opened: Callable[[], AbstractAsyncContextManager[AnnouncementReader]],
         unsealed: Callable[[bytes], bytes | None],
         by_address: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -128,7 +128,7 @@ class StoreMembership:
                 await self.ask(announcements, set_replicas)
                 await asyncio.sleep(STORE_SECONDS)
 
-    async def ask(self, announcements: Announcements, set_replicas: SetReplicas) -> None:
+    async def ask(self, announcements: AnnouncementReader, set_replicas: SetReplicas) -> None:
         """Read once who is there."""
         try:
             since, said = await announcements.read()

@@ -13,9 +13,7 @@ ApiError
 ├── Forbidden            403  the key lacks a scope
 ├── ModelNotFound        404  unknown, or not allowed to this tenant
 ├── RouteNotFound        404
-├── RequestNotFound      404  on the admin port
-├── TenantNotFound       404  on the admin port
-├── KeyNotFound          404  on the admin port
+├── RequestNotFound, TenantNotFound, KeyNotFound  404  on the admin port
 ├── TenantNotNamed       400  on the admin port: a key for it was not confirmed
 ├── MethodNotAllowed     405
 ├── RequestTooLarge      413  while reading the body, chunked ones too

@@ -14,7 +14,7 @@ class InvalidGrammar(BadRequest):
         return "The grammar cannot be enforced."
 
 
-class GrammarTooComplex(InvalidGrammar):
+class TooComplexGrammar(InvalidGrammar):
     """Compiling it takes more than it may, or following it did, after the first tokens perhaps."""
 
     code = "grammar_too_complex"

@@ -38,7 +38,7 @@ class Options(BaseModel):
     num_gpus: NonNegativeFloat = 0.0
 
 
-class Replica:
+class ServeReplica:
     """A Serve replica that owns a gateway with its engine."""
 
     def __init__(self, flags: list[str]) -> None:
@@ -86,4 +86,4 @@ def application(options: Options) -> Any:
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=settings.drain_delay + settings.drain_timeout + KILL_SECONDS,
     )
-    return deployment(serve.ingress()(Replica)).bind(flags)
+    return deployment(serve.ingress()(ServeReplica)).bind(flags)

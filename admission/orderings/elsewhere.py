@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from admission.orderings.deficit_account import DeficitAccount
 
 
-class Elsewhere:
+class DebtsElsewhere:
     """The debts of one replica's tenants for service on others, in the unit of account; they are part of credits."""
 
     def __init__(self, quantum: float, most: float) -> None:

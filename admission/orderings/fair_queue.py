@@ -29,7 +29,7 @@ from math import floor, inf
 
 from admission.aging import Aging
 from admission.orderings.deficit_account import DeficitAccount
-from admission.orderings.elsewhere import Elsewhere
+from admission.orderings.elsewhere import DebtsElsewhere
 from admission.orderings.ordering import EnoughForAll, FairShares, weight_of
 from admission.orderings.ring import Ring, Turn
 from admission.orderings.tenant_queue import OrderInTenant, Place, TenantQueue
@@ -85,7 +85,7 @@ class FairQueue:
         self._num_waiting, self._now = 0, 0.0
         self.shares: FairShares = EnoughForAll()
         self._charged: set[str] = set()  # since the last `take_charged`
-        self._elsewhere = Elsewhere(quantum, STALE * quantum + max(debt_limit, deadline_debt_limit))
+        self._elsewhere = DebtsElsewhere(quantum, STALE * quantum + max(debt_limit, deadline_debt_limit))
         self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that were admitted and have not ended
         self._ring, self._urgent = Ring(), Ring()
         self._by_deadline: list[
@@ -220,7 +220,7 @@ class FairQueue:
         return {tenant: self.accounts[tenant].charged for tenant in tenants}
 
     def served_elsewhere(self, costs: Mapping[str, float], replicas: int) -> None:
-        """Charge tenants for what others of so many replicas have served them lately (see `Elsewhere`)."""
+        """Charge tenants for what others of so many replicas have served them lately (see `DebtsElsewhere`)."""
         someone_waits = self._ring.first(self._due) is not None
         for tenant in costs:
             self._account(tenant)

@@ -29,7 +29,7 @@ from admission.simulation.gateway_rules import (
     SimulatedGrant,
 )
 from admission.simulation.host import Host
-from admission.simulation.recorder import PlannedWork, Recorder, SimulatedStep
+from admission.simulation.recorder import PlannedWork, Recorder, StepInFlight
 from admission.simulation.sampled_tokens import SampledTokens
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
@@ -83,7 +83,7 @@ class Loop:
         self._names = SimulatedNames(core.scheduler.config.block_size)
         core.scheduler.name_blocks_by(self._names.name)
         self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
-        self._steps: deque[SimulatedStep] = deque()
+        self._steps: deque[StepInFlight] = deque()
         self._done_at = 0.0  # of the newest step
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._number, self._expected = count(), count()
@@ -301,7 +301,7 @@ class Loop:
         self._done_at = self._host.launch(len(batch.slots), now, self._done_at) + elapsed
         for sequence in scheduled.admitted:
             self._sampled_tokens.admitted(sequence, batch.step)
-        self._steps.append(SimulatedStep(self._done_at, elapsed, batch, self._work(scheduled, now)))
+        self._steps.append(StepInFlight(self._done_at, elapsed, batch, self._work(scheduled, now)))
 
     def _seconds(self, scheduled: ScheduledStep) -> float:
         """Returns how long the device takes for a step, but for its copies."""
@@ -311,7 +311,7 @@ class Loop:
         """Returns by what a step is divided among its tenants."""
         return self._recorder.planned(scheduled, now)
 
-    def _output(self, step: SimulatedStep) -> StepOutput:
+    def _output(self, step: StepInFlight) -> StepOutput:
         """Returns what a step brings that is complete."""
         return StepOutput(step.batch.step, self._sampled_tokens.of_step(step.batch), step.elapsed)
 
@@ -323,7 +323,7 @@ class Loop:
         self._copied_at = max(self._copied_at, now) + seconds
         return max(0.0, self._copied_at - max(self._done_at, now))
 
-    def _complete(self, step: SimulatedStep) -> None:
+    def _complete(self, step: StepInFlight) -> None:
         new_tokens = self._core.update_from_output(self._output(step), step.done_at)
         self._recorder.completed(step.work, step.elapsed, new_tokens, step.done_at)
         for following in self._sessions.answered(new_tokens, step.done_at):

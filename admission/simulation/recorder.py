@@ -101,7 +101,7 @@ class PlannedWork(NamedTuple):
     prefill: StepWork | None  # of all prompts in it
 
 
-class SimulatedStep(NamedTuple):
+class StepInFlight(NamedTuple):
     """A step that the device computes."""
 
     done_at: float

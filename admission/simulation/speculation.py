@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from admission.simulation.loop import Loop
-from admission.simulation.recorder import PlannedWork, SimulatedStep
+from admission.simulation.recorder import PlannedWork, StepInFlight
 from admission.simulation.sampled_tokens import END, TOKEN
 from admission.step_times.step_time import StepWork, prefill_pairs
 from backend.scheduler.batch import StepOutput
@@ -75,7 +75,7 @@ class SpeculatingLoop(Loop):
             prefill += StepWork() if work.decode_tokens else work
         return PlannedWork(works, prefill if prefill.prefill_tokens else None)
 
-    def _output(self, step: SimulatedStep) -> StepOutput:
+    def _output(self, step: StepInFlight) -> StepOutput:
         """Returns the tokens of a step, and those accepted behind them, as far as each answer goes."""
         batch, scheduled = step.batch, self._core.in_flight[0]
         drafted, tokens, forced = self._drafted.pop(batch.step), list[int](), dict[int, list[int]]()

@@ -17,7 +17,7 @@ from backend.scheduler.batch import Batch, NewSequence
 from backend.worker.device_errors import explained
 from backend.worker.device_stream import DeviceStream, Work
 from backend.worker.model_runner import LaunchedStep, ModelRunner, StepSampler
-from backend.worker.sampler import Choice
+from backend.worker.sampler import TokenChoice
 from backend.worker.staging import Staged
 
 
@@ -85,9 +85,9 @@ class _SharedTokens:
     def admit(self, admitted: NewSequence) -> None:
         self._sampler.admit(admitted)
 
-    def stage(self, staged: Staged) -> Choice:
+    def stage(self, staged: Staged) -> TokenChoice:
         choice = self._sampler.stage(staged)
-        return Choice(lambda logits: self._group.share(choice.choose(logits)), choice.restricts)
+        return TokenChoice(lambda logits: self._group.share(choice.choose(logits)), choice.restricts)
 
 
 class FollowingRunner(ModelRunner):
@@ -125,8 +125,8 @@ class _ReceivedTokens:
     def admit(self, admitted: NewSequence) -> None:
         pass
 
-    def stage(self, staged: Staged) -> Choice:
-        return Choice(self._receive, restricts=False)
+    def stage(self, staged: Staged) -> TokenChoice:
+        return TokenChoice(self._receive, restricts=False)
 
     def _receive(self, logits: Tensor) -> Tensor:
         return self._group.share(logits.new_zeros(len(logits), dtype=torch.int64))

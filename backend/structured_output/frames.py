@@ -9,7 +9,7 @@ A frame is a length, then bytes. What a step asks for is not sent: it is numbers
 
 A row has the mask of its slot filled, for the token that follows an output of this length. Of an output, what is before
 `start` is as it was when it was last asked about. A negative number says that a question is being written. What is
-answered of all rows together is sent (`Answer`), the rest is in that memory.
+answered of all rows together is sent (`StepAnswer`), the rest is in that memory.
 """
 
 import socket
@@ -35,7 +35,7 @@ class RowStatus(IntEnum):
     EXHAUSTED = 3  # it takes more work to say which tokens may follow than a step allows
 
 
-class Answer(NamedTuple):
+class StepAnswer(NamedTuple):
     """What came of the rows of a step, taken together."""
 
     number: int  # of the question: one that nobody has waited for is known by it
@@ -58,14 +58,14 @@ def receive_frame(link: socket.socket) -> bytes:
     return _receive(link, length)
 
 
-def send_answer(link: socket.socket, answer: Answer) -> None:
+def send_answer(link: socket.socket, answer: StepAnswer) -> None:
     """Send an answer, and wait until it is taken. Raises `OSError` where nobody takes it."""
     link.sendall(_ANSWER.pack(*answer))
 
 
-def receive_answer(link: socket.socket, number: int) -> Answer:
+def receive_answer(link: socket.socket, number: int) -> StepAnswer:
     """Wait for the answer to a question, and pass over those before it. Raises as `receive_frame`."""
-    while (answer := Answer._make(_ANSWER.unpack(_receive(link, _ANSWER.size)))).number != number:
+    while (answer := StepAnswer._make(_ANSWER.unpack(_receive(link, _ANSWER.size)))).number != number:
         pass
     return answer
 

@@ -31,8 +31,8 @@ from backend.structured_output.frames import (
     KEY_INTS,
     NEW_SLOT_INTS,
     ROW_INTS,
-    Answer,
     RowStatus,
+    StepAnswer,
     receive_frame,
     send_answer,
     send_frame,
@@ -120,7 +120,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 class _HeapUse(ctypes.Structure):
-    """glibc's `struct mallinfo2`."""
+    """The `struct mallinfo2` of glibc: what a process has allocated."""
 
     _names = "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in _names]
@@ -237,7 +237,7 @@ class _Matching:
         except (EOFError, OSError):
             os._exit(0)
 
-    def _step(self, asked: list[int]) -> Answer:
+    def _step(self, asked: list[int]) -> StepAnswer:
         """Serve what a step asks for; see `frames`."""
         layout, words, began = self._layout, self._words, time.thread_time_ns()
         rows = HEAD_INTS + asked[1] * NEW_SLOT_INTS
@@ -257,7 +257,7 @@ class _Matching:
             self._nanoseconds[slot] += ended - began
             began = ended
         words[self._working_on] = -1
-        return Answer(asked[0], num_unmasked, num_jumping)
+        return StepAnswer(asked[0], num_unmasked, num_jumping)
 
     def _admit(self, slot: int, key: bytes, may_jump: bool) -> None:
         compiled = self._compiled.get(key)

@@ -20,7 +20,7 @@ from backend.errors import GrammarInvalid
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
-from backend.structured_output.frames import Answer, RowStatus, receive_answer
+from backend.structured_output.frames import RowStatus, StepAnswer, receive_answer
 from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup
 from backend.structured_output.processes import GrammarProcesses, MatchingProcess
 
@@ -247,7 +247,7 @@ class TokenMasks:
         return [row for row in rows if row not in failed]
 
     def _take(
-        self, process: MatchingProcess, answer: Answer, rows: list[ConstrainedRow], masks: Masks
+        self, process: MatchingProcess, answer: StepAnswer, rows: list[ConstrainedRow], masks: Masks
     ) -> list[ConstrainedRow]:
         """Take over an answer; returns the rows whose grammars were not known, and are now."""
         shared = self._shared

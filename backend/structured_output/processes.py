@@ -141,7 +141,7 @@ class GrammarProcesses:
             self._link = ours
 
     def stop(self) -> None:
-        """End all processes."""
+        """End all processes, those that match and those that compile."""
         with self._lock:
             self._forget_all()
             self._end_process()

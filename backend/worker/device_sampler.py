@@ -10,7 +10,7 @@ from backend.kernels.torch_ops import TorchOps
 from backend.scheduler.batch import NewSequence
 from backend.worker.logits_processors import LogitsProcessors, ProcessedRows
 from backend.worker.penalties import PenaltyState
-from backend.worker.sampler import Choice
+from backend.worker.sampler import TokenChoice
 from backend.worker.slot_sampling import SlotSampling
 from backend.worker.staging import Staged, StepFields
 
@@ -46,7 +46,7 @@ class DeviceSampler:
         if admitted.sampling.penalised:
             self._penalties.admit(admitted)
 
-    def stage(self, staged: Staged) -> Choice:
+    def stage(self, staged: Staged) -> TokenChoice:
         """Write how this step's rows are sampled; the rows' tokens are drawn on the device."""
         numbers, count, known = staged.piece.numbers, staged.num_sampled, self._slots
         slots = numbers.sampled_slots[:count]
@@ -68,7 +68,7 @@ class DeviceSampler:
         }
         processed = self._processors.of(slots)
         choose = partial(self._choose, forbidden=forbidden, arrived=arrived, filters=filters, processed=processed)
-        return Choice(choose, restricts=processed is not None or bool(forbidden))
+        return TokenChoice(choose, restricts=processed is not None or bool(forbidden))
 
     def _choose(
         self,

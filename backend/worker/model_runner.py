@@ -27,7 +27,7 @@ from backend.worker.device_stream import DeviceStream, Running, Work, make_devic
 from backend.worker.graph_shapes import GraphShapes, StepShape
 from backend.worker.logits_processors import where_allowed
 from backend.worker.logprobs import AskedLogprobs, StepLogprobs
-from backend.worker.sampler import Choice, SlotSampler
+from backend.worker.sampler import SlotSampler, TokenChoice
 from backend.worker.staging import Layout, Staged, Stager
 from backend.worker.swapper import Swapper
 
@@ -39,7 +39,7 @@ class StepSampler(Protocol):
 
     def admit(self, admitted: NewSequence) -> None: ...
 
-    def stage(self, staged: Staged) -> Choice: ...
+    def stage(self, staged: Staged) -> TokenChoice: ...
 
 
 @dataclass(slots=True)
@@ -274,7 +274,7 @@ class ModelRunner:
     def _run(
         self,
         staged: Staged,
-        choice: Choice | None,
+        choice: TokenChoice | None,
         graphs: StepGraphs | None,
         block_copies: Collection[tuple[int, int]],
         logprobs: StepLogprobs | None,
@@ -301,7 +301,7 @@ class ModelRunner:
         self,
         staged: Staged,
         logits: Tensor,
-        choice: Choice,
+        choice: TokenChoice,
         logprobs: StepLogprobs | None,
         constrained: ConstrainedStep | None,
     ) -> None:

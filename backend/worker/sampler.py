@@ -36,7 +36,7 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """How the tokens of one step's rows are chosen."""
 
     choose: Callable[[Tensor], Tensor]  # returns ids [rows] int64 for logits [rows, vocab] fp32, which it may write to
@@ -185,12 +185,12 @@ class SlotSampler:
         if admitted.sampling.penalised:
             self._penalties.admit(admitted)
 
-    def stage(self, staged: Staged) -> Choice:
+    def stage(self, staged: Staged) -> TokenChoice:
         """Return how this step's rows are sampled, as they are known now."""
         numbers, count = staged.piece.numbers, staged.num_sampled
         slots, positions = numbers.sampled_slots[:count], numbers.sampled_positions[:count]
         batch = self.batch(slots, positions, self._device)
-        return Choice(partial(sample, batch=batch), batch.restricts)
+        return TokenChoice(partial(sample, batch=batch), batch.restricts)
 
     def sample(self, logits: Tensor, slots: Integers, positions: Integers) -> Tensor:
         """Sample tokens [rows] from `logits` [rows, vocab] fp32, which may be written to.

@@ -7,7 +7,7 @@ from backend.grammar import Grammar
 from backend.structured_output.compiler import CompiledGrammar, GrammarCompiler, TooManyGrammars
 from backend.structured_output.processes import NoGrammarProcess
 from gateway.errors import BadRequest
-from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, GrammarTooComplex, InvalidGrammar
+from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar, TooComplexGrammar
 
 GRAMMAR = "grammar"  # the field that errors name, until whoever knows what the client called it says so
 RETRY_SECONDS = 1.0
@@ -22,7 +22,7 @@ async def hold_grammar(compiler: GrammarCompiler | None, grammar: Grammar) -> Re
     try:
         compiled = await compiler.acquire(grammar)
     except errors.GrammarTooComplex as error:
-        raise GrammarTooComplex(f"{_sentence(error)}.", GRAMMAR) from None
+        raise TooComplexGrammar(f"{_sentence(error)}.", GRAMMAR) from None
     except errors.GrammarInvalid as error:
         raise InvalidGrammar(f"{_sentence(error)}.", GRAMMAR) from None
     except NoGrammarProcess as error:

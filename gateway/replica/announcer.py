@@ -22,7 +22,7 @@ PERIOD = 1.0  # seconds between two announcements
 LOOK = 0.1  # seconds until it is looked again whether the server has begun to serve
 
 
-class Announcements(Protocol):
+class AnnouncementWriter(Protocol):
     """The announcements of a fleet, as `quotas.store.announcements` keeps them."""
 
     def announce(self, replica: str, said: bytes) -> Awaitable[object]: ...
@@ -43,7 +43,9 @@ def addresses(advertised: str, port: int, admin_port: int) -> bytes:
 class Announcer:
     """Says `said` of the replica `name` again and again, from when it serves until it does no more."""
 
-    def __init__(self, announcements: Announcements, name: str, said: bytes, is_serving: Callable[[], bool]) -> None:
+    def __init__(
+        self, announcements: AnnouncementWriter, name: str, said: bytes, is_serving: Callable[[], bool]
+    ) -> None:
         self._announcements, self._name, self._said = announcements, name, said
         self._is_serving = is_serving
         self._is_there = self._is_away = False

@@ -11,7 +11,7 @@ from admission.orderings.fair_queue import FairQueue
 from gateway.settings.settings import Settings
 from quotas.errors import QuotaError
 from quotas.store.redis_store import RedisStore
-from quotas.store.served_sums import Elsewhere
+from quotas.store.served_sums import ServedElsewhere
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ ALONE = 1.0  # seconds after which a replica that is alone looks for others
 class Sums(Protocol):
     """The sums of what all replicas have served, as `quotas.store.served_sums` keeps them."""
 
-    async def exchange(self, served: Mapping[str, float]) -> Elsewhere: ...
+    async def exchange(self, served: Mapping[str, float]) -> ServedElsewhere: ...
 
 
 def share_debts(settings: Settings, store: RedisStore, admission: Admission, core: Controller) -> "SharedDebts | None":

@@ -15,7 +15,7 @@ from quotas.errors import StoreUnavailable
 from quotas.policy.policy import Outage
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
 from quotas.store.account import Account, TrackedReservation
-from quotas.store.replica import Replica, all_of
+from quotas.store.replica import ReplicaReservations, all_of
 from quotas.store.slices import Slice, Slices
 
 
@@ -33,7 +33,7 @@ class DeferredCharges:
     booked once.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: ReplicaReservations) -> None:
         self._replica = replica
         self._names: dict[Account, bytes] = {}  # by which the store knows the sender
         self._open: dict[Account, DeferredCharge] = {}
@@ -78,7 +78,7 @@ class LocalReservation:
 class OutageFallback:
     """Decides for the store while it is away, and tells it everything on its return. There is one per process."""
 
-    def __init__(self, replica: Replica, clock: Callable[[], float]) -> None:
+    def __init__(self, replica: ReplicaReservations, clock: Callable[[], float]) -> None:
         """`clock` returns seconds, never backwards."""
         self.slices = Slices(replica, clock)
         self._replica = replica

@@ -27,7 +27,7 @@ from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
 from quotas.store.account import Account, Levels, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
 from quotas.store.outage import OutageFallback
-from quotas.store.replica import Replica
+from quotas.store.replica import ReplicaReservations
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
 from quotas.store.usage_ledger import UsageLedger
@@ -49,7 +49,7 @@ class RedisStore:
     ) -> None:
         """`lease` is the seconds that a heartbeat lasts. Closing the store closes the runner."""
         self._runner = runner
-        self._replica = Replica(runner, lease)
+        self._replica = ReplicaReservations(runner, lease)
         self._ledger = UsageLedger(runner, self._replica.id)
         self._fallback = OutageFallback(self._replica, monotonic)
         self._monotonic = monotonic

@@ -16,7 +16,7 @@ CHARGE_AGAIN, CHARGE_FIRST = 0, -1  # how lua/restore.lua charges: what a reclai
 DAY = 86_400_000_000  # microseconds
 
 
-class Replica:
+class ReplicaReservations:
     """The reservations of one process. The store knows them by the process's random id and an ordinal that only grows,
     so that a reservation in the store that this replica does not name is known to be abandoned.
     """

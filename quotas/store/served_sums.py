@@ -25,7 +25,7 @@ COUNTS = 10.0  # seconds for which a replica that is not heard of counts as live
 MICRO = 1_000_000  # the store keeps whole millionths
 
 
-class Elsewhere(NamedTuple):
+class ServedElsewhere(NamedTuple):
     """What other replicas have served each tenant since the exchange before, and how many replicas are live."""
 
     served: dict[str, float]
@@ -52,7 +52,7 @@ class ServedSums:
         self._others: dict[str, tuple[int, float]] = {}  # their part of each sum, and when it changed; the oldest first
         self._answered = self._clock()
 
-    async def exchange(self, served: Mapping[str, float]) -> Elsewhere:
+    async def exchange(self, served: Mapping[str, float]) -> ServedElsewhere:
         """Add what this replica has served tenants, in all since it began, and return what others have.
 
         Tenants that it has served nothing since the last call may be left out. Raises `StoreUnavailable` or
@@ -75,7 +75,7 @@ class ServedSums:
         for tenant, more in self._adding.items():
             self._added[tenant] = self._added.get(tenant, 0) + more
         self._adding = {}
-        return Elsewhere(self._read(sums, now), int(replicas))
+        return ServedElsewhere(self._read(sums, now), int(replicas))
 
     def _read(self, sums: list[bytes], now: float) -> dict[str, float]:
         """Return how much of the changes is by others. A sum that is new to this replica, or has fallen as the store

@@ -8,7 +8,7 @@ from quotas.errors import QuotaError
 from quotas.policy.limit import Limit
 from quotas.reservation import Ask, Usage
 from quotas.store.account import Account
-from quotas.store.replica import Replica, all_of
+from quotas.store.replica import ReplicaReservations, all_of
 
 Amounts = tuple[int, int, int]  # of requests, input and output tokens
 NOTHING_ASKED: Amounts = (0, 0, 0)
@@ -145,7 +145,7 @@ class Slices:
     A slice is asked for with the first request, renewed with each heartbeat, and given back when no request comes.
     """
 
-    def __init__(self, replica: Replica, clock: Callable[[], float]) -> None:
+    def __init__(self, replica: ReplicaReservations, clock: Callable[[], float]) -> None:
         """`clock` returns seconds, never backwards."""
         self._replica = replica
         self._clock = clock

@@ -16,7 +16,7 @@ from admission.simulation.device import Device
 from admission.simulation.errors import OptionError
 from admission.simulation.policy import SimulatedPolicy
 from admission.simulation.pools.link import Link
-from admission.simulation.pools.replica import REFUSED, Answer, Replica
+from admission.simulation.pools.replica import REFUSED, AnswerTimes, Replica
 from admission.simulation.pools.two_pools import TwoPools
 from admission.simulation.recorder import Objective
 from admission.simulation.summary import Tail, tail_of
@@ -106,7 +106,7 @@ def _serve(pool: Sequence[Replica], requests: Sequence[Arrival]) -> float:
     return max(replica.end() for replica in pool)
 
 
-def _answers(pool: Sequence[Replica]) -> dict[int, Answer]:
+def _answers(pool: Sequence[Replica]) -> dict[int, AnswerTimes]:
     return {number: answer for replica in pool for number, answer in replica.answers.items()}
 
 
@@ -117,7 +117,7 @@ def _busy(pool: Sequence[Replica], seconds: float) -> float:
 def _figures(
     split: Split,
     requests: Sequence[Arrival],
-    answers: dict[int, Answer],
+    answers: dict[int, AnswerTimes],
     good: Objective,
     prefill_busy: float,
     decode_busy: float,

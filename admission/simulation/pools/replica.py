@@ -17,14 +17,14 @@ from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
 
 
-class Answer(NamedTuple):
+class AnswerTimes(NamedTuple):
     """When the first and the last token of a request came, in seconds of the run; None: it has none."""
 
     first: float | None
     last: float | None
 
 
-REFUSED = Answer(None, None)
+REFUSED = AnswerTimes(None, None)
 Told = Callable[[int, float], object]
 """Called with a request's number and the time in seconds."""
 
@@ -35,7 +35,7 @@ class _AnswerRecorder(Recorder):
     def __init__(self, device: Device, policy: SimulatedPolicy, admitted: Told | None, began: Told | None) -> None:
         """`admitted` is told when a request is given memory, `began` of the first token of an answer that goes on."""
         super().__init__(device, Objective(inf, inf), policy.weights)
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, AnswerTimes] = {}
         self.under_way: dict[int, Sequence] = {}
         self.without_memory: list[int] = []  # those preempted since somebody took the list
         self._admitted, self._began = admitted, began
@@ -67,7 +67,7 @@ class _AnswerRecorder(Recorder):
                     self._began(self._tracked[sequence].arrival.session, now)
 
     def _done(self, sequence: Sequence, request: TrackedRequest, now: float) -> None:
-        self.answers[request.arrival.session] = Answer(request.first_token, now)
+        self.answers[request.arrival.session] = AnswerTimes(request.first_token, now)
         super()._done(sequence, request, now)
 
     def _note(self, arrival: Arrival, outcome: AttemptOutcome) -> None:
@@ -118,7 +118,7 @@ class Replica:
         self._loop = Loop(self.core, device, self._recorder, longest, target=policy.target)
 
     @property
-    def answers(self) -> dict[int, Answer]:
+    def answers(self) -> dict[int, AnswerTimes]:
         """When requests were answered, by the numbers of their sessions."""
         return self._recorder.answers
 

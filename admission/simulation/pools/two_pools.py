@@ -10,7 +10,7 @@ from admission.simulation.arrival import Arrival
 from admission.simulation.device import Device
 from admission.simulation.policy import SimulatedPolicy
 from admission.simulation.pools.link import Link, LinkQueue
-from admission.simulation.pools.replica import REFUSED, Answer, HalfReplica, Told, decode_replica
+from admission.simulation.pools.replica import REFUSED, AnswerTimes, HalfReplica, Told, decode_replica
 
 EVERYONE = "everyone"  # the tenant of all that the second pool serves, whose order is that of the first
 
@@ -114,13 +114,13 @@ class TwoPools:
         return max(replica.end() for replica in (*self.first, *self.second))
 
     @property
-    def answers(self) -> dict[int, Answer]:
+    def answers(self) -> dict[int, AnswerTimes]:
         """When requests were answered, by number; of one that was cut short the last token is None."""
-        found = {number: Answer(first, None) for number, first in self._begun.items()}
+        found = {number: AnswerTimes(first, None) for number, first in self._begun.items()}
         for replica in self.first:
             found |= {number: one for number, one in replica.answers.items() if number not in self._begun}
         for replica in self.second:
-            found |= {number: Answer(self._begun[number], one.last) for number, one in replica.answers.items()}
+            found |= {number: AnswerTimes(self._begun[number], one.last) for number, one in replica.answers.items()}
         return {number: found.get(number, REFUSED) for number in self._requests}
 
     def _begun_by(self, place: int) -> Told:

@@ -129,7 +129,7 @@ class Tuner:
         return True
 
     def _with(self, setting: Setting) -> SimulatedPolicy:
-        """Raises `ConfigError`."""
+        """Returns the policy with a setting of the grid. Raises `ConfigError` where it contradicts itself."""
         values: dict[str, Any] = dict(zip(LADDERS, setting, strict=True))
         return replace(self.policy, engine=replace(self.policy.engine, **values))
 

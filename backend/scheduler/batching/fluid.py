@@ -9,7 +9,7 @@ from math import exp
 WINDOW = 10.0  # seconds, over which arrivals are counted
 
 
-class Rate:
+class ArrivalRate:
     """Arrivals a second, of late: each counts less, exponentially, by its age over `WINDOW`."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ Waived is that whoever fits joins any step, and that every decode is in every st
 
 from math import log2
 
-from backend.scheduler.batching.fluid import Rate, StepSeconds
+from backend.scheduler.batching.fluid import ArrivalRate, StepSeconds
 from backend.scheduler.batching.rule import BatchingRule, StepParts
 from backend.scheduler.batching.wait import DELAY
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
@@ -29,7 +29,7 @@ class NestedWait(BatchingRule):
         self._stages: dict[Sequence, int] = {}  # of those running, how many they have gone through
         self._pausing: list[dict[Sequence, float]] = [{} for _ in STAGES]  # since when
         self._reached = [0] * (len(STAGES) + 1)  # answers that came to each stage, from their beginning on
-        self._rate, self._step = Rate(), StepSeconds()
+        self._rate, self._step = ArrivalRate(), StepSeconds()
         self._places = 0
 
     def arrived(self, sequence: Sequence) -> None:

@@ -9,7 +9,7 @@ its own.
 Waived is that whoever fits joins any step.
 """
 
-from backend.scheduler.batching.fluid import Rate, StepSeconds, memory_of
+from backend.scheduler.batching.fluid import ArrivalRate, StepSeconds, memory_of
 from backend.scheduler.batching.rule import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence, SequenceStatus
@@ -23,7 +23,7 @@ class _Type:
 
     def __init__(self, sequence: Sequence) -> None:
         self.waiting: dict[Sequence, None] = {}  # in order of arrival
-        self.rate = Rate()
+        self.rate = ArrivalRate()
         self.places = 0  # that are left of the batch which this step takes
         self.prompt, self.output = float(len(sequence.prompt)), float(sequence.max_tokens)  # tokens, on average
         self._num_answers = 0

@@ -23,7 +23,7 @@ Args = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentKind:
     """A kind of text: which arguments it takes, and what value a whole text of it stands for."""
 
     keys: frozenset[str]
@@ -171,14 +171,14 @@ def _lines(text: str, args: Args) -> dict[str, Any]:
     return values
 
 
-CONTENTS: Mapping[str, Content] = {
-    "text": Content(frozenset({"strip"}), _text),
-    "int": Content(frozenset(), lambda text, _: int(text)),
-    "float": Content(frozenset(), lambda text, _: float(text)),
-    "bool": Content(frozenset(), _bool),
-    "json": Content(frozenset({"unquoted_keys", "string_delims", "allow_non_json", "strip"}), _json),
-    "xml-inline": Content(frozenset({"tag_pattern", "value_parser", "merge_duplicates"}), _tags),
-    "kv-lines": Content(frozenset({"line_sep", "kv_sep", "value_parser", "strip"}), _lines),
+CONTENTS: Mapping[str, ContentKind] = {
+    "text": ContentKind(frozenset({"strip"}), _text),
+    "int": ContentKind(frozenset(), lambda text, _: int(text)),
+    "float": ContentKind(frozenset(), lambda text, _: float(text)),
+    "bool": ContentKind(frozenset(), _bool),
+    "json": ContentKind(frozenset({"unquoted_keys", "string_delims", "allow_non_json", "strip"}), _json),
+    "xml-inline": ContentKind(frozenset({"tag_pattern", "value_parser", "merge_duplicates"}), _tags),
+    "kv-lines": ContentKind(frozenset({"line_sep", "kv_sep", "value_parser", "strip"}), _lines),
 }
 
 

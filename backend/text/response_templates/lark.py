@@ -8,8 +8,8 @@ from itertools import takewhile
 from typing import Any
 
 from backend.text.response_templates.pattern_syntax import (
+    Alternation,
     CharClass,
-    Choice,
     Concat,
     End,
     Group,
@@ -100,7 +100,7 @@ class Lark:
         match node:
             case Concat(parts):
                 written = self._concat(parts, groups, at_start)
-            case Choice(options):
+            case Alternation(options):
                 possible = [one for option in options if (one := self.node(option, groups, at_start)) is not None]
                 written = f"({' | '.join(map(_or_nothing, possible))})" if possible else None
             case Repeat():
@@ -166,7 +166,7 @@ def parts(node: Node) -> Iterator[tuple[Node, ...]]:
         case Repeat(optional, 0, 1):
             yield from parts(optional)
             yield ()
-        case Choice(options):
+        case Alternation(options):
             for choice in options:
                 yield from parts(choice)
         case _:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from backend.text.response_templates.pattern_syntax import (
     Ahead,
+    Alternation,
     CharClass,
-    Choice,
     Concat,
     End,
     Group,
@@ -87,7 +87,7 @@ class _Compiler:
             case Concat(parts):
                 for part in reversed(parts):
                     then = self.compile(part, then)
-            case Choice(options):
+            case Alternation(options):
                 then = self._add(_Split([self.compile(option, then) for option in options]))
             case Group(name, part):
                 slot = self._slots[name]

@@ -42,7 +42,7 @@ class Concat:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     options: tuple["Node", ...]  # the first is preferred
 
 
@@ -79,7 +79,7 @@ class End:
     """The very end of the text."""
 
 
-Node = Literal | CharClass | Concat | Choice | Repeat | Group | Ahead | Start | End
+Node = Literal | CharClass | Concat | Alternation | Repeat | Group | Ahead | Start | End
 
 
 def read(source: str) -> tuple[Node, tuple[str, ...]]:
@@ -111,7 +111,7 @@ class _Reader:
         while self._peek() == "|":
             self._at += 1
             options.append(self._concat())
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else Alternation(tuple(options))
 
     def _concat(self) -> Node:
         parts = []
@@ -261,7 +261,7 @@ def literal_runs(node: Node) -> Iterator[str]:
                 run = ""
                 yield from literal_runs(part)
             yield run
-        case Choice(options):
+        case Alternation(options):
             for option in options:
                 yield from literal_runs(option)
         case Repeat(part) | Group(_, part) | Ahead(part):

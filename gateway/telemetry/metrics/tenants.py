@@ -23,7 +23,7 @@ def fairness_of(shares: list[float]) -> float:
     return jain_fairness_index(shares) or 1.0
 
 
-class FairShares:
+class FairnessMeter:
     """Measures how fairly tenants are served: of those that had work waiting at every tick of a window, since the
     others got all they asked for.
     """
@@ -121,7 +121,7 @@ class TenantMetrics:
         self._kv = KVAccounts(core.scheduler.kv_manager)
         self._labels = TenantLabels()
         self._usage = TenantUsage(self._labels, live)
-        self._shares = FairShares(lambda tenant: policies.current.tenant(tenant).weight)
+        self._shares = FairnessMeter(lambda tenant: policies.current.tenant(tenant).weight)
         self._block_bytes = block_bytes
         self._clock = clock
         self._requests = registry.counter(

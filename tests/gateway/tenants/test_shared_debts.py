@@ -17,17 +17,17 @@ from gateway.tenants import shared_debts
 from gateway.tenants.shared_debts import SharedDebts, share_debts
 from quotas.errors import StoreUnavailable
 from quotas.store.redis_store import RedisStore
-from quotas.store.served_sums import Elsewhere
+from quotas.store.served_sums import ServedElsewhere
 from tests.gateway.paper_gateway import CONFIG, PaperExecutor
 
 
 class Sums:
     def __init__(self) -> None:
         self.told: list[dict[str, float]] = []
-        self.elsewhere = Elsewhere({}, 1)
+        self.elsewhere = ServedElsewhere({}, 1)
         self.is_away = False
 
-    async def exchange(self, served: Mapping[str, float]) -> Elsewhere:
+    async def exchange(self, served: Mapping[str, float]) -> ServedElsewhere:
         self.told.append(dict(served))
         if self.is_away:
             raise StoreUnavailable("it does not answer")
@@ -52,7 +52,7 @@ def bench() -> Bench:
 
 async def test_the_core_hears_of_what_others_served(bench: Bench) -> None:
     await bench.debts.exchange()
-    bench.sums.elsewhere = Elsewhere({"b": 2.0}, 3)
+    bench.sums.elsewhere = ServedElsewhere({"b": 2.0}, 3)
     await bench.debts.exchange()
     assert bench.changes == [({"b": 2.0}, 3)], "and of nothing else"
     assert bench.sums.told == [{"a": 100.0}] * 2
@@ -79,7 +79,7 @@ async def test_an_outage_ends_nothing_and_is_said_once(
 
     async def sleep(seconds: float) -> None:
         looked.append(seconds)
-        bench.sums.is_away, bench.sums.elsewhere = len(looked) in {1, 2, 5}, Elsewhere({}, 2)
+        bench.sums.is_away, bench.sums.elsewhere = len(looked) in {1, 2, 5}, ServedElsewhere({}, 2)
         if len(looked) == 7:
             raise asyncio.CancelledError
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from backend.config import Batching
 from backend.scheduler.batch import Batch
 from backend.scheduler.batching import nested_wait
-from backend.scheduler.batching.fluid import Rate, memory_of
+from backend.scheduler.batching.fluid import ArrivalRate, memory_of
 from backend.scheduler.batching.wait import DELAY
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import Sequence
@@ -57,12 +57,12 @@ class FluidBench(Bench):
 
 
 def test_a_rate_is_that_of_late() -> None:
-    rate = Rate()
+    rate = ArrivalRate()
     for tick in range(400):
         rate.arrived(tick * 0.1)
     assert rate.at(39.9) == pytest.approx(10, rel=0.1)
     assert rate.at(39.9 + 30) < 1
-    once = Rate()
+    once = ArrivalRate()
     once.arrived(5.0)
     assert once.at(5.0) <= 2
 
