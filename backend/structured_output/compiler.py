@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from select import POLLIN, poll
+from threading import Lock
 from typing import Any
 
 from backend.errors import GrammarInvalid, GrammarTooComplex
@@ -25,7 +26,9 @@ from backend.structured_output.processes import ForkedProcess, GrammarProcesses,
 
 MOST_WAITING = 32  # of an owner's, behind the one that is compiled
 WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
-IDLE_SHARE = 4  # a process that compiles while processors are idle is given so many times what compiling may take
+LOOK, LEAST_SHARE = 0.05, 0.25  # seconds, and what of them a process has to get that runs while a processor is idle
+SEND_SECONDS = 0.25  # that such a process has to take what it is to compile
+MOST_LATE = 2  # processes that got less: then nobody asks another one before one of them has ended
 
 
 class TooManyGrammars(Exception):
@@ -47,11 +50,43 @@ class CompiledGrammar:
         return self.grammar.owner
 
 
+class _IdleProcesses:
+    """Processes that compile while a processor is idle, for threads: those that wait for work, and those that got too
+    little time for theirs. The latter go on, as idle as they are: even to end they would need some.
+    """
+
+    def __init__(self, processes: GrammarProcesses) -> None:
+        self._processes = processes
+        self._waiting: list[ForkedProcess] = []
+        self._late: list[ForkedProcess] = []
+        self._lock = Lock()
+
+    def take(self) -> ForkedProcess | None:
+        """Return one that waits, or a new one; None where the machine has nothing to spare."""
+        with self._lock:
+            for process in [one for one in self._late if _answers(one, 0.0)]:
+                self._late.remove(process)
+                try:
+                    receive_frame(process.links[0])
+                    self._waiting.append(process)
+                except (EOFError, OSError):
+                    self._processes.end(process)
+            if self._waiting:
+                return self._waiting.pop()
+            if len(self._late) >= MOST_LATE:
+                return None
+        return self._processes.fork_compiler()
+
+    def give_back(self, process: ForkedProcess, *, is_late: bool = False) -> None:
+        with self._lock:
+            (self._late if is_late else self._waiting).append(process)
+
+
 class _Job:
     """Compiling one grammar, on a thread that waits for the processes. It may be given up at any time."""
 
-    def __init__(self, grammar: Grammar, processes: GrammarProcesses, ready: SimpleQueue[ForkedProcess]) -> None:
-        self._grammar, self._processes, self._ready = grammar, processes, ready
+    def __init__(self, grammar: Grammar, processes: GrammarProcesses, idle: _IdleProcesses) -> None:
+        self._grammar, self._processes, self._idle = grammar, processes, idle
         self._process: ForkedProcess | None = None  # that compiles
         self._is_cancelled = False
 
@@ -77,20 +112,24 @@ class _Job:
     def _try(self) -> tuple[float, int]:
         """Compile it where that may fail in any way; returns the seconds of a processor and the bytes that it took.
 
-        On a busy machine one that leaves all others the first go is given too little time: then one that is only nice
+        On a busy machine one that leaves all others the first go gets too little time: then one that is only nice
         begins anew. A process that ends for another reason says nothing of the grammar: another one is asked, and then
         nobody.
         """
-        is_idle, num_lost = True, 0
+        num_lost, has_time = 0, True
         while num_lost < 2:
-            process = self._ready_process(is_idle)
+            idle = self._idle.take() if has_time else None
+            process = self._process = idle or self._processes.fork_compiler(is_idle=False)
+            if self._is_cancelled:
+                process.kill()
             try:
-                answer = self._ask(process, is_idle)
+                answer = self._ask(process, is_idle=idle is not None)
             except TimeoutError:
-                self._processes.end(process)
-                if not is_idle:
+                if idle is None:
+                    self._processes.end(process)
                     break  # it was given no time: with it, it would have been answered or killed
-                is_idle = False
+                self._idle.give_back(process, is_late=True)
+                has_time = False
             except (EOFError, OSError):
                 limit = self._limit_of(self._processes.end(process))
                 if limit is not None:
@@ -99,34 +138,27 @@ class _Job:
                     break
                 num_lost += 1
             else:
-                return self._answered(process, answer, is_idle)
+                if idle is None:
+                    self._processes.end(process)
+                else:
+                    self._idle.give_back(process)
+                return _cost(answer)
             finally:
                 self._process = None
         raise NoGrammarProcess("answers cannot be constrained at present: grammar processes do not answer")
 
-    def _answered(self, process: ForkedProcess, answer: dict[str, Any], is_idle: bool) -> tuple[float, int]:
-        if is_idle:
-            self._ready.put(process)
-        else:
-            self._processes.end(process)
-        if answer["error"] is not None:
-            raise (GrammarTooComplex if answer["is_too_complex"] else GrammarInvalid)(answer["error"])
-        return answer["seconds"], answer["num_bytes"]
-
-    def _ready_process(self, is_idle: bool) -> ForkedProcess:
+    def _ask(self, process: ForkedProcess, *, is_idle: bool) -> dict[str, Any]:
+        """Raises `TimeoutError` where the process gets no time."""
+        link, asked = process.links[0], f"{self._grammar.kind}\n{self._grammar.source}".encode("utf-8", "surrogatepass")
+        link.settimeout(SEND_SECONDS if is_idle else WALL_SECONDS)
         try:
-            process = self._ready.get_nowait() if is_idle else self._processes.fork_compiler(is_idle=False)
-        except Empty:
-            process = self._processes.fork_compiler()
-        self._process = process
-        if self._is_cancelled:
+            send_frame(link, asked)
+        except TimeoutError:  # it has a part of it, and can be asked nothing else
             process.kill()
-        return process
-
-    def _ask(self, process: ForkedProcess, is_idle: bool) -> dict[str, Any]:
-        link, seconds = process.links[0], self._processes.setup.options.compile_seconds
-        link.settimeout(min(IDLE_SHARE * seconds, WALL_SECONDS) if is_idle else WALL_SECONDS)
-        send_frame(link, f"{self._grammar.kind}\n{self._grammar.source}".encode("utf-8", "surrogatepass"))
+            raise
+        link.settimeout(WALL_SECONDS)
+        if is_idle:
+            _see_to(process)
         answer: dict[str, Any] = json.loads(receive_frame(link))
         return answer
 
@@ -145,6 +177,30 @@ class _Job:
         )
 
 
+def _cost(answer: dict[str, Any]) -> tuple[float, int]:
+    """Return the seconds of a processor and the bytes that a grammar took. Raises `GrammarInvalid` for what is none."""
+    if answer["error"] is not None:
+        raise (GrammarTooComplex if answer["is_too_complex"] else GrammarInvalid)(answer["error"])
+    return answer["seconds"], answer["num_bytes"]
+
+
+def _see_to(process: ForkedProcess) -> None:
+    """Wait until a process answers, or is gone. Raises `TimeoutError` where it gets too little time of a processor."""
+    had = process.cpu_seconds()
+    while not _answers(process, LOOK):
+        has = process.cpu_seconds()
+        if has - had < LEAST_SHARE * LOOK:
+            raise TimeoutError
+        had = has
+
+
+def _answers(process: ForkedProcess, seconds: float) -> bool:
+    """Whether there is an answer, or the end of the process, within so many seconds."""
+    links = poll()
+    links.register(process.links[0], POLLIN)
+    return bool(links.poll(1000 * seconds))
+
+
 class GrammarCompiler:
     """Keeps what was compiled. Its methods are called by one thread, which is never held up but by `compile_now`."""
 
@@ -159,7 +215,7 @@ class GrammarCompiler:
         self._bytes: dict[str, int] = {}  # by owner, of what is compiled
         self._turns: dict[str, asyncio.Lock] = {}  # by owner, while any of its grammars waits to be compiled
         self._waiting: dict[str, int] = {}
-        self._ready: SimpleQueue[ForkedProcess] = SimpleQueue()  # that have compiled before, and wait
+        self._idle = _IdleProcesses(processes)
         self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
 
     def start(self) -> None:
@@ -193,7 +249,7 @@ class GrammarCompiler:
         """Return a grammar as `acquire` does, once it is compiled; meanwhile the caller waits."""
         found = self._find(grammar)
         if found is None:
-            job = _Job(grammar, self.processes, self._ready)
+            job = _Job(grammar, self.processes, self._idle)
             try:
                 found = self._threads.submit(job.run).result()
             except GrammarInvalid as error:
@@ -231,7 +287,7 @@ class GrammarCompiler:
         return None
 
     async def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        job = _Job(grammar, self.processes, self._ready)
+        job = _Job(grammar, self.processes, self._idle)
         try:
             compiled = await asyncio.get_running_loop().run_in_executor(self._threads, job.run)
         except asyncio.CancelledError:

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -42,6 +43,13 @@ class ForkedProcess:
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+
+    def cpu_seconds(self) -> float:
+        """Return the seconds that it has had of processors, exactly; 0 where it is gone."""
+        clock = (~self.pid << 3) | 2  # as `clock_getcpuclockid` has it on Linux
+        with suppress(OSError):
+            return time.clock_gettime(clock)
+        return 0.0
 
     def close(self) -> None:
         """Close the links to it."""

@@ -101,7 +101,9 @@ def test_compiling_takes_what_nobody_else_needs_of_processors_or_where_that_is_n
     is_busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policies: list[int] = []
-    with running_processes(compile_seconds=0.05 if is_busy else 60) as processes:
+    if not is_busy:
+        monkeypatch.setattr(module, "LEAST_SHARE", 0.0)  # or it is busy indeed, for all that this test knows
+    with running_processes() as processes:
         fork, ask = processes.fork_compiler, module._Job._ask
 
         def forked(is_idle: bool = True) -> ForkedProcess:
@@ -110,8 +112,8 @@ def test_compiling_takes_what_nobody_else_needs_of_processors_or_where_that_is_n
                 os.kill(process.pid, signal.SIGSTOP)
             return process
 
-        def asked(job: module._Job, process: ForkedProcess, is_idle: bool) -> dict[str, Any]:
-            answer = ask(job, process, is_idle)
+        def asked(job: module._Job, process: ForkedProcess, *, is_idle: bool) -> dict[str, Any]:
+            answer = ask(job, process, is_idle=is_idle)
             policies.append(os.sched_getscheduler(process.pid))
             return answer
 
@@ -119,6 +121,33 @@ def test_compiling_takes_what_nobody_else_needs_of_processors_or_where_that_is_n
         monkeypatch.setattr(module._Job, "_ask", asked)
         assert GrammarCompiler(processes).compile_now(PERSON).num_users == 1
     assert policies == [os.SCHED_OTHER if is_busy else os.SCHED_IDLE]
+
+
+def test_who_got_no_time_goes_on_and_is_asked_again_once_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_processes() as processes:
+        compiler, idle = GrammarCompiler(processes), list[ForkedProcess]()
+        fork, see_to = processes.fork_compiler, module._see_to
+
+        def forked(is_idle: bool = True) -> ForkedProcess:
+            process = fork(is_idle)
+            if is_idle:
+                idle.append(process)
+            return process
+
+        def without_time(process: ForkedProcess) -> None:
+            raise TimeoutError
+
+        monkeypatch.setattr(processes, "fork_compiler", forked)
+        monkeypatch.setattr(module, "_see_to", without_time)
+        for source in ("b+", "c+", "d+", "e+"):  # beyond two that are late none is asked
+            assert compiler.compile_now(regex(source)).num_users == 1
+        late = len(idle)
+        monkeypatch.setattr(module, "_see_to", see_to)
+        monkeypatch.setattr(module, "LEAST_SHARE", 0.0)
+        for process in idle:
+            assert module._answers(process, 60)
+        assert compiler.compile_now(regex("f+")).num_users == 1
+        assert len(idle) == late, "one of them is asked again"
 
 
 def test_a_grammar_that_is_none_is_refused_with_what_is_wrong(compiler: GrammarCompiler) -> None:
