@@ -152,12 +152,12 @@ def _compare(report: Report, name: str, works: Sequence[list[Arrival]]) -> None:
     report.add_table(f"{name}, {REPLICAS} replicas, median (extremes) of seeds", rows)
     ours = runs[PREDICTED]
     for routing, least in ((LEAST_LOAD, OVER_LEAST_LOAD), (WEIGHTED, OVER_WEIGHTED)):
-        gain, most = (
+        gain, as_one = (
             mean(run.in_time - other.in_time for run, other in zip(those, runs[routing], strict=True))
             for those in (ours, runs[AS_ONE])
         )
         report.at_least(f"{name}: in time, more than by {routing.value}", gain, least)
-        report.notes.append(f"{name}: one machine has {most:.3f} more in time than {routing.value}, ours {gain:.3f}")
+        report.notes.append(f"{name}: one machine has {as_one:.3f} more in time than {routing.value}, ours {gain:.3f}")
     report.at_most(f"{name}: imbalance, worst run", max(run.imbalance for run in ours), IMBALANCE)
     worse = [
         theirs.tenants[tenant] - share

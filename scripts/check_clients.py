@@ -15,7 +15,7 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ import httpx
 from backend.model.hub import resolve_model
 from benchmarks import machine, vllm_environment
 from benchmarks.own_environment import own_environment
-from benchmarks.processes import free_port
+from benchmarks.processes import background, free_port
 from benchmarks.report import RESULTS, Report
 from benchmarks.served import Served, served
 
@@ -90,7 +90,7 @@ def sglang_router(gateway: Served, folder: Path) -> Iterator[dict[str, object]]:
     key, port = gateway.keys[TENANT], free_port()
     command = [str(own_environment(SMG) / "smg"), "launch", "--worker-urls", _url(gateway), "--api-key", key]
     command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    with (folder / "smg.log").open("wb") as log, _running(command, log):
+    with background(command, folder / "smg.log"):
         headers = {"authorization": f"Bearer {key}"}
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE) as client:
             _until(lambda: _found(client))
@@ -110,8 +110,7 @@ def _told_load(gateway: Served, folder: Path) -> int:
     worker = {"url": _url(gateway), "runtime_type": "sglang", "api_key": key}
     headers = {"authorization": f"Bearer {key}"}
     with (
-        (folder / "smg.log").open("wb") as log,
-        _running(command, log),
+        background(command, folder / "smg.log"),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE) as client,
     ):
         _until(lambda: _is_taken(client, worker))
@@ -173,16 +172,6 @@ def _run(command: list[str], environ: Mapping[str, str], folder: Path) -> None:
     if done.returncode:
         sys.stderr.write(done.stdout[-4000:] + done.stderr[-4000:])
         raise SystemExit(f"{command[0]} ended with status {done.returncode}")
-
-
-@contextmanager
-def _running(command: list[str], log: object) -> Iterator[None]:
-    process = subprocess.Popen(command, stdout=log, stderr=log)  # type: ignore[call-overload]
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
 
 
 def _found(router: httpx.Client) -> bool:

@@ -32,7 +32,7 @@ from benchmarks.own_environment import own_environment
 from benchmarks.processes import background, free_port
 from benchmarks.report import RESULTS, Report
 from benchmarks.served import make_keys
-from scripts.envoy import ENVOY, envoy_config
+from scripts.envoy import envoy
 from scripts.fleet_checks import (
     LONG,
     POLICY,
@@ -138,11 +138,9 @@ def _router(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
 
 @contextmanager
 def _envoy(folder: Path, served: list[Replica], port: int) -> Iterator[None]:
-    picker_port, file = free_port(), folder / "envoy.yaml"
-    file.write_text(yaml.safe_dump(envoy_config(port, picker_port, [one.url for one in served])))
-    command = [str(own_environment(ENVOY) / "envoy"), "-c", str(file), "--log-level", "error", "--concurrency", "1"]
+    picker_port = free_port()
     picking = background(_sluice("pick", folder, served, picker_port), folder / "picker.log")
-    with picking, background([*command, "--use-dynamic-base-id"], folder / "envoy.log"):
+    with picking, envoy(folder, port, picker_port, [one.url for one in served]):
         yield
 
 

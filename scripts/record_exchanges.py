@@ -23,10 +23,9 @@ import httpx
 import yaml
 
 from benchmarks.gateway_process import gateway_process
-from benchmarks.own_environment import own_environment
 from benchmarks.processes import background, free_port
 from fleet.ext_proc.server import EXT_PROC
-from scripts.envoy import ENVOY, envoy_config
+from scripts.envoy import ENVOY, envoy
 from scripts.fleet_checks import seconds_until
 
 FILE = Path(__file__).parent.parent / "tests" / "fleet" / "recorded" / "envoy.json.gz"
@@ -103,17 +102,10 @@ def _running(folder: Path, ports: dict[str, int]) -> Iterator[None]:
         replicas = folder / "replicas.yaml"
         at = {"url": f"http://127.0.0.1:{gateway.port}", "admin": f"http://127.0.0.1:{ports['admin']}"}
         replicas.write_text(yaml.safe_dump({"replicas": [at]}))
-        envoy = folder / "envoy.yaml"
-        envoy.write_text(yaml.safe_dump(envoy_config(ports["envoy"], ports["copier"], [at["url"]])))
         picker = [sys.executable, "-m", "sluice", "pick", f"--replicas={replicas}", f"--port={ports['picker']}"]
         picker += ["--admin-port=off", f"--demo-key={KEY}", f"--state-dir={folder / 'state'}", "--log-level=warning"]
-        program = str(own_environment(ENVOY) / "envoy")
-        with (
-            background(picker, folder / "picker.log"),
-            background(
-                [program, "-c", str(envoy), "--log-level", "error", "--use-dynamic-base-id"], folder / "envoy.log"
-            ),
-        ):
+        picking = background(picker, folder / "picker.log")
+        with picking, envoy(folder, ports["envoy"], ports["copier"], [at["url"]]):
             yield
 
 
