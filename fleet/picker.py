@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, inf
 from random import Random
-from statistics import fmean
 
 from fleet import rendezvous
 from fleet.prediction import RoutedRequest, first_token_seconds, own_prefill
@@ -50,16 +49,14 @@ class Knowledge:
         cached = self.cached_share(request, view, now)
         return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
 
-    def cost(
-        self, request: RoutedRequest, view: ReplicaView, now: float, delayed: float, token_seconds: float
-    ) -> float:
+    def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: float) -> float:
         """Return the predicted seconds until the first token from this replica, and those that its prompt takes there
-        of so many others, at so many seconds a token.
+        of so many others.
         """
         assert view.state is not None, "only replicas that have told their state are picked from"
         cached = self.cached_share(request, view, now)
         first = first_token_seconds(request, view.state, view.waiting, cached, self.weight)
-        return first + own_prefill(request, view.state, cached, token_seconds) * delayed
+        return first + own_prefill(request, view.state, cached) * delayed
 
 
 class Picker:
@@ -181,8 +178,7 @@ class LeastPredicted(Picker):
 
     def _pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         delayed = self.num_delayed(views)
-        token_seconds = fmean([view.state.token_seconds for view in views if view.state])
-        predicted = [self._knowledge.cost(request, view, now, delayed, token_seconds) for view in views]
+        predicted = [self._knowledge.cost(request, view, now, delayed) for view in views]
         least = min(predicted)
         limit = max(least + TIE_SECONDS, least * (1 + TIE_SHARE))
         tied = [view for view, seconds in zip(views, predicted, strict=True) if seconds <= limit]

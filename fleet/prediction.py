@@ -79,13 +79,9 @@ def first_token_seconds(
     return state.step_seconds + max(state.prefill_seconds + prefill, seat) + own
 
 
-def own_prefill(
-    request: RoutedRequest, state: ReplicaState, cached: float, token_seconds: float | None = None
-) -> float:
-    """Return the seconds to compute what of the prompt is not cached; its last token always is computed. A token takes
-    what it takes there beside the decodes of now, or as many seconds as are given.
-    """
+def own_prefill(request: RoutedRequest, state: ReplicaState, cached: float) -> float:
+    """Return the seconds to compute what of the prompt is not cached; its last token always is computed."""
     whole = request.num_bytes / max(state.bytes_per_token, 0.1)
     tokens = max(1.0, whole * (1 - cached))
     pairs = tokens * max(0.0, whole - tokens / 2)  # each attends to all before it
-    return tokens * (state.token_seconds if token_seconds is None else token_seconds) + pairs * state.step.pair_seconds
+    return tokens * state.token_seconds + pairs * state.step.pair_seconds
