@@ -5,7 +5,7 @@ with a schema and instances that are valid or not. A random part of them goes th
 through: refused with a reason, or compiled. Then an instance must be accepted by the masks, token by token, exactly if
 it is valid. Last, the embedded model writes instances at temperature 1, 32 at a time, which jsonschema judges: those
 that reach their end must be valid, each of them. Those that take more work to follow than a row is given end with a
-typed error, and are counted.
+typed error, and none should.
 """
 
 import json
@@ -36,7 +36,6 @@ SEED = 7
 ROWS = 32
 MAX_TOKENS = 700
 BIAS = {'"': 4.0, "}": 4.0, "]": 4.0}  # of what ends a part, or a small model seldom comes to an end
-MOST_CUT = 0.002  # of the answers: a step of a long pattern may take more work than a row is given
 COMPILE_SECONDS = 0.25  # of a processor, as a server allows
 
 
@@ -88,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     report.at_least("share of valid instances accepted", 1 - len(found.valid_blocked) / max(1, found.valid), 0.99)
     report.at_least("share of invalid ones blocked", 1 - len(found.invalid_accepted) / max(1, found.invalid), 0.999)
     report.at_most("invalid answers", len(wrong), 0)
-    report.at_most("share of answers that ended with a typed error", cut / options.answers, MOST_CUT)
+    report.at_most("answers that ended with a typed error", cut, 0)
     for name in found.invalid_accepted + wrong:
         print("not kept:", name)
     return report.finish(options.results)
