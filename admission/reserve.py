@@ -141,9 +141,9 @@ class Reserve:
         """
         demand = self._demands.get(tenant)
         if demand is None:
-            demand = self._demands[tenant] = _Demand(weight, now, now, charged=charged)
-            if len(self._demands) > LARGEST:
+            if len(self._demands) == LARGEST:  # whoever comes is followed for now: a flood begins with one request
                 self._give_up_smallest(now)
+            demand = self._demands[tenant] = _Demand(weight, now, now, charged=charged)
         demand.weight = weight
         demand.update(seconds, charged, now)
         self._divide(now)

@@ -34,7 +34,6 @@ NAMELESS = '""'  # stands for a field whose name is empty
 _RUN = re.compile(rb"(?<![\d,\s])[\d,\s]{%d,}" % RUN)
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]..", re.DOTALL)
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b",:[{")
-_TEXT_LEVELS = 5  # of arrays and objects down to the deepest text that is read: messages[0].content[0].text
 
 _Span = tuple[int, int, bool]  # start and end; whether it is text
 
@@ -165,7 +164,7 @@ class JsonBody:
         except orjson.JSONDecodeError as exc:
             where = "" if pieces else f" at line {exc.lineno} column {exc.colno}"
             raise BadRequest(f"The body is not valid JSON: {exc.msg}{where}.") from exc
-        return _restored(value, pieces, _TEXT_LEVELS) if pieces else value
+        return _restored(value, pieces) if pieces else value
 
     def _skeleton(self, pieces: dict[str, str | list[int]]) -> bytes:
         """Returns the body with a marker, which no client can foresee, in place of each piece; `pieces` has both."""
@@ -230,22 +229,33 @@ def _ids(raw: bytes, start: int, end: int) -> list[int]:
     return ids
 
 
-def _restored(value: Any, pieces: dict[str, str | list[int]], levels: int) -> Any:
-    """Returns a value of the skeleton with the pieces put in place of their markers."""
-    match value:
-        case str():
-            return pieces.get(value, value)
-        case dict() if levels:
-            return {pieces.get(key, key): _restored(item, pieces, levels - 1) for key, item in value.items()}
-        case list() if levels:
-            return _restored_items(value, pieces, levels - 1)
-    return value
+def _restored(value: Any, pieces: dict[str, str | list[int]]) -> Any:
+    """Returns a value of the skeleton, which is changed, with the pieces in place of their markers, however deep."""
+    whole = [value]
+    left: list[Any] = [whole]
+    while left:
+        container = left.pop()
+        is_list = type(container) is list
+        items = container.copy() if is_list else list(container.values())
+        if is_list:
+            container[:] = _with_pieces(items, pieces)
+        else:
+            named = {pieces.get(name, name): _whole(item, pieces) for name, item in container.items()}
+            container.clear()
+            container.update(named)
+        left += [item for item in items if type(item) in (dict, list)]
+    return whole[0]
 
 
-def _restored_items(items: list[Any], pieces: dict[str, str | list[int]], levels: int) -> list[Any]:
+def _whole(item: Any, pieces: dict[str, str | list[int]]) -> Any:
+    return pieces.get(item, item) if type(item) is str else item
+
+
+def _with_pieces(items: list[Any], pieces: dict[str, str | list[int]]) -> list[Any]:
+    """Returns the items of a list; those of a run of token ids are its own."""
     restored: list[Any] = []
     for item in items:
-        whole = _restored(item, pieces, levels)
+        whole = _whole(item, pieces)
         if type(item) is str and type(whole) is list:
             restored += whole
         else:

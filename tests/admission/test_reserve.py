@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from admission.reserve import EVEN, MOST_KEPT, Reserve
+from admission.reserve import EVEN, LARGEST, MOST_KEPT, Reserve
 
 
 def poisson(reserve: Reserve, rates: dict[str, float], seconds: float, each: float = 0.1, seed: int = 1) -> float:
@@ -16,6 +16,19 @@ def poisson(reserve: Reserve, rates: dict[str, float], seconds: float, each: flo
         if reserve.is_needed and not reserve.is_beyond(tenant):
             reserve.arrived_within(each, 2.0, now)
     return now
+
+
+def test_a_flood_is_seen_whoever_else_has_asked_before() -> None:
+    others = {f"t{number}": 0.4 / (LARGEST + 20) for number in range(LARGEST + 20)}
+    reserve = Reserve()
+    begun = poisson(reserve, others, 300)
+    for number in range(200):
+        now = begun + 0.05 * number
+        reserve.offered("flood", 1.0, 0.1, 0.0, now)
+        if number % 5 == 0:
+            reserve.offered(f"t{number // 5}", 1.0, 0.1, 0.0, now)
+    assert reserve.is_needed and reserve.is_beyond("flood")
+    assert not any(reserve.is_beyond(tenant) for tenant in others)
 
 
 def test_nobody_leaves_anything_while_there_is_enough_for_all() -> None:

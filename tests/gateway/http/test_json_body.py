@@ -13,12 +13,18 @@ from gateway.http.json_body import MAX_ELEMENTS, MAX_SKELETON, JsonBody, JsonSca
 TEXTS = st.text(st.sampled_from('ab"\\/\n\u00e9\u4e2d\U0001f600\u0000 ,:[]{}0'), max_size=90)
 IDS = st.lists(st.integers(0, 10**6), max_size=60)
 CONTENT = st.one_of(TEXTS, st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}), max_size=3))
+NESTED = st.recursive(
+    st.one_of(TEXTS, IDS, st.none()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=12,
+)
 BODIES = st.fixed_dictionaries(
     {},
     optional={
         "messages": st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": CONTENT}), max_size=4),
         "prompt": st.one_of(TEXTS, IDS, st.lists(st.one_of(TEXTS, IDS, st.integers(0, 9)), max_size=6)),
         "tokens": IDS,
+        "tools": NESTED,
         "n": st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.floats(allow_nan=False, allow_infinity=False)),
     },
 )
@@ -153,6 +159,15 @@ def test_a_conversation_of_2048_messages_is_read() -> None:
 @pytest.mark.parametrize("text", ["x" * 4 * MEBIBYTE, "\n" * 2 * MEBIBYTE, "\U0001f600" * MEBIBYTE, '{"[,' * MEBIBYTE])
 def test_a_text_of_4_mebibytes_is_read_whatever_it_holds(text: str) -> None:
     assert scan(orjson.dumps({"prompt": text})).loads() == {"prompt": text}
+
+
+def test_a_long_text_is_read_however_deep_it_lies() -> None:
+    arguments = {"function": {"name": "write", "arguments": json.dumps({"text": "y" * 2000})}}
+    value: object = [arguments, {"x" * 2000: "z" * 2000}]
+    for _ in range(100):
+        value = {"properties": [value]}
+    body = {"messages": [{"role": "user", "content": "x" * 2 * MEBIBYTE}], "tools": value}
+    assert scan(orjson.dumps(body)).loads() == body
 
 
 def test_megabytes_that_are_neither_text_nor_token_ids_are_refused() -> None:
