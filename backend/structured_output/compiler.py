@@ -12,7 +12,7 @@ import os
 import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from select import POLLIN, poll
@@ -28,6 +28,7 @@ MOST_WAITING = 32  # of an owner's, behind the one that is compiled
 WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
 LOOK, LEAST_SHARE = 0.05, 0.25  # seconds, and what of them a process has to get that runs while a processor is idle
 SEND_SECONDS = 0.25  # that such a process has to take what it is to compile
+NO_ANSWER = "answers cannot be constrained at present: grammar processes do not answer"
 MOST_LATE = 2  # processes that got less: then nobody asks another one before one of them has ended
 
 
@@ -87,6 +88,7 @@ class _Job:
 
     def __init__(self, grammar: Grammar, processes: GrammarProcesses, idle: _IdleProcesses) -> None:
         self._grammar, self._processes, self._idle = grammar, processes, idle
+        self.lost_seconds = 0.0  # of a processor, that processes had taken which ended without an answer
         self._process: ForkedProcess | None = None  # that compiles
         self._is_cancelled = False
 
@@ -97,16 +99,20 @@ class _Job:
             self._process.kill()
 
     def run(self) -> CompiledGrammar:
-        """Raises `GrammarInvalid`, as `GrammarTooComplex` where it takes too long or too much memory."""
+        """Raises `GrammarInvalid`, as `GrammarTooComplex` where it takes too long or too much memory, and
+        `NoGrammarProcess`.
+        """
         seconds, num_bytes = self._try()
-        index = self._processes.index_of(self._grammar)
+        index, limit = self._processes.index_of(self._grammar), None
         for _ in range(2):
             process = self._processes.matching(index)
             try:
                 process.compile(self._grammar)
                 return CompiledGrammar(self._grammar, num_bytes, 2 * seconds, process)
             except (EOFError, OSError):
-                self._processes.lost(process)
+                limit = self._limit_of(self._processes.lost(process))
+        if limit is None:
+            raise NoGrammarProcess(NO_ANSWER)
         raise GrammarTooComplex("the grammar takes more memory than there is for it; simplify it")
 
     def _try(self) -> tuple[float, int]:
@@ -120,6 +126,7 @@ class _Job:
         while num_lost < 2:
             idle = self._idle.take() if has_time else None
             process = self._process = idle or self._processes.fork_compiler(is_idle=False)
+            had = process.cpu_seconds()
             if self._is_cancelled:
                 process.kill()
             try:
@@ -131,6 +138,7 @@ class _Job:
                 self._idle.give_back(process, is_late=True)
                 has_time = False
             except (EOFError, OSError):
+                self.lost_seconds += max(0.0, process.cpu_seconds() - had)
                 limit = self._limit_of(self._processes.end(process))
                 if limit is not None:
                     raise self._too_complex(limit) from None
@@ -145,7 +153,7 @@ class _Job:
                 return _cost(answer)
             finally:
                 self._process = None
-        raise NoGrammarProcess("answers cannot be constrained at present: grammar processes do not answer")
+        raise NoGrammarProcess(NO_ANSWER)
 
     def _ask(self, process: ForkedProcess, *, is_idle: bool) -> dict[str, Any]:
         """Raises `TimeoutError` where the process gets no time."""
@@ -287,18 +295,41 @@ class GrammarCompiler:
         return None
 
     async def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        job = _Job(grammar, self.processes, self._idle)
+        job, loop = _Job(grammar, self.processes, self._idle), asyncio.get_running_loop()
+
+        def ended(work: Future[CompiledGrammar]) -> None:
+            with suppress(RuntimeError):  # the loop is closed by now
+                loop.call_soon_threadsafe(self._given_up, job, grammar.owner, work)
+
+        work = self._threads.submit(job.run)
         try:
-            compiled = await asyncio.get_running_loop().run_in_executor(self._threads, job.run)
+            compiled = await asyncio.wrap_future(work)
         except asyncio.CancelledError:
             job.cancel()
+            work.add_done_callback(ended)
             raise
         except GrammarInvalid as error:
-            self._count(error)
-            if isinstance(error, GrammarTooComplex):
-                self._charge(grammar.owner, self.processes.setup.options.compile_seconds)
+            self._failed(grammar.owner, error)
             raise
         return self._keep(compiled)
+
+    def _given_up(self, job: _Job, owner: str, work: Future[CompiledGrammar]) -> None:
+        """Charge what was spent on a grammar that its owner has given up, and keep it if it was done all the same."""
+        if work.cancelled():
+            return  # it had not begun
+        error = work.exception()
+        if error is None:
+            with suppress(TooManyGrammars):
+                self._keep(work.result())
+        elif isinstance(error, GrammarInvalid):
+            self._failed(owner, error)
+        else:
+            self._charge(owner, job.lost_seconds)
+
+    def _failed(self, owner: str, error: GrammarInvalid) -> None:
+        self._count(error)
+        if isinstance(error, GrammarTooComplex):
+            self._charge(owner, self.processes.setup.options.compile_seconds)
 
     def _count(self, error: GrammarInvalid) -> None:
         self.num_too_complex += isinstance(error, GrammarTooComplex)

@@ -204,7 +204,8 @@ class _Matching:
     def run(self, steps: socket.socket, grammars: socket.socket, doorbell: int) -> None:
         """Serve until a link ends."""
         # where no processor is idle the engine goes on with its step first: this process would interrupt it otherwise
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with suppress(OSError):  # some sandboxes have no such policy
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         threading.Thread(target=self._serve_grammars, args=(grammars,), daemon=True).start()
         while True:
             os.eventfd_read(doorbell)

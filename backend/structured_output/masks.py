@@ -7,6 +7,7 @@ memory that all share. What a step's rows have in common crosses in a few number
 
 import logging
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 from backend.structured_output.frames import RowStatus, StepAnswer, receive_answer
 from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup
-from backend.structured_output.processes import GrammarProcesses, MatchingProcess
+from backend.structured_output.processes import GrammarProcesses, MatchingProcess, NoGrammarProcess
 
 log = logging.getLogger(__name__)
 
@@ -186,8 +187,15 @@ class TokenMasks:
             shared.outputs[slot, start : start + len(tokens)] = tokens
 
     def _send(self, index: int, rows: list[ConstrainedRow]) -> None:
-        """Ask a process, and tell it what it has to know; where it is gone, `_receive` finds that out."""
-        process = self.processes.matching(index)
+        """Ask a process, and tell it what it has to know; where it is gone, or none can be had, `_receive` finds that
+        out.
+        """
+        try:
+            process = self.processes.matching(index)
+        except (NoGrammarProcess, GrammarInvalid, OSError) as error:
+            log.error("no grammar process can be had: %s", error)
+            self._told.pop(index, None)
+            return
         if self._told.get(index) is not process:
             self._told[index] = process
             self._new.update([slot for slot, known in self._slots.items() if known.process == index])
@@ -205,13 +213,17 @@ class TokenMasks:
         question[0] = -1  # whoever reads it may still be at the one before, for which nobody has waited
         question[1 : len(asked) + 1] = asked
         question[0] = self._number
-        process.ring()
+        with suppress(OSError):
+            process.ring()
 
     def _receive(self, index: int, rows: list[ConstrainedRow], masks: Masks) -> None:
         """Wait for a process's answer; ask again what is left of it where it fails."""
         failures, rounds = 0, 0
         while rows:
-            process = self._told[index]
+            process = self._told.get(index)
+            if process is None:
+                masks.failed += [sample for sample, *_ in rows]
+                return
             try:
                 answer = receive_answer(process.steps, self._number)
             except (EOFError, OSError) as error:

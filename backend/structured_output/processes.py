@@ -179,13 +179,16 @@ class GrammarProcesses:
         """Return True unless a process is known to be gone."""
         return process in self._matching
 
-    def lost(self, process: MatchingProcess) -> None:
-        """Take note that a process is gone or of no use: it is killed, and another takes its place once needed."""
+    def lost(self, process: MatchingProcess) -> int | None:
+        """Take note that a process is gone or of no use: it is killed, and another takes its place once needed. Return
+        its status as `end` does; None also where it was known to be gone.
+        """
         with self._lock:
-            if process in self._matching:
-                self.num_restarts += 1
-                self._matching[self._matching.index(process)] = None
-                self.end(process)
+            if process not in self._matching:
+                return None
+            self.num_restarts += 1
+            self._matching[self._matching.index(process)] = None
+            return self.end(process)
 
     def fork_compiler(self, is_idle: bool = True) -> ForkedProcess:
         """Return a new process that compiles what nobody has seen yet, while a processor is idle or in any case."""
@@ -200,11 +203,15 @@ class GrammarProcesses:
         """
         process.kill()
         process.close()
-        with self._lock, suppress(EOFError, OSError):
+        with self._lock:
             self._compiling.discard(process)
-            status: int | None = self._ask({"reap": process.pid}, [])
+            try:
+                status: int | None = self._ask({"reap": process.pid}, [])
+            except (EOFError, OSError):  # one that is late would be taken for the answer to what is asked next
+                self._forget_all()
+                self._end_process()
+                return None
             return status
-        return None
 
     def _fork(self, command: dict[str, Any], num_links: int, *fds: int) -> tuple[int, list[socket.socket]]:
         """Fork; where what forks is gone, with all that it has forked, it is started again."""

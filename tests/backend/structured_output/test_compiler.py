@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +14,7 @@ from backend.errors import GrammarInvalid, GrammarTooComplex
 from backend.grammar import Grammar
 from backend.structured_output import compiler as module
 from backend.structured_output.compiler import MOST_WAITING, CompiledGrammar, GrammarCompiler, TooManyGrammars
-from backend.structured_output.processes import ForkedProcess, GrammarProcesses, NoGrammarProcess
+from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess, NoGrammarProcess
 from tests.backend.structured_output.grammars import PERSON, branching, crossing, regex, running_processes, schema
 
 HARD = schema(branching(12))
@@ -228,6 +230,68 @@ def test_compiling_is_given_up_when_nobody_waits_for_it_any_more() -> None:
             return await compiler.acquire(PERSON)
 
         assert asyncio.run(run()).num_users == 1
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_what_was_spent_on_a_grammar_that_is_given_up_is_charged() -> None:
+    with running_processes(compile_seconds=60) as processes:
+        compiler = GrammarCompiler(processes)
+        charged: list[tuple[str, float]] = []
+        compiler.on_compiled.append(lambda owner, seconds: charged.append((owner, seconds)))
+
+        async def run() -> None:
+            compiling = processes._compiling
+            waiting = asyncio.create_task(compiler.acquire(schema(branching(12), "a")))
+            await until(lambda: any(one.cpu_seconds() > 0.05 for one in compiling))
+            waiting.cancel()
+            await until(lambda: charged)
+
+        asyncio.run(run())
+        ((owner, seconds),) = charged
+        assert owner == "a" and 0.02 < seconds < 60
+
+
+def test_what_is_compiled_for_who_has_left_is_charged_and_kept(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on, compile_there = Event(), Event(), MatchingProcess.compile
+
+    def compile_later(process: MatchingProcess, grammar: Grammar) -> None:
+        began.set()
+        go_on.wait()
+        compile_there(process, grammar)
+
+    monkeypatch.setattr(MatchingProcess, "compile", compile_later)
+    charged: list[str] = []
+    compiler.on_compiled.append(lambda owner, _: charged.append(owner))
+
+    async def run() -> None:
+        waiting = asyncio.create_task(compiler.acquire(regex("[a-f]+", "a")))
+        await asyncio.to_thread(began.wait)
+        waiting.cancel()
+        go_on.set()
+        await until(lambda: charged)
+
+    asyncio.run(run())
+    assert charged == ["a"]
+    assert compiler.compile_now(regex("[a-f]+", "a")).num_users == 1
+    assert (compiler.num_hits, compiler.num_misses) == (1, 1)
+
+
+def test_who_forks_is_started_again_where_it_does_not_say_in_time_how_a_process_ended(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.compile_now(PERSON)
+    processes, late = compiler.processes, TimeoutError()
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "_ask", Mock(side_effect=late))
+        assert processes.end(ForkedProcess(2**22, [])) is None
+    assert processes._link is None
+    assert processes.has(compiler.compile_now(PERSON).process)
 
 
 def test_names_of_grammars_differ_by_kind_source_and_owner() -> None:

@@ -197,6 +197,27 @@ def test_a_row_that_a_process_ends_with_fails_and_its_neighbours_go_on(processes
     assert rows.masks.num_failures == 1
 
 
+def test_rows_fail_alone_where_no_process_can_be_had_for_them(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, matching = Rows(processes, [PERSON, regex("ab+", "b")]), processes.matching
+    away = processes.index_of(PERSON)
+    assert away != processes.index_of(regex("ab+", "b"))
+
+    def none_there(index: int) -> MatchingProcess:
+        if index == away:
+            raise BlockingIOError("Resource temporarily unavailable")
+        return matching(index)
+
+    rows.run()
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "matching", none_there)
+        taken = rows.ask(rows.batch())
+        assert (taken.failed, list(taken.slots)) == ([0], [1])
+    again = rows.ask(rows.batch())
+    assert (again.failed, list(again.slots)) == ([], [0, 1])
+
+
 def test_a_row_without_a_token_fails(processes: GrammarProcesses) -> None:
     rows = Rows(processes, [PERSON])
     rows.run()
