@@ -58,6 +58,12 @@ class Fleet:
         views = self.available(besides, among)
         return self._picker.pick(request, views, self.clock()) if views else None
 
+    def earliest(self, request: RoutedRequest, among: Callable[[str], bool] | None = None) -> ReplicaView | None:
+        """Return the replica that is predicted to have the first token first, whatever that takes of others; None if
+        none is available. `among` is as in `available`.
+        """
+        return min(self.available(among=among), key=lambda view: self.first_token(request, view), default=None)
+
     def first_token(self, request: RoutedRequest, view: ReplicaView) -> float:
         """Return the predicted seconds until the first token from a replica that has told its state."""
         return self._knowledge.first_token(request, view, self.clock())
@@ -77,6 +83,7 @@ class Fleet:
         assert view.state is not None
         now = self.clock()
         own = own_prefill(request, view.state, self._knowledge.cached_share(request, view, now))
+        self._picker.sent(own, now)
         return view.sent(request.tenant, WaitingWork(1, own, own), now)
 
     def answered(self, request: RoutedRequest, view: ReplicaView) -> None:

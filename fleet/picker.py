@@ -60,11 +60,14 @@ class Knowledge:
 
 
 class Picker:
-    """Picks one of several replicas."""
+    """Picks one of several replicas. Asking changes nothing but dice; what comes of it is told by `sent`."""
 
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         """Return one of the views, of which there is at least one."""
         raise NotImplementedError
+
+    def sent(self, prefill: float, now: float) -> None:
+        """Note that a request is being sent to a replica, which takes so many seconds of prefill there."""
 
 
 class RoundRobin(Picker):
@@ -72,8 +75,10 @@ class RoundRobin(Picker):
         self._next = 0
 
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        self._next += 1
         return views[self._next % len(views)]
+
+    def sent(self, prefill: float, now: float) -> None:
+        self._next += 1
 
 
 class LeastLoad(Picker):
@@ -128,8 +133,8 @@ class CacheAware(Picker):
         return max(views, key=lambda view: view.state.kv.free if view.state else 0)
 
 
-class RecentPicks:
-    """The requests, and the seconds of prompts to compute, that were picked for each second of the last `RECENT`; older
+class RecentRequests:
+    """The requests, and the seconds of prompts to compute, that were sent in each second of the last `RECENT`; older
     ones count for exponentially less.
     """
 
@@ -138,7 +143,7 @@ class RecentPicks:
         self._at = -inf
 
     def add(self, prefill: float, now: float) -> None:
-        """Note a request that was picked for now, and takes so many seconds of prefill."""
+        """Note a request that is sent now, and takes so many seconds of prefill."""
         kept = exp((self._at - now) / RECENT)
         self.requests = self.requests * kept + 1 / RECENT
         self.prefill = self.prefill * kept + prefill / RECENT
@@ -161,14 +166,13 @@ class LeastPredicted(Picker):
 
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:
         self._knowledge, self._dice = knowledge, dice
-        self._recent = RecentPicks()
+        self._recent = RecentRequests()
 
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        picked = self._pick(request, views, now) if len(views) > 1 else views[0]
-        state, cached = picked.state, self._knowledge.cached_share(request, picked, now)
-        assert state is not None, "only replicas that have told their state are picked from"
-        self._recent.add(own_prefill(request, state, cached), now)
-        return picked
+        return self._pick(request, views, now) if len(views) > 1 else views[0]
+
+    def sent(self, prefill: float, now: float) -> None:
+        self._recent.add(prefill, now)
 
     def num_delayed(self, views: Sequence[ReplicaView]) -> float:
         """Return how many others a second more of prefill delays by as much: the next, and those who come in time."""

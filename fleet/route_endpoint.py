@@ -75,7 +75,7 @@ class RouteEndpoint(FleetEndpoint):
         """Have a replica answer, or a second one. Raises `ApiError`."""
         fleet, budget, tracing = self._services.fleet, self._services.budget, self._services.tracing
         failure: ApiError | Relayed = NoReplica()
-        tried: list[str] = []
+        tried, lost = list[str](), None
         request_id = secrets.token_hex(16)
         budget.requested()
         while len(tried) < MAX_ATTEMPTS:
@@ -92,10 +92,12 @@ class RouteEndpoint(FleetEndpoint):
                 failed = await self._served(scope, response, headers, body, sent_on)
                 span.error = None if failed is None else _reason(failed)
             if failed is None:
-                return
-            failure = failed
-        if isinstance(failure, ReplicaLost):
-            self._cut(request, tried[-1], request_id, None)
+                break
+            failure, lost = failed, view.name if isinstance(failed, ReplicaLost) else lost
+        if lost is not None and not 200 <= response.status < 300:
+            self._cut(request, lost, request_id, None)
+        if response.started is not None:
+            return
         if isinstance(failure, ApiError):
             raise failure
         await response.reply(failure.body, failure.status, failure.headers)

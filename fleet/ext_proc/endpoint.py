@@ -41,10 +41,7 @@ class PickEndpoint(FleetEndpoint):
         """Name the replica, and the one to fall back on. Raises `NoReplica` and `DeadlineUnmeetable`."""
         fleet, exchange = self._services.fleet, self._exchange
         self._services.budget.requested()
-        view = fleet.pick(request, among=exchange.subset)
-        if view is None:
-            raise NoReplica
-        self._shed_late(scope, request, view)
+        view = self._pick(scope, request)
         signed = self._services.keys.fleet.header(Attempt(secrets.token_hex(16), ANY_ATTEMPT))
         headers = [(ATTEMPT_HEADER, signed), (b"x-request-id", response.request_id)]
         with ExitStack() as attempts:
@@ -63,11 +60,20 @@ class PickEndpoint(FleetEndpoint):
             self._answered(request, served, head)
             await self._follow()
 
-    def _shed_late(self, scope: Scope, request: RoutedRequest, view: ReplicaView) -> None:
-        """Raise `DeadlineUnmeetable` (429) for a request whose client will not wait for its first token anywhere."""
+    def _pick(self, scope: Scope, request: RoutedRequest) -> ReplicaView:
+        """Return the replica for a request: where that one would be late for its client, the one that is earliest.
+
+        Raises `NoReplica`, and `DeadlineUnmeetable` (429) where the client will not wait for any.
+        """
+        fleet, subset = self._services.fleet, self._exchange.subset
+        picked, earliest = fleet.pick(request, among=subset), fleet.earliest(request, subset)
+        if picked is None or earliest is None:
+            raise NoReplica
         deadlines = read_deadlines(scope["headers"], True, time.time())
         patience = min(deadlines.first_token, deadlines.last_token)
-        expected = 0.0 if patience == inf else self._services.fleet.first_token(request, view)
+        if patience == inf or fleet.first_token(request, picked) <= patience:
+            return picked
+        expected = fleet.first_token(request, earliest)
         if expected > patience:
             raise DeadlineUnmeetable(
                 f"No replica is expected to have the first token within {patience:.3g} s; the earliest in "
@@ -77,6 +83,7 @@ class PickEndpoint(FleetEndpoint):
                 deadlines.is_relative,
                 own_backlog=True,
             )
+        return earliest
 
     def _fallback(self, request: RoutedRequest, view: ReplicaView) -> list[str]:
         """Return the replica for a second attempt, where the budget allows one."""

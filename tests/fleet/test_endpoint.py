@@ -150,6 +150,20 @@ async def test_what_was_lost_before_its_answer_and_is_not_asked_for_again_costs_
     assert await fleet.settled() == [{"tenant": "demo", "has_begun": False, "output_tokens": None}]
 
 
+@pytest.mark.parametrize(("reason", "status"), [("draining", 503), ("rate", 429), ("invalid", 400)])
+async def test_what_was_lost_costs_nothing_either_where_the_next_replica_refuses(reason: str, status: int) -> None:
+    fleet = PaperFleet(a=answering(RESET), b=answering(refusal(reason, status)))
+    answer = await fleet.request()
+    assert (answer.status, answer.code) == (status, reason)
+    assert await fleet.settled() == [{"tenant": "demo", "has_begun": False, "output_tokens": None}]
+
+
+async def test_what_the_next_replica_answers_is_settled_by_it_alone() -> None:
+    fleet = PaperFleet(a=answering(RESET), b=answering(stream(*EVENTS)))
+    assert (await fleet.request()).status == 200
+    assert await fleet.settled() == []
+
+
 async def test_an_answer_that_is_cut_before_its_end_is_not_begun() -> None:
     cut = httpx.Response(200, headers={"content-length": "10"}, stream=Parts(b"12345", RESET))
     fleet = PaperFleet(a=answering(cut), b=answering(whole()))

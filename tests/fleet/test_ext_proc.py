@@ -14,6 +14,7 @@ import pytest
 from fleet.ext_proc.exchange import PIECE
 from fleet.ext_proc.messages import KIND, HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 from fleet.ext_proc.server import EXT_PROC, HEALTH, NOT_SERVING, SERVING, handlers
+from fleet.picker import RoundRobin
 from fleet.process import Serving
 from quotas.reservation import Attempt
 from tests.fleet.ext_proc_gateway import (
@@ -210,6 +211,30 @@ async def test_who_will_not_wait_as_long_as_it_takes_anywhere_is_shed() -> None:
     assert (status, code, headers["x-sluice-dropped-reason"]) == (429, "deadline_unmeetable", "deadline")
     await gateway.exchange(head([("x-sluice-ttft-ms", "60000")]), *body(WHOLE), *answer(b"x"))
     assert gateway.picked == [A]
+
+
+async def test_who_would_not_wait_for_the_one_that_is_picked_is_sent_where_it_is_earliest() -> None:
+    fleet = PaperFleet(a=never, b=never)
+    gateway, views, now = PaperGateway(fleet), fleet.fleet.views, fleet.fleet.clock()
+    for name, seconds in ((A, 1.5), (B, 1.0)):
+        fleet.fleet.told(views[name], replace(IDLE, prefill_seconds=seconds), now)
+    fleet.fleet.pick = lambda *_, **__: views[A]  # type: ignore[method-assign]
+    for patience, picked in ((1700, A), (1200, B)):
+        await gateway.exchange(head([("x-sluice-ttft-ms", str(patience))]), *body(WHOLE), *answer(b"x"))
+        assert gateway.picked[0] == picked
+    await gateway.exchange(head([("x-sluice-ttft-ms", "900")]), *body(WHOLE))
+    assert gateway.refusal[:2] == (429, "deadline_unmeetable")
+
+
+async def test_a_request_counts_once_whatever_is_named_beside_it() -> None:
+    gateway = PaperGateway(PaperFleet(a=never, b=never, c=never))
+    fleet = gateway.fleet.fleet
+    fleet._picker = RoundRobin()
+    first = []
+    for _ in range(6):
+        await gateway.exchange(head(), *body(WHOLE), *answer(b"x"))
+        first.append(gateway.picked[0])
+    assert first == [A, B, C, A, B, C]
 
 
 async def test_the_answer_that_a_fallback_gave_is_counted_as_its(gateway: PaperGateway) -> None:

@@ -26,7 +26,11 @@ def predicted(knowledge: Knowledge) -> LeastPredicted:
 
 
 def picks(picker: Picker, request: RoutedRequest, views: list[ReplicaView], count: int = 200) -> Counter[str]:
-    return Counter(picker.pick(request, views, 0.0).replica.url[7] for _ in range(count))
+    counted = Counter[str]()
+    for _ in range(count):
+        counted[picker.pick(request, views, 0.0).replica.url[7]] += 1
+        picker.sent(0.0, 0.0)
+    return counted
 
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=6), st.integers(0, 9))
@@ -63,7 +67,7 @@ def test_the_busier_all_are_the_more_counts_what_would_be_computed_twice(knowled
         picker = predicted(knowledge)
         both = [view("a", prefill_seconds=waits), view("b", prefill_seconds=waits + 5.0)]
         for number in range(int(30 * rate)):
-            picker.pick(SHORT, both, number / rate - 30)
+            picker.sent(0.025, number / rate - 30)
         return picker.pick(LONG, both, 0.0).name[0]
 
     assert picked(rate=0.5, waits=0.0) == "a", "there is room for it"
@@ -75,7 +79,7 @@ def test_the_busier_all_are_the_more_counts_what_would_be_computed_twice(knowled
 def test_beyond_capacity_it_counts_no_more_than_just_below(knowledge: Knowledge) -> None:
     picker, views = predicted(knowledge), [view("a", prefill_seconds=1.0), view("b", prefill_seconds=1.0)]
     for number in range(10_000):
-        picker.pick(LONG, views, number * 0.02)
+        picker.sent(2.0, number * 0.02)
     assert picker.num_delayed(views) == pytest.approx(1 + 25 / 0.05, rel=0.05)
 
 
