@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +27,6 @@ from gateway.openai.requests import (
 )
 from gateway.openai.requests import Prompt as GivenPrompt
 
-BYTES_PER_TOKEN = 8  # decoding a token takes as long as rendering so many bytes of text
 PROMPT_TAIL = 8  # the last ids of a prompt, with which a completion may share a character
 
 
@@ -149,8 +147,7 @@ class CompletionDialect(Dialect):
         """Returns the text of a prompt: as it was given, if it was a text and nothing was cut off."""
         if isinstance(given, str) and request.kept_tokens is None:
             return given
-        decode = partial(frontend.tokenizer.decode, token_ids, request.skip_special_tokens)
-        return await frontend.body_reader.offload(tenant, BYTES_PER_TOKEN * len(token_ids), decode)
+        return await frontend.decode(tenant, token_ids, request.skip_special_tokens)
 
     def identify(self, model: str) -> Identity:
         return Identity.of_completion(model)

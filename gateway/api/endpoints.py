@@ -131,7 +131,7 @@ class TokenizeEndpoint(Endpoint):
     """
 
     async def answer(self, call: Call) -> Outcome:
-        frontend, tokenizer = self.frontend, self.frontend.tokenizer
+        frontend = self.frontend
         policy = frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
             request = await self.read(call, policy, parse_tokenize_request)
@@ -141,7 +141,7 @@ class TokenizeEndpoint(Endpoint):
                 text = await frontend.render(policy.name, request.conversation)
             param = "prompt" if request.conversation is None else "messages"
             token_ids = await frontend.encode(policy.name, text or "", request.add_special_tokens, param)
-            strings = [tokenizer.id_to_token(token_id) for token_id in token_ids] if request.return_token_strs else None
+            strings = await frontend.spellings(policy.name, token_ids) if request.return_token_strs else None
             charge.was_served = True
             await call.response.reply(tokenized(token_ids, frontend.model.limits.max_model_len, strings))
         return Outcome.COMPLETED
@@ -156,7 +156,7 @@ class DetokenizeEndpoint(Endpoint):
         with closing(await self.charge(call, policy)) as charge:
             request = await self.read(call, policy, partial(parse_detokenize_request, limits=frontend.model.limits))
             _check_model(frontend, policy, request.model)
-            text = frontend.tokenizer.decode(request.tokens, skip_special_tokens=False)
+            text = await frontend.decode(policy.name, request.tokens, skip_special_tokens=False)
             charge.was_served = True
             await call.response.reply(detokenized(text))
         return Outcome.COMPLETED

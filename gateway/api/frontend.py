@@ -1,7 +1,8 @@
 """The half of the gateway that speaks HTTP: all that reading requests and writing their answers takes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from backend.errors import TooManyTokens
 from backend.sampling_params import MAX_BAD_WORD_TOKENS
@@ -18,7 +19,10 @@ from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
 from gateway.tenants.effective_policy import EffectivePolicies, EffectivePolicy, KVShape
 
+BYTES_PER_TOKEN = 8  # decoding a token takes as long as rendering so many bytes of text
 WORD_BYTES = 64  # encoding a word takes as long as rendering so many bytes of text
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,17 @@ class Frontend:
                 return await self.tokenizer.encode_async(text, add_special_tokens, most)
         except TooManyTokens as error:
             raise context_exceeded(error.num_tokens, context, param) from None
+
+    async def decode(self, tenant: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Returns the text of token ids."""
+        return await self._of_each(tenant, token_ids, lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
+
+    async def spellings(self, tenant: str, token_ids: Sequence[int]) -> list[str | None]:
+        """Returns each token as the vocabulary spells it."""
+        return await self._of_each(tenant, token_ids, lambda: list(map(self.tokenizer.id_to_token, token_ids)))
+
+    async def _of_each(self, tenant: str, token_ids: Sequence[int], found: Callable[[], T]) -> T:
+        return await self.body_reader.offload(tenant, BYTES_PER_TOKEN * len(token_ids), found)
 
     async def bad_words(self, tenant: str, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Returns the token ids of words that must not be completed: of each as it begins a text, and, where that is

@@ -10,12 +10,12 @@ A refused request counts 1, and 1 more for each 64 KiB of its body, read or stil
   behind the same address is not delayed.
 """
 
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError, TooManyRefused
+from gateway.http.address import network_of
 from gateway.http.json_body import BLOCK
 
 BURST_SECONDS = 1.0  # seconds of a rate that may come at once
@@ -58,7 +58,7 @@ class RefusalLimiter:
             return 0.0
         now, cost = self._clock(), 1.0 + num_bytes // BLOCK
         if tenant is None:
-            return self._addresses.bucket((_network(peer), None), 1.0, now).take(cost, now)
+            return self._addresses.bucket((network_of(peer), None), 1.0, now).take(cost, now)
         owners: list[tuple[_Owner, float]] = [((tenant, key), 1.0), ((tenant, None), TENANT_SHARE)]
         if error.outcome is Outcome.INVALID:
             self._suspect(tenant)
@@ -125,10 +125,3 @@ class _Bucket:
     def _refill(self, now: float) -> None:
         self._level = min(self._level + (now - self._at) * self.rate, BURST_SECONDS * self.rate)
         self._at = now
-
-
-def _network(peer: str) -> str:
-    """Returns an IPv4 address itself, and the /64 of an IPv6 address, which belongs to one subscriber."""
-    if ":" not in peer:
-        return peer
-    return str(int(ipaddress.IPv6Address(peer.partition("%")[0])) >> 64)

@@ -14,12 +14,12 @@ time to show a key. A request that has shown a key and is there with all of its 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from ipaddress import IPv6Address, ip_network
 from itertools import chain
 from typing import Protocol
 
+from gateway.http.address import network_of
+
 STRANGERS_SHARE = 4  # strangers keep 1 / so many of all connections
-SITE_BITS = 64  # an IPv6 subscriber has all addresses that share so many leading bits
 
 
 class ConnectionLimitReached(Exception):
@@ -197,12 +197,8 @@ class _Group:
 
 def _peer(address: str) -> tuple[str, bool]:
     """Returns the peer that an address belongs to, as far as it shows, and whether it is this machine."""
-    if ":" not in address:
-        return address, address.startswith("127.")
-    parsed = IPv6Address(address.partition("%")[0])
-    if parsed.ipv4_mapped is not None:
-        return _peer(str(parsed.ipv4_mapped))
-    return str(ip_network((parsed.packed, SITE_BITS), strict=False)), parsed.is_loopback
+    peer = network_of(address)
+    return peer, peer.startswith("127.") or address == "::1"
 
 
 def _nothing() -> None:

@@ -106,7 +106,10 @@ def test_an_address_is_counted_by_itself_and_ipv6_by_its_network(site: Site) -> 
     for number in range(1000):
         site.rate.count(STRANGER, None, None, f"2001:db8::{number:x}", 0)
     assert site.rate.count(STRANGER, None, None, "2001:db8::ffff", 0) > 1
-    for peer in ("2001:db8:0:1::1", "10.0.0.1", "fe80::1%eth0", ""):
+    for _ in range(1000):
+        site.rate.count(STRANGER, None, None, "::ffff:192.0.2.1", 0)
+    assert site.rate.count(STRANGER, None, None, "192.0.2.1", 0) > 1
+    for peer in ("2001:db8:0:1::1", "10.0.0.1", "::ffff:10.0.0.2", "fe80::1%eth0", ""):
         assert site.rate.count(STRANGER, None, None, peer, 0) == 0
     assert site.is_read()  # whoever shares an address with them
 

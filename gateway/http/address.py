@@ -1,0 +1,17 @@
+"""Tells whose an IP address is, as far as it shows: limits by address are for whoever may use all of a network."""
+
+from ipaddress import IPv6Address, ip_network
+
+SITE_BITS = 64  # an IPv6 subscriber has all addresses that share so many leading bits
+
+
+def network_of(address: str) -> str:
+    """Returns an IPv4 address itself, also where it is written as IPv6 (RFC 4291, 2.5.5.2), and of any other IPv6
+    address its subscriber's network.
+    """
+    if ":" not in address:
+        return address
+    parsed = IPv6Address(address.partition("%")[0])
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ip_network((parsed.packed, SITE_BITS), strict=False))
