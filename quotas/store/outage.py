@@ -122,10 +122,12 @@ class OutageFallback:
         await self.slices.close()
 
     async def _adopt(self, account: Account) -> None:
-        for tracked in await self._replica.adopt(account):
+        taken = await self._replica.adopt(account)
+        for tracked in taken:
             local = self._locals.pop(tracked.reservation.id)
             for slice_ in local.slices:
                 slice_.taken_over(tracked.reservation.ask)
+        await self._replica.settle_ended(account, taken)
 
     def _slices_for(self, account: Account, ask: Ask, policy: Outage, reason: StoreUnavailable) -> tuple[Slice, ...]:
         match policy:

@@ -96,7 +96,7 @@ class ReplicaReservations:
 
     async def adopt(self, account: Account) -> list[TrackedReservation]:
         """Have the store take over what was granted locally, whatever its limits hold now, and return those
-        reservations.
+        reservations, of which `settle_ended` settles those that are over.
 
         If this is interrupted, a later call takes them over, once.
         """
@@ -109,8 +109,11 @@ class ReplicaReservations:
         await self._put_back(account, taken, CHARGE_FIRST)
         for tracked in taken:
             tracked.is_local, tracked.granted = False, True
-        await all_of(self.settle(account, tracked) for tracked in taken if tracked.used is not None)
         return taken
+
+    async def settle_ended(self, account: Account, taken: Iterable[TrackedReservation]) -> None:
+        """Settle those that ended before the store had taken them over. What cannot be, the next heartbeat does."""
+        await all_of(self.settle(account, tracked) for tracked in taken if tracked.used is not None)
 
     async def _decide(
         self, script: Script, account: Account, ask: Ask, field: bytes, rest: Sequence[bytes] = ()

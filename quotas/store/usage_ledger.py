@@ -47,8 +47,7 @@ class UsageLedger:
     async def flush(self) -> None:
         """Book what was added. Raises `StoreUnavailable` for what could not be, which is kept for the next call."""
         for tenant, batch in self._open.items():
-            self._ordinal += 1
-            self._closed.setdefault(tenant, deque()).append((self._ordinal, batch))
+            self._close(tenant, batch)
         self._open = {}
         results = await asyncio.gather(*map(self._send, list(self._closed)), return_exceptions=True)
         for failure in (result for result in results if isinstance(result, BaseException)):
@@ -78,6 +77,18 @@ class UsageLedger:
             found.update(_named(names))
             if cursor == b"0":
                 return sorted(found)
+
+    def _close(self, tenant: str, batch: Batch) -> None:
+        """Put a batch behind those that are to be sent. The first of them may have been sent, and stays as it is; what
+        comes while the store is away joins the last.
+        """
+        batches = self._closed.setdefault(tenant, deque())
+        if len(batches) < 2:
+            self._ordinal += 1
+            batches.append((self._ordinal, {}))
+        _, last = batches[-1]
+        for key, usage in batch.items():
+            last[key] = last.get(key, NOTHING) + usage
 
     async def _send(self, tenant: str) -> None:
         batches = self._closed[tenant]

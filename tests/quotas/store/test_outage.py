@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
@@ -119,6 +120,27 @@ async def test_what_runs_when_the_outage_begins_settles_on_return(url: str, stor
             await reserve(store, "closed")
     await returned(store)
     assert (await left(store))["tokens/day"] == 99_930
+
+
+async def test_nothing_is_set_aside_for_what_the_store_took_over_though_it_could_not_be_settled_then(
+    url: str, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await warmed_up(store)
+    async with hanging(url):
+        reservation = await reserve(store)
+    replica, lost = store._replica, StoreUnavailable("lost")
+    with monkeypatch.context() as patched:
+        patched.setattr(replica, "_put_back", AsyncMock(side_effect=lost))
+        with pytest.raises(StoreUnavailable):
+            await returned(store)
+        await store.settle(reservation, Usage(60, 10))  # perhaps the store has it by now
+    with monkeypatch.context() as patched:
+        patched.setattr(replica, "_settled", AsyncMock(side_effect=lost))
+        with pytest.raises(StoreUnavailable):
+            await store.heartbeat()
+    assert not store._fallback._locals
+    await store.heartbeat()
+    assert (await left(store))["tokens/day"] == 100_000 - 100 - 70
 
 
 async def test_an_answer_goes_on_within_the_slice(url: str, store: RedisStore) -> None:

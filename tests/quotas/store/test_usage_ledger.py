@@ -62,6 +62,19 @@ async def test_it_waits_for_a_store_that_is_away(wire: Wire, tenant: str) -> Non
     assert await booked(store, tenant) == {None: USAGE}
 
 
+async def test_what_comes_in_a_long_outage_joins_one_batch(wire: Wire, tenant: str) -> None:
+    store = RedisStore(wire)
+    wire.is_cut = True
+    for number in range(50):
+        store.book(tenant, f"k{number % 2}", USAGE)
+        with pytest.raises(StoreUnavailable):
+            await store.heartbeat()
+    assert len(store._ledger._closed[tenant]) == 2, "the first may have been sent"
+    wire.is_cut = False
+    await store.heartbeat()
+    assert {key: usage.requests for key, usage in (await booked(store, tenant)).items()} == {"k0": 25, "k1": 25}
+
+
 async def test_replicas_book_into_one_ledger(wire: Wire, tenant: str) -> None:
     for store in (RedisStore(wire), RedisStore(wire)):
         store.book(tenant, "k1", USAGE)
