@@ -3,6 +3,8 @@
 The answers have the size of the gateway's own, 32 tokens whole or as 35 events. A bare stream is one write an event.
 /v1/chat/completions is the same for a proxy, which reads what it is sent: a role, 32 tokens, a finish and the end. Told
 how long a step takes, it streams as many tokens as it is asked for, one in each step, all streams on the same clock.
+/libraries is what the libraries alone take of a whole answer to a chat: the body parsed and checked, the template
+rendered, the prompt encoded, 32 tokens decoded, the answer written.
 Answers each line on standard input with what the event loop's thread has done by then.
 """
 
@@ -18,12 +20,17 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from threading import Thread, main_thread
 
+import orjson
 import uvicorn
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from tokenizers import Tokenizer
 
+from backend.model.hub import resolve_model
 from benchmarks.machine import num_writes
 
 NUM_EVENTS = 35
@@ -112,9 +119,53 @@ def app(clock: StepClock) -> Starlette:
     async def state(_: Request) -> Response:
         return Response(IDLE, media_type="application/json")
 
-    paths = {"/whole": answer, "/stream": stream, "/v1/chat/completions": chat}
+    libraries = Libraries()
+
+    async def with_libraries(request: Request) -> Response:
+        return Response(libraries.answer(await request.body()), media_type="application/json")
+
+    paths = {"/whole": answer, "/stream": stream, "/v1/chat/completions": chat, "/libraries": with_libraries}
     routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in paths.items()]
     return Starlette(routes=[*routes, Route("/admin/v1/state", state)])
+
+
+class Message(BaseModel):
+    """A message of a chat."""
+
+    role: str
+    content: str
+
+
+class Chat(BaseModel):
+    """A request, as the benchmarks make it."""
+
+    model: str
+    messages: list[Message]
+    max_tokens: int
+    ignore_eos: bool = False
+    stream: bool = False
+
+
+class Libraries:
+    """Answers chats with what is loaded of the embedded model's tokenizer and template, as their libraries come."""
+
+    def __init__(self) -> None:
+        directory = resolve_model("embedded")
+        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        source = json.loads((directory / "tokenizer_config.json").read_text())["chat_template"]
+        self._template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+        self._told = self._tokenizer.encode(" word" * 32, add_special_tokens=False).ids[:32]
+
+    def answer(self, body: bytes) -> bytes:
+        """Returns the whole answer to a chat."""
+        chat = Chat.model_validate(orjson.loads(body))
+        messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+        prompt = self._template.render(messages=messages, add_generation_prompt=True)
+        (encoded,) = self._tokenizer.encode_batch_fast([prompt], add_special_tokens=False)
+        message = {"role": "assistant", "content": self._tokenizer.decode(self._told), "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
+        usage = USAGE | {"prompt_tokens": len(encoded)}
+        return orjson.dumps({**HEAD, "object": "chat.completion", "choices": [choice], "usage": usage})
 
 
 async def _events(event: bytes) -> AsyncIterator[bytes]:

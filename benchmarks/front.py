@@ -4,9 +4,9 @@ All servers share one core and take turns; the load generator has another. The e
 an answer, each planned, handed to the device thread and back; beside it, one that has the whole answer at once, and
 bare starlette on uvicorn. The first tables say what the event loop's thread does with a request, part by part, by
 samples of a gateway that is told to take them (parts.py names the functions that mark each part): a regression names
-its hop. The others judge the whole: requests and streams as shares of bare starlette's, what a token costs while all
-streams run beside a server that writes one event a stream on the same clock and decides nothing, and what limits, the
-event log and tracing add.
+its hop. The others judge the whole: requests and streams as shares of bare starlette's, beside what the libraries alone
+leave of those (JSON, pydantic, jinja2, tokenizers); what a token costs while all streams run, beside a server that
+writes one event a stream on the same clock and decides nothing; and what limits, the event log and tracing add.
 """
 
 import os
@@ -108,6 +108,7 @@ def _ratios(report: Report, core: int, runs: int, seconds: float) -> None:
             for n in CONNECTIONS:
                 for name, port, request in (
                     ("bare whole", bare, post("/whole", {})),
+                    ("libraries whole", bare, post("/libraries", BODY)),
                     ("instant whole", instant, _request(key, stream=False)),
                     ("whole", stepping, _request(key, stream=False)),
                     ("bare stream", bare, post("/stream", {})),
@@ -116,7 +117,7 @@ def _ratios(report: Report, core: int, runs: int, seconds: float) -> None:
                     load = closed_loop(port.ready["port"], request, n, seconds)
                     figures[f"{name} {n}"].append(load.answers / load.seconds)
                     figures["generator"].append(load.busy)
-    names = ("bare whole", "instant whole", "whole", "bare stream", "stream")
+    names = ("bare whole", "libraries whole", "instant whole", "whole", "bare stream", "stream")
     rows: list[dict[str, object]] = [
         {"server": name} | {f"answers/s at {n}": Spread.of(figures[f"{name} {n}"]) for n in CONNECTIONS}
         for name in names
@@ -124,6 +125,8 @@ def _ratios(report: Report, core: int, runs: int, seconds: float) -> None:
     report.add_table(f"answers of {TOKENS} tokens a second, one core, median (extremes)", rows)
     report.notes.append(f"load generator: at most {max(figures['generator']):.0%} of its core")
     for n in CONNECTIONS:
+        libraries = _share(figures, "libraries whole", "bare whole", n)
+        report.notes.append(f"the libraries alone, without steps, at {n}: {libraries:.3f} of bare")
         for name, floor, least in (("whole", "bare whole", 0.12), ("instant whole", "bare whole", 0.25)):
             report.at_least(f"{name} answers/s at {n}, share of bare", _share(figures, name, floor, n), least)
         report.at_least(f"streams/s at {n}, share of bare", _share(figures, "stream", "bare stream", n), 0.65)
