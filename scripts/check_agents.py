@@ -4,8 +4,8 @@
 openai for Python and for Node, instructor, pydantic-ai, langchain-openai and litellm, by the programs in
 scripts/agents: tool calls one and many, whole and streamed, their results, pydantic and zod models, log probabilities.
 Each is installed at first use into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else
-~/.cache/sluice), from the package indexes that pip and npm are set up for. Writes benchmarks/results/agents.json; exit
-status 1 when a check failed.
+~/.cache/sluice), from the package indexes that pip and npm are set up for. Writes
+benchmarks/results/agent_clients.json; exit status 1 when a check failed.
 """
 
 import json
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these clients")
     parser.add_argument("--http-workers", type=int, default=0, help="of the server (default: %(default)s)")
     options = parser.parse_args(arguments)
-    report = Report("agents")
+    report = Report("agent_clients")
     core, _ = machine.two_cores()
     workers = options.http_workers
     with TemporaryDirectory() as folder, served(core, [TENANT], Path(folder), http_workers=workers) as gateway:

@@ -193,3 +193,10 @@ def test_the_panels_that_are_named_exist() -> None:
     assert {title for titles_of_row in named for title in titles_of_row.split("; ")} <= titles
     assert set(re.findall(r"(?<!\*)\*([A-Z][^*\n]+)\*(?!\*)", DIAGNOSIS)) <= titles
     assert set(re.findall(r"^panel '([^']+)'", DIAGNOSIS, re.MULTILINE)) <= titles
+
+
+def test_every_code_of_an_error_is_in_a_reference_page() -> None:
+    sources = [ROOT / path for path in ("gateway/errors.py", "gateway/grammar_errors.py", "fleet/errors.py")]
+    codes = {code for path in sources for code in re.findall(r'code = "(\w+)"', path.read_text(encoding="utf-8"))}
+    pages = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("api", "overload"))
+    assert {code for code in codes if f"`{code}`" not in pages} == set()

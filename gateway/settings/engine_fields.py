@@ -223,7 +223,7 @@ class EngineFields(BaseSettings):
         "engine",
         "N",
         1,
-        "processes that match constrained answers, started with the first of them; 0: none may be asked for",
+        "processes that match constrained answers, started with the server; 0: none may be asked for",
         ge=0,
         le=64,
     )

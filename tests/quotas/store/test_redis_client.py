@@ -1,4 +1,5 @@
 import asyncio
+import re
 import shutil
 import socket
 import subprocess
@@ -10,11 +11,12 @@ import pytest
 from redis.asyncio import Redis
 
 from benchmarks.processes import free_port
-from quotas.errors import StoreUnavailable, StoreUnsuitable
+from quotas.errors import StoreFault, StoreUnavailable, StoreUnsuitable
 from quotas.policy.limit import Limit, Rate, Resource
-from quotas.reservation import Ask, Reservation, Usage
+from quotas.reservation import Ask, Attempt, Delivered, Reservation, Usage
 from quotas.store import redis_client
 from quotas.store.redis_store import RedisStore
+from quotas.store.scripts import LUA, Script
 from tests.gateway.server_process import eventually
 from tests.quotas.servers import BINARIES, connected, hanging, running, until_connected
 
@@ -163,12 +165,88 @@ async def test_all_keys_of_a_call_share_a_slot_of_a_cluster(tmp_path: Path) -> N
             assert [state.remaining for state in await store.states("{a}b", "k{1}", limits)] == [798, 10, 698]
 
 
-# behind TLS, and for a user of its own, where a server and tools for that are installed
+# for a user of its own
 
-NEEDED = (
-    "+@connection +info +script|load +evalsha +time +hget +hset +hdel +hmget +hgetall +exists +del +expire +pexpire "
-    "+pttl +scan"
-)  # as docs/quotas.md says
+QUOTAS = (Path(__file__).parents[3] / "docs" / "quotas.md").read_text(encoding="utf-8")
+(NEEDED,) = re.findall(r"^\+@connection .*$", QUOTAS, re.MULTILINE)
+CALLED = re.compile(r"redis\.p?call\('(\w+)'")  # by a script
+SENT = re.compile(r"""\(b"([A-Z]+)"(?:, b"([A-Z]+)")?""")  # by this process
+OF_CONNECTIONS = {"ping"}  # +@connection has them
+
+
+def test_the_commands_that_are_documented_are_those_that_are_sent_or_that_scripts_call() -> None:
+    store = Path(redis_client.__file__).parent
+    called = {name for path in LUA.glob("*.lua") for name in CALLED.findall(path.read_text(encoding="utf-8"))}
+    sources = [path.read_text(encoding="utf-8") for path in store.glob("*.py")]
+    sent = {"|".join(filter(None, words)) for source in sources for words in SENT.findall(source)}
+    needed = {word.lower() for word in called | sent} - OF_CONNECTIONS
+    assert set(NEEDED.split()) == {"+@connection", *(f"+{word}" for word in needed)}
+
+
+@pytest.fixture(params=sorted(BINARIES))
+def restricted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The URL of a server for anybody, and for a user who has the commands and the keys that are documented."""
+    acl = tmp_path / "users.acl"
+    acl.write_text(f"user default on nopass ~* &* +@all\nuser sluice on >secret ~sluice:* {NEEDED}\n")
+    with running(BINARIES[request.param], tmp_path, "--aclfile", str(acl)) as url:
+        yield url, url.replace("unix://", "unix://sluice:secret@")
+
+
+async def test_every_script_and_the_probe_run_with_the_commands_that_are_documented(
+    restricted: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "PROBE_SECONDS", 0.02)
+    url, own = restricted
+    async with connected(own, timeout=0.5) as store, Redis.from_url(url) as redis, asyncio.timeout(60):
+        ran = set[str]()
+
+        def note(script: str, began: float, ended: float, failure: Exception | None) -> None:
+            assert not isinstance(failure, StoreFault), failure
+            ran.add(script)
+
+        store.on_command.append(note)
+        held = await reserved(store)
+        await store.extend(held, 5)
+        await store.settle(await store.reserve("a", "k", LIMITS, Ask(1, 1, 1, attempt=Attempt("ab", 2))), Usage(1, 1))
+        assert await store.conclude("a", Delivered("cd", False, None)) is False
+        store.book("a", "other", Usage(1, 2))
+        assert await store.lease_kv("a", 1000, 500) == (500, store.lease)
+        await store.served_sums("fleet").exchange({"a": 1.0})
+        await store.announcements("fleet").announce("one", b"said")
+        await store.announcements("fleet").leave("one")
+        await store.heartbeat()
+        (usage,) = [await store.usage(*named) for named in await store.ledgers()]
+        assert set(usage) == {"k", "other"}
+
+        await redis.hdel("sluice:{a}", f"r:{held.id}")  # one that is restored alone
+        await store.heartbeat()
+        await redis.delete("sluice:{a}")  # all is restored
+        await store.heartbeat()
+
+        async with hanging(url):
+            with pytest.raises(StoreUnavailable):
+                await reserved(store)  # perhaps it was: that is reclaimed
+            charged_later = await store.reserve("a", None, LIMITS, Ask(1, 1, 1), "open")
+            adopted = await store.reserve("a", None, LIMITS, Ask(1, 1, 1), "open")
+            await store.settle(charged_later, Usage(1, 1))
+        await until_connected(store)
+        await store.reserve("a", None, LIMITS, Ask(1, 1, 1), "lease")  # for which a slice is set aside
+        await store.heartbeat()
+
+        await redis.config_set("min-replicas-to-write", 1)
+        with pytest.raises(StoreUnavailable):
+            await reserved(store)
+        store.returned.clear()
+        await redis.config_set("min-replicas-to-write", 0)
+        await store.returned.wait()  # the probe was accepted
+        for reservation in (held, adopted):
+            await store.settle(reservation, Usage(1, 1))
+        await store.heartbeat()
+        assert ran == set(Script)
+        assert not [entry for entry in await redis.acl_log() if entry["username"] == "sluice"]
+
+
+# behind TLS, where a server and tools for that are installed
 
 
 @pytest.fixture(scope="module")
@@ -198,18 +276,12 @@ def at(address: str, credentials: str) -> RedisStore:
     return RedisStore.at(f"rediss://{credentials}@{address}", timeout=5)
 
 
-async def test_everything_works_with_the_commands_that_are_documented(address: str) -> None:
+async def test_a_store_behind_tls_is_used_as_any_other(address: str) -> None:
     store = at(address, "sluice:secret")
     await store.connect()
     reservation = await store.reserve("acme", "k", LIMITS, Ask(1, 10, 20))
-    await store.extend(reservation, 5)
     await store.settle(reservation, Usage(10, 20))
-    store.book("acme", "other", Usage(1, 2))
-    await store.heartbeat()
     assert [state.remaining for state in await store.states("acme", "k", LIMITS)] == [970, 10]
-    assert await store.lease_kv("acme", 1000, 500) == (500, store.lease)
-    ((tenant, day),) = await store.ledgers()
-    assert tenant == "acme" and set(await store.usage(tenant, day)) == {"k", "other"}
     await store.close()
 
 
