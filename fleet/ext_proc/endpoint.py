@@ -66,13 +66,14 @@ class PickEndpoint(FleetEndpoint):
         Raises `NoReplica`, and `DeadlineUnmeetable` (429) where the client will not wait for any.
         """
         fleet, subset = self._services.fleet, self._exchange.subset
-        picked, earliest = fleet.pick(request, among=subset), fleet.earliest(request, subset)
-        if picked is None or earliest is None:
+        picked = fleet.pick(request, among=subset)
+        if picked is None:
             raise NoReplica
         deadlines = read_deadlines(scope["headers"], True, time.time())
         patience = min(deadlines.first_token, deadlines.last_token)
         if patience == inf or fleet.first_token(request, picked) <= patience:
             return picked
+        earliest = fleet.earliest(request, subset) or picked
         expected = fleet.first_token(request, earliest)
         if expected > patience:
             raise DeadlineUnmeetable(
