@@ -1,6 +1,6 @@
 """The core: every decision between a request's arrival and its last token, made of timed events alone."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Listed
 from math import inf
 
@@ -8,9 +8,6 @@ from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
 from admission.kv.copy_time import CopyTime
-from admission.kv.memory import FuturePeak, Gate
-from admission.kv.predicted_length import PredictedLength
-from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger, work_of
 from admission.length_predictor import Learned, LengthPredictor, features_of
 from admission.observer import CoreObserver
@@ -19,98 +16,18 @@ from admission.orderings.ordering import Ordering
 from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
-from admission.prefill_sizer import PrefillSizer
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.idle_calibration import IdleCalibration, work_of_shape
-from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork
+from admission.step_times.step_time import Pipeline, StepTimeModel
 from backend.calibration_steps import CalibrationStep
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.retention import Retention
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
-RESERVE = 1 / 3
-"""Of the time that a deadline leaves for a first token, the last share, in which a prompt waits for nobody that comes
-later: where the queue is as long as deadlines allow, all are as late, and what comes too late was computed for nothing.
-"""
-
-
-class TenantHooks:
-    """The `SchedulerHooks` that know tenants and time: prefill by latency targets, memory by forecast, victims
-    by debt.
-    """
-
-    def __init__(
-        self,
-        ordering: Ordering,
-        ledger: Ledger,
-        sizer: PrefillSizer,
-        gate: Gate,
-        forecast: FuturePeak,
-        lengths: OutputLengths,
-        swap_choice: SwapChoice,
-        retention: Retention,
-        model: StepTimeModel,
-        pipeline: Pipeline,
-    ) -> None:
-        self.prefill_budget = sizer.prefill_budget
-        self.swaps = swap_choice.swaps
-        self.retention = retention
-        self._ordering = ordering
-        self._ledger = ledger
-        self._gate = gate
-        self._forecast = forecast
-        self._lengths = lengths
-        self._model, self._pipeline = model, pipeline
-        self._fair = ordering if isinstance(ordering, FairQueue) else None
-        self._predicted = gate if isinstance(gate, PredictedLength) else None
-
-    def outranks(self, sequence: Sequence, other: Sequence) -> bool:
-        return self._fair is not None and self._fair.outranks(sequence, other)
-
-    def served(self, tenant: str) -> float:
-        return self._fair.account(tenant).served if self._fair is not None else 0.0
-
-    def prefill_cost(self, sequence: Sequence, tokens: int) -> float:
-        """Only the fair queue divides prefill among tenants."""
-        if self._fair is None:
-            return inf
-        return self._ledger.prepaid(tokens, 0.0) / self._fair.account(sequence.tenant).weight
-
-    def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
-        """As many as such steps can compute behind those in flight, with `RESERVE` of its time left."""
-        seconds = self._model.fitted.seconds(StepWork(room, scheduled.batch.num_decodes, scheduled.decode_context))
-        now = scheduled.planned_at + self._pipeline.remaining(scheduled.planned_at)
-        return (due - RESERVE * (due - sequence.arrival) - now) / seconds * room
-
-    def admits(
-        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
-    ) -> bool:
-        return self._gate(sequence, running, num_free, num_held, num_kept)
-
-    def peak(self, sequences: Iterable[Sequence]) -> int:
-        return self._forecast.blocks(sequences)
-
-    def admitted(self, sequence: Sequence) -> None:
-        """A newcomer pays ahead, once: what was preempted is still paid for.
-
-        Of an answer whose length nothing has shown it pays nothing ahead: a tenant alone would be granted what it
-        declares, and have it back as credit once others are there.
-        """
-        if sequence.is_newcomer:
-            tenant, declared = sequence.tenant, sequence.max_tokens
-            output = self._lengths.mean(tenant, declared) if self._lengths.knows(tenant, declared) else 0.0
-            self._ledger.prepay(sequence, output)
-
-    def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
-        """Rank victims by their tenants' debt, the deepest first; then by the work lost, the least first; then
-        by age. Where memory was given by predicted lengths, who has outgrown its part goes before all others.
-        """
-        outgrew = self._predicted is not None and self._predicted.outgrew(sequence)
-        return (outgrew, -self._ordering.credit(sequence.tenant), -sequence.num_computed_tokens, sequence.arrival)
+JUST_AFTER = 1e-3  # seconds: a deadline at this very moment has not passed
 
 
 class Controller:
@@ -162,13 +79,13 @@ class Controller:
         sequence.arrival = now
         if self.predictor is not None and not sequence.features:
             sequence.features = features_of(sequence.tenant, sequence.prompt, sequence.max_tokens, sequence.traits)
-        self.scheduler.pin(sequence, now)
+        self.scheduler.look_up(sequence, now)
         try:
             load = self.control.admit(sequence, now)
         except AdmissionRefused as refusal:
-            self.scheduler.unpin(sequence)
             self._tell_arrived(sequence, refusal, now)
             raise
+        self.scheduler.pin(sequence, now)
         self.scheduler.add(sequence)
         self.backlog.add(sequence, load)
         self.drain.sample(True, now)
@@ -262,8 +179,13 @@ class Controller:
 
     @property
     def wakes_at(self) -> float | None:
-        """The time at which to plan again though nothing has happened: a batch that is gathered is then due."""
-        return self.scheduler.wakes_at
+        """The time at which to plan again though nothing has happened: a batch that is gathered is then due, or a
+        deadline has passed of one that waits, or is held.
+        """
+        wakes_at, due = self.scheduler.wakes_at, self._expiry.next_due
+        if self.in_flight or not -inf < due < inf:
+            return wakes_at
+        return due + JUST_AFTER if wakes_at is None else min(wakes_at, due + JUST_AFTER)
 
     def schedule(self, now: float) -> Batch | None:
         """Plan the next step; returns None when there is nothing to compute, or as many are in flight as may be."""

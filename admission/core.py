@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
-from admission.controller import Controller, TenantHooks
+from admission.controller import Controller
 from admission.estimate import Estimator
 from admission.expiry import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.kv.copy_time import CopyTime
@@ -35,6 +35,7 @@ from admission.predicted import Predicted
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import Prefer, QueueBounds
 from admission.step_times.step_time import Pipeline, StepTime, StepTimeModel
+from admission.tenant_hooks import TenantHooks
 from backend.config import EngineConfig
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence

@@ -173,9 +173,11 @@ class Ledger:
         """
         return self._tariff.estimate(prompt, PREPAID_SHARE * output, cached)
 
-    def prepay(self, sequence: Sequence, output: float) -> None:
-        """Let a sequence that was admitted prepay; its answer is expected to have `output` tokens."""
-        self._ordering.prepay(sequence, self.prepaid(len(sequence.prompt), output, sequence.num_computed_tokens))
+    def prepay(self, sequence: Sequence, output: float, cached: int) -> None:
+        """Let a sequence that was admitted prepay; its answer is expected to have `output` tokens, and so many tokens
+        of its prompt need not be computed for it.
+        """
+        self._ordering.prepay(sequence, self.prepaid(len(sequence.prompt), output, cached))
 
     def charge(self, tenant: str, seconds: float) -> None:
         """Charge a tenant for so many seconds of work beside the engine."""

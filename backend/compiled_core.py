@@ -34,7 +34,7 @@ MODULES = (
         for name in (
             *("accounting", "allowances", "batch", "between_turns", "block_tables", "forking", "holdings"),
             *("hooks", "joining"),
-            *("kv_accounts", "kv_manager", "lost_steps", "pin", "pinned_prefixes", "preemption"),
+            *("kv_accounts", "kv_manager", "lost_steps", "pinned_prefixes", "pins", "preemption"),
             *("prefill_order", "prefix_hit"),
             *("retention", "scheduled_step", "scheduler", "sequence", "step_rows", "swapping", "tenant_limits"),
         )
@@ -52,7 +52,7 @@ MODULES = (
         for name in (
             *("aging", "backlog", "calibration", "conformal", "controller", "departures", "due_order"),
             *("estimate", "expiry", "ledger", "length_predictor", "output_length"),
-            *("overload", "predicted", "prefill_sizer", "reserve", "surroundings"),
+            *("overload", "predicted", "prefill_sizer", "reserve", "surroundings", "tenant_hooks"),
         )
     ),
     *(

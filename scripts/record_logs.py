@@ -164,7 +164,7 @@ RUNS: dict[str, Record] = {
         CoreConfig(),
         16,
         losses=0.05,
-        rounds=80,
+        rounds=38,
         is_shared=True,
         num_blocks=24,
         num_host_blocks=40,

@@ -2,8 +2,7 @@
 
 from backend.paged_kv.idle_blocks import PLAIN, WANTED, IdleChain
 from backend.paged_kv.prefix_cache import PrefixCache
-from backend.scheduler.holdings import Cached, Holdings
-from backend.scheduler.pin import BlockHolder
+from backend.scheduler.holdings import BlockHolder, Cached, Holdings
 from backend.scheduler.retention import Keep, KeepRecent, Retention
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.swapping import Swapping

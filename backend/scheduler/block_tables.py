@@ -4,7 +4,6 @@ Sequences that begin with the same tokens share the blocks that hold them. Each 
 block once, on the account of the first of its sequences that holds it.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from sys import maxsize
 
@@ -16,9 +15,9 @@ from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
 from backend.scheduler.between_turns import BetweenTurns
-from backend.scheduler.holdings import Holdings
-from backend.scheduler.pin import BlockHolder, Pin
+from backend.scheduler.holdings import BlockHolder, Holdings
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
+from backend.scheduler.pins import Pins
 from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -29,7 +28,6 @@ _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
     KVAllocation.CONTIGUOUS: ContiguousPool,
 }
 
-PINNED = 8  # one in so many blocks may be kept for those that wait: the rest is for those that run
 NAMED_TOGETHER = 4  # blocks of output
 EVICTED_AHEAD = 1024  # one in so many blocks is given up before it is needed: many at once take half of the time
 COPIES = 4  # tokens that a step may copy back for a sequence, for each that it may compute
@@ -58,15 +56,13 @@ class BlockTables:
         self._caches = config.shares_blocks
         can_fill = config.max_table_entries < config.max_num_seqs * config.blocks_for(config.max_model_len)
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
-        self._pins: dict[Sequence, Pin] = {}  # of those that wait
-        self._pinned: Counter[int] = Counter()  # blocks, by how many pins hold each
-        self._most_pinned = config.num_blocks // PINNED
-        self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # by pins and floors together
         self._evicted_ahead = config.num_blocks // EVICTED_AHEAD
         self.swapping = Swapping(config, self.cache, counters)
         self._most_copied = max(1, COPIES * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # in steps in flight: step, who, from where to where
         self._counters = counters
+        parts = self.cache, self.holdings, self.allowances, self.pinned_prefixes
+        self.pins = Pins(config, *parts, lambda sequence, step: self.find(sequence, step).blocks)
         self.between_turns = BetweenTurns(self.cache, self.holdings, self.swapping, config.block_size)
 
     @property
@@ -77,16 +73,6 @@ class BlockTables:
     @property
     def shares_blocks(self) -> bool:
         return self._caches
-
-    @property
-    def num_pinned(self) -> int:
-        """The blocks that are kept for sequences that wait."""
-        return len(self._pinned)
-
-    @property
-    def pins(self) -> Collection[Pin]:
-        """What is kept for each of them."""
-        return self._pins.values()
 
     def completed(self, step: int) -> None:
         """Note that a step is done: what it was to compute is there."""
@@ -249,53 +235,23 @@ class BlockTables:
             found.append(host_block)
         return found
 
-    def pin(self, sequence: Sequence, step: int) -> None:
-        """Keep what the prefix cache has of a waiting sequence's prompt until `unpin`, if that can be counted on.
-
-        It cannot where so much is kept for those that wait that the longest sequence might not fit, nor for a tenant
-        with an allowance, whose running sequences may come to need all of it. Nothing is kept then.
-        """
-        tenant, hit = sequence.tenant, self.find(sequence, step)
-        if not hit.blocks or self.allowances.allowed(tenant) is not None:
-            return
-        blocks = [cached.block for cached in hit.blocks]
-        most = min(self._most_pinned, self._most_kept - self.cache.num_floor_blocks - self.pinned_prefixes.num_blocks)
-        if len(self._pinned) + sum(block not in self._pinned for block in blocks) > most:
-            return
-        pin = self._pins[sequence] = Pin(sequence.id, tenant, held_since=self.holdings.now)
-        self._pinned.update(blocks)
-        for cached in hit.blocks:
-            self.holdings.share(pin, cached)
-        self.holdings.append(pin, blocks)
-        pin.num_computed_tokens = sequence.num_pinned_tokens = len(blocks) * self._block_size
-
     def unpin(self, sequence: Sequence) -> None:
-        """Keep nothing for the sequence any more: it has taken it, or has ended. What keeping it cost is its own."""
+        """Keep nothing for a sequence that has waited: it has taken what was kept, or has ended."""
         self.between_turns.settled(sequence)
-        pin = self._pins.pop(sequence, None)
-        if pin is None:
-            return
-        self.holdings.count_seconds(pin)
-        sequence.kv_block_seconds += pin.kv_block_seconds
-        sequence.num_pinned_tokens = 0
-        self._forget_pinned(pin.block_table)
-        self.cache.begin_chain(pin.tenant, self.holdings.now)
-        self.holdings.leave(pin, pin.block_table)
-        self.pinned_prefixes.settle()
+        self.pins.unpin(sequence)
+
+    def unpin_surplus(self) -> None:
+        """Keep less for those that wait where floors or pinned prefixes have grown."""
+        while (newest := self.pins.surplus()) is not None:
+            self.unpin(newest)
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Let the tenant hold this many blocks from now on, for those alone that run; None: any number."""
         self.allowances.allow(tenant, blocks)
         if blocks is not None:
-            for sequence in [waiting for waiting in self._pins if waiting.tenant == tenant]:
+            for sequence in self.pins.of(tenant):
                 self.unpin(sequence)
             self.pinned_prefixes.allowed(tenant)
-
-    def _forget_pinned(self, blocks: list[int]) -> None:
-        self._pinned.subtract(blocks)
-        for block in blocks:
-            if not self._pinned[block]:
-                del self._pinned[block]
 
     def publish(self, sequence: Sequence, start: int, step: int) -> None:
         """Name the blocks that a row of this step fills, which begins at the sequence's token `start`.
@@ -327,15 +283,13 @@ class BlockTables:
         self.cache.invalidate(lost)
         for holder, index in cut.items():
             self.holdings.count_seconds(holder)
-            if isinstance(holder, Pin):
-                self._forget_pinned(holder.block_table[index:])
+            self.pins.cut(holder, index)
             self.cache.begin_chain(holder.tenant, self.holdings.now)
             self.holdings.leave(holder, holder.block_table[index:])
             del holder.block_table[index:]
             holder.num_computed_tokens = min(holder.num_computed_tokens, index * self._block_size)
         self.pinned_prefixes.settle()
-        for sequence, pin in self._pins.items():
-            sequence.num_pinned_tokens = pin.num_computed_tokens
+        self.pins.were_cut()
         for _, sequence, before, after in self._found:
             undone = after - max(before, cut.get(sequence, maxsize) * self._block_size)
             if undone > 0:
@@ -389,10 +343,8 @@ class BlockTables:
         """Assert that every block is free, cached, or held by one of these sequences or by a pin, or by several that
         share it; and the integrity of what they hold.
         """
-        holders: list[BlockHolder] = [*sequences, *self._pins.values()]
-        assert all(waiting.slot < 0 for waiting in self._pins), "blocks are kept for a sequence that runs"
-        assert self._pinned == Counter(block for pin in self._pins.values() for block in pin.block_table), "lost a pin"
-        assert len(self._pinned) <= self._most_pinned, "too much is kept for those that wait"
+        holders: list[BlockHolder] = [*sequences, *self.pins.all]
+        self.pins.check_integrity()
         self.pool.check_integrity()
         self.holdings.check_integrity(holders, self.pinned_prefixes.idle_by_tenant())
         self.pinned_prefixes.check_integrity()

@@ -58,6 +58,10 @@ class Forking:
             swapping.fit(hit, start, self._blocks.pool.num_free, budget)
         return hit
 
+    def num_left(self, sequence: Sequence, scheduled: ScheduledStep, budget: PrefillBudget) -> int:
+        """Return the tokens that are left to compute of a sequence that waits, beside what need not be."""
+        return sequence.num_uncomputed_tokens - self.find(sequence, scheduled, budget).num_blocks * self._block_size
+
     def _find(self, sequence: Sequence, scheduled: ScheduledStep) -> PrefixHit:
         leaders = scheduled.leaders
         row = leaders.get(sequence.prompt_group) if leaders and sequence.prompt_group is not None else None

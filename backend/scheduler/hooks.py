@@ -58,8 +58,10 @@ class SchedulerHooks(Protocol):
         """Return the blocks that these sequences may come to hold together at the fullest moment."""
         ...
 
-    def admitted(self, sequence: Sequence) -> None:
-        """Note that the sequence has just joined, perhaps again after a preemption: the next head may depend on it."""
+    def admitted(self, sequence: Sequence, *, follows: bool) -> None:
+        """Note that the sequence has just joined, perhaps again after a preemption: the next head may depend on it. One
+        that follows waits for what another computes of its prompt.
+        """
         ...
 
     def swaps(self, probability: float) -> bool:
@@ -105,7 +107,7 @@ class DefaultHooks:
     def peak(self, sequences: Iterable[Sequence]) -> int:
         return sum(self._blocks_for(sequence.num_tokens) + 1 - sequence.num_unpaid_blocks for sequence in sequences)
 
-    def admitted(self, sequence: Sequence) -> None:
+    def admitted(self, sequence: Sequence, *, follows: bool) -> None:
         pass
 
     def swaps(self, probability: float) -> bool:

@@ -26,6 +26,25 @@ class Joining:
         self._preemption, self._hooks = preemption, hooks
         self._is_static = config.batching.is_static
         self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
+        self._lacking: Sequence | None = None  # who was next in this plan, and lacked something
+        self._num_available = self._num_running = 0  # blocks and sequences, when it did
+
+    def begin(self) -> None:
+        """Begin with a plan, in which nobody has lacked anything yet."""
+        self._lacking = None
+
+    def lacks(self, sequence: Sequence) -> None:
+        """Note that who is next lacks something, after whatever has given way for it."""
+        self._lacking = sequence
+        self._num_available, self._num_running = self._kv_manager.num_available, len(self._kv_manager.running)
+
+    def still_lacks(self, sequence: Sequence) -> bool:
+        """Return True if it has lacked something before in this plan, and nothing has become free since: to find out
+        again, for each prompt that it may go before, would take as long as its prompt has blocks.
+        """
+        if sequence is not self._lacking or len(self._kv_manager.running) < self._num_running:
+            return False
+        return self._kv_manager.num_available <= self._num_available
 
     def why_wait(
         self, sequence: Sequence, hit: PrefixHit, length: int, scheduled: ScheduledStep, rule: BatchingRule

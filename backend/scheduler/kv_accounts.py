@@ -33,7 +33,7 @@ class KVAccounts:
     @property
     def num_reserved(self) -> int:
         """Those of them that are kept for sequences that wait."""
-        return self._blocks.num_pinned
+        return self._blocks.pins.num_blocks
 
     @property
     def num_idle(self) -> int:

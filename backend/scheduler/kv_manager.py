@@ -67,6 +67,7 @@ class KVManager:
         """Keep so many of the tenant's idle blocks whatever others need, and at most `ceiling`; None: any number."""
         self.begin(now)
         self.cache.limit(tenant, floor, ceiling)
+        self.blocks.unpin_surplus()
 
     def pin_prefixes(self, tenant: str, names: Iterable[BlockName], now: float = 0.0) -> None:
         """Keep idle blocks of these names for the tenant whatever others need, and of no others; a name comes behind
@@ -74,6 +75,7 @@ class KVManager:
         """
         self.begin(now)
         self.blocks.pinned_prefixes.pin(tenant, names)
+        self.blocks.unpin_surplus()
         self._held_tenants.resume(tenant)
 
     def running_of(self, tenant: str) -> list[Sequence]:

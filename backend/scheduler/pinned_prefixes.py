@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
-from backend.scheduler.holdings import Cached
-from backend.scheduler.pin import BlockHolder
+from backend.scheduler.holdings import BlockHolder, Cached
 
 
 class PinnedPrefixes:

@@ -2,9 +2,9 @@
 
 A prompt of many steps would keep all of its class waiting that come after it, and taking turns in equal shares would
 keep everyone waiting for everyone. So of one class, who has a pressing deadline goes before those that are due later
-(earliest deadline first: Liu and Layland, 1973): that is what estimates have promised. Of all others, who has fewer
-tokens left goes first (shortest remaining processing time: Schrage, 1968) where it costs the other no promise. It goes
-before one that was admitted earlier
+(earliest deadline first: Liu and Layland, 1973): that is what estimates have promised. Besides, who has fewer tokens
+left goes first (shortest remaining processing time: Schrage, 1968) where it costs the other no promise. It goes before
+one that was admitted earlier, with a pressing deadline or without,
 
 - while the other is still expected to have its first token in time, with all that goes before it, and
 - while all that went before the other since it was admitted is at most `prefill_overtaking` of its own prefill.
@@ -20,6 +20,7 @@ due, and for those of tenants that were served less than its own. And whatever a
 `PASSED_OVER` + 1 steps the one that was admitted first is the first of all: so each of them progresses.
 """
 
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from backend.config import EngineConfig
@@ -64,13 +65,15 @@ class PrefillOrder:
         self._oldest: Sequence | None = None  # who was admitted first, of those that prefill
         self._oldest_computed = self._passed_over = 0  # its tokens, and the steps since it had one
         self._goes_first: Sequence | None = None  # in this step, before anybody who waits as well
+        self._asked: Sequence | None = None  # who waits and was asked about last in this step
+        self._yielding: set[Sequence] = set()  # those that would let it go first
 
     def begin(self, prefilling: list[Sequence]) -> list[Sequence]:
         """Return those that prefill as this step is planned, given in the order of admission, as it serves them.
 
         Those that were done, and are not because a step was lost, come first in their class.
         """
-        self._room = 0
+        self._room, self._asked = 0, None
         if self._share:
             places = {prefill.sequence: prefill for prefill in self._line}
             known = set(prefilling)
@@ -90,31 +93,40 @@ class PrefillOrder:
         return served
 
     def goes_before(
-        self, head: Sequence, left: int, running: Sequence, scheduled: ScheduledStep, budget: PrefillBudget
+        self,
+        head: Sequence,
+        left: Callable[[], int],
+        running: Sequence,
+        scheduled: ScheduledStep,
+        budget: PrefillBudget,
     ) -> bool:
         """Return True if a sequence that waits, with `left` tokens to compute, may go before one of those that prefill,
-        and so before all behind that one.
+        and so before all behind that one. Of each that waits that is found out once a step, O(prefills).
         """
         if running is self._goes_first:
             return False
-        self._asking[head.tenant] = None
-        if not self._room:
-            self._room = max(1, budget.fits(0, self._config.max_num_batched_tokens))
-        return running in self.yielding(head, left, scheduled, self._room)
+        if head is not self._asked:
+            self._asking[head.tenant] = None
+            if not self._room:
+                self._room = max(1, budget.fits(0, self._config.max_num_batched_tokens))
+            self._asked, self._yielding = head, set(self.yielding(head, left(), scheduled, self._room))
+        return running in self._yielding
 
     def yielding(self, sequence: Sequence, left: int, scheduled: ScheduledStep, room: int) -> list[Sequence]:
         """Return those that prefill which would let one go first that waits, with `left` tokens to compute, the last in
         the order first: steps from `scheduled` on have `room` for prefill.
         """
         found = []
-        ahead = left + sum([_left(prefill.sequence) for prefill in self._line])
-        for place in range(len(self._line) - 1, -1, -1):
-            prefill = self._line[place]
+        of_tenants = _left_by_tenant(self._line)
+        ahead = left + sum(of_tenants.values())
+        for prefill in reversed(self._line):
+            running, tenant = prefill.sequence, prefill.sequence.tenant
             yields = self._yields(prefill, sequence, left, ahead, scheduled, room)
-            if not (yields or self._was_served_more(self._line[: place + 1], sequence, left)):
+            if not (yields or self._was_served_more(running, of_tenants[tenant], sequence, left)):
                 break
-            found.append(prefill.sequence)
-            ahead -= _left(prefill.sequence)
+            found.append(running)
+            ahead -= _left(running)
+            of_tenants[tenant] -= _left(running)
         return found
 
     def admitted(self, sequence: Sequence, before: Sequence | None) -> None:
@@ -135,7 +147,7 @@ class PrefillOrder:
                 if prefill.sequence.priority_class == level:
                     prefill.may_wait_for -= left
         line.insert(place, _Prefill(sequence, int(self._share * left)))
-        self._line = line
+        self._line, self._asked = line, None
 
     def _yields(
         self, prefill: _Prefill, head: Sequence, left: int, ahead: int, scheduled: ScheduledStep, room: int
@@ -146,8 +158,8 @@ class PrefillOrder:
             return head.priority_class < running.priority_class
         if self._hooks.outranks(head, running) or self._hooks.outranks(running, head):
             return self._hooks.outranks(head, running)
-        if running.is_pressing or head.presses_before(running):
-            return head.due < running.due
+        if head.presses_before(running):
+            return True
         if left > prefill.may_wait_for or left >= _left(running):
             return False
         due = running.first_token_by
@@ -165,18 +177,24 @@ class PrefillOrder:
         least = min([served(tenant) - before[tenant] for tenant in tenants if tenant in before], default=0.0)
         self._served_before = {t: before[t] if t in before else served(t) - least for t in tenants}
         line: list[_Prefill] = []
+        of_tenants = dict[str, int]()
         for prefill in self._line:
-            place, left = len(line), _left(prefill.sequence)
-            while place and self._was_served_more(line[:place], prefill.sequence, left):
+            sequence, place, left = prefill.sequence, len(line), _left(prefill.sequence)
+            before_place = of_tenants.copy()
+            while place:
+                last = line[place - 1].sequence
+                if not self._was_served_more(last, before_place[last.tenant], sequence, left):
+                    break
+                before_place[last.tenant] -= _left(last)
                 place -= 1
             line.insert(place, prefill)
+            of_tenants[sequence.tenant] = of_tenants.get(sequence.tenant, 0) + left
         self._line = line
 
-    def _was_served_more(self, line: list[_Prefill], sequence: Sequence, left: int) -> bool:
-        """Return True if the last of this line lets one of another tenant go first that has `left` tokens to compute,
-        because its own tenant was served more.
+    def _was_served_more(self, last: Sequence, of_tenant: int, sequence: Sequence, left: int) -> bool:
+        """Return True if the last of a line, in which its tenant has so many tokens, lets one of another tenant go
+        first that has `left` tokens to compute, because its own tenant was served more.
         """
-        last = line[-1].sequence
         tenant, before = last.tenant, self._served_before
         if tenant == sequence.tenant or last.priority_class != sequence.priority_class or last.is_pressing:
             return False
@@ -186,7 +204,7 @@ class PrefillOrder:
         lead = served(tenant) - before[tenant] - served(sequence.tenant) + before[sequence.tenant]
         if lead < self._hooks.prefill_cost(sequence, left):
             return False
-        return left <= sum([_left(prefill.sequence) for prefill in line if prefill.sequence.tenant == tenant])
+        return left <= of_tenant
 
     def _pass_over(self, prefilling: list[Sequence]) -> None:
         """Count the steps that had nothing of the one that was admitted first."""
@@ -213,6 +231,15 @@ class PrefillOrder:
         if self._config.prefill_chunk is None:
             return uncomputed if budget.fits(start, uncomputed) == uncomputed else 0
         return budget.fits(start, min(uncomputed, self._config.prefill_chunk))
+
+
+def _left_by_tenant(line: Iterable[_Prefill]) -> dict[str, int]:
+    """Return the tokens that each tenant's prompts have left to compute."""
+    left = dict[str, int]()
+    for prefill in line:
+        sequence = prefill.sequence
+        left[sequence.tenant] = left.get(sequence.tenant, 0) + _left(sequence)
+    return left
 
 
 def _left(sequence: Sequence) -> int:

@@ -5,6 +5,7 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 """
 
 from collections import deque
+from functools import partial
 
 from backend.config import EngineConfig
 from backend.paged_kv.block_pool import BlockPool
@@ -86,19 +87,20 @@ class Scheduler:
         self._rule.arrived(sequence)
         self._held_tenants.resume(sequence.tenant)
 
+    def look_up(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Note what could be kept for a sequence of what is cached of its prompt, if it comes to wait."""
+        self.kv_manager.begin(now)
+        self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
+
     def pin(self, sequence: Sequence, now: float = 0.0) -> None:
         """Keep what is cached of its prompt until it has a slot or has ended, so that it can be counted on."""
         self.kv_manager.begin(now)
         self.kv_manager.blocks.between_turns.arrived(sequence, now)
-        self.kv_manager.blocks.pin(sequence, self._next_step)
+        self.kv_manager.blocks.pins.pin(sequence, self._next_step)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the tokens with which a waiting sequence begins that are cached, or computed by steps in flight."""
         return len(self.kv_manager.blocks.find(sequence, self._next_step).blocks) * self.config.block_size
-
-    def unpin(self, sequence: Sequence) -> None:
-        """Keep nothing for it: it was refused, and does not come to wait."""
-        self.kv_manager.blocks.unpin(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """End (abort) a sequence in any state, once: no token of it comes out after this, and its blocks are freed."""
@@ -277,6 +279,7 @@ class Scheduler:
             budget = FixedPrefillBudget(room)
         for row in jumps:
             budget.take(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
+        self._joining.begin()
         for sequence in self._prefill_order.begin(prefilling):
             self._admit_waiting(scheduled, budget, sequence)
             if sequence.status is not _RUNNING or sequence.last_step == batch.step:
@@ -310,13 +313,13 @@ class Scheduler:
         """
         order = self._prefill_order
         while (sequence := self._head()) is not None:
-            if before is not None and sequence.priority_class > before.priority_class:
-                break
-            hit = self._forking.find(sequence, scheduled, budget)
             if before is not None:
-                left = sequence.num_uncomputed_tokens - hit.num_blocks * self.config.block_size
+                if sequence.priority_class > before.priority_class or self._joining.still_lacks(sequence):
+                    break
+                left = partial(self._forking.num_left, sequence, scheduled, budget)
                 if not order.goes_before(sequence, left, before, scheduled, budget):
                     break
+            hit = self._forking.find(sequence, scheduled, budget)
             length = order.chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)
             if self.wait_reason in _OWN_LIMITS:
@@ -327,6 +330,7 @@ class Scheduler:
                 self._preemption.preempt_for_head(sequence, hit.num_held, scheduled)
             if self.wait_reason is not None:
                 self.waiting_head = sequence
+                self._joining.lacks(sequence)
                 break
             self.waiting.remove(sequence)
             self._start(sequence, hit, scheduled)
@@ -347,7 +351,7 @@ class Scheduler:
         scheduled.admit(sequence)
         self._forking.take(sequence, hit, scheduled)
         self.kv_manager.blocks.unpin(sequence)
-        self.hooks.admitted(sequence)
+        self.hooks.admitted(sequence, follows=hit.is_being_computed)
 
     # lost steps
 

@@ -13,7 +13,7 @@ from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.host_pool import UNPLANNED, HostBlock, HostPool
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.batch import Batch, Counters
-from backend.scheduler.pin import BlockHolder
+from backend.scheduler.holdings import BlockHolder
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import PrefillBudget
 

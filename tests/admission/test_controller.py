@@ -3,6 +3,7 @@ import pytest
 from admission.controller import Controller
 from admission.core import SCALES, CoreConfig, MemoryGate, Unit, make_core
 from backend.config import EngineConfig
+from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.clocked_core import ClockedCore
 from tests.admission.staged_core import StagedCore
@@ -87,3 +88,95 @@ def test_a_newcomer_pays_ahead_for_what_answers_have_shown_and_not_for_what_it_d
     before = core.credit("a")
     core.schedule(1.0)
     assert core.credit("a") >= before - 100 - 2.0 * 30
+
+
+def test_who_follows_another_prompt_pays_for_none_ahead_that_would_come_back_as_credit() -> None:
+    stage = StagedCore(CoreConfig(calibration=False), num_blocks=4000, max_model_len=256, max_num_seqs=32)
+    group = [stage.arrive(f"s{n}", [7] * 200, 4, prompt_group="s0") for n in range(24)]
+    stage.plan()
+    assert all(sequence.status is SequenceStatus.RUNNING for sequence in group)
+    stage.arrive("more", [8] * 200, 40)
+    while any(sequence.status is not SequenceStatus.FINISHED for sequence in group):
+        stage.plan()
+        stage.complete()
+    one_prompt = stage.core._ledger.prepaid(200, 0.0)
+    assert stage.core.credit("a") < 2 * one_prompt, "not that of 23"
+    stage.run()
+
+
+def test_who_waits_is_looked_up_a_few_times_a_step_however_many_follow_a_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = StagedCore(CoreConfig(calibration=False), num_blocks=4000, max_model_len=256, max_num_seqs=32)
+    group = [stage.arrive(f"s{n}", [7] * 200, 4, prompt_group="s0") for n in range(32)]
+    stage.plan()
+    assert all(sequence.status is SequenceStatus.RUNNING for sequence in group)
+    head = stage.arrive("more", [7] * 160, 4)
+    tables, looked_up = stage.scheduler.kv_manager.blocks, list[Sequence]()
+    find = tables.find
+
+    def counted(sequence: Sequence, step: int) -> PrefixHit:
+        looked_up.append(sequence)
+        return find(sequence, step)
+
+    monkeypatch.setattr(tables, "find", counted)
+    for _ in range(4):
+        stage.complete()
+        looked_up.clear()
+        stage.plan()
+        assert looked_up.count(head) <= 4
+    stage.run()
+
+
+def test_what_is_refused_leaves_the_prefix_cache_as_it_was() -> None:
+    stage = StagedCore(CoreConfig(calibration=False), num_blocks=200, max_model_len=64)
+    stage.arrive("before", [7] * 40, 2)
+    stage.run()
+    stage.arrive("other", 8, 40, tenant="b")
+    stage.plan()
+    names = stage.arrive("again", [7] * 40, 2).block_names
+    cached = [stage.scheduler.kv_manager.cache.named(name) for name in names]
+    stage.run()
+    chains = [one.chain for one in cached if one is not None]
+    assert len(chains) == 10
+    stage.arrive("other again", 8, 40, tenant="b")
+    stage.plan()
+    for number in range(20):
+        stage.refused(f"a{number}", [7] * 40, first_token_by=stage.now + 1e-9)
+    assert [one.chain for one in cached if one is not None] == chains
+    stage.run()
+
+
+def test_floors_that_rise_take_what_is_kept_for_those_behind_the_head() -> None:
+    stage = StagedCore(CoreConfig(calibration=False), num_blocks=64, max_model_len=128, max_num_batched_tokens=128)
+    for tenant, prompt in (("b", [2] * 32), ("a", [3] * 120)):
+        stage.arrive(f"{tenant} before", prompt, 2, tenant=tenant)
+        stage.run()
+    running = stage.arrive("running", 8, 60, tenant="x")
+    stage.plan()
+    waiting = [
+        stage.arrive("long", [4] * 124, 4, tenant="c"),
+        stage.arrive("behind", [2] * 32 + [5] * 8, 4, tenant="b"),
+    ]
+    assert stage.scheduler.kv_manager.blocks.pins.num_blocks
+    stage.limit_cache("a", 32, None)
+    assert stage.scheduler.kv_manager.blocks.pins.num_blocks == 0
+    stage.run()
+    assert all(sequence.status is SequenceStatus.FINISHED for sequence in (running, *waiting))
+
+
+def test_a_deadline_that_passes_while_nothing_is_planned_is_found() -> None:
+    stage = StagedCore(CoreConfig(calibration=False))
+    held = stage.arrive("held", 8, 20, may_have=4, done_by=stage.now + 50.0)
+    while stage.launched or stage.core.schedule(stage.now) is not None:
+        if not stage.launched:
+            stage.launch(stage.scheduler.in_flight[-1])
+        stage.complete()
+    assert held.status is SequenceStatus.RUNNING
+    assert held.done_by is not None
+    while (wakes_at := stage.core.wakes_at) is not None:
+        assert stage.now < wakes_at < held.done_by + 0.01
+        stage.now = wakes_at
+        stage.plan()
+    assert held.finish_reason is FinishReason.EXPIRED
+    assert stage.now > held.done_by

@@ -256,7 +256,7 @@ def test_baselines_give_up_nobody(overload: Overload) -> None:
 
 
 def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
-    recorder, lines = recorded(f"order=fair,confidence=0.05,{ENGINE}", poisson(9.0, 20))
+    recorder, lines = recorded(f"order=fair,confidence=0.05,{ENGINE}", poisson(12.0, 20))
     assert {outcome for _, outcome in recorder.outcomes} == {
         AttemptOutcome.GOOD,
         AttemptOutcome.REFUSED,

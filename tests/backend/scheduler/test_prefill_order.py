@@ -137,7 +137,7 @@ def test_a_prompt_waits_for_none_that_would_make_it_late(
 
 
 @pytest.mark.parametrize(("due", "goes_first"), [(4.0, True), (5.0, False), (6.0, False)])
-def test_of_two_that_press_who_is_due_earlier_goes_first_whatever_their_lengths(due: float, goes_first: bool) -> None:
+def test_of_two_that_press_a_long_one_goes_first_if_it_is_due_earlier(due: float, goes_first: bool) -> None:
     bench = roomy(prefill_overtaking=0.25)
     running = begun(bench, 64, first_token_by=5.0)
     heads = [bench.add(tokens, 2) for tokens in (100, 4)]
@@ -145,6 +145,20 @@ def test_of_two_that_press_who_is_due_earlier_goes_first_whatever_their_lengths(
         head.first_token_by = due
     bench.plan()
     assert next(iter(prefilled(bench))) == (heads[0].id if goes_first else running.id)
+    bench.drain()
+
+
+@pytest.mark.parametrize(("tokens", "yields"), [(51.0, False), (52.0, True)])
+def test_of_two_that_press_a_short_one_goes_first_where_the_other_stays_in_time(
+    monkeypatch: pytest.MonkeyPatch, tokens: float, yields: bool
+) -> None:
+    bench = roomy(prefill_overtaking=0.25)
+    running = begun(bench, 64, first_token_by=5.0)
+    monkeypatch.setattr(bench.scheduler.hooks, "prefill_in_time", Clock(tokens))
+    short = bench.add(4, 2)
+    short.first_token_by = 6.0
+    bench.plan()
+    assert next(iter(prefilled(bench))) == (short.id if yields else running.id)
     bench.drain()
 
 

@@ -1,0 +1,125 @@
+"""Pins keep what is cached of a prompt for a sequence that waits, and holds no slot yet."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from backend.config import EngineConfig
+from backend.paged_kv.prefix_cache import PrefixCache
+from backend.scheduler.allowances import Allowances
+from backend.scheduler.holdings import BlockHolder, Cached, Holdings, Pin
+from backend.scheduler.pinned_prefixes import PinnedPrefixes
+from backend.scheduler.sequence import Sequence
+
+PINNED = 8  # one in so many blocks may be kept for those that wait: the rest is for those that run
+
+FindBlocks = Callable[[Sequence, int], list[Cached]]
+"""This returns what the prefix cache has of a sequence's tokens, for a row of a step."""
+
+
+class Pins:
+    """Keeps blocks for sequences that wait, each until it has a slot or has ended.
+
+    They cannot be counted on where so much is kept, by floors and pinned prefixes too, that the longest sequence might
+    not fit, nor by a tenant with an allowance, whose running sequences may come to need all of it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: PrefixCache[BlockHolder],
+        holdings: Holdings,
+        allowances: Allowances,
+        pinned_prefixes: PinnedPrefixes,
+        find: FindBlocks,
+    ) -> None:
+        self._cache, self._holdings, self._allowances = cache, holdings, allowances
+        self._pinned_prefixes, self._find = pinned_prefixes, find
+        self._block_size = config.block_size
+        self._most = config.num_blocks // PINNED
+        self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # by pins, floors and prefixes
+        self._pins: dict[Sequence, Pin] = {}  # the newest last
+        self._pinned: Counter[int] = Counter()  # blocks, by how many pins hold each
+
+    @property
+    def num_blocks(self) -> int:
+        """The blocks that are kept for sequences that wait."""
+        return len(self._pinned)
+
+    @property
+    def all(self) -> Collection[Pin]:
+        """What is kept for each of them."""
+        return self._pins.values()
+
+    def of(self, tenant: str) -> list[Sequence]:
+        """Return the tenant's sequences for which something is kept."""
+        return [sequence for sequence in self._pins if sequence.tenant == tenant]
+
+    def look_up(self, sequence: Sequence, step: int) -> None:
+        """Note what `pin` would keep for a sequence, which may be refused: nothing is changed for one that is."""
+        sequence.num_pinned_tokens = len(self._pinnable(sequence, step)) * self._block_size
+
+    def pin(self, sequence: Sequence, step: int) -> None:
+        """Keep what is cached of a waiting sequence's prompt until `unpin`, all of it or nothing."""
+        found = self._pinnable(sequence, step)
+        if not found:
+            return
+        blocks = [cached.block for cached in found]
+        pin = self._pins[sequence] = Pin(sequence.id, sequence.tenant, held_since=self._holdings.now)
+        self._pinned.update(blocks)
+        for cached in found:
+            self._holdings.share(pin, cached)
+        self._holdings.append(pin, blocks)
+        pin.num_computed_tokens = sequence.num_pinned_tokens = len(blocks) * self._block_size
+
+    def unpin(self, sequence: Sequence) -> None:
+        """Keep nothing for the sequence any more: it has taken it, or has ended. What keeping it cost is its own."""
+        pin = self._pins.pop(sequence, None)
+        if pin is None:
+            return
+        self._holdings.count_seconds(pin)
+        sequence.kv_block_seconds += pin.kv_block_seconds
+        sequence.num_pinned_tokens = 0
+        self._forget(pin.block_table)
+        self._cache.begin_chain(pin.tenant, self._holdings.now)
+        self._holdings.leave(pin, pin.block_table)
+        self._pinned_prefixes.settle()
+
+    def surplus(self) -> Sequence | None:
+        """Return the newest for which nothing can be kept any more, as floors or pinned prefixes have grown: who is
+        first would wait for memory that is kept for those behind it.
+        """
+        return next(reversed(self._pins)) if self._pins and len(self._pinned) > self._room else None
+
+    def cut(self, holder: BlockHolder, index: int) -> None:
+        """Note that a holder loses the blocks of its table from this place on, if it is a pin."""
+        if isinstance(holder, Pin):
+            self._forget(holder.block_table[index:])
+
+    def were_cut(self) -> None:
+        """Have sequences know what is left of their pins."""
+        for sequence, pin in self._pins.items():
+            sequence.num_pinned_tokens = pin.num_computed_tokens
+
+    @property
+    def _room(self) -> int:
+        """The blocks that pins may keep beside what stays cached whatever others need."""
+        return self._most_kept - self._cache.num_floor_blocks - self._pinned_prefixes.num_blocks
+
+    def _pinnable(self, sequence: Sequence, step: int) -> list[Cached]:
+        found = self._find(sequence, step)
+        if not found or self._allowances.allowed(sequence.tenant) is not None:
+            return []
+        more = sum([cached.block not in self._pinned for cached in found])
+        return found if len(self._pinned) + more <= min(self._most, self._room) else []
+
+    def _forget(self, blocks: list[int]) -> None:
+        self._pinned.subtract(blocks)
+        for block in blocks:
+            if not self._pinned[block]:
+                del self._pinned[block]
+
+    def check_integrity(self) -> None:
+        """Assert that what is kept is kept for those that wait, and is no more than may be."""
+        assert all(waiting.slot < 0 for waiting in self._pins), "blocks are kept for a sequence that runs"
+        assert self._pinned == Counter(block for pin in self._pins.values() for block in pin.block_table), "lost a pin"
+        assert not self._pinned or len(self._pinned) <= min(self._most, self._room), "too much is kept for who waits"
