@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, inf
 from random import Random
-from typing import NamedTuple
 
 from fleet import rendezvous
 from fleet.prediction import RoutedRequest, first_token_seconds, own_prefill
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
 
-TIE_SECONDS, TIE_SHARE = 0.005, 0.03  # sums that differ by less than either, the latter of a prompt's own, are the same
+TIE_SECONDS, TIE_SHARE = 0.005, 0.1  # predictions closer than either tell nothing apart
 WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `WeightedSum`
 MATCHED = 0.3  # the cached share from which `CacheAware` goes by it
 RECENT = 20.0  # seconds
@@ -30,13 +29,6 @@ class Routing(StrEnum):
     LEAST_LOAD = "least_load"
     WEIGHTED = "weighted"
     CACHE_AWARE = "cache_aware"
-
-
-class Cost(NamedTuple):
-    """What it costs to have a request served by a replica, in predicted seconds."""
-
-    total: float  # until its first token, and those that its prompt takes of others
-    prefill: float  # of its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +49,14 @@ class Knowledge:
         cached = self.cached_share(request, view, now)
         return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
 
-    def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: float) -> Cost:
-        """Return what it costs to have a request served by this replica, where its prompt delays so many others."""
+    def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: float) -> float:
+        """Return the predicted seconds until the first token from this replica, and those that its prompt takes there
+        of so many others.
+        """
         assert view.state is not None, "only replicas that have told their state are picked from"
         cached = self.cached_share(request, view, now)
         first = first_token_seconds(request, view.state, view.waiting, cached, self.weight)
-        prefill = own_prefill(request, view.state, cached)
-        return Cost(first + prefill * delayed, prefill)
+        return first + own_prefill(request, view.state, cached) * delayed
 
 
 class Picker:
@@ -167,7 +160,7 @@ class LeastPredicted(Picker):
     replica. While one has nothing to do, hardly anybody is delayed, and a prompt goes where it is served first; the
     busier all are, the more it counts that nothing is computed twice.
 
-    Of sums that are nearly the same, a prompt that may be asked for again goes where its beginning hashes to,
+    Of predictions that are nearly the same, a prompt that may be asked for again goes where its beginning hashes to,
     so that the next one finds it there, and any other to the less loaded of two at random.
     """
 
@@ -189,10 +182,10 @@ class LeastPredicted(Picker):
 
     def _pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         delayed = self.num_delayed(views)
-        costs = [self._knowledge.cost(request, view, now, delayed) for view in views]
-        best = min(costs)
-        limit = best.total + max(TIE_SECONDS, TIE_SHARE * best.prefill)
-        tied = [view for view, cost in zip(views, costs, strict=True) if cost.total <= limit]
+        predicted = [self._knowledge.cost(request, view, now, delayed) for view in views]
+        least = min(predicted)
+        limit = max(least + TIE_SECONDS, least * (1 + TIE_SHARE))
+        tied = [view for view, seconds in zip(views, predicted, strict=True) if seconds <= limit]
         if len(tied) == 1:
             return tied[0]
         if request.locality is not None:
