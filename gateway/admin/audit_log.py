@@ -47,6 +47,7 @@ class AuditLog:
 
 def _append(path: Path, line: bytes) -> None:
     """Append in one write, so that lines of several processes do not mix; a line that was cut short is closed first."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         if not _ends_a_line(descriptor):

@@ -105,7 +105,8 @@ class DetailedText(TextStream):
         self.prompt = prompt
         self.may_stop = self.may_stop or request.is_prompt_alone
         self._finds_stops = detokenizer.may_stop
-        self._starts = _Starts(telling.tokenizer, request.skip_special_tokens, prompt.tail, len(prompt.text or ""))
+        base, in_message = len(prompt.text or ""), message is not None
+        self._starts = _Starts(telling.tokenizer, request.skip_special_tokens, prompt.tail, base, in_message=in_message)
         self._num_chars = 0  # of its text so far
         self._num_told = self._num_named = 0
 
@@ -226,11 +227,22 @@ async def told_choices(
 class _Starts:
     """Finds out where in a text each token begins."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, tail: Sequence[int], base: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool,
+        tail: Sequence[int],
+        base: int,
+        *,
+        in_message: bool = False,
+    ) -> None:
+        """`in_message`: special tokens that delimit the parts of a message have text, see `IncrementalDetokenizer`."""
         self.starts: list[int] = []
         self.base = base  # characters before the first token
         self._at = base
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens, prompt_tail=tail)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, prompt_tail=tail, in_message=in_message
+        )
 
     def push(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:

@@ -22,6 +22,7 @@ from gateway.replica.sglang import loads, model_info, server_info
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.limit import Limit, Rate
+from quotas.policy.policy import ALL_MODELS
 from quotas.reservation import LimitState
 
 
@@ -33,8 +34,8 @@ def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitS
         "tenant": policy.name,
         "policy_version": version,
         "default_class": policy.service_class(None).name,
-        "highest_class": policy.tenant.highest_class,
-        "models": list(policy.tenant.models),
+        "highest_class": policy.highest_class.name,
+        "models": [ALL_MODELS] if policy.models is None else sorted(policy.models),
         "kv_memory": {
             "held_bytes": kv.held,
             "kept_bytes": kv.kept,
@@ -71,9 +72,7 @@ class ModelsEndpoint(Endpoint):
             allowed = policy is None or policy.tenant.allows_model(model.name, policy.key)
             await call.response.reply(models_list([card] if allowed else []))
         else:
-            frontend.check_model(name)
-            if policy is not None:
-                policy.check_model(name)
+            frontend.check_model(name, policy)
             await call.response.reply(orjson.dumps(card))
         return Outcome.COMPLETED
 
@@ -135,7 +134,7 @@ class TokenizeEndpoint(Endpoint):
         policy = frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
             request = await self.read(call, policy, parse_tokenize_request)
-            _check_model(frontend, policy, request.model)
+            frontend.check_model(request.model, policy)
             text = request.prompt
             if request.conversation is not None:
                 text = await frontend.render(policy.name, request.conversation)
@@ -155,18 +154,11 @@ class DetokenizeEndpoint(Endpoint):
         policy = frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
             request = await self.read(call, policy, partial(parse_detokenize_request, limits=frontend.model.limits))
-            _check_model(frontend, policy, request.model)
+            frontend.check_model(request.model, policy)
             text = await frontend.decode(policy.name, request.tokens, skip_special_tokens=False)
             charge.was_served = True
             await call.response.reply(detokenized(text))
         return Outcome.COMPLETED
-
-
-def _check_model(frontend: Frontend, policy: EffectivePolicy, model: str | None) -> None:
-    """Check the model, of which None means the served one. Raises `ModelNotFound`."""
-    if model is not None:
-        frontend.check_model(model)
-    policy.check_model(frontend.model.name)
 
 
 class HealthEndpoint(Endpoint):

@@ -61,11 +61,20 @@ class Frontend:
         policy.require(scope)
         return policy
 
-    def check_model(self, model: str) -> None:
+    def check_model(self, model: str | None, policy: EffectivePolicy | None) -> None:
+        """Raises `ModelNotFound` for a model that is not served, and for one that a tenant may not use, who is not told
+        either which is. None: the model that is served; and whoever asks may know.
+        """
+        is_known = policy is None or policy.models is None or self.model.name in policy.models
+        if model is None:
+            if not is_known:
+                raise ModelNotFound("This server has no model that you have access to.", "model")
+            return
+        if policy is not None:
+            policy.check_model(model)
         if model != self.model.name:
-            raise ModelNotFound(
-                f"The model {model!r:.200} does not exist; this server has {self.model.name!r}.", "model"
-            )
+            rest = f"; this server has {self.model.name!r}" if is_known else " or you have no access to it"
+            raise ModelNotFound(f"The model {model!r:.200} does not exist{rest}.", "model")
 
     async def render(self, tenant: str, conversation: Conversation) -> str:
         """Returns the prompt text of a conversation."""

@@ -68,8 +68,7 @@ class GenerationEndpoint(Endpoint):
         policy = self._present_policy(call, principal, has_come)
         headers = call.scope["headers"]
         deadlines, followup = read_deadlines(headers, request.stream, time.time()), read_expected_followup(headers)
-        frontend.check_model(request.model)
-        policy.check_model(request.model)
+        frontend.check_model(request.model, policy)
         policy.check_answers(request.num_answers, request.answers_field)
         for size, field in request.grammar_sizes():
             policy.check_grammar(size, field)

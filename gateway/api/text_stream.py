@@ -1,5 +1,6 @@
 """The text of one answer, as its tokens come."""
 
+import asyncio
 from collections.abc import Callable
 
 from backend.scheduler.sequence import FinishReason
@@ -12,6 +13,8 @@ from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.replies import Choice
 from gateway.openai.replies import FinishReason as ToldReason
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
+
+PARSED_AT_ONCE = 256  # tokens of an answer that is parsed when it is whole: a millisecond or two
 
 
 class TextStream:
@@ -99,14 +102,17 @@ class TextStream:
         while True:
             self._keep(await self._take(self._keep_pending))
             if self.tokens.finish_reason is not None:
-                return [self._kept_text(), self._finish()]
+                return [await self._kept_text(), self._finish()]
 
-    def _kept_text(self) -> str:
+    async def _kept_text(self) -> str:
         if self.message is None:
             return self._detokenizer.push(self._kept)
-        pieces = [self._detokenizer.push((token_id,)) for token_id in self._kept]
-        for piece in pieces:
-            self.message.push(piece)
+        pieces: list[str] = []
+        for count, token_id in enumerate(self._kept, 1):
+            pieces.append(self._detokenizer.push((token_id,)))
+            self.message.push(pieces[-1])
+            if not count % PARSED_AT_ONCE:
+                await asyncio.sleep(0)  # others have their turn
         return "".join(pieces)
 
     def _keep_pending(self) -> bool:

@@ -116,9 +116,8 @@ def _read_choice(choice: Any, names: set[str]) -> tuple[Literal["none", "auto", 
             return choice, None
         case {"type": "function", "function": {"name": str(name), **others}, **rest} if not others and not rest:
             if name not in names:
-                raise BadRequest(
-                    f"tool_choice names {name!r:.80}, which is none of the tools.", "tool_choice.function.name"
-                )
+                where = "tool_choice.function.name"
+                raise BadRequest(f"{where} must be that of one of the tools, got {shown(name)}.", where)
             return "required", name
     raise BadRequest(
         'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": string}}, '

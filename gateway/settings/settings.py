@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import ByteSize, SecretStr, field_validator, model_validator
 
@@ -69,6 +70,11 @@ class Settings(SettingFields):
     def _redis_url_is_one(cls, url: SecretStr | None) -> SecretStr | None:
         if url and not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must begin with redis://, rediss:// or unix://")
+        if url and not _has_good_port(url.get_secret_value()):
+            raise ValueError(
+                "must be redis://[[USER]:PASSWORD@]HOST[:PORT][/DB] with a port up to 65535; in a password / # ? @ are "
+                "percent-encoded (%2F %23 %3F %40)"
+            )
         return url
 
     @field_validator("otlp_endpoint")
@@ -76,6 +82,8 @@ class Settings(SettingFields):
     def _otlp_endpoint_is_a_url(cls, url: str | None) -> str | None:
         if url and not (url.startswith(("http://", "https://")) and "@" not in url):
             raise ValueError("must begin with http:// or https:// and hold no password: SLUICE_OTLP_HEADERS may")
+        if url and not _has_good_port(url):
+            raise ValueError("must be http://HOST[:PORT][/PATH] with a port up to 65535")
         return url
 
     @field_validator("otlp_headers")
@@ -200,6 +208,26 @@ def _advertised_can_be_asked(settings: Settings) -> str | None:
     )
 
 
+def _free_blocks_are_left(settings: Settings) -> str | None:
+    if not settings.min_free_blocks or settings.admit == "minimum_free":
+        return None
+    return f"--min-free-blocks {settings.min_free_blocks} is for --admit minimum_free, and --admit is {settings.admit}"
+
+
+def _batches_are_gathered(settings: Settings) -> str | None:
+    sizes, batching = settings.preferred_batch_sizes, settings.batching
+    if not sizes or batching == "window":
+        return None
+    return f"--preferred-batch-sizes {','.join(map(str, sizes))} is for --batching window, and --batching is {batching}"
+
+
+def _others_are_waited_for(settings: Settings) -> str | None:
+    delay, batching = settings.max_batch_delay, settings.batching
+    if delay is None or batching in ("window", "wait"):
+        return None
+    return f"--max-batch-delay {delay:g} is for --batching window and wait, and --batching is {batching}"
+
+
 _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _advertised_can_be_asked,
     _one_kv_size,
@@ -211,7 +239,20 @@ _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _tls_pair,
     _files_suffice,
     _admin_key_is_chosen,
+    _free_blocks_are_left,
+    _batches_are_gathered,
+    _others_are_waited_for,
 )
+
+
+def _has_good_port(url: str) -> bool:
+    """Returns whether a URL can be taken apart, which a password that is not encoded may prevent."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    return not parts.fragment
 
 
 def _is_loopback(host: str) -> bool:

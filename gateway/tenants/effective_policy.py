@@ -60,6 +60,11 @@ class EffectivePolicy:
         if self.models is not None and model not in self.models:
             raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
 
+    @property
+    def highest_class(self) -> ClassPolicy:
+        """The most urgent class that a request may have."""
+        return self._policy.classes[self._policy.highest_level(self.name, self.key)]
+
     def service_class(self, tier: str | None) -> ClassPolicy:
         found = self._classes.get(tier)
         if found is None:

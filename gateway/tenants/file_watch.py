@@ -1,8 +1,11 @@
 """Watches files that may be edited while the gateway runs."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 INTERVAL = 0.2  # seconds; an edit is taken up after one to three of them
 
@@ -45,7 +48,10 @@ class FileWatcher:
         """Poll the files every interval, for as long as the server runs."""
         while True:
             await asyncio.sleep(self._interval)
-            await self.poll()
+            try:
+                await self.poll()
+            except Exception:
+                log.exception("an edited file could not be taken up; the next edit is")
 
     async def poll(self) -> None:
         """Compare the files with the last poll, and call `changed` if they changed before it and not since."""

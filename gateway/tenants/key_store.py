@@ -108,7 +108,7 @@ class KeyStore:
             content = path.read_bytes()
         try:
             return [_parse(entry) for entry in json.loads(content)["keys"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise KeyStoreError(
                 f"{path} is damaged ({type(error).__name__}: {error}): restore it or delete it"
             ) from None
@@ -205,6 +205,8 @@ def _entry(record: KeyRecord) -> dict[str, Any]:
 
 def _parse(entry: dict[str, Any]) -> KeyRecord:
     """Parse an entry; one from before there were scopes has all. Raises `ValueError`, `KeyError` or `TypeError`."""
+    if not isinstance(entry, dict):
+        raise TypeError(f"{entry!r:.80} is no key")
     expires, old = entry.get("expires"), entry.get("replaced")
     return KeyRecord(
         id=_text(entry["id"]),
@@ -237,6 +239,7 @@ def _tenant(value: object) -> str:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.80} is no text")
+    value.encode()  # a lone surrogate is no text either
     return value
 
 

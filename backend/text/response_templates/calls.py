@@ -12,6 +12,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from backend.text.response_templates.contents import ContentError, TagReader, coerced, parse, tag_pattern, value_of
+from backend.text.response_templates.held_space import HeldSpace
 from backend.text.response_templates.json_value import JsonValue
 from backend.text.response_templates.template import Field
 
@@ -40,7 +41,8 @@ Properties = Mapping[str, Mapping[str, Any]]  # of the tools by name: the schema
 class CallReader(Protocol):
     """Reads one region. `unread` is text of it that was no part of a call, when it has ended: all, if nothing was."""
 
-    unread: str
+    @property
+    def unread(self) -> str: ...
 
     @property
     def is_in_string(self) -> bool:
@@ -86,15 +88,26 @@ def object_keys(field: Field) -> tuple[str, str] | None:
     return None
 
 
-class _ArgumentsReader:
+class _Unread:
+    """Keeps what was read and is no part of a call. A piece costs by its own length, however much is kept."""
+
+    def __init__(self) -> None:
+        self._unread: list[str] = []
+
+    @property
+    def unread(self) -> str:
+        return "".join(self._unread)
+
+
+class _ArgumentsReader(_Unread):
     """The name is known, and the whole body is the arguments."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self._name = name
-        self._has_begun = False
-        self._held = ""  # space that belongs to the arguments only if more comes
+        self._has_begun = self._is_other = False  # the arguments have, or anything else
+        self._held = HeldSpace()
         self._value = JsonValue("{")
-        self.unread = ""
 
     @property
     def is_in_string(self) -> bool:
@@ -102,17 +115,16 @@ class _ArgumentsReader:
 
     def push(self, text: str) -> list[CallEvent]:
         if not self._has_begun:
-            self.unread += text
-            text = self.unread.lstrip(_SPACE)
-            if not text.startswith("{"):
+            self._unread.append(text)
+            text = text.lstrip(_SPACE)
+            self._is_other |= text != "" and not text.startswith("{")
+            if not text or self._is_other:
                 return []
-            self.unread = ""
+            self._unread.clear()
             self._value.push(text, 1)
         else:
             self._value.push(text, 0)
-        text = self._held + text
-        stripped = text.rstrip(_SPACE)
-        self._held = text[len(stripped) :]
+        stripped = self._held.push(text, text.rstrip(_SPACE))
         events: list[CallEvent] = [] if self._has_begun else [CallStart(self._name)]
         self._has_begun = True
         return [*events, CallArguments(stripped)] if stripped else events
@@ -143,14 +155,14 @@ _NEXT = {
 }
 
 
-class _ObjectReader:
+class _ObjectReader(_Unread):
     """The body is an object with the name and the arguments under keys of its own, or a list of such objects."""
 
     def __init__(self, name_key: str, arguments_key: str, is_list: bool) -> None:
+        super().__init__()
         self._name_key, self._arguments_key = name_key, arguments_key
         self._is_list = is_list
         self._at = _At.LIST if is_list else _At.OBJECT
-        self.unread = ""
         self._begin()
 
     def _begin(self) -> None:
@@ -176,13 +188,14 @@ class _ObjectReader:
                 self._step(text[at], events)
                 at += not self._has_failed
             if self._has_begun and not self._has_failed:
-                self.unread, start = "", at
-        self.unread += text[start:]
+                self._unread.clear()
+                start = at
+        self._unread.append(text[start:])
         return events
 
     def close(self, is_cut: bool) -> list[CallEvent]:
         if self._has_begun and not self._has_failed:
-            self.unread = ""
+            self._unread.clear()
         return []
 
     @property
@@ -263,17 +276,17 @@ def _string(raw: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-class _TagCallReader:
+class _TagCallReader(_Unread):
     """The name is known, and each argument is a tag. Each is written as JSON once its tag is complete."""
 
     def __init__(self, name: str, field: Field, properties: Mapping[str, Any]) -> None:
+        super().__init__()
         self._name = name
         self._args = field.args
         self._properties = properties
         self._tags = TagReader(tag_pattern(field.args))
         self._separator = "{"
         self._has_begun = False
-        self.unread = ""
         self.is_in_string = False
 
     def push(self, text: str) -> list[CallEvent]:
@@ -302,18 +315,18 @@ class _TagCallReader:
             self._separator = ", "
 
 
-class _WholeReader:
+class _WholeReader(_Unread):
     """The body has to be whole before it is read."""
 
     def __init__(self, field: Field, groups: Mapping[str, str], tools: Properties) -> None:
+        super().__init__()
         self._field = field
         self._groups = groups
         self._tools = tools
-        self.unread = ""
         self.is_in_string = False
 
     def push(self, text: str) -> list[CallEvent]:
-        self.unread += text
+        self._unread.append(text)
         return []
 
     def close(self, is_cut: bool) -> list[CallEvent]:
@@ -323,7 +336,7 @@ class _WholeReader:
             calls = [self._call(item) for item in items]
         except (ContentError, LookupError, TypeError):
             return []
-        self.unread = ""
+        self._unread.clear()
         return [event for call in calls for event in call]
 
     def _call(self, item: Any) -> list[CallEvent]:

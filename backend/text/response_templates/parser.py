@@ -12,6 +12,7 @@ from backend.text.response_templates.calls import (
     Properties,
     call_reader,
 )
+from backend.text.response_templates.held_space import HeldSpace
 from backend.text.response_templates.scanner import Found, Scanner, Watch
 from backend.text.response_templates.template import CALLS, CONTENT, REASONING, Field, ResponseTemplate
 
@@ -165,23 +166,21 @@ class _PartText:
         self._strips = True
         self._is_inside = False  # text has come, before which space was left out
         self._joint = ""  # comes before the next text
-        self._held = ""  # space that is text only if more comes
+        self._held = HeldSpace()
 
     def begin(self, field: Field, is_explicit: bool) -> None:
         """Begin a region of it. Explicit ones are texts of their own; the others go on where they were interrupted."""
         self._strips = field.strips
         if is_explicit and self._is_inside:
             self._joint = "\n" if field.join is None else field.join
-            self._is_inside, self._held = False, ""
+            self._is_inside, self._held = False, HeldSpace()
 
     def push(self, text: str) -> list[Event]:
         if self._strips and not self._is_inside:
             text = text.lstrip()
         if not text:
             return []
-        text = self._held + text
-        kept = text.rstrip() if self._strips else text
-        self._held = text[len(kept) :]
+        kept = self._held.push(text, text.rstrip() if self._strips else text)
         if not kept:
             return []
         kept, self._joint, self._is_inside = self._joint + kept, "", True

@@ -85,6 +85,15 @@ async def test_only_the_end_of_a_long_log_is_read(audit: AuditLog, path: Path) -
 
 
 async def test_what_cannot_be_written_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    audit = AuditLog(tmp_path / "missing" / "audit.log")
-    with pytest.raises(AuditUnavailable, match=r"missing/audit\.log cannot be written \(No such file"):
+    (tmp_path / "file").touch()
+    audit = AuditLog(tmp_path / "file" / "audit.log")
+    with pytest.raises(AuditUnavailable, match=r"file/audit\.log cannot be written \("):
         await audit.record("a", "b", "c", "d")
+
+
+async def test_its_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    """Nobody else may have made it: keys may be in the policy, and quotas in a store elsewhere."""
+    audit = AuditLog(tmp_path / "state" / "audit.log")
+    await audit.record("a", "drain", "c", "d")
+    assert [entry["action"] for entry in await audit.entries()] == ["drain"]
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700

@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,14 +14,18 @@ from backend.scheduler.batch import TokenLogprobs
 from backend.scheduler.sequence import FinishReason
 from backend.stream import TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
+from backend.text.response_templates.parser import ResponseParser
+from backend.text.response_templates.template import ResponseTemplate
 from backend.text.tokenizer import Tokenizer
 from gateway.api.detailed_text import DetailedChoiceWriter, DetailedText, Telling, told_choices
 from gateway.api.dialects import CompletionDialect, Prompt
 from gateway.http.responses import ResponseWriter
+from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.replies import Choice, CompletionChunks, Identity
 from gateway.openai.requests import CompletionRequest, TokenDetails
 from tests.backend import tiny_tokenizers as tiny
 from tests.backend.sequences import make_sequence
+from tests.backend.text.response_templates.families import FAMILIES
 from tests.examples import examples
 
 TOKENIZER = Tokenizer(tiny.byte_level_bpe())
@@ -29,7 +34,14 @@ PROMPT = TOKENIZER.encode("sat the 日", add_special_tokens=False)
 ids = st.lists(st.sampled_from(SENTENCE), min_size=1, max_size=24)
 
 
-def answer(token_ids: list[int], stop: tuple[str, ...] = (), text: str | None = None, **fields: Any) -> DetailedText:
+def answer(
+    token_ids: list[int],
+    stop: tuple[str, ...] = (),
+    text: str | None = None,
+    tokenizer: Tokenizer = TOKENIZER,
+    message: AnswerMessage | None = None,
+    **fields: Any,
+) -> DetailedText:
     """An answer of which all tokens are there."""
     request = CompletionRequest(
         model="m", prompts=("",), sampling=SamplingParams(stop=stop), stream=False, include_usage=False,
@@ -44,11 +56,10 @@ def answer(token_ids: list[int], stop: tuple[str, ...] = (), text: str | None = 
     stream.finish_reason = FinishReason.LENGTH
     generation = SimpleNamespace(stop=lambda *_: None)
     deliveries = SimpleNamespace(delivered=lambda *_: 0.0)
-    telling = Telling.of(request, CompletionDialect(), TOKENIZER)
-    detokenizer = IncrementalDetokenizer(TOKENIZER, stop)
-    return DetailedText(
-        stream, detokenizer, cast(Any, generation), cast(Any, deliveries), telling, Prompt(PROMPT, (), text)
-    )
+    telling = Telling.of(request, CompletionDialect(), tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer, stop, in_message=message is not None)
+    prompt = Prompt(PROMPT, (), text)
+    return DetailedText(stream, detokenizer, cast(Any, generation), cast(Any, deliveries), telling, prompt, message)
 
 
 async def whole(text: DetailedText, num_answers: int = 1) -> dict[str, Any]:
@@ -113,6 +124,19 @@ def test_what_begins_where_a_stop_string_has_ended_the_text_is_not_told(token_id
         assert len(offsets) <= len(choice["token_ids"])
     else:
         assert len(offsets) == len(token_ids)
+
+
+def test_delimiters_of_a_message_are_as_long_for_what_is_told_as_in_its_text() -> None:
+    core = tokenizers.Tokenizer.from_str(tiny.byte_level_bpe().to_str())
+    core.add_special_tokens(["[TOOL_CALLS]"])
+    template = ResponseTemplate(FAMILIES["mistral"].source)
+    tokenizer = Tokenizer(core, response_template=template)
+    token_ids = tokenizer.encode("abc [TOOL_CALLS] the def", add_special_tokens=False)
+    text = answer(token_ids, ("def",), tokenizer=tokenizer, message=AnswerMessage(ResponseParser(template)))
+    choice = asyncio.run(whole(text))
+    assert choice["finish_reason"] == "stop"
+    told = "".join(choice["logprobs"]["tokens"])
+    assert "[TOOL_CALLS]" in told and not told.endswith("f")
 
 
 def test_an_echoed_prompt_comes_before_the_answer_in_text_and_tokens() -> None:

@@ -60,7 +60,7 @@ def nested(levels: int) -> Any:
         ([], "required", "tool_choice", "send tools, or leave it out"),
         ([tool()], "any", "tool_choice", 'must be "none"'),
         ([tool()], {"type": "function", "function": {"name": "f", "x": 1}}, "tool_choice", "got an object"),
-        ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name", "none of the tools"),
+        ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name", "one of the tools"),
         ([tool(), tool()], None, "tools[1].function.name", "another tool has too"),
         ([tool(parameters={"x": "y" * MAX_TOOLS_BYTES})], None, "tools", f"at most {MAX_TOOLS_BYTES} are read"),
         ([tool(parameters=nested(2000))], None, "tools", "nested too deeply"),

@@ -1,3 +1,4 @@
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,39 @@ def test_clients_call_a_model_in_a_directory_by_the_directorys_name(tmp_path: Pa
     assert Settings(model=str(tmp_path / "small" / ".." / "small")).served_name == "small"
     assert Settings(model="Qwen/Qwen3-0.6B").served_name == "Qwen/Qwen3-0.6B"
     assert Settings(model="embedded", served_model_name="mine").served_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        *(("redis_url", f"redis://:SECRETPW{mark}abc@127.0.0.1:6379/0") for mark in "/#?"),
+        ("redis_url", "redis://h:99999"),
+        ("redis_url", "redis://[::1"),
+        ("otlp_endpoint", "http://h:99999"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused_without_its_password(name: str, url: str) -> None:
+    with pytest.raises(ValidationError, match="port up to 65535") as refused:
+        Settings(**{name: url})
+    assert "SECRETPW" not in str(refused.value)
+
+
+def test_an_address_may_have_a_password_that_is_encoded() -> None:
+    for url in ("redis://:a%2Fb%23@h:6379/0", "rediss://user:pw@h", "unix:///tmp/store.sock", "redis://h"):
+        assert Settings(redis_url=url).redis_url is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"min_free_blocks": 5}, "is for --admit minimum_free, and --admit is forecast"),
+        ({"preferred_batch_sizes": (4, 8)}, "4,8 is for --batching window, and --batching is continuous"),
+        ({"max_batch_delay": 0.1, "batching": "slai"}, "0.1 is for --batching window and wait, and --batching is slai"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(fields: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(remedy)):
+        Settings(**fields)
 
 
 def test_secrets_stay_out_of_representations_and_errors() -> None:

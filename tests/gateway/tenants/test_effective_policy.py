@@ -53,6 +53,12 @@ def test_a_model_that_is_not_allowed_looks_like_none() -> None:
         effective(KeyPolicy("k1", models=("small",))).check_model("large")
 
 
+def test_the_highest_class_and_the_models_are_what_the_key_has_of_its_tenants() -> None:
+    narrowed = effective(KeyPolicy("k1", models=("b",), highest_class="batch"), models=("a", "b"))
+    assert (narrowed.highest_class.name, narrowed.models) == ("batch", {"b"})
+    assert (effective().highest_class.name, effective().models) == ("standard", None)
+
+
 @pytest.mark.parametrize(
     ("tier", "level"), [(None, 1), ("auto", 1), ("default", 1), ("flex", 2), ("priority", 1), ("fast", 1)]
 )

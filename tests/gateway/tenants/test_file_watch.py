@@ -1,4 +1,7 @@
+import asyncio
 from pathlib import Path
+
+import pytest
 
 from gateway.tenants.file_watch import FileWatcher, signature
 
@@ -98,3 +101,22 @@ async def test_every_edit_by_rename_is_seen(tmp_path: Path) -> None:
         (tmp_path / "fresh").write_text(content)
         (tmp_path / "fresh").replace(file)
         assert await seen.poll() == times
+
+
+async def test_an_edit_that_cannot_be_taken_up_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken_up = asyncio.Queue[str]()
+    file = tmp_path / "a.yaml"
+
+    async def changed() -> None:
+        taken_up.put_nowait(file.read_text())
+        if file.read_text() == "bad":
+            raise AttributeError("a fault of ours")
+
+    watching = asyncio.create_task(FileWatcher(lambda: [file], changed, signature([file]), interval=0.001).run())
+    for content in ("bad", "good"):
+        file.write_text(content)
+        assert await taken_up.get() == content
+    watching.cancel()
+    assert "could not be taken up" in caplog.text
