@@ -34,7 +34,7 @@ def read_replicas(path: Path, by_address: bool = False) -> tuple[ReplicaAddress,
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise ReplicasError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ReplicasError(f"{path}: not valid YAML: {error}") from None
     rows = document.get("replicas") if isinstance(document, dict) and set(document) == {"replicas"} else None
     if not isinstance(rows, list) or len(rows) > MAX_REPLICAS:

@@ -64,7 +64,7 @@ class LiveGateway:
     def _ask(self, path: str) -> httpx.Response:
         try:
             return self._client.get(f"{self._url}{path}")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise DoctorError(
                 f"{self._url} cannot be read ({error}): name the admin port of a gateway that runs, as it announces it"
             ) from None

@@ -92,4 +92,7 @@ def expires(text: str) -> datetime:
         raise ValueError("is not a date or time such as 2027-01-31 or 2027-01-31T12:00:00Z") from None
     if moment.tzinfo is None:
         raise ValueError("has no zone: end it in Z for UTC")
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("is in no year from 1 to 9999 in UTC: leave it out for what never expires") from None

@@ -18,6 +18,7 @@ class Board {
   #api = null;
   #findings = null; // not looked for yet
   #diagnosed = -Infinity;
+  #undiagnosed = null; // why the last question was not answered
 
   constructor() {
     const openReplica = (name) => this.#open(this.replica, this.tenant, name, `Replica ${shown(name)}`);
@@ -82,6 +83,7 @@ class Board {
     this.#diagnose(api);
     this.#show(overview, tenants.value);
     const unanswered = tenants.reason ? [{ part: "tenants", error: tenants.reason }] : [];
+    if (this.#undiagnosed) unanswered.push(this.#undiagnosed);
     this.troubles.show(troubles(overview, this.#findings ?? [], unanswered), this.#findings !== null);
     await Promise.all([this.replica.refresh(), this.tenant.refresh()]);
   }
@@ -99,8 +101,12 @@ class Board {
   async #diagnose(api) {
     if (performance.now() - this.#diagnosed < DIAGNOSIS_PERIOD) return;
     this.#diagnosed = Infinity; // until it is answered
-    const answer = await api.get("diagnosis", DIAGNOSIS_PATIENCE).catch(() => null);
-    this.#findings = answer?.findings ?? this.#findings;
+    try {
+      this.#findings = (await api.get("diagnosis", DIAGNOSIS_PATIENCE)).findings;
+      this.#undiagnosed = null;
+    } catch (error) {
+      this.#undiagnosed = { part: "diagnosis", error };
+    }
     this.#diagnosed = performance.now();
   }
 

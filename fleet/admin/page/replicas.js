@@ -31,7 +31,7 @@ export function replicasTable(root, open) {
       told("version", "Version", (version) => (version ? shown(version, 24) : "–"), { numeric: false, ...LEAST }),
     ],
     key: ({ name }) => name,
-    matches: (row, words) => [row.name, row.condition].some((text) => text.includes(words)),
+    matches: (row, words) => [row.name, row.condition].some((text) => text.toLowerCase().includes(words)),
     sort: { id: "name", descending: false },
     limit: 50,
     empty: "The router knows of no replica.",

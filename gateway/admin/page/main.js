@@ -29,6 +29,7 @@ class Board {
   #api = null;
   #findings = null; // not looked for yet
   #diagnosed = -Infinity;
+  #undiagnosed = null; // why the last question was not answered
 
   constructor() {
     document.body.append(patterns());
@@ -117,6 +118,7 @@ class Board {
     this.#diagnose(api);
     this.freshness.answered(answers.overview);
     this.#show(answers);
+    if (this.#undiagnosed) unanswered.push(this.#undiagnosed);
     this.troubles.show(troubles(answers.overview, this.#findings ?? [], unanswered), this.#findings !== null);
     await Promise.all([this.request.refresh(), this.tenant.refresh()]);
   }
@@ -139,8 +141,12 @@ class Board {
   async #diagnose(api) {
     if (performance.now() - this.#diagnosed < DIAGNOSIS_PERIOD) return;
     this.#diagnosed = Infinity; // until it is answered
-    const answer = await api.get("diagnosis", DIAGNOSIS_PATIENCE).catch(() => null);
-    this.#findings = answer?.findings ?? this.#findings;
+    try {
+      this.#findings = (await api.get("diagnosis", DIAGNOSIS_PATIENCE)).findings;
+      this.#undiagnosed = null;
+    } catch (error) {
+      this.#undiagnosed = { part: "diagnosis", error };
+    }
     this.#diagnosed = performance.now();
   }
 

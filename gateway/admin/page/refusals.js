@@ -3,14 +3,14 @@
 import { idColumn, tenantColumn } from "./requests.js";
 import { Table, quantity } from "./table.js";
 import { shown } from "./text.js";
-import { clock } from "./units.js";
+import { moment } from "./units.js";
 
 /** `open(row)` shows the request's timeline. */
 export function refusalsTable(root, open) {
   return new Table(root, {
     title: "Refusals",
     columns: [
-      quantity("at", "At", clock, { numeric: false }),
+      quantity("at", "At", moment, { numeric: false }),
       tenantColumn(),
       quantity("status", "Status", String, { major: true }),
       { id: "reason", title: "Reason", value: cause, text: (row) => shown(cause(row), 48), names: true },

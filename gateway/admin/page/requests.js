@@ -3,7 +3,7 @@
 import { el, setAttribute, setText } from "./dom.js";
 import { Table, quantity } from "./table.js";
 import { shortId, shown } from "./text.js";
-import { age, clock, duration, whole } from "./units.js";
+import { age, duration, moment, whole } from "./units.js";
 
 const STATES = ["reading", "reserving", "waiting", "prefill", "decoding", "ending"];
 const LEAST = { least: true };
@@ -48,7 +48,7 @@ export function recentTable(root, open) {
       idColumn(open),
       tenantColumn(),
       { id: "outcome", title: "Outcome", value: (row) => row.outcome ?? "", text: outcome, names: true },
-      quantity("ended", "Ended", clock),
+      quantity("ended", "Ended", moment),
       quantity("duration", "Took", duration, MAJOR),
       quantity("queue_seconds", "Queued", duration, LEAST),
       quantity("ttft", "First token", duration, MAJOR),

@@ -5,7 +5,7 @@ import { byId, el } from "./dom.js";
 import { plainTable } from "./plain_table.js";
 import { idButton, outcome } from "./requests.js";
 import { shown } from "./text.js";
-import { age, bytes, clock, duration, percent, whole } from "./units.js";
+import { age, bytes, duration, moment, percent, whole } from "./units.js";
 
 const MOST = 12; // keys and requests
 const LIMITS = [["Limit"], ["Used", true], ["Left", true], ["Of", true], ["Full again in", true]];
@@ -34,7 +34,7 @@ function facts(tenant) {
   const more = keys.length > MOST ? ` and ${whole(keys.length - MOST)} more` : "";
   return {
     Class: shown(tenant.class ?? "–", 24),
-    Weight: whole(tenant.weight),
+    Weight: String(tenant.weight),
     "Engine share": percent(tenant.share),
     "Engine time": duration(tenant.service_seconds),
     Credit: duration(tenant.credit_seconds),
@@ -75,7 +75,7 @@ function liveCells(row, openRequest) {
 
 function endedCells(row, openRequest) {
   const { ended, duration: took, ttft } = row;
-  return [idButton(() => row, openRequest), outcome(row), clock(ended), duration(took), duration(ttft)];
+  return [idButton(() => row, openRequest), outcome(row), moment(ended), duration(took), duration(ttft)];
 }
 
 function part(title, columns, rows, empty) {

@@ -189,6 +189,8 @@ MISTAKES_THAT_NO_SCHEMA_SEES = [
     ("tenants: {a: {keys: {k: }}, b: {keys: {k: }}}", "is a key already at a.yaml:1:22"),
     ("tenants: {a: {keys: {k: {expires: 2027-02-30}}}}", "is not a date or time such as"),
     ("tenants: {a: {keys: {k: {expires: 2027-02-03T10:00}}}}", "has no zone"),
+    ('tenants: {a: {keys: {k: {expires: "9999-12-31T23:59:59-14:00"}}}}', "is in no year from 1 to 9999 in UTC"),
+    ('tenants: {a: {keys: {k: {expires: "0001-01-01T00:00:00+14:00"}}}}', "leave it out for what never expires"),
     ("tenants: {a: {models: [x], keys: {k: {models: [y]}}}}", '"y" is not among its tenant\'s models'),
     ("tenants: {a: {highest_class: batch, keys: {k: {highest_class: standard}}}}", "is above its tenant's, batch"),
     ("classes: {a: {service_tiers: [fast]}, b: {service_tiers: [fast]}}", '"fast" asks for class a already'),

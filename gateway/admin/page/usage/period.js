@@ -37,6 +37,11 @@ export class Period {
     if (days) [this.first.value, this.last.value] = days.map((day) => day.toISOString().slice(0, 10));
   }
 
+  /** Have days such as today's be those of now. */
+  renew() {
+    this.#fill();
+  }
+
   get query() {
     const by = document.querySelector("[name=usage-by]:checked").value;
     return `?${new URLSearchParams({ from: this.first.value, to: this.last.value, by })}`;

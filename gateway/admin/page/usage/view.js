@@ -31,6 +31,7 @@ export class UsageView {
 
   async #ask() {
     this.#asked = performance.now();
+    this.period.renew();
     const { query } = this.period;
     const api = this.#api;
     if (api === null) return;
