@@ -24,9 +24,11 @@ from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
-from backend.structured_output.compiler import GrammarCompiler
+from backend.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from backend.text.detokenizer import IncrementalDetokenizer
 from backend.worker.executor import Executor, InlineDevice
+
+GRAMMAR_BYTES = 1 << 30  # that compiled grammars take at most, those that are in use aside
 
 Prompt = str | abc.Sequence[int] | abc.Sequence[abc.Mapping[str, str]]
 """A prompt is a text, token ids, or chat messages ({"role": ..., "content": ...})."""
@@ -147,9 +149,15 @@ class LLM:
             masks = self.model.runner.masks
             if masks is None:
                 raise InvalidRequest("answers of this model cannot be constrained: it has no end token", "grammar")
-            self._compiler = GrammarCompiler(masks.processes, sys.maxsize)
-        compiled = [self._compiler.compile_now(grammar) for grammar in grammars]
-        return partial(self._compiler.release_all, compiled)
+            self._compiler = GrammarCompiler(masks.processes, GRAMMAR_BYTES)
+        compiled: list[CompiledGrammar] = []
+        release = partial(self._compiler.release_all, compiled)
+        try:
+            compiled.extend(map(self._compiler.compile_now, grammars))
+        except BaseException:
+            release()
+            raise
+        return release
 
     def step(self) -> list[NewToken]:
         """Return the tokens of the oldest step in flight; those that follow it are planned and launched first."""
@@ -282,6 +290,8 @@ class _Text:
         """Take one token. Returns True if the text is complete."""
         _, token_id, reason = delta
         detokenizer = self._detokenizer
+        if detokenizer is not None and detokenizer.stopped is not None:
+            return False  # a step may bring several tokens, and one before this has ended the text
         if token_id >= 0:
             self._token_ids.append(token_id)
         if detokenizer is None:

@@ -133,13 +133,24 @@ def _token_budget(options: EngineOptions, max_model_len: int, dedicated: bool) -
     return max(least, options.max_num_seqs, whole_prompt, chunk)
 
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
 def free_memory() -> int:
-    """Return the bytes that may be allocated now, within the control group's limit as well."""
+    """Return the bytes that may be allocated now, within the control group's limit as well. Of what the group uses,
+    pages of files can be given up, as checkpoints' that were read: they count as free, as the kubelet has it.
+    """
     free = _meminfo("MemAvailable")
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit, used = CONTROL_GROUP / "memory.max", CONTROL_GROUP / "memory.current"
     if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
-        free = min(free, int(text) - int(used.read_text()))
+        free = min(free, int(text) - int(used.read_text()) + _bytes_of_files())
     return max(free, 0)
+
+
+def _bytes_of_files() -> int:
+    stat = CONTROL_GROUP / "memory.stat"
+    counts = dict(line.split() for line in stat.read_text().splitlines()) if stat.is_file() else {}
+    return sum(int(counts.get(name, 0)) for name in ("inactive_file", "active_file"))
 
 
 def _meminfo(key: str) -> int:

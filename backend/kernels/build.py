@@ -108,7 +108,11 @@ def build() -> Path | None:
 
 def load_library(wait: bool) -> ctypes.CDLL | None:
     """Load the cached library. If there is none, compile it now (`wait`) or in the background for the next start."""
-    path = cached()
+    try:
+        path = cached()
+    except (OSError, RuntimeError) as error:  # the cache is not readable, or has no home
+        log.warning("no cache for compiled kernels, torch kernels serve instead: %s; set SLUICE_CACHE_DIR", error)
+        return None
     if path is None and wait:
         path = build()
     elif path is None and find_compiler() is not None:

@@ -117,7 +117,7 @@ def read_model_config(directory: Path) -> ModelConfig:
     heads = file.integer("num_attention_heads")
     dtype, said_by = _dtype(directory, file)
     attention_bias = family.bias_keys and file.flag("attention_bias", default=False)
-    rope = file.nested("rope_scaling") or file.nested("rope_parameters")
+    rope = _rope(file)
     max_position = file.integer("max_position_embeddings")
     scaling = _rope_scaling(file, rope, max_position)
     window, full_layers = _sliding_window(file, family)
@@ -251,6 +251,14 @@ def _rope_theta(file: JsonFile, rope: JsonFile | None) -> float:
     if theta <= 1:
         raise source.wrong("rope_theta", "a base above 1 is expected")
     return theta
+
+
+def _rope(file: JsonFile) -> JsonFile | None:
+    """Return the rope object, which has an old name and a new one; None where there is neither."""
+    old, new = file.nested("rope_scaling"), file.nested("rope_parameters")
+    if old is not None and new is not None and file.get("rope_scaling") != file.get("rope_parameters"):
+        raise file.wrong("rope_scaling", "rope_parameters says otherwise: put all that is meant into one of them")
+    return new if old is None else old
 
 
 def _rope_scaling(file: JsonFile, rope: JsonFile | None, max_position: int) -> RopeScaling | None:

@@ -33,7 +33,7 @@ def batch_of(step: CalibrationStep, config: EngineConfig, num_blocks: int) -> Ba
         width = config.blocks_for(start + length)
         tables.append((slot, 0, [(first + index) % num_blocks for index in range(width)]))
         first += width
-    admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1) for slot in range(decodes)]
+    admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1) for slot in range(rows)]  # nothing is left of who had it
     sampled, token_ids = list(range(decodes)), [0] * (step.num_prefills * step.length)
     return Batch(*(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted), stores=False)
 

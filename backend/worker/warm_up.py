@@ -13,6 +13,8 @@ KINDS = (
     SamplingParams(allowed_token_ids=(0, 1), bad_words=((1, 0),), logit_bias=((0, 1.0),)),
     SamplingParams(logprobs=20, prompt_logprobs=20),
     SamplingParams(temperature=1, top_p=0.9),
+    SamplingParams(temperature=1, top_k=2, top_p=0.9, min_p=0.1),
+    SamplingParams(temperature=1, top_k=2, presence_penalty=1),
     SamplingParams(temperature=0, presence_penalty=1, min_tokens=2, stop_token_ids=(0,)),
     SamplingParams(temperature=0),
 )

@@ -321,6 +321,16 @@ def test_answers_match_their_grammars_and_those_beside_them_are_unchanged() -> N
         llm.generate(["a"], SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a")), progress=False)
 
 
+def test_tokens_behind_a_stop_string_are_not_kept_where_a_step_brings_several() -> None:
+    grammar = Grammar(GrammarKind.REGEX, "(red|green): what follows (is said|was told) each time[.!]")
+    llm, found = LLM("embedded"), []
+    for logprobs in (None, 0):  # with log probabilities no token is taken before it is sampled
+        sampling = SamplingParams(temperature=0, max_tokens=60, grammar=grammar, stop=("follows",), logprobs=logprobs)
+        (completion,) = llm.generate(["a"], sampling, progress=False)
+        found.append((completion.token_ids, completion.text))
+    assert found[0] == found[1]
+
+
 def test_an_answer_that_may_have_no_token_ends_and_says_so() -> None:
     llm = LLM("embedded")
     grammar = Grammar(GrammarKind.CHOICE, '["yes"]')

@@ -112,6 +112,15 @@ def test_old_and_new_rope_keys_mean_the_same(tmp_path: Path) -> None:
     assert new.rope_scaling == RopeScaling("llama3", 8.0, 64, low_freq_factor=1.0, high_freq_factor=4.0)
 
 
+def test_rope_keys_that_contradict_each_other_are_refused_and_not_skipped(tmp_path: Path) -> None:
+    """As where a scaling is written into a checkpoint that has its base in the new place."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    with pytest.raises(ModelLoadError, match=r"rope_scaling is .*; rope_parameters says otherwise"):
+        read(tmp_path, LLAMA | {"rope_scaling": yarn, "rope_parameters": {"rope_theta": 1e6}})
+    both = yarn | {"rope_theta": 1e6}
+    assert read(tmp_path, LLAMA | {"rope_scaling": both, "rope_parameters": both}).rope_theta == 1e6
+
+
 @pytest.mark.parametrize(
     ("scaling", "max_position"),
     [

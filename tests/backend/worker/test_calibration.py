@@ -69,6 +69,13 @@ def test_all_shapes_run_and_disturb_neither_what_is_cached_nor_who_comes_next() 
     assert generate(runner, prompts, sampling) == expected
 
 
+def test_nothing_is_told_of_who_had_the_slots_before() -> None:
+    runner = make_runner()
+    generate(runner, [[5, 6, 7]] * 3, [SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1)] * 3)
+    prefills = CalibrationStep(0, 0, 2, 0, 8)
+    assert runner.launch(runner.calibration_batch(prefills)).wait().prompt_logprobs is None
+
+
 def test_a_runner_measures_what_it_has_time_for() -> None:
     runner = make_runner(config=replace(CONFIG, max_num_seqs=4))
     measured = runner.calibrate(0.2)
