@@ -50,7 +50,7 @@ from admission.outcome import Outcome
 from backend.errors import InvalidRequest
 from gateway.sse import event
 
-_FIELD = re.compile(r"[A-Za-z_][\w-]{0,39}(\[\d+\]|\.[A-Za-z_]\w{0,39}){0,8}", re.ASCII)
+_FIELD = re.compile(r"[A-Za-z_]\w{0,39}(\[\d+\]|\.[A-Za-z_]\w{0,39}){0,8}", re.ASCII)
 _FOUND = re.compile(r", got |: ")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 MAX_RETRY_AFTER_S = 60.0  # clients ignore longer waits and retry at once

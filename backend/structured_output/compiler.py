@@ -72,8 +72,11 @@ class _IdleProcesses:
                     self._waiting.append(process)
                 except (EOFError, OSError):
                     self._processes.end(process)
-            if self._waiting:
-                return self._waiting.pop()
+            while self._waiting:
+                process = self._waiting.pop()
+                if not _answers(process, 0.0):
+                    return process
+                self._processes.end(process)  # who waits says nothing, unless it has ended
             if len(self._late) >= MOST_LATE:
                 return None
         return self._processes.fork_compiler()
@@ -204,6 +207,8 @@ def _see_to(process: ForkedProcess) -> None:
 
 def _answers(process: ForkedProcess, seconds: float) -> bool:
     """Whether there is an answer, or the end of the process, within so many seconds."""
+    if process.links[0].fileno() < 0:
+        return True  # it was given up with the one that had forked it
     links = poll()
     links.register(process.links[0], POLLIN)
     return bool(links.poll(1000 * seconds))

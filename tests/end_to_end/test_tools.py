@@ -176,7 +176,7 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "must be 'function'"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "needs tools to choose from"),
         ({"tool_choice": "any"}, "tool_choice", "must be .none., .auto., .required. or"),
-        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name", "none of the"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name", "one of the"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "is required"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls", "assistant"),
         (

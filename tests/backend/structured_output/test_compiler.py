@@ -50,6 +50,17 @@ def test_all_processes_come_back_where_the_one_that_forks_them_was_killed() -> N
             assert processes.has(compiler.compile_now(regex(pattern)).process)
 
 
+def test_processes_that_were_killed_while_they_waited_are_no_attempts(compiler: GrammarCompiler) -> None:
+    waiting = [compiler.processes.fork_compiler() for _ in range(3)]
+    for process in waiting:
+        compiler._idle.give_back(process)
+        process.kill()
+    for process in waiting:
+        process.links[0].settimeout(10)
+        assert not process.links[0].recv(1)
+    assert compiler.compile_now(regex("[x-z]+", "killed")).num_users == 1
+
+
 def test_what_is_compiled_is_kept_for_its_owner_alone(compiler: GrammarCompiler) -> None:
     charged: list[tuple[str, float]] = []
     compiler.on_compiled.append(lambda owner, seconds: charged.append((owner, seconds)))
