@@ -15,6 +15,7 @@ from admission.simulation.errors import OptionError
 Rule = Callable[[Arrival, Random], str]
 
 NO_TIER = "none"
+LEAST_SPEEDUP = 1e-9  # times as fast as recorded: with less, no clock can tell when a request comes
 DECLARED = 1024  # tokens, the fewest that a request is taken to declare of which nobody knows what it declared
 
 _FLOOD = re.compile(r"(?P<tenant>.+):(?P<rate>[\d.]+)@(?P<start>[\d.]+)\+(?P<seconds>[\d.]+)")
@@ -146,6 +147,8 @@ class Workload:
         for option, value in (("--speedup", self.speedup), ("--rate", self.rate), ("--patience", self.patience)):
             if value is not None and not value > 0:
                 raise OptionError(option, value, "must be above 0")
+        if not LEAST_SPEEDUP <= self.speedup <= 1 / LEAST_SPEEDUP:
+            raise OptionError("--speedup", self.speedup, f"must be from {LEAST_SPEEDUP:g} to {1 / LEAST_SPEEDUP:g}")
         tenant_rule(self.tenants), class_rule(self.classes), tier_rule(self.service_tiers)
 
     @property

@@ -124,7 +124,13 @@ def _plan(namespace: Namespace) -> int:
     print(_steps(roofline, memory, context))
     on = f"{Path(namespace.model).name} on {namespace.gpu}"
     device, floor = (RooflineDevice.of(on, roofline, memory, overlaps) for overlaps in (False, True))
-    print(disaggregation(device.device, floor.device, context, namespace), end="")
+    prompt = min(context, memory.max_model_len - namespace.output_tokens)
+    if prompt < 1:
+        raise ConfigError(
+            f"--output-tokens {namespace.output_tokens:,} leaves no room for a prompt in the longest sequence, of "
+            f"{memory.max_model_len:,} tokens: lower it"
+        )
+    print(disaggregation(device.device, floor.device, prompt, namespace), end="")
     if namespace.save_device:
         save(device, namespace.save_device)
     for warning in memory.warnings:

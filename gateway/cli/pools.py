@@ -139,7 +139,7 @@ def _at(load: float | None, namespace: Namespace, policy: SimulatedPolicy, traff
     assert device is not None
     workload = workload_of(namespace, traffic.arrivals, policy.engine.max_model_len)
     ways = _ways(namespace)
-    workload, _ = at_load(load and load * ways[0].devices, workload, policy, device)
+    workload, _ = at_load(load, workload, policy, device, devices=ways[0].devices)
     arrivals: Sequence[Arrival] = workload.arrivals(seed=1)
     check(policy, arrivals, device)
     link, good = Link(namespace.link_gbps * 1e9 / 8, namespace.link_latency), objective_of(namespace) or Objective()

@@ -104,8 +104,9 @@ def _study(namespace: Namespace, traffic: Traffic) -> tuple[Study, list[PolicyFi
     pairs = [first_policy(namespace.policy, traffic), *(policy_of(text, traffic, "--compare") for text in texts)]
     policies = _told_apart([policy for policy, _ in pairs], [namespace.policy, *texts])
     context = min(policy.engine.max_model_len for policy in policies)
-    load = namespace.sweep[0] if namespace.sweep else namespace.load
-    workload, most = at_load(load, workload_of(namespace, traffic.arrivals, context), policies[0], device)
+    load, option = (namespace.sweep[0], "--sweep") if namespace.sweep else (namespace.load, "--load")
+    workload = workload_of(namespace, traffic.arrivals, context)
+    workload, most = at_load(load, workload, policies[0], device, option=option)
     study = Study(policies, workload, device, objective_of(namespace), namespace.seeds, namespace.jobs)
     return study, [file for _, file in pairs], most
 

@@ -118,19 +118,25 @@ def workload_of(namespace: Namespace, arrivals: Sequence[Arrival], context: int)
 
 
 def at_load(
-    load: float | None, workload: Workload, policy: SimulatedPolicy, device: Device
+    load: float | None,
+    workload: Workload,
+    policy: SimulatedPolicy,
+    device: Device,
+    *,
+    devices: int = 1,
+    option: str = "--load",
 ) -> tuple[Workload, float | None]:
-    """Return the used part of the trace sped up to `load` times the capacity, and the capacity,
-    which a run measures.
+    """Return the used part of the trace sped up to `load` times the capacity of so many devices, and the capacity of
+    one, which a run measures. Raises `OptionError` about the option that says the load.
     """
     if load is None:
         return workload, None
     used = replace(workload, trace=workload.trace[: workload.size])
     seconds = used.trace[-1].time
     if seconds == 0:
-        raise OptionError("--load", load, "the trace has no length in time to be sped up: use --rate")
+        raise OptionError(option, load, "the trace has no length in time to be sped up: use --rate")
     most = capacity_of(policy, used, device)
-    return replace(used, speedup=load * most * seconds / len(used.trace)), most
+    return replace(used, speedup=load * devices * most * seconds / len(used.trace)), most
 
 
 def capacity_of(policy: SimulatedPolicy, workload: Workload, device: Device) -> float:

@@ -20,6 +20,12 @@ def test_a_speedup_divides_times_and_a_rate_replaces_them() -> None:
     assert poisson[-1].time == pytest.approx(500, rel=0.1)
 
 
+@pytest.mark.parametrize("speedup", [1e-308, 1e300, float("inf"), 0.0])
+def test_a_pace_at_which_no_clock_can_tell_the_time_is_refused(speedup: float) -> None:
+    with pytest.raises(OptionError, match="--speedup"):
+        Workload(TRACE, speedup=speedup)
+
+
 def test_more_requests_than_the_trace_has_repeat_it_in_time() -> None:
     arrivals = Workload(TRACE, requests=500).arrivals(1)
     times = [arrival.time for arrival in arrivals]

@@ -77,6 +77,13 @@ def test_it_says_when_devices_for_prompts_and_for_answers_would_pay(
     assert all(way in out for way in ("all together, in chunks", "all together, whole prompts first", " for answers"))
 
 
+def test_prompts_and_answers_are_as_long_as_fit_one_sequence(model: str, sluice: Sluice, printed: Printed) -> None:
+    short = [model, *A100, "--max-model-len", "512"]
+    assert "prompts of 256 tokens, answers of 256" in printed("plan", *short, "--output-tokens", "256")
+    refused = sluice("plan", *short, "--output-tokens", "512")
+    assert refused.status and "--output-tokens 512 leaves no room for a prompt" in refused.err
+
+
 def test_the_arithmetic_of_prompts_and_answers_apart(model: str, printed: Printed) -> None:
     out = printed("plan", model, *A100, "--per-token", "0.02")
     assert "a prompt in 70.9 ms: 13.9/s; sent in 10.7 ms; 82 decodes in 19.9 ms: 16.1/s" in out

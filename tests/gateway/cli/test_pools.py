@@ -14,6 +14,13 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_load_that_no_trace_can_have_is_named_as_it_was_given(sluice: Sluice, tmp_path: Path) -> None:
+    trace = tmp_path / "same.jsonl"
+    trace.write_text(2 * '{"timestamp": 0, "input_length": 10, "output_length": 10}\n')
+    refused = sluice("pools", "--trace", trace, "--load", 0.5)
+    assert refused.status and "--load: the trace has no length in time" in refused.err and "got 0.5" in refused.err
+
+
 def test_it_compares_every_split_and_says_whether_apart_pays(trace: Path, printed: Printed) -> None:
     out = printed("pools", "--trace", trace, "--devices", 3)
     assert all(split in out for split in ("3 together", "1 prefill, 2 decode", "2 prefill, 1 decode"))
