@@ -567,7 +567,8 @@ class SharingMachine(LossyMachine):
 
     @rule(tenant=st.sampled_from(["a", "b"]), floor=st.integers(0, 1), more=st.one_of(st.none(), st.integers(0, 4)))
     def limit(self, tenant: str, floor: int, more: int | None) -> None:
-        self.bench.scheduler.kv_manager.cache.limit(tenant, floor, None if more is None else floor + more)
+        ceiling = None if more is None else floor + more
+        self.bench.scheduler.kv_manager.limit_cache(tenant, floor, ceiling, self.bench.now)
 
     @rule(
         tenant=st.sampled_from(["a", "b"]),
