@@ -117,6 +117,10 @@ class ScheduledStep:
         self.hits.append((sequence, index, blocks))
         self.batch.new_blocks.append((sequence.slot, index, blocks))
 
+    def drop_hits(self, slot: int) -> None:
+        """Tell the device nothing of the hits of who had a slot that is free, and was preempted before it had a row."""
+        self.batch.new_blocks[:] = [told for told in self.batch.new_blocks if told[0] != slot]
+
     def add_decodes(self, sequences: list[Sequence]) -> None:
         """Add rows for the next token of each of these, behind the decodes that there are, before all prefills."""
         batch, first, count = self.batch, self.batch.num_decodes, len(sequences)

@@ -348,6 +348,8 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         self.kv_manager.admit(sequence)
+        if self.preempted:  # in this very plan, maybe from this slot
+            scheduled.drop_hits(sequence.slot)
         scheduled.admit(sequence)
         self._forking.take(sequence, hit, scheduled)
         self.kv_manager.blocks.unpin(sequence)
