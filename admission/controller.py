@@ -79,13 +79,13 @@ class Controller:
         sequence.arrival = now
         if self.predictor is not None and not sequence.features:
             sequence.features = features_of(sequence.tenant, sequence.prompt, sequence.max_tokens, sequence.traits)
-        self.scheduler.look_up(sequence, now)
+        cached = self.scheduler.look_up(sequence, now)
         try:
             load = self.control.admit(sequence, now)
         except AdmissionRefused as refusal:
             self._tell_arrived(sequence, refusal, now)
             raise
-        self.scheduler.pin(sequence, now)
+        self.scheduler.pin(sequence, cached, now)
         self.scheduler.add(sequence)
         self.backlog.add(sequence, load)
         self.drain.sample(True, now)
@@ -183,7 +183,7 @@ class Controller:
         deadline has passed of one that waits, or is held.
         """
         wakes_at, due = self.scheduler.wakes_at, self._expiry.next_due
-        if self.in_flight or not -inf < due < inf:
+        if self.in_flight or not self.scheduler.has_work or not -inf < due < inf:
             return wakes_at
         return due + JUST_AFTER if wakes_at is None else min(wakes_at, due + JUST_AFTER)
 

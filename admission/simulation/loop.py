@@ -280,8 +280,8 @@ class Loop:
             self._submit(batch, now)
         if scheduler.preempted:
             self._note_preempted(now)
-        if scheduler.wakes_at is not None and not self._steps:
-            self._at(scheduler.wakes_at, self._plan)
+        if not self._steps and (wakes_at := self._core.wakes_at) is not None:
+            self._at(wakes_at, self._plan)
         for sequence in self._core.take_ended():
             if sequence.finish_reason is FinishReason.EXPIRED:
                 self._recorder.expired(sequence, now)

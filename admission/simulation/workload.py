@@ -144,7 +144,7 @@ class Workload:
     def __post_init__(self) -> None:
         if self.requests is not None and self.requests < 1:
             raise OptionError("--requests", self.requests, "must be at least 1")
-        for option, value in (("--speedup", self.speedup), ("--rate", self.rate), ("--patience", self.patience)):
+        for option, value in (("--rate", self.rate), ("--patience", self.patience)):
             if value is not None and not value > 0:
                 raise OptionError(option, value, "must be above 0")
         if not LEAST_SPEEDUP <= self.speedup <= 1 / LEAST_SPEEDUP:

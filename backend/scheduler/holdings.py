@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from backend.paged_kv.block_pool import BlockPool
@@ -25,20 +24,6 @@ class BlockHolder(Holder, Protocol):
     num_computed_tokens: int
     kv_block_seconds: float
     held_since: float
-
-
-@dataclass(slots=True, eq=False)
-class Pin:
-    """Holds the blocks that a waiting sequence was found to begin with, until it has a slot or has ended."""
-
-    id: str
-    tenant: str
-    block_table: list[int] = field(default_factory=list)
-    num_shared_blocks: int = 0
-    num_charged_blocks: int = 0
-    num_computed_tokens: int = 0
-    kv_block_seconds: float = 0.0
-    held_since: float = 0.0
 
 
 Cached = CachedBlock[BlockHolder]

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from backend.config import EngineConfig
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
-from backend.scheduler.holdings import BlockHolder, Cached, Holdings, Pin
+from backend.scheduler.holdings import BlockHolder, Cached, Holdings
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.sequence import Sequence
 
@@ -14,6 +15,20 @@ PINNED = 8  # one in so many blocks may be kept for those that wait: the rest is
 
 FindBlocks = Callable[[Sequence, int], list[Cached]]
 """This returns what the prefix cache has of a sequence's tokens, for a row of a step."""
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """Holds the blocks that a waiting sequence was found to begin with, until it has a slot or has ended."""
+
+    id: str
+    tenant: str
+    block_table: list[int] = field(default_factory=list)
+    num_shared_blocks: int = 0
+    num_charged_blocks: int = 0
+    num_computed_tokens: int = 0
+    kv_block_seconds: float = 0.0
+    held_since: float = 0.0
 
 
 class Pins:
@@ -54,13 +69,16 @@ class Pins:
         """Return the tenant's sequences for which something is kept."""
         return [sequence for sequence in self._pins if sequence.tenant == tenant]
 
-    def look_up(self, sequence: Sequence, step: int) -> None:
-        """Note what `pin` would keep for a sequence, which may be refused: nothing is changed for one that is."""
-        sequence.num_pinned_tokens = len(self._pinnable(sequence, step)) * self._block_size
-
-    def pin(self, sequence: Sequence, step: int) -> None:
-        """Keep what is cached of a waiting sequence's prompt until `unpin`, all of it or nothing."""
+    def look_up(self, sequence: Sequence, step: int) -> list[Cached]:
+        """Return what `pin` may keep for a sequence of what is cached of its prompt, all of it or nothing. It is noted
+        how much that is, and nothing else is changed: the sequence may be refused.
+        """
         found = self._pinnable(sequence, step)
+        sequence.num_pinned_tokens = len(found) * self._block_size
+        return found
+
+    def pin(self, sequence: Sequence, found: list[Cached]) -> None:
+        """Keep what was just looked up for a sequence that waits, until `unpin`."""
         if not found:
             return
         blocks = [cached.block for cached in found]
@@ -69,7 +87,7 @@ class Pins:
         for cached in found:
             self._holdings.share(pin, cached)
         self._holdings.append(pin, blocks)
-        pin.num_computed_tokens = sequence.num_pinned_tokens = len(blocks) * self._block_size
+        pin.num_computed_tokens = sequence.num_pinned_tokens
 
     def unpin(self, sequence: Sequence) -> None:
         """Keep nothing for the sequence any more: it has taken it, or has ended. What keeping it cost is its own."""

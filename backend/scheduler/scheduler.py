@@ -16,6 +16,7 @@ from backend.scheduler.batching.choices import RULES
 from backend.scheduler.batching.rule import StepParts
 from backend.scheduler.block_tables import NameBlocks
 from backend.scheduler.forking import Forking
+from backend.scheduler.holdings import Cached
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
 from backend.scheduler.kv_manager import KVManager
@@ -87,16 +88,16 @@ class Scheduler:
         self._rule.arrived(sequence)
         self._held_tenants.resume(sequence.tenant)
 
-    def look_up(self, sequence: Sequence, now: float = 0.0) -> None:
-        """Note what could be kept for a sequence of what is cached of its prompt, if it comes to wait."""
+    def look_up(self, sequence: Sequence, now: float = 0.0) -> list[Cached]:
+        """Return what can be kept for a sequence of what is cached of its prompt, if it comes to wait."""
         self.kv_manager.begin(now)
-        self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
+        return self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
 
-    def pin(self, sequence: Sequence, now: float = 0.0) -> None:
-        """Keep what is cached of its prompt until it has a slot or has ended, so that it can be counted on."""
+    def pin(self, sequence: Sequence, found: list[Cached], now: float = 0.0) -> None:
+        """Keep what was just looked up until it has a slot or has ended, so that it can be counted on."""
         self.kv_manager.begin(now)
         self.kv_manager.blocks.between_turns.arrived(sequence, now)
-        self.kv_manager.blocks.pins.pin(sequence, self._next_step)
+        self.kv_manager.blocks.pins.pin(sequence, found)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the tokens with which a waiting sequence begins that are cached, or computed by steps in flight."""

@@ -143,7 +143,7 @@ class GrammarProcesses:
                 error = f"its process does not start ({failure})"
             if error is not None:
                 ours.close()
-                self._end_process()
+                self._end_all()
                 raise GrammarInvalid(f"answers of this model cannot be constrained: {error}")
             ours.settimeout(FORK_SECONDS)
             self._link = ours
@@ -151,8 +151,7 @@ class GrammarProcesses:
     def stop(self) -> None:
         """End all processes, those that match and those that compile."""
         with self._lock:
-            self._forget_all()
-            self._end_process()
+            self._end_all()
             if self._memory is not None:
                 self._memory.close()
                 self._memory = None
@@ -208,8 +207,7 @@ class GrammarProcesses:
             try:
                 status: int | None = self._ask({"reap": process.pid}, [])
             except (EOFError, OSError):  # one that is late would be taken for the answer to what is asked next
-                self._forget_all()
-                self._end_process()
+                self._end_all()
                 return None
             return status
 
@@ -225,8 +223,7 @@ class GrammarProcesses:
                 log.exception("the process that forks grammar processes is gone")
                 for ours, _ in pairs:
                     ours.close()
-                self._forget_all()
-                self._end_process()
+                self._end_all()
             finally:
                 for _, theirs in pairs:
                     theirs.close()
@@ -238,7 +235,8 @@ class GrammarProcesses:
         socket.send_fds(self._link, [json.dumps(command).encode()], fds)
         return json.loads(receive_frame(self._link))
 
-    def _forget_all(self) -> None:
+    def _end_all(self) -> None:
+        """End the process that forks, with all that it has forked."""
         matching, self._matching = self._matching, [None] * self.num_matching
         for process in [*filter(None, matching), *self._compiling]:
             process.close()
@@ -246,8 +244,6 @@ class GrammarProcesses:
         if self._link is not None:
             self._link.close()
             self._link = None
-
-    def _end_process(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -69,7 +69,7 @@ class ModelsEndpoint(Endpoint):
         card = model_card(model.name, model.created, model.limits.max_model_len, _capabilities(frontend))
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
-            allowed = policy is None or policy.tenant.allows_model(model.name, policy.key)
+            allowed = policy is None or policy.allows_model(model.name)
             await call.response.reply(models_list([card] if allowed else []))
         else:
             frontend.check_model(name, policy)

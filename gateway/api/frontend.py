@@ -65,7 +65,7 @@ class Frontend:
         """Raises `ModelNotFound` for a model that is not served, and for one that a tenant may not use, who is not told
         either which is. None: the model that is served; and whoever asks may know.
         """
-        is_known = policy is None or policy.models is None or self.model.name in policy.models
+        is_known = policy is None or policy.allows_model(self.model.name)
         if model is None:
             if not is_known:
                 raise ModelNotFound("This server has no model that you have access to.", "model")

@@ -55,9 +55,12 @@ class EffectivePolicy:
             scopes = ", ".join(self.scopes) or "none"
             raise Forbidden(f"This API key may not be used for {scope}: its scopes are {scopes}.")
 
+    def allows_model(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
     def check_model(self, model: str) -> None:
         """Raises `ModelNotFound` for a model that the tenant may not use, as for one that does not exist."""
-        if self.models is not None and model not in self.models:
+        if not self.allows_model(model):
             raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
 
     @property

@@ -75,7 +75,7 @@ class Bench:
         sequence.prompt_logprobs = None if sequence.cache_root else []
         self.names.name(sequence, len(prompt) // self.config.block_size)
         if is_pinned:
-            self.scheduler.pin(sequence, self.now)
+            self.scheduler.pin(sequence, self.scheduler.look_up(sequence, self.now), self.now)
         self.scheduler.add(sequence)
         return sequence
 

@@ -25,21 +25,17 @@ export class Period {
     this.preset.append(...[...Object.keys(PRESETS), CHOSEN].map((name) => el("option", { value: name }, name)));
     byId("usage-period").addEventListener("submit", (event) => event.preventDefault());
     byId("usage-period").addEventListener("change", ({ target }) => {
-      if (target === this.preset) this.#fill();
+      if (target === this.preset) this.renew();
       else if (target.type === "date") this.preset.value = CHOSEN;
       if (this.first.value && this.last.value) changed();
     });
-    this.#fill();
-  }
-
-  #fill() {
-    const days = PRESETS[this.preset.value]?.(new Date());
-    if (days) [this.first.value, this.last.value] = days.map((day) => day.toISOString().slice(0, 10));
+    this.renew();
   }
 
   /** Have days such as today's be those of now. */
   renew() {
-    this.#fill();
+    const days = PRESETS[this.preset.value]?.(new Date());
+    if (days) [this.first.value, this.last.value] = days.map((day) => day.toISOString().slice(0, 10));
   }
 
   get query() {
