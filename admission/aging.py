@@ -19,7 +19,7 @@ from backend.scheduler.sequence import TARGET, Sequence
 OVERTAKING = 0.5
 """The work that goes before an old sequence by being shorter, over what goes in order: it makes long waits at most half
 as long again. Of recorded lengths at 1.3 times capacity 64 % are in time so, at 1.35 times the p99 of first come, first
-served (`python -m benchmarks.size_order`); on other seeds (111, 112) 60 % at 1.36, 62 % at 1.45 with 0.75, 64 % at 1.50
+served (`labs.benchmarks.size_order`); on other seeds (111, 112) 60 % at 1.36, 62 % at 1.45 with 0.75, 64 % at 1.50
 with 1.
 """
 

@@ -20,8 +20,8 @@ from backend.scheduler.sequence import Sequence
 
 PREPAID_SHARE = 0.5
 """The share of a newcomer's expected output that it prepays. Prepaying all makes service lag behind what was paid, by
-what is still to come; prepaying none lets it run ahead by as much. The gap of `benchmarks/fairness.py` at Q = 512 is
-3.1k tokens, not 5.2k.
+what is still to come; prepaying none lets it run ahead by as much. The gap of `labs.benchmarks.fairness` at Q = 512
+is 3.1k tokens, not 5.2k.
 """
 
 

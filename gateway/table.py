@@ -3,8 +3,7 @@
 import csv
 from collections.abc import Sequence
 from io import StringIO
-
-from admission.simulation.report import flush_left, flush_right, width
+from unicodedata import category, east_asian_width
 
 FORMULA = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
 """A cell that begins with one of these is taken for a formula by spreadsheets (OWASP, CSV injection)."""
@@ -42,3 +41,22 @@ def printable(text: str) -> str:
 def _inert(text: str) -> str:
     shown = printable(text)
     return f"'{shown}" if shown[:1] in FORMULA else shown
+
+
+def width(text: str) -> int:
+    """Return the columns that a text without control characters takes (Unicode Standard Annex 11)."""
+    return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def flush_left(text: str, columns: int) -> str:
+    return text + " " * (columns - width(text))
+
+
+def flush_right(text: str, columns: int) -> str:
+    return " " * (columns - width(text)) + text
+
+
+def _width(character: str) -> int:
+    if category(character) in ("Mn", "Me"):  # marks on the character before
+        return 0
+    return 2 if east_asian_width(character) in "WF" else 1

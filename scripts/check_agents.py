@@ -5,7 +5,7 @@ openai for Python and for Node, instructor, pydantic-ai, langchain-openai and li
 scripts/agents: tool calls one and many, whole and streamed, their results, pydantic and zod models, log probabilities.
 Each is installed at first use into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else
 ~/.cache/sluice), from the package indexes that pip and npm are set up for. Writes
-benchmarks/results/agent_clients.json; exit status 1 when a check failed.
+labs/benchmarks/results/agent_clients.json; exit status 1 when a check failed.
 """
 
 import json
@@ -19,11 +19,11 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import machine
-from benchmarks.cache import cache_dir
-from benchmarks.own_environment import own_environment
-from benchmarks.report import RESULTS, Report
-from benchmarks.served import served
+from labs.benchmarks import machine
+from labs.benchmarks.cache import cache_dir
+from labs.benchmarks.own_environment import own_environment
+from labs.benchmarks.report import RESULTS, Report
+from labs.benchmarks.served import served
 
 PROGRAMS = Path(__file__).parent / "agents"
 CLIENTS = {

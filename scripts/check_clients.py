@@ -4,7 +4,8 @@
 guidellm and vLLM's `vllm bench serve`, on both generation endpoints, and SGLang's router (smg) in front, which finds
 the server by its probes, passes a chat and a stream on and reads its load. Each is installed at first use into an
 environment of its own below the cache directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice), some 6 GB in all, from the
-package index that pip is set up for. Writes benchmarks/results/clients.json; exit status 1 when a client was refused
+package index that pip is set up for. Writes
+labs/benchmarks/results/clients.json; exit status 1 when a client was refused
 anything.
 """
 
@@ -25,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 
 from backend.model.hub import resolve_model
-from benchmarks import machine, vllm_environment
-from benchmarks.own_environment import own_environment
-from benchmarks.processes import background, free_port
-from benchmarks.report import RESULTS, Report
-from benchmarks.served import Served, served
+from labs.benchmarks import machine, vllm_environment
+from labs.benchmarks.own_environment import own_environment
+from labs.benchmarks.processes import background, free_port
+from labs.benchmarks.report import RESULTS, Report
+from labs.benchmarks.served import Served, served
 
 GUIDELLM, SMG = "guidellm==0.8.1", "smg==1.13.0"
 REQUESTS, AT_ONCE = 20, 4

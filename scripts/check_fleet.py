@@ -6,7 +6,7 @@ Real `sluice serve` of the embedded model with one store. Answers and streams be
 disconnects, and SIGKILL of one replica while all stream and short requests come: through our router nothing ends
 without a typed error, short requests are tried again elsewhere, and streams are charged by what was delivered. Envoy
 and SGLang's router (smg) are installed for it and untouched: how requests end there when a replica is killed is their
-own business, and shown. Writes benchmarks/results/fleet.json; exit status 1 when a target was missed.
+own business, and shown. Writes labs/benchmarks/results/fleet.json; exit status 1 when a target was missed.
 """
 
 import os
@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 import yaml
 
-from benchmarks.gateway_process import gateway_process
-from benchmarks.own_environment import own_environment
-from benchmarks.processes import background, free_port
-from benchmarks.report import RESULTS, Report
-from benchmarks.served import make_keys
+from labs.benchmarks.gateway_process import gateway_process
+from labs.benchmarks.own_environment import own_environment
+from labs.benchmarks.processes import background, free_port
+from labs.benchmarks.report import RESULTS, Report
+from labs.benchmarks.served import make_keys
 from scripts.envoy import envoy
 from scripts.fleet_checks import (
     LONG,
@@ -52,7 +52,7 @@ from scripts.fleet_checks import (
 
 COUNT = 4
 SMG = "smg==1.13.0"
-MOST_ADDED = 10.0  # ms at p50, where two cores are shared by all; `benchmarks.route` has the figure
+MOST_ADDED = 10.0  # ms at p50, where two cores are shared by all; `labs.benchmarks.route` has the figure
 STREAMS = 24  # when a replica is killed
 ENDS = ("complete", "replica_lost")
 ROUTER = "sluice route"

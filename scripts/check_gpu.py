@@ -33,8 +33,8 @@ os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # re
 
 import triton
 
-from benchmarks.gpu_check import agreement, beside, correctness, kernels, requests, serving, steps
-from benchmarks.gpu_check.finding import Finding
+from labs.benchmarks.gpu_check import agreement, beside, correctness, kernels, requests, serving, steps
+from labs.benchmarks.gpu_check.finding import Finding
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")

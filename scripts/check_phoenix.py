@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.own_environment import own_environment
-from benchmarks.processes import ROOT
+from labs.benchmarks.own_environment import own_environment
+from labs.benchmarks.processes import ROOT
 from tests.gateway.telemetry.phoenix import VARIABLE
 
 REQUIREMENT = "arize-phoenix==20.26.1"

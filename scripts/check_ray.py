@@ -4,7 +4,7 @@
 It needs the extra `sluice[ray]`, some 500 MB, for which CI has no room. Answers and streams beside direct ones, limits
 over all replicas, disconnects, SIGKILL of a gateway and of its Serve replica while they stream, a rolling update under
 load, one more replica once there is work for it, and what a request takes beside a direct one. Writes
-benchmarks/results/ray.json; exit status 1 when a target was missed.
+labs/benchmarks/results/ray.json; exit status 1 when a target was missed.
 """
 
 import os
@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 import yaml
 
-from benchmarks.machine import children
-from benchmarks.processes import ROOT, free_port
-from benchmarks.report import RESULTS, Report
-from benchmarks.served import make_keys
+from labs.benchmarks.machine import children
+from labs.benchmarks.processes import ROOT, free_port
+from labs.benchmarks.report import RESULTS, Report
+from labs.benchmarks.served import make_keys
 from scripts.fleet_checks import (
     LONG,
     PATIENCE,

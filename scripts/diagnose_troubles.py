@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.processes import free_port
-from benchmarks.redis_server import RedisServer
+from labs.benchmarks.processes import free_port
+from labs.benchmarks.redis_server import RedisServer
 from scripts.diagnosis.clients import clients, deaf_client
 from scripts.diagnosis.observatory import observatory
 from scripts.diagnosis.slow_proxy import slow_proxy

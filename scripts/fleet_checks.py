@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.report import Report
 from gateway.tenants.key_store import KeyStore
+from labs.benchmarks.report import Report
 
 PATIENCE = 180.0  # seconds for what takes some: processes start, and each replica loads torch
 MODEL, TENANT, LIMITED = "embedded", "acme", "limited"

@@ -23,8 +23,8 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from admission.core import Unit
-from tests.admission.core_machine import CoreMachine
-from tests.properties.core.random_runs import random_cancellations, random_schedule
+from tests.labs.core.core_machine import CoreMachine
+from tests.labs.core.random_runs import random_cancellations, random_schedule
 
 CHUNK = 200  # seeds a process takes at a time
 CANCELLATIONS = 100  # a run

@@ -22,9 +22,9 @@ import grpc
 import httpx
 import yaml
 
-from benchmarks.gateway_process import gateway_process
-from benchmarks.processes import background, free_port
 from fleet.ext_proc.server import EXT_PROC
+from labs.benchmarks.gateway_process import gateway_process
+from labs.benchmarks.processes import background, free_port
 from scripts.envoy import ENVOY, envoy
 from scripts.fleet_checks import seconds_until
 

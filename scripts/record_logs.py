@@ -1,4 +1,4 @@
-"""Records the event logs of tests/properties/core/recorded, which the test beside them replays to the byte.
+"""Records the event logs of tests/labs/core/recorded, which the test beside them replays to the byte.
 
     python -m scripts.record_logs [NAME ...]
 
@@ -25,10 +25,10 @@ from admission.kv.retention import Between
 from admission.kv.swap_choice import Swap
 from backend.config import Batching, KVAllocation
 from tests.admission import log_scenes
-from tests.admission.log_runs import flood, many_answers, random_run
 from tests.gateway.served_log import served
+from tests.labs.core.log_runs import flood, many_answers, random_run
 
-FOLDER = Path(__file__).parent.parent / "tests" / "properties" / "core" / "recorded"
+FOLDER = Path(__file__).parent.parent / "tests" / "labs" / "core" / "recorded"
 Record = Callable[[], list[str]]
 
 BOUNDED = CoreConfig(

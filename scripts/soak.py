@@ -26,9 +26,9 @@ from statistics import median
 
 import httpx
 
-from benchmarks.report import Report, scenario_parser
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore
+from labs.benchmarks.report import Report, scenario_parser
 from scripts.soak_load import MANNERS, PATIENCE, POLICY, TENANTS, Visitor
 from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver

@@ -2,8 +2,8 @@
 
     python -m scripts.train_embedded_model
 
-The text comes from `benchmarks.skills`, without the combinations of arguments held out for measuring. Seeds are fixed;
-the result may still differ in its last bits between processors. Needs transformers (a development dependency).
+The text comes from `labs.benchmarks.skills`, without the combinations of arguments held out for measuring. Seeds are
+fixed; the result may still differ in its last bits between processors. Needs transformers (a development dependency).
 """
 
 from __future__ import annotations

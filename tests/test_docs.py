@@ -14,7 +14,7 @@ from tests.quotas.policies import parsed, problems_of
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sluice", "fleet", "gateway", "admission", "quotas", "backend")
 TOPS = "|".join((*PACKAGES, "benchmarks", "deploy", "docs", "policies", "scripts", "tests"))
-ELSEWHERE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "backend/embedded/README.md")
+ELSEWHERE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "labs/benchmarks/README.md", "backend/embedded/README.md")
 DOCUMENTS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / path for path in ELSEWHERE)])
 OF_THE_SOURCE = [path for path in DOCUMENTS if path.stem in {"architecture", "glossary"}]
 

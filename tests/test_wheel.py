@@ -158,7 +158,7 @@ def test_the_wheel_holds_every_file_of_ours_the_licence_and_no_tests(wheel: Path
     ours = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
     assert ours and ours <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not any(name.startswith(("tests/", "benchmarks/", "scripts/")) for name in names)
+    assert not any(name.startswith(("tests/", "labs/benchmarks/", "scripts/")) for name in names)
 
 
 @pytest.mark.parametrize("is_last", [True, False], ids=["installed after", "installed before"])

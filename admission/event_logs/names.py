@@ -5,7 +5,7 @@ not change while the version stays, or no log that was recorded could be decided
 calls the same thing today, which follows the code wherever a field, a class or a value is renamed.
 
 A field, a refusal or a value that is new gets a name here, in the order in which it is to be written. Logs of before
-say nothing of it: those of tests/properties/core/recorded are recorded anew (`python -m scripts.record_logs`), and
+say nothing of it: those of tests/labs/core/recorded are recorded anew (`python -m scripts.record_logs`), and
 `VERSION` rises with it once a release has written any.
 """
 

@@ -25,7 +25,7 @@ RISK = -1.0
 mean: a preemption costs little, as who is preempted takes up what it had computed. Beside 1.28, the 90th percentile of
 a normal sum, throughput was 0.98 to 0.99 of that of admission without a forecast instead of 0.95 to 0.97 on
 conversations, with 0.4 to 1.0 of its preemptions, and 0.91 to 0.97 instead of 0.85 to 0.91 where answers are long, with
-0.3 to 0.4 of them; nothing changed where lengths are declared (`benchmarks.preemption` and three other mixes of
+0.3 to 0.4 of them; nothing changed where lengths are declared (`labs.benchmarks.preemption` and three other mixes of
 lengths, three seeds each, with the prefix cache and without; simulated).
 """
 CAUTION = 1.28  # the same for what a tenant's lease of memory has to hold, where nobody else's gives way

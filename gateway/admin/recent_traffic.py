@@ -1,13 +1,11 @@
-"""Traffic of the last hour, as a simulation takes it: who asked for how much, and how long answers became."""
+"""Remembers the requests of the last hour: the tenant, what it asked for, and the lengths of its answers."""
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from statistics import median_low
 
 from admission.request import AsIfRead, Asked
-from admission.simulation.arrival import Arrival
 from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.request_record import RequestRecord
 
@@ -56,56 +54,3 @@ class RecentTraffic:
 def _answered(sequence: Sequence) -> int | None:
     """Returns the length of an answer; None if it was cut short."""
     return max(1, len(sequence.output)) if sequence.finish_reason in _ENDED else None
-
-
-def arrivals_of(requests: list[RecentRequest]) -> list[Arrival]:
-    """Return requests as arrivals of a simulation, in the same order, the first at 0 s.
-
-    An answer that was cut short is taken to be as long as it declared, or, where it declared nothing, as the median of
-    its tenant's answers.
-    """
-    usual = _usual_lengths(requests)
-    return [
-        _arrival(number, request, request.at - requests[0].at, usual.get(request.asked.tenant))
-        for number, request in enumerate(requests)
-    ]
-
-
-def _usual_lengths(requests: list[RecentRequest]) -> dict[str, int]:
-    lengths: defaultdict[str, list[int]] = defaultdict(list)
-    for request in requests:
-        lengths[request.asked.tenant] += [length for length in request.lengths if length is not None]
-    return {tenant: median_low(found) for tenant, found in lengths.items() if found}
-
-
-def _arrival(number: int, request: RecentRequest, time: float, usual: int | None) -> Arrival:
-    asked = request.asked
-    known = [*request.lengths, *[None] * len(asked.prompts)]
-    prompts = [
-        (
-            prompt.prompt_tokens,
-            length or (prompt.most if prompt.is_declared or usual is None else min(prompt.most, usual)),
-            prompt.most,
-        )
-        for prompt, length in zip(asked.prompts[:MAX_PROMPTS], known, strict=False)
-    ]
-    features = [*request.features, *[()] * len(prompts)][: len(prompts)]
-    return Arrival(
-        time,
-        *prompts[0][:2],
-        session=number,
-        tenant=asked.tenant,
-        max_tokens=prompts[0][2],
-        deadline=asked.first_token,
-        done_within=asked.last_token,
-        interval=asked.interval,
-        key=asked.key,
-        service_tier=asked.service_tier,
-        is_declared=asked.prompts[0].is_declared,
-        body_bytes=asked.body_bytes,
-        refused_by=asked.refusal,
-        more_prompts=tuple(prompts[1:]),
-        num_answers=asked.num_answers,
-        features=features[0],
-        more_features=tuple(features[1:]),
-    )

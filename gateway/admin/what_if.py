@@ -1,42 +1,55 @@
-"""Simulates what a pasted edit of the policy would have done to the last hour, in a process beside the gateway.
+"""Asks a process beside the gateway what a pasted edit of the policy would have done to the last hour.
 
-Run as a program, this module is that process: it reads a question from its standard input and writes the answer.
+The process is an extension's (`labs`): it simulates the recorded requests under both policies, in its own time.
 """
 
 import asyncio
-import os
 import pickle
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from admission.core import CoreConfig
-from admission.simulation.device import Served, device_of
-from admission.simulation.recording import TraceFacts
-from admission.simulation.summary import ClassSummary, Summary, Tail, TenantSummary
-from admission.simulation.traces import Traffic
+from admission.length_predictor import Learned
+from admission.step_times.step_time import StepTime
+from backend.config import EngineConfig
+from backend.extensions import extensions
 from gateway.admin.policy import NAME, PastedPolicy
-from gateway.admin.recent_traffic import RecentRequest, RecentTraffic, arrivals_of
+from gateway.admin.recent_traffic import RecentRequest, RecentTraffic
 from gateway.api.service import Service
 from gateway.errors import BadRequest, InternalError, Overloaded
-from gateway.what_if.comparison import MOST_REQUESTS, WhatIf, what_if
-from quotas.policy.policy_file import PolicyError, field_places, parse_policy
+from quotas.policy.policy import Policy
 
-MOST_SECONDS = 10.0  # of computing
-PATIENCE = 60.0  # seconds until the process, which has to start and read as well, is ended
-NICENESS = 19  # what serves goes first
-PIECE = 200  # requests
-PRIOR_STEPS = 200.0  # that the learned step times count as
-MAX_ROWS = 100
+PATIENCE_S = 60.0  # until the process, which has to start and read as well, is ended
+PIECE_REQUESTS = 200
 
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class WhatIfQuestion:
+    """What the process is told beside the requests; requests are seconds of the gateway's clock, `began` Unix seconds
+    of the first.
+    """
+
+    core: CoreConfig
+    engine: EngineConfig
+    step_time: StepTime
+    lengths: Learned | None
+    block_bytes: int
+    model: str
+    began: float
+    span: float  # seconds from the first request until now
+    policy: Policy
+    name: str  # of the edit, as a file
+    edit: bytes  # its text
+
+
 class WhatIfs:
-    """Runs simulations of pasted policies, one at a time."""
+    """Has pasted policies simulated, one at a time."""
 
     def __init__(self, service: Service, config: CoreConfig, traffic: RecentTraffic) -> None:
         self._service = service
@@ -47,7 +60,8 @@ class WhatIfs:
     async def of(self, pasted: PastedPolicy) -> Row:
         """Simulate an edit and report what differs.
 
-        Raises `BadRequest` for what is no policy and where nothing was served, `Overloaded` while another runs.
+        Raises `BadRequest` for what is no policy, where nothing was served and where no extension
+        simulates; `Overloaded` while another simulation runs.
         """
         if self._is_busy:
             raise Overloaded("Another simulation is running here: one runs at a time.", retry_after=5.0)
@@ -58,113 +72,57 @@ class WhatIfs:
             self._is_busy = False
 
     async def _of(self, pasted: PastedPolicy) -> Row:
+        program = next((extension.WHAT_IF for extension in extensions() if hasattr(extension, "WHAT_IF")), None)
+        if program is None:
+            raise BadRequest("Simulating an edit needs the package labs, which a checkout of the source has.")
         source = pasted.source()
         now = self._service.telemetry.clock()
         requests = self._traffic.within(now)
         if not requests:
             raise BadRequest("No request came in the last hour: there is nothing to simulate.")
-        span = now - requests[0].at
-        facts = TraceFacts(True, True, True, self._service.model, time.time() - span)
-        device = device_of("this one", *self._step_time(), self._service.kv_shape.block_bytes)
-        before = self._service.policies.current
-        answer = await _asked(await asyncio.to_thread(_packed, requests, (device, facts, before, source)))
+        question = self._question(now - requests[0].at, source)
+        answer = await _asked(program, await asyncio.to_thread(_packed, requests, question))
         if answer is None:
             raise BadRequest("The edit is not valid: check it first.", "text")
-        return _report(answer, span)
+        return answer
 
-    def _step_time(self) -> tuple[Any, Served]:
-        core = self._service.core
-        fitted = core.step_time.fitted
-        lengths = core.predictor.learned if core.predictor is not None else None
-        return fitted, Served(self._config, core.scheduler.config, (fitted, PRIOR_STEPS), lengths=lengths)
+    def _question(self, span: float, edit: bytes) -> WhatIfQuestion:
+        core, service = self._service.core, self._service
+        return WhatIfQuestion(
+            core=self._config,
+            engine=core.scheduler.config,
+            step_time=core.step_time.fitted,
+            lengths=core.predictor.learned if core.predictor is not None else None,
+            block_bytes=service.kv_shape.block_bytes,
+            model=service.model,
+            began=time.time() - span,
+            span=span,
+            policy=service.policies.current,
+            name=NAME,
+            edit=edit,
+        )
 
 
-def _packed(requests: list[RecentRequest], rest: object) -> bytes:
+def _packed(requests: list[RecentRequest], question: WhatIfQuestion) -> bytes:
     """Pickle the question in pieces, because pickling all of it at once would hold the interpreter's lock."""
-    arrivals = arrivals_of(requests)
-    pieces = [arrivals[start : start + PIECE] for start in range(0, len(arrivals), PIECE)]
-    return b"".join([pickle.dumps(len(pieces)), *map(pickle.dumps, pieces), pickle.dumps(rest)])
+    pieces = [requests[start : start + PIECE_REQUESTS] for start in range(0, len(requests), PIECE_REQUESTS)]
+    return b"".join([pickle.dumps(question), pickle.dumps(len(pieces)), *map(pickle.dumps, pieces)])
 
 
-async def _asked(question: bytes) -> WhatIf | None:
-    """Return what the other process answers; None means that the edit is not valid. Raises `InternalError`."""
+async def _asked(program: str, question: bytes) -> Row | None:
+    """Return what the process answers; None means that the edit is not valid. Raises `InternalError`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "gateway.admin.what_if"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-P", "-m", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PATIENCE_S):
             answer, _ = await process.communicate(question)
     except TimeoutError:
-        raise InternalError(f"The simulation took more than {PATIENCE:g} s, and was ended.") from None
+        raise InternalError(f"The simulation took more than {PATIENCE_S:g} s, and was ended.") from None
     finally:
         if process.returncode is None:
             process.kill()
     if process.returncode:
         raise InternalError("The simulation failed. It has been logged.")
-    result: WhatIf | None = pickle.loads(answer)  # noqa: S301 - written by this program
+    result: Row | None = orjson.loads(answer)
     return result
-
-
-def _report(result: WhatIf, span: float) -> Row:
-    """Describe a result; `span` is the seconds since the first of the requests."""
-    return {
-        "requests": result.num_requests,
-        "left_out": result.num_left_out,
-        "most_requests": MOST_REQUESTS,
-        "span": span,
-        "changes": result.changes[:500],
-        "not_simulated": result.not_simulated,
-        "assumed": result.assumed,
-        "before": _figures(result.before),
-        "after": _figures(result.after),
-        "classes": _pairs(result.before.classes, result.after.classes),
-        "tenants": _pairs(result.before.tenants, result.after.tenants),
-    }
-
-
-def _figures(summary: Summary) -> Row:
-    return {
-        "completed": summary.completed,
-        "refused": sum(summary.refusals.values()),
-        "refusals": summary.refusals,
-        "goodput": summary.goodput,
-        "busy": summary.busy,
-        "preemptions": summary.preemptions,
-        "first_token": _tail(summary.first_token),
-        "per_token": _tail(summary.per_token),
-        "spend": summary.spend,
-    }
-
-
-def _pairs(before: Iterable[TenantSummary | ClassSummary], after: Iterable[TenantSummary | ClassSummary]) -> list[Row]:
-    """Return rows of both runs by name, those that differ first, at most `MAX_ROWS`."""
-    old, new = ({one.name: _of_one(one) for one in some} for some in (before, after))
-    rows = [{"name": name, "before": old.get(name), "after": new.get(name)} for name in {**old, **new}]
-    return sorted(rows, key=lambda row: row["before"] == row["after"])[:MAX_ROWS]
-
-
-def _of_one(one: TenantSummary | ClassSummary) -> Row:
-    tail = _tail(one.first_token)
-    return {"completed": one.completed, "refused": one.refused, "goodput": one.goodput, "first_token": tail}
-
-
-def _tail(tail: Tail) -> Row:
-    return {"p50": tail.p50, "p99": tail.p99}
-
-
-def _main() -> None:
-    os.nice(NICENESS)
-    read = partial(pickle.load, sys.stdin.buffer)  # written by the gateway that started this process
-    arrivals = [arrival for _ in range(read()) for arrival in read()]
-    device, facts, before, source = read()
-    answer = None
-    with suppress(PolicyError):
-        edited, places = parse_policy({NAME: source}), field_places({NAME: source})
-        answer = what_if(Traffic(arrivals, device, facts), before, edited, places, most_seconds=MOST_SECONDS)
-    sys.stdout.buffer.write(pickle.dumps(answer))
-
-
-if __name__ == "__main__":
-    _main()

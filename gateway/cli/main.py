@@ -14,8 +14,8 @@ from importlib.metadata import version
 from shutil import get_terminal_size
 from typing import Any
 
-from admission.simulation.errors import SimulationError
 from backend.errors import BackendError, ConfigError
+from backend.extensions import extensions
 from gateway.cli.flags import SettingsError, add_flags, load, misspelled, suggestion
 from gateway.doctor.snapshot import DoctorError
 from gateway.http.server import ListenError
@@ -39,24 +39,21 @@ Nor have SLUICE_ADMIN_KEY, the key of the admin port (default: made at first sta
 SLUICE_OTLP_HEADERS, headers for the collector: NAME=VALUE,NAME=VALUE, each VALUE URL-encoded."""
 
 ADDED_BY = {
-    "route": "route.add_route_command",
-    "pick": "pick.add_pick_command",
-    "keys": "keys.add_keys_command",
-    "policy": "policy.add_policy_command",
-    "usage": "usage.add_usage_command",
-    "simulate": "simulate.add_simulate_command",
-    "tune": "tune.add_tune_command",
-    "pools": "pools.add_pools_command",
-    "plan": "plan.add_plan_command",
-    "doctor": "doctor.add_doctor_command",
-    "explain": "event_log.add_event_log_commands",
-    "replay": "event_log.add_event_log_commands",
+    "route": "gateway.cli.route:add_route_command",
+    "pick": "gateway.cli.pick:add_pick_command",
+    "keys": "gateway.cli.keys:add_keys_command",
+    "policy": "gateway.cli.policy:add_policy_command",
+    "usage": "gateway.cli.usage:add_usage_command",
+    "plan": "gateway.cli.plan:add_plan_command",
+    "doctor": "gateway.cli.doctor:add_doctor_command",
+    "explain": "gateway.cli.event_log:add_event_log_commands",
+    "replay": "gateway.cli.event_log:add_event_log_commands",
 }
-"""Who in this package adds a command. Its module is imported only where its command is asked for, or the help."""
+"""The function that adds each command. Its module is imported only for its command, or for the help."""
 
 WITHOUT_OTHERS = ("serve", "version", "--version")
 
-ASKED_WRONGLY = (SettingsError, ConfigError, PolicyError, SimulationError)
+ASKED_WRONGLY = (SettingsError, ConfigError, PolicyError)
 CANNOT_BE_DONE = (
     DoctorError, KeyStoreError, ListenError, EventLogError, EmbeddedStoreError, QuotaError, BackendError,
 )  # fmt: skip
@@ -117,8 +114,8 @@ def _parser(words: Sequence[str]) -> ArgumentParser:
     add_flags(serve)
     serve.set_defaults(run=_serve, parser=serve)
     for place in _places(words):
-        module, function = place.split(".")
-        getattr(import_module(f"gateway.cli.{module}"), function)(commands)
+        module, function = place.split(":")
+        getattr(import_module(module), function)(commands)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(run=_version, parser=shown)
     return parser
@@ -129,7 +126,10 @@ def _places(words: Sequence[str]) -> list[str]:
     first = words[0] if words else ""
     if first in ADDED_BY:
         return [ADDED_BY[first]]
-    return [] if first in WITHOUT_OTHERS else [*dict.fromkeys(ADDED_BY.values())]
+    if first in WITHOUT_OTHERS:
+        return []
+    added = {command: place for extension in extensions() for command, place in extension.COMMANDS.items()}
+    return [added[first]] if first in added else [*dict.fromkeys([*ADDED_BY.values(), *added.values()])]
 
 
 class _Parser(ArgumentParser):

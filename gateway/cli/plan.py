@@ -2,19 +2,19 @@
 
 From the model's config.json: no GPU, and of the weights at most what their files say of themselves."""
 
+import json
 from argparse import Namespace, _SubParsersAction
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from admission.simulation.pools.roofline_device import RooflineDevice
+from admission.step_times.step_time import StepTime
 from backend.errors import ConfigError
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.parallel.shard import Shard
 from backend.roofline import GPUS, ITEM_BYTES, RUNTIME_BYTES, Footprint, MemoryPlan, Peaks, Roofline, show_bytes
 from gateway.cli.arguments import argument
-from gateway.cli.plan_pools import add_disaggregation, disaggregation, save
 from gateway.table import table
 from quotas.policy import units
 
@@ -22,9 +22,8 @@ NOTES = """\
 The floor of a step is max(weights / bandwidth, FLOPs / rate) + KV / bandwidth, of what the device sustains. Up to the
 ridge reading the weights takes longer than the products, beyond it the products do.
 
-Whether devices for prompts and devices for answers would serve more is said for requests that are all alike, by steps
-that read and then multiply: at the floor, where they do both at once, a few tokens of a prompt cost nothing. Those
-steps are saved by --save-device; `sluice pools --device FILE` and `sluice simulate --device FILE` simulate by them.
+--save-device writes steps that read the weights and then multiply, as a device of which `sluice simulate --device FILE`
+and `sluice pools --device FILE` make steps.
 
 examples:
   sluice plan Qwen/Qwen3-0.6B --memory 80GiB --gpu h100
@@ -101,7 +100,7 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
     device.add_argument(
         "--flops", metavar="RATE", type=argument(_rate), help="FLOP/s of products it sustains, such as 790T"
     )
-    add_disaggregation(plan)
+    device.add_argument("--save-device", metavar="FILE", type=Path, help="write the steps as a device to simulate")
     plan.set_defaults(run=_plan, parser=plan)
 
 
@@ -122,20 +121,40 @@ def _plan(namespace: Namespace) -> int:
     print(_memory(name, memory, context))
     roofline = Roofline(footprint, _peaks(namespace), ranks)
     print(_steps(roofline, memory, context))
-    on = f"{Path(namespace.model).name} on {namespace.gpu}"
-    device, floor = (RooflineDevice.of(on, roofline, memory, overlaps) for overlaps in (False, True))
-    prompt = min(context, memory.max_model_len - namespace.output_tokens)
-    if prompt < 1:
-        raise ConfigError(
-            f"--output-tokens {namespace.output_tokens:,} leaves no room for a prompt in the longest sequence, of "
-            f"{memory.max_model_len:,} tokens: lower it"
-        )
-    print(disaggregation(device.device, floor.device, prompt, namespace), end="")
     if namespace.save_device:
-        save(device, namespace.save_device)
+        _save(step_time_of(roofline), memory, namespace.save_device)
     for warning in memory.warnings:
         print(f"\nwarning: {warning}")
     return 0
+
+
+def step_time_of(roofline: Roofline) -> StepTime:
+    """Return the roofline as coefficients: a step reads the weights once, and keys and values for each token of
+    context; each token of a prompt attends to those before it. Windows are not counted.
+
+    Products follow on reading, as on every device that was measured: on an A100 each token of a prompt costs 81 µs
+    from the first one on, of which the products are 60 (Llama-3-8B: Agrawal et al., 2024).
+    """
+    footprint, model = roofline.footprint, roofline.footprint.model
+    weights = footprint.num_multiplied * footprint.item_bytes / roofline.peaks.bandwidth
+    token = 2 * footprint.num_multiplied / roofline.rate + roofline.exchange(1)
+    context = footprint.kv_bytes_per_token / roofline.peaks.bandwidth
+    pair = 4 * model.num_layers * model.num_heads * model.head_dim / roofline.rate
+    return StepTime((weights, token, token, context, 0.0, pair, 0.0))
+
+
+def _save(step_time: StepTime, plan: MemoryPlan, path: Path) -> None:
+    """Write what a simulation's `--device` reads. Raises `ConfigError`."""
+    entry = {
+        "coefficients": step_time.coefficients,
+        "knee": step_time.knee,
+        "kv_tokens": plan.kv_tokens,
+        "kv_bytes_per_token": plan.footprint.kv_bytes_per_token,
+    }
+    try:
+        path.write_text(json.dumps(entry, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--save-device {path}: cannot be written ({error.strerror})") from None
 
 
 def _max_model_len(wanted: int | None, model: ModelConfig) -> int | None:

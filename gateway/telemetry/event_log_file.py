@@ -1,17 +1,20 @@
 """Writes the core's event log to disk, in segments of bounded size, and reads it back."""
 
+import gzip
 import logging
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from admission.simulation.traces import UNREADABLE, open_text
-
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 16
+GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
+UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
+"""The errors of reading a file of text when it is absent, cut off, damaged or no text."""
 FLUSH_SECONDS = 0.5  # the longest that a line waits to be written
 
 Later = Callable[[float, Callable[[], None]], object]  # calls a function so many seconds from now
@@ -137,3 +140,12 @@ def _begins_a_log(segment: Path) -> bool:
 
 def _segment(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}")
+
+
+def open_text(path: Path, newline: str | None = None, errors: str = "strict") -> TextIO:
+    """Open a file of UTF-8, with or without a byte order mark. The first bytes tell whether it is compressed."""
+    with path.open("rb") as file:
+        is_compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    if is_compressed:
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors, newline=newline)
+    return path.open(encoding="utf-8-sig", errors=errors, newline=newline)

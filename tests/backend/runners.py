@@ -12,6 +12,7 @@ from backend.kernels.ops import Ops, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.llm import OfflineEngine
 from backend.model.decoder import Decoder
+from backend.model.known_shapes import LLAMA_32M
 from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
@@ -21,7 +22,6 @@ from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.worker.device_stream import CpuStream, DeviceStream, Work
 from backend.worker.graph_shapes import StepShape
 from backend.worker.model_runner import ModelRunner
-from benchmarks.model_shapes import LLAMA_32M
 
 MODEL = replace(
     LLAMA_32M,

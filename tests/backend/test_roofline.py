@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from backend.errors import ConfigError
+from backend.model.known_shapes import LLAMA_3_8B, QWEN3_06B
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import GPUS, RUNTIME_BYTES, Footprint, MemoryPlan, Roofline
-from benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B
 from tests.backend.families import FAMILIES
 
 H200 = GPUS["h200"]

@@ -5,8 +5,8 @@ import torch
 
 from backend import sizing
 from backend.errors import ConfigError
+from backend.model.known_shapes import LLAMA_3_8B
 from backend.sizing import EngineOptions, size_engine
-from benchmarks.model_shapes import LLAMA_3_8B
 
 
 def test_a_size_below_one_block_is_answered_with_what_would_do() -> None:

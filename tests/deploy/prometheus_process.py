@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import yaml
 
-from benchmarks.processes import free_port
 from tests.deploy.documented import DEPLOY
 from tests.gateway.server_process import ServerProcess, eventually
+from tests.ports import free_port
 
 PROGRAM = shutil.which("prometheus")
 

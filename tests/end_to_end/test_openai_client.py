@@ -8,7 +8,6 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from benchmarks.skills import fresh_prompts
 from tests.gateway.server_process import PATIENCE, ServerProcess
 
 MODEL = "embedded"
@@ -108,8 +107,8 @@ def test_a_stream_that_the_client_closes_early_leaves_it_usable(client: openai.O
 
 async def test_many_at_once_are_each_answered_right(async_client: openai.AsyncOpenAI) -> None:
     """Streamed and whole answers of very different lengths share the engine's steps."""
-    skills = ("count_up", "count_down", "days", "months", "alphabet", "repeat")
-    examples = fresh_prompts(24, seed=2, skills=skills)
+    counts = [(1 + 3 * n % 17, 2 + 5 * n % 23) for n in range(24)]
+    asked = {f"Count from {a} to {a + more}.": ", ".join(map(str, range(a, a + more + 1))) for a, more in counts}
 
     async def ask(prompt: str, stream: bool) -> tuple[str, bool]:
         create = async_client.chat.completions.create
@@ -120,11 +119,11 @@ async def test_many_at_once_are_each_answered_right(async_client: openai.AsyncOp
         chunks = [chunk.choices[0] async for chunk in events]
         return "".join(chunk.delta.content or "" for chunk in chunks), chunks[-1].finish_reason == "stop"
 
-    answers = await asyncio.gather(*(ask(example.prompt, n % 2 == 0) for n, example in enumerate(examples)))
-    alone = [await ask(example.prompt, False) for example in examples[:4]]
-    right = [example.is_right(text, ended=ended) for example, (text, ended) in zip(examples, answers, strict=True)]
+    answers = await asyncio.gather(*(ask(prompt, n % 2 == 0) for n, prompt in enumerate(asked)))
+    alone = [await ask(prompt, False) for prompt in [*asked][:4]]
+    wrong = [prompt for prompt, answer in zip(asked, answers, strict=True) if answer != (asked[prompt], True)]
     assert answers[:4] == alone
-    assert sum(right) >= 0.95 * len(right) - 1, [e.prompt for e, ok in zip(examples, right, strict=True) if not ok]
+    assert len(wrong) <= 2, wrong
 
 
 def test_a_text_prompt_is_continued(client: openai.OpenAI) -> None:

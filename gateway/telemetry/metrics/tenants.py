@@ -8,7 +8,6 @@ from admission.controller import Controller
 from admission.orderings.deficit_account import DeficitAccount
 from admission.orderings.fair_queue import FairQueue
 from admission.outcome import Outcome
-from admission.simulation.statistics import jain_fairness_index
 from backend.scheduler.kv_accounts import KVAccounts
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
@@ -18,8 +17,15 @@ from gateway.tenants.live_policy import LivePolicy
 WINDOW = 10  # ticks of a second
 
 
+def jain_fairness_index(shares: Iterable[float]) -> float | None:
+    """Return 1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe, 1984); None of nothing."""
+    values = list(shares)
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
+
+
 def fairness_of(shares: list[float]) -> float:
-    """Returns Jain's index of fairness; 1 if nothing is shared, for then nobody has less than another."""
+    """Return Jain's index; 1 if nothing is shared, for then no tenant has less than another."""
     return jain_fairness_index(shares) or 1.0
 
 

@@ -33,7 +33,7 @@ from backend.scheduler.sequence import FinishReason
 
 REMEDY = (
     "{} is not in admission/event_logs/names.py: give it a name there; logs of before do not say it, so delete "
-    "those of tests/properties/core/recorded and record them anew with `python -m scripts.record_logs`"
+    "those of tests/labs/core/recorded and record them anew with `python -m scripts.record_logs`"
 )
 ENGINE = EngineConfig(num_blocks=40, max_model_len=120)
 

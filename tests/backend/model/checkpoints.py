@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from backend.model.known_shapes import QWEN3_06B
 from backend.model.model_config import ModelConfig
 from backend.model.weights import Weights, checkpoint_names, load_weights, random_weights
-from benchmarks.model_shapes import QWEN3_06B
 
 CONFIG = replace(
     QWEN3_06B,

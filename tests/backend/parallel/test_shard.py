@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.errors import ConfigError
+from backend.model.known_shapes import LLAMA_32M
 from backend.model.model_config import ModelConfig
 from backend.parallel.shard import Shard
-from benchmarks.model_shapes import LLAMA_32M
 
 shapes = st.builds(
     lambda kv_heads, group, hidden, vocab: replace(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from backend.errors import ConfigError
+from backend.model.known_shapes import LLAMA_3_8B
 from backend.roofline import RUNTIME_BYTES
 from backend.sizing import EngineOptions, size_engine
 from backend.worker.device_memory import (
@@ -17,7 +18,6 @@ from backend.worker.device_memory import (
     rehearsal,
     slot_bytes,
 )
-from benchmarks.model_shapes import LLAMA_3_8B
 from tests.backend.runners import MODEL, make_runner
 
 GIB = 2**30

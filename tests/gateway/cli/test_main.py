@@ -132,7 +132,7 @@ def test_help_does_not_wait_for_torch() -> None:
 
 
 def test_no_command_waits_for_the_modules_of_another() -> None:
-    code = "import sys, gateway.cli.main as cli; cli.main(['version']); sys.exit('gateway.cli.tune' in sys.modules)"
+    code = "import sys, gateway.cli.main as cli; cli.main(['version']); sys.exit('labs.cli.tune' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
 
 

@@ -1,5 +1,6 @@
 """`sluice plan`: figures from config.json alone, and one clear line for what cannot be planned."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from admission.step_times.step_time import StepTime, StepWork, prefill_work
+from backend.roofline import GPUS, Footprint, Roofline
+from tests.backend.model.shapes import LLAMA_3_8B
 from tests.gateway.cli.conftest import Printed, Sluice
 
 CONFIG = (
@@ -61,42 +65,17 @@ def test_steps_have_a_token_for_each_of_many_sequences(model: str, printed: Prin
 A100 = ("--memory", "80GiB", "--gpu", "a100")
 
 
-@pytest.mark.parametrize(
-    ("flags", "verdict"),
-    [
-        (["--per-token", "0.02"], "apart pays here, 1.19 times the requests: it pays up to 23.8 ms between tokens"),
-        (["--per-token", "0.1"], "keep them together: apart pays up to 23.8 ms between tokens"),
-        (["--first-token", "0.01"], "keep them together: apart pays at no time between tokens"),
-    ],
-)
-def test_it_says_when_devices_for_prompts_and_for_answers_would_pay(
-    model: str, printed: Printed, flags: list[str], verdict: str
-) -> None:
-    out = printed("plan", model, *A100, *flags, "--output-tokens", "256", "--link-gbps", "100")
-    assert verdict in out and "prompts of 1,024 tokens, answers of 256" in out
-    assert all(way in out for way in ("all together, in chunks", "all together, whole prompts first", " for answers"))
-
-
-def test_prompts_and_answers_are_as_long_as_fit_one_sequence(model: str, sluice: Sluice, printed: Printed) -> None:
-    short = [model, *A100, "--max-model-len", "512"]
-    assert "prompts of 256 tokens, answers of 256" in printed("plan", *short, "--output-tokens", "256")
-    refused = sluice("plan", *short, "--output-tokens", "512")
-    assert refused.status and "--output-tokens 512 leaves no room for a prompt" in refused.err
-
-
-def test_the_arithmetic_of_prompts_and_answers_apart(model: str, printed: Printed) -> None:
-    out = printed("plan", model, *A100, "--per-token", "0.02")
-    assert "a prompt in 70.9 ms: 13.9/s; sent in 10.7 ms; 82 decodes in 19.9 ms: 16.1/s" in out
-    assert "29 decodes (12.3 ms alone), and up to 125 tokens of prompts beside them" in out
-
-
-def test_a_simulation_takes_the_device_that_it_saves(model: str, tmp_path: Path, printed: Printed) -> None:
-    device, trace = tmp_path / "planned.json", tmp_path / "trace.jsonl"
-    trace.write_text(
-        "".join(f'{{"timestamp": {n}, "input_length": 500, "output_length": 9}}\n' for n in range(0, 900, 90))
-    )
-    printed("plan", model, *A100, "--save-device", device)
-    assert "device planned" in printed("pools", "--trace", trace, "--device", device, "--split", "1:1")
+def test_it_saves_steps_that_read_the_weights_and_then_multiply(model: str, tmp_path: Path, printed: Printed) -> None:
+    printed("plan", model, *A100, "--save-device", tmp_path / "planned.json")
+    saved = json.loads((tmp_path / "planned.json").read_text())
+    step = StepTime(tuple(saved["coefficients"]), saved["knee"])
+    roofline = Roofline(Footprint(LLAMA_3_8B, "bfloat16"), GPUS["a100"])
+    products = 2 * roofline.footprint.num_multiplied / roofline.rate
+    assert step.seconds(StepWork(0, 1, 1024)) == pytest.approx(roofline.decode(1, 1024) + products, rel=0.01)
+    pairs = 4 * 32 * 32 * 128 * (4096 * 4097 // 2) / roofline.rate
+    reads = roofline.decode(1, 0)
+    assert step.seconds(prefill_work(0, 4096)) == pytest.approx(roofline.prefill(4096) + pairs + reads, rel=0.01)
+    assert saved["kv_bytes_per_token"] == 131_072
 
 
 @pytest.mark.parametrize(
@@ -106,7 +85,6 @@ def test_a_simulation_takes_the_device_that_it_saves(model: str, tmp_path: Path,
         (["--memory", "80GiB", "--flops", "fast"], "'fast' is not a number"),
         (["--memory", "80GiB", "--flops", "1TT"], "'1TT' is not a number"),
         (["--memory", "80GiB", "--flops", "0"], "'0' is not above 0"),
-        (["--memory", "80GiB", "--per-token", "0"], "'0' is not above 0"),
         (
             ["--memory", "80GiB", "--save-device", "/nowhere/device.json"],
             "--save-device /nowhere/device.json: cannot be",

@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
-from benchmarks.processes import free_port
 from tests.gateway.server_process import eventually
 from tests.gateway.telemetry.trace_tree import SpanSeen
+from tests.ports import free_port
 
 VARIABLE = "SLUICE_TEST_PHOENIX"  # the path of its executable, where it is not on the path
 PATIENCE = 120.0  # seconds until it serves: it makes its database first

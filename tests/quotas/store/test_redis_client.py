@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from benchmarks.processes import free_port
 from quotas.errors import StoreFault, StoreUnavailable, StoreUnsuitable
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.reservation import Ask, Attempt, Delivered, Reservation, Usage
@@ -18,6 +17,7 @@ from quotas.store import redis_client
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import LUA, Script
 from tests.gateway.server_process import eventually
+from tests.ports import free_port
 from tests.quotas.servers import BINARIES, connected, hanging, running, until_connected
 
 LIMITS = (Limit(Resource.TOKENS, 1000, Rate(3600, 1000)), Limit(Resource.CONCURRENT_REQUESTS, 10))

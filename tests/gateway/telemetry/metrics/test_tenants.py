@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from admission.core import CoreConfig, Order
 from admission.outcome import Outcome
 from gateway.telemetry.metrics.labels import MAX_TENANTS
-from gateway.telemetry.metrics.tenants import WINDOW, FairnessMeter, fairness_of
+from gateway.telemetry.metrics.tenants import WINDOW, FairnessMeter, fairness_of, jain_fairness_index
 from gateway.telemetry.request_record import SequenceTimeline
 from tests.gateway.telemetry.core_run import STEP
 from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Rig
@@ -151,3 +151,9 @@ def test_fairness_is_measured_among_those_that_wait(rig: Rig) -> None:
             rig.step()
     assert rig.value("sluice_waiting_sequences", tenant="zeta") > 0
     assert 0.9 < rig.value("sluice_jain_index") <= 1
+
+
+def test_jain_is_one_for_equals_and_one_in_n_for_a_monopoly() -> None:
+    assert jain_fairness_index([3.0, 3.0, 3.0]) == pytest.approx(1)
+    assert jain_fairness_index([5.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert jain_fairness_index([]) is None

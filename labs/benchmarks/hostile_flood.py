@@ -1,0 +1,126 @@
+"""A client with bad intentions, in a process of its own: python -m labs.benchmarks.hostile_flood PORT KEY
+
+Eight connections, each of which sends the same request as soon as the last is answered. Line by line it is told the
+kind of request, or null to stop, and answers how many of each status it got since the line before.
+"""
+
+import json
+import socket
+import sys
+from collections import Counter
+from contextlib import suppress
+from threading import Lock, Thread
+
+from labs.benchmarks.load import post
+
+CONNECTIONS = 8
+BODY_BYTES = 4 * 2**20 - 1024
+CHAT = "/v1/chat/completions"
+
+
+def _filled(head: bytes, item: bytes, tail: bytes) -> bytes:
+    return head + item * ((BODY_BYTES - len(head) - len(tail)) // len(item)) + tail
+
+
+def bodies() -> dict[str, bytes]:
+    """Bodies of 4 MiB that are refused, by what is costly about them."""
+    messages = b'"messages":[{"role":"user","content":"Hi."}]'
+    fields = b",".join(b'"field%d":1' % number for number in range(300_000))
+    part = b'{"type":"text","text":""}'
+    return {
+        "300,000 unknown fields": b'{"model":"embedded",' + messages + b"," + fields + b"}",
+        "lists of lists": _filled(b'{"model":"embedded",' + messages + b',"tools":[[]', b",[0]", b"]}"),
+        "content parts": _filled(
+            b'{"model":"embedded","messages":[{"role":"user","content":[' + part, b"," + part, b"]}]}"
+        ),
+        "stops": _filled(b'{"model":"embedded",' + messages + b',"stop":["a"', b',"b"', b"]}"),
+        "empty objects": _filled(b'{"model":"embedded",' + messages + b',"metadata":{"a":[{}', b",{}", b"]}}"),
+        "one text": _filled(b'{"model":"embedded","messages":[{"role":"user","content":"', b"one two ", b'"}]}'),
+        "token ids": _filled(b'{"model":"embedded","prompt":[1', b",12", b"]}"),
+        "spaces": _filled(b'{"model":"embedded",' + messages, b" ", b"}"),
+    }
+
+
+def requests(key: str) -> dict[str, bytes]:
+    """By kind."""
+    refused = {kind: _request(CHAT, body, key) for kind, body in bodies().items()}
+    bad_key = post(CHAT, {"model": "embedded"}, "sk-sluice-00000000-wrong")
+    return refused | {"wrong keys": bad_key, "small bad requests": post(CHAT, {"model": "embedded", "n": 2}, key)}
+
+
+def _request(path: str, body: bytes, key: str) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Flood:
+    """What eight connections send, until it is told otherwise."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._request: bytes | None = None
+        self._lock = Lock()
+        self._statuses: Counter[str] = Counter()
+        self._threads: list[Thread] = []
+
+    def begin(self, request: bytes) -> None:
+        self._request = request
+        self._threads = [Thread(target=self._send, args=(request,), daemon=True) for _ in range(CONNECTIONS)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> dict[str, int]:
+        """How many of each status came; an answer that is on its way is not waited for."""
+        self._request = None
+        with self._lock:
+            counted, self._statuses = self._statuses, Counter()
+        return dict(counted)
+
+    def _send(self, request: bytes) -> None:
+        while self._request is request:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port)) as client:
+                while self._request is request:
+                    self._note(self._ask(client, request))
+
+    def _ask(self, client: socket.socket, request: bytes) -> str:
+        client.settimeout(1)
+        rest = memoryview(request)
+        while rest and self._request is request:
+            with suppress(TimeoutError):
+                rest = rest[client.send(rest) :]
+        answer = b""
+        while b"\r\n\r\n" not in answer and self._request is request:
+            with suppress(TimeoutError):
+                answer += self._received(client)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        _, found, length = head.partition(b"content-length: ")
+        missing = int(length.partition(b"\r\n")[0]) - len(body) if found else 0
+        while missing > 0:
+            missing -= len(self._received(client))
+        return head[9:12].decode() or "none"
+
+    @staticmethod
+    def _received(client: socket.socket) -> bytes:
+        data = client.recv(65_536)
+        if not data:
+            raise ConnectionResetError
+        return data
+
+    def _note(self, status: str) -> None:
+        with self._lock:
+            self._statuses[status] += 1
+
+
+def main() -> None:
+    port, key = sys.argv[1:]
+    prepared, flood = requests(key), Flood(int(port))
+    print(json.dumps({"kinds": list(prepared)}), flush=True)
+    for line in sys.stdin:
+        counted = flood.end()
+        if (kind := json.loads(line)) is not None:
+            flood.begin(prepared[kind])
+        print(json.dumps(counted), flush=True)
+
+
+if __name__ == "__main__":
+    main()

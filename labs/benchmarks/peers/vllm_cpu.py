@@ -1,0 +1,50 @@
+"""vLLM on the CPU, in its own environment: its engine, stepped in this process and detokenising as when it serves."""
+
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from labs.benchmarks.peers.peer import Generate, Generated, answer_requests, parser
+from labs.benchmarks.workload import Workload
+
+
+@contextmanager
+def load(options: Namespace) -> Iterator[Generate]:
+    engine = LLM(
+        options.model,
+        dtype=options.dtype,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=1024,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+    ).llm_engine
+
+    def generate(workload: Workload) -> Generated:
+        started = time.perf_counter()
+        times: list[list[float]] = [[] for _ in workload.prompts]
+        for index, (prompt, count) in enumerate(zip(workload.prompts, workload.max_tokens, strict=True)):
+            sampling = SamplingParams(
+                temperature=0,
+                max_tokens=count,
+                ignore_eos=True,
+                output_kind=RequestOutputKind.DELTA,
+                detokenize=workload.detokenize,
+            )
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, sampling)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            now = time.perf_counter() - started
+            for output in outputs:
+                index = int(output.request_id.partition("-")[0])
+                times[index] += [now] * len(output.outputs[0].token_ids)
+        return Generated(time.perf_counter() - started, times)
+
+    yield generate
+
+
+if __name__ == "__main__":
+    answer_requests(parser().parse_args(), load)

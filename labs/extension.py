@@ -1,0 +1,10 @@
+"""Adds what measures, compares and explores to the product, where `labs` is installed."""
+
+COMMANDS = {
+    "simulate": "labs.cli.simulate:add_simulate_command",
+    "tune": "labs.cli.tune:add_tune_command",
+    "pools": "labs.cli.pools:add_pools_command",
+}
+
+WHAT_IF = "labs.what_if.process"
+"""The program that answers a `gateway.admin.what_if.WhatIfQuestion`."""

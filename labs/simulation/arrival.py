@@ -1,0 +1,168 @@
+"""The requests of a workload: when each comes, how long it is, and whose it is."""
+
+from collections.abc import Callable
+from itertools import zip_longest
+from math import inf
+from typing import NamedTuple
+
+from backend.sampling_params import SamplingParams
+from backend.scheduler.sequence import Sequence
+from labs.simulation.contents import Content
+from labs.simulation.sampled_tokens import END
+
+_NEVER, _AT_END = frozenset[int](), frozenset((END,))
+_SAMPLING = SamplingParams()
+
+
+class Turn(NamedTuple):
+    """A request that a session sends once it has an answer: all that was said so far, and more."""
+
+    wait: float  # seconds after the end of the answer before it, as for a tool to return
+    more_tokens: int  # of its prompt
+    output_tokens: int
+    expects: float | None = None  # seconds after its own answer in which its client says that it comes again
+
+
+class Arrival(NamedTuple):
+    """One request of a workload. Times are in seconds from the workload's start, lengths in tokens."""
+
+    time: float
+    prompt_tokens: int
+    output_tokens: int  # what it generates if nobody ends it earlier
+    session: int = 0  # requests that belong together share it; what tenants by hash go by
+    tenant: str = ""  # empty: not assigned yet
+    priority_class: int = 0
+    max_tokens: int = 0  # what it declares; 0: nobody says, and where a `Workload` does not either, its output length
+    patience: float = inf  # it leaves when it has no token after this long
+    deadline: float | None = None  # seconds in which it wants its first token, and says so
+    done_within: float | None = None  # the same for its last token
+    attempt: int = 0  # retries before it
+    interval: float | None = None  # seconds between tokens that it wants, and says so
+    key: str | None = None  # id of the API key that it came with
+    service_tier: str | None = None  # what it asked for; None: nothing, or the trace does not say
+    asked_class: int | None = None  # the class that it asks for instead, by number; it gets none above its tenant's
+    is_declared: bool = True  # False: `max_tokens` is only what the context leaves
+    body_bytes: int = 0
+    refused_by: str | None = None  # the limit that refused it where it was recorded: not judged anew without limits
+    more_prompts: tuple[tuple[int, int, int], ...] = ()  # of the same request: lengths, answers' lengths, max_tokens
+    content: Content | None = None  # of its prompt and its answer; None: nobody knows, and it shares nothing
+    more_contents: tuple[Content | None, ...] = ()  # of its other prompts
+    num_answers: int = 1  # to each prompt: so many in a row are one, which counts once
+    group: int | None = None  # of one prompt alone: which of the request's it is, where several answers are wanted
+    expects: float | None = None  # seconds after its answer in which its client says that it comes again
+    turns: tuple[Turn, ...] = ()  # that its session goes on with, one after another, where it is answered
+    features: tuple[
+        int, ...
+    ] = ()  # of its prompt, hashed, which `admission.length_predictor` goes by; none: its length
+    more_features: tuple[tuple[int, ...], ...] = ()  # of its other prompts
+    began: float | None = None  # when its session's first turn came, if this is not the first
+
+    @property
+    def declared_tokens(self) -> int:
+        return max(self.max_tokens, self.output_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that prompt and answer may have together, by the request's own declaration."""
+        return self.prompt_tokens + self.declared_tokens
+
+    @property
+    def prompts(self) -> "tuple[Arrival, ...]":
+        """The prompts of the request, each as a request of its own."""
+        if not self.more_prompts:
+            return (self,)
+        several = self.num_answers > 1
+        alone = self._replace(more_prompts=(), more_contents=(), more_features=(), group=0 if several else None)
+        others = [
+            alone._replace(
+                prompt_tokens=prompt,
+                output_tokens=output,
+                max_tokens=most,
+                content=content,
+                features=features or (),
+                group=number // self.num_answers if several else None,
+            )
+            for number, ((prompt, output, most), content, features) in enumerate(
+                zip_longest(self.more_prompts, self.more_contents, self.more_features), 1
+            )
+        ]
+        return (alone, *others)
+
+    def next_turn(self, now: float) -> "Arrival | None":
+        """Returns the session's next request, where this one was answered just now; None if it was the last."""
+        if not self.turns:
+            return None
+        turn, *rest = self.turns
+        return self._replace(
+            time=now + turn.wait,
+            prompt_tokens=self.prompt_tokens + self.output_tokens + turn.more_tokens,
+            output_tokens=turn.output_tokens,
+            expects=turn.expects,
+            turns=tuple(rest),
+            began=self.time if self.began is None else self.began,
+            attempt=0,
+        )
+
+    def repeated(self, repetition: int) -> "Arrival":
+        """Returns the same request in a repetition of the trace, which shares nothing with the others."""
+        return self._with_contents(lambda content: content._replace(repetition=repetition))
+
+    @property
+    def in_no_scope(self) -> "Arrival":
+        """The same request, which shares with those of its tenant: it is not the one that it was recorded with."""
+        return self._with_contents(lambda content: content._replace(scope=None))
+
+    def _with_contents(self, change: Callable[[Content], Content]) -> "Arrival":
+        contents = [one and change(one) for one in (self.content, *self.more_contents)]
+        return self._replace(content=contents[0], more_contents=tuple(contents[1:]))
+
+    @property
+    def alike(self) -> "Arrival":
+        """Another request, of the same lengths: it shares nothing."""
+        return self._replace(content=None, more_contents=())
+
+
+class ClassTarget(NamedTuple):
+    """The latencies that a class promises, in seconds; None: none."""
+
+    first_token: float | None = None
+    interval: float | None = None  # between tokens
+    refuses: bool = False  # what would be late for its first token
+
+
+NO_TARGET = ClassTarget()
+
+
+def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) -> Sequence:
+    """Makes the sequence of an arrival, without tokens. Its seed is the length of its answer, which only the device
+    looks at.
+    """
+    declared = arrival.declared_tokens
+    ends = _AT_END if declared > arrival.output_tokens else _NEVER
+    prompt = [0] * arrival.prompt_tokens
+    return Sequence(
+        str(number),
+        arrival.tenant,
+        prompt,
+        _SAMPLING,
+        declared,
+        arrival.output_tokens,
+        ends,
+        priority_class=arrival.priority_class,
+        token_interval=_tighter(arrival.interval, target.interval),
+        first_token_target=target.first_token,
+        first_token_by=min(deadlines) if (deadlines := _deadlines(arrival, now, target)) else None,
+        done_by=None if arrival.done_within is None else now + arrival.done_within,
+        body_bytes=arrival.body_bytes,
+        expects_followup=arrival.expects,
+        features=arrival.features,
+    )
+
+
+def _tighter(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def _deadlines(arrival: Arrival, now: float, target: ClassTarget) -> list[float]:
+    own = target.first_token if target.refuses else None
+    return [now + seconds for seconds in (arrival.deadline, own) if seconds is not None]

@@ -1,0 +1,28 @@
+"""The errors of a simulation.
+
+SimulationError
+├── TraceError     a trace that cannot be read: names the file and the line
+└── OptionError    an option that makes no sense: names it, what it was given and what would work
+"""
+
+from pathlib import Path
+
+from backend.errors import ConfigError
+
+
+class SimulationError(ConfigError):
+    """Base of everything the simulator raises on purpose."""
+
+
+class TraceError(SimulationError):
+    """A trace cannot be read; `line` counts from 1."""
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        super().__init__(f"{path}, line {line}: {reason}")
+
+
+class OptionError(SimulationError):
+    """An option makes no sense; `option` is named as the user wrote it."""
+
+    def __init__(self, option: str, given: object, reason: str) -> None:
+        super().__init__(f"{option}: {reason}; got {given!r:.80}")

@@ -1,0 +1,25 @@
+"""Counterfactual replays, to be run in a process of their own: what they fork must have one thread."""
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from labs.benchmarks.overload_runs import simulate
+from labs.simulation.arrival import Arrival
+
+Found = tuple[list[str], list[bool], list[int]]
+"""The outcomes by session; of each refusal that was looked into, whether the request would have been good itself, and
+how many more would have been in all.
+"""
+
+
+def look_into(policy: str, arrivals: list[Arrival], every: int) -> Found:
+    numbered = [arrival._replace(session=number) for number, arrival in enumerate(arrivals)]
+    run = simulate(policy, numbered, look_into=every)
+    outcomes = [f"{arrival.session} {outcome}" for arrival, outcome in run.outcomes]
+    return outcomes, [replay.was_good for replay in run.regrets.replays], run.regrets.gains
+
+
+def apart(function: Callable[..., Found], *arguments: object) -> Found:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

@@ -1,0 +1,38 @@
+"""Strategies are played out, and gains are those over an honest tenant in the same place."""
+
+import pytest
+
+from labs.benchmarks.report import Report, Spread
+from labs.benchmarks.strategies import STRATEGIES, STRATEGIST, Strategy, _arrivals, _true_seconds, show_strategies
+from labs.benchmarks.true_costs import DOCUMENTS
+
+
+def test_each_strategy_has_a_name_of_its_own() -> None:
+    assert len({strategy.name for strategy in STRATEGIES}) == len(STRATEGIES)
+
+
+def test_honesty_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labs.benchmarks.strategies.STRATEGIES", (Strategy("honest"), Strategy("early", first_by=2.0)))
+    report = Report("strategies")
+    show_strategies(report, (1,), 60.0)
+    ((honest, early),) = report.tables.values()
+    assert isinstance(honest["gain"], Spread) and abs(honest["gain"].median) < 0.03
+    assert early["gain"] == Spread(0.0, 0.0, 0.0, 1)
+
+
+def test_the_strategist_asks_as_it_does_and_the_others_honestly() -> None:
+    strategy = Strategy("x", DOCUMENTS, lambda a: a._replace(deadline=2.0), times=3.0, beside=DOCUMENTS, first_by=1.0)
+    arrivals = _arrivals(strategy, 1, 60.0)
+    mine = [arrival for arrival in arrivals if arrival.tenant == STRATEGIST]
+    others = [arrival for arrival in arrivals if arrival.tenant != STRATEGIST]
+    assert len(mine) == pytest.approx(len(others), rel=0.3)
+    assert {arrival.deadline for arrival in mine} == {2.0} and {arrival.deadline for arrival in others} == {None}
+    assert others[0].time > 1.0 > mine[0].time
+
+
+def test_who_leaves_after_its_first_token_pays_for_its_prompts_and_no_answers() -> None:
+    stays, leaves = (
+        _true_seconds(Strategy("x", DOCUMENTS, leaves_after=tokens, beside=DOCUMENTS), 1, 20.0)[STRATEGIST]
+        for tokens in (1000.0, 1.0)
+    )
+    assert 0.5 * stays < leaves < 1.5 * stays

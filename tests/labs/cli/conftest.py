@@ -1,0 +1,3 @@
+from tests.gateway.cli.conftest import printed, sluice
+
+__all__ = ["printed", "sluice"]

@@ -1,0 +1,263 @@
+import json
+from random import Random
+
+import pytest
+
+from admission.controller import Controller
+from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit, make_core
+from admission.event_logs.event_log import LogError, ReplayMismatch, make_logged_core, replay
+from admission.length_predictor import LengthPredictor, features_of
+from admission.request import Asked, AskedPrompt
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from admission.step_times.step_time import StepTime, StepTimeModel
+from backend.config import EngineConfig
+from backend.scheduler.batch import Batch
+from tests.admission.clocked_core import ClockedCore
+from tests.admission.staged_core import SMALL, StagedCore
+from tests.backend.sequences import TOKEN, make_sequence
+from tests.labs.core.log_runs import random_run
+
+CONFIGS = {
+    "fair": CoreConfig(quantum=0.01),
+    "fcfs": CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC),
+    "tokens": CoreConfig(unit=Unit.TOKENS, quantum=100, debt_limit=50, weights={"acme": 2.0}),
+    "bounded": CoreConfig(max_waiting=5, prefill_share=0.5),
+}
+
+
+def record(config: CoreConfig, seed: int, learned: bool = False, rounds: int = 400) -> list[str]:
+    return random_run(config, seed, learned, losses=0.03, rounds=rounds, max_model_len=120, max_num_seqs=6)
+
+
+def check_replay(lines: list[str]) -> None:
+    assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replay_reproduces_every_decision_to_the_byte(config: CoreConfig, seed: int) -> None:
+    check_replay(record(config, seed))
+
+
+def test_a_deadline_that_passes_is_logged_with_the_plan_that_follows_and_no_other() -> None:
+    stage = StagedCore(CONFIGS["fair"])
+    for name in "bc":
+        stage.arrive(name, 6, 20)
+    late = stage.arrive("late", 6, 20, first_token_by=stage.now + 1.0)
+    stage.now += 2.0
+    assert stage.plan() == [late] and len(stage.launched) == 2
+    told = [json.loads(line)[-1] for line in stage.lines if line.startswith('["plan"')]
+    assert told == [[["late", "expired"]], []]
+    check_replay(stage.lines)
+
+
+def test_the_recorded_runs_have_deadlines_that_pass_and_steps_that_are_lost() -> None:
+    entries = [json.loads(line) for line in record(CONFIGS["fair"], 0)]
+    assert any(entry[0] == "lost" for entry in entries)
+    assert any(entry[0] == "plan" and entry[-1] for entry in entries)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replay_begins_with_what_earlier_runs_had_learned_of_step_times(seed: int) -> None:
+    check_replay(record(CONFIGS["fair"], seed, learned=True, rounds=500))
+
+
+def test_a_replay_tells_its_model_the_work_and_the_time_of_each_step() -> None:
+    steps: list[float] = []
+
+    def learner(prior: StepTime, weight: float) -> StepTimeModel:
+        model = StepTimeModel(prior, weight)
+        model.observed = lambda work, seconds: steps.append(seconds)
+        return model
+
+    lines = record(CONFIGS["fair"], 0)
+    done = [entry[3] for entry in replay(lines, make_model=learner) if entry[0] == "done"]
+    assert steps == done
+
+
+def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:
+    lines = record(CONFIGS["fair"], 0)
+    number = next(n for n, line in enumerate(lines) if line.startswith('["done"'))
+    entry = json.loads(lines[number])
+    entry[2] += 1
+    lines[number] = json.dumps(entry, separators=(",", ":"))
+    with pytest.raises(LogError) as error:
+        list(replay(lines))
+    assert error.value.line == number + 1
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "message"),
+    [
+        *((0, f'["log",{n}]', f"line 1: a log of version {n}; this is version 14, .* release") for n in (7, 13, 15)),
+        (0, '["plan",12.5]', "line 1: the log begins in the middle"),
+        (3, "garbage", "line 4: not an entry of an event log"),
+        (3, "7", "line 4: not an entry of an event log"),
+        (3, '["arrive",1.0,"x"]', "line 4: not an entry of an event log"),
+        (3, '["finish",1.0,"nobody","cancelled"]', "line 4: not an entry of an event log"),
+        (3, '["request",1.0,"a","t",null,null,9,null,null,null,[],null]', "line 4: not an entry .* has prompts"),
+        (
+            3,
+            '["request",1.0,"a","t",null,null,9,null,null,null,[[1,0,true]],null]',
+            "line 4: not an entry .* one token",
+        ),
+        (3, '["request",1.0,"a",7,null,null,9,null,null,null,[[1,1,true]],null]', "line 4: not an entry .* names"),
+        (3, '["gateway",1.0,"now","model",1]', "line 4: not an entry .* has a time"),
+    ],
+)
+def test_a_line_that_no_gateway_wrote_there_is_named(place: int, line: str, message: str) -> None:
+    lines = record(CONFIGS["fair"], 0)
+    lines[place] = line
+    with pytest.raises(LogError, match=message):
+        list(replay(lines))
+
+
+def test_no_token_of_a_prompt_or_an_answer_is_in_the_log() -> None:
+    assert all(f"{TOKEN},{TOKEN}" not in line for line in record(CONFIGS["fcfs"], 1))
+
+
+def test_leases_and_extensions_are_events_too() -> None:
+    stage = StagedCore(CONFIGS["fair"], max_model_len=120)
+    stage.allow("t", 2)
+    small = stage.arrive("small", 6, 40, "t", may_have=1)
+    stage.arrive("large", 30, 9, "t")
+    stage.steps(4)
+    stage.extend(small, 20)
+    stage.steps(3)
+    stage.allow("t", None)
+    stage.run()
+    assert len(small.output) > 1
+    assert any('"allowance"' in line for line in stage.lines) and any('["extend"' in line for line in stage.lines)
+    check_replay(stage.lines)
+
+
+def test_a_change_of_policy_is_an_event_too() -> None:
+    stage = StagedCore(CONFIGS["fair"])
+    policy = SchedulingPolicy({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7})
+    stage.core.policy_changed(policy, stage.now)
+    for n, tenant in enumerate("abab"):
+        stage.arrive(f"r{n}", 30, 9, tenant)
+    stage.run()
+    assert any(line.startswith('["policy"') for line in stage.lines)
+    check_replay(stage.lines)
+
+
+def test_what_lengths_are_predicted_by_at_the_start_is_an_event_too() -> None:
+    before, random = LengthPredictor(), Random(1)
+    for n in range(900):
+        before.observe(features_of("a", [random.randrange(40) for _ in range(9)], 9), 1 + n % 40)
+    stage = StagedCore(CONFIGS["fair"], max_num_seqs=2)
+    stage.core.lengths_learned(before.learned, stage.now)
+    for n in range(60):
+        stage.arrive(f"r{n}", [random.randrange(40) for _ in range(9)], 1 + n % 20)
+        if n % 3 == 0:
+            stage.step()
+    stage.run()
+    assert stage.core.predictor is not None and stage.core.predictor.count == 960
+    assert sum(line.startswith('["lengths"') for line in stage.lines) == 1
+    check_replay(stage.lines)
+    without = [line for line in stage.lines if not line.startswith('["lengths"')]
+    with pytest.raises(ReplayMismatch):
+        list(replay(without))
+
+
+@pytest.mark.parametrize("said", ["900,[0],[]", "900,7,[]", '2,["a"],[]', "0,[],[[1]]", ""])
+def test_what_nobody_learned_is_named(said: str) -> None:
+    lines = record(CONFIGS["fair"], 0)
+    lines[1:1] = [f'["lengths",1.0{said and ","}{said}]']
+    with pytest.raises(LogError, match="line 2: not an entry"):
+        list(replay(lines))
+
+
+def test_what_was_asked_of_limits_is_an_event_too() -> None:
+    stage = StagedCore(CONFIGS["fair"])
+    stage.log.serves("embedded", 4096, 1.7e9, 0.5)
+    two = (AskedPrompt(6, 9, True), AskedPrompt(7, 9, False))
+    stage.core.requested(Asked("r", "a", "k", "flex", 80, 1.5, None, 0.1, two), 1.0)
+    stage.core.requested(Asked.unread("t", "a", None, "tokens/min"), 1.5)
+    stage.core.requested(Asked("s", "a", None, None, 80, None, None, None, two[:1], "tokens/min"), 1.0)
+    check_replay(stage.lines)
+
+
+def decisions(core: Controller, seed: int) -> list[Batch]:
+    """Every plan of a run that is the same for all cores."""
+    random = Random(seed)
+    run, plans, live = ClockedCore(core, lambda step: random.uniform(0.001, 0.02)), [], []
+    for n in range(300):
+        run.now = float(n)
+        if random.random() < 0.4:
+            prompt, output, level = random.randint(1, 30), random.randint(1, 20), random.randrange(2)
+            live.append(run.add(make_sequence(f"r{n}", f"t{n % 3}", prompt, output, priority_class=level)))
+        if live and random.random() < 0.1:
+            run.finish(random.choice(live))
+        run.plan()
+        plans += [step.batch for step in run.launched]
+        if run.launched and random.random() < 0.7:
+            run.complete()
+    return plans
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_recording_a_core_changes_no_decision(seed: int) -> None:
+    config, engine = CoreConfig(quantum=0.01), EngineConfig(**SMALL)
+    recorded = make_logged_core(config, engine, StepTimeModel(PRIOR), lambda line: None)[0]
+    assert decisions(recorded, seed) == decisions(make_core(config, engine), seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replay_finds_and_gives_up_the_same_cached_blocks(seed: int) -> None:
+    lines = random_run(CONFIGS["fair"], seed, losses=0.03, rounds=300, is_shared=True, num_blocks=24)
+    assert any(isinstance(json.loads(line)[-1], dict) for line in lines)
+    check_replay(lines)
+
+
+def test_blocks_are_told_by_runs_of_ordinals_and_output_as_it_is_left() -> None:
+    stage = StagedCore(CONFIGS["fair"], num_blocks=12, max_model_len=48)
+    stage.arrive("first", [7] * 9, 4)
+    stage.drain()
+    stage.arrive("second", [7] * 9 + [TOKEN] * 4 + [8] * 5, 2)
+    stage.arrive("apart", 9, 1)
+    stage.drain()
+    stage.limit_cache("a", 2, None)
+    stage.arrive("large", [9] * 30, 4, tenant="b")
+    stage.drain()
+    entries = [json.loads(line) for line in stage.lines]
+    assert [entry[16] for entry in entries if entry[0] == "arrive"] == [[[1, 2]], [[1, 4]], [], [[5, 7]]]
+    said = [entry[-1] for entry in entries if isinstance(entry[-1], dict)]
+    assert {"blocks": {"first": [[3, 1]]}} in said and {"found": {"second": 3}} in said
+    assert {"evicted": 1, "idle": 3} in said
+    assert ["cache", "a", 2, None] in [[kind, *rest] for kind, _, *rest in entries]
+    check_replay(stage.lines)
+
+
+def test_no_decision_depends_on_a_name_that_the_log_has_not_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that was named as it filled is known to the core, which lost the step that was to compute it again."""
+    monkeypatch.setattr("backend.scheduler.block_tables.NAMED_TOGETHER", 1)
+    stage = StagedCore(CoreConfig(memory=MemoryGate.OPTIMISTIC), max_num_seqs=2, num_blocks=60)
+    other = stage.arrive("other", [5] * 3, 40, priority_class=1)
+    low = stage.arrive("low", [7] * 5, 20, priority_class=2)
+    while len(low.output) < 2:
+        stage.plan()
+        while stage.launched:
+            stage.complete()
+    stage.arrive("high", 3, 1, first_token_by=stage.now + 5)
+    stage.steps(4)
+    assert low.num_preemptions == 1
+    stage.plan()
+    stage.lose()
+    assert len(low.block_names) > low.num_told_names
+    stage.finish(other)
+    follower = stage.arrive("follower", [*low.prompt, *low.output, TOKEN, TOKEN], 2, priority_class=2)
+    stage.drain()
+    assert follower.num_cached_tokens
+    check_replay(stage.lines)
+
+
+def test_a_log_that_does_not_say_a_setting_is_refused() -> None:
+    stage = StagedCore(CONFIGS["fair"])
+    stage.arrive("one", 6, 2)
+    header, *_ = stage.run()
+    entry = json.loads(header)
+    del entry[2]["prefix_cache"]
+    with pytest.raises(LogError, match=r"line 1: not an entry .* 'prefix_cache'"):
+        list(replay([json.dumps(entry)]))

@@ -1,0 +1,405 @@
+"""Who is refused and who is given up, on a simulated machine with more work than it can do."""
+
+from random import Random
+
+import pytest
+
+from admission.controller import Controller
+from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
+from admission.event_logs.event_log import replay
+from admission.expiry import ControlledDelay, DeadlineExpiry
+from admission.ledger import work_of
+from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from backend.config import EngineConfig
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from labs.simulation.arrival import Arrival
+from labs.simulation.recorder import AttemptOutcome
+from tests.admission.clocked_core import ClockedCore
+from tests.backend.sequences import make_sequence
+from tests.labs.simulation.runs import recorded, simulated
+
+ENGINE = "max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512"
+SMALL = EngineConfig(num_blocks=4096, max_model_len=8192, max_num_seqs=32, prefill_chunk=512)
+PREFILL = 0.5  # seconds
+INTERVAL, TARGET = 2.0, 0.5
+
+
+def poisson(rate: float, seconds: float, tenant: str = "a", seed: int = 1, **fields: object) -> list[Arrival]:
+    random, time, made = Random(seed), 0.0, []
+    while (time := time + random.expovariate(rate)) < seconds:
+        prompt, output = round(random.lognormvariate(6.6, 0.9)) + 1, round(random.lognormvariate(4.5, 0.8)) + 1
+        made.append(Arrival(time, min(prompt, 8000), min(output, 1000), tenant=tenant, deadline=2.0, **fields))
+    return made
+
+
+def outcomes(policy: str, arrivals: list[Arrival]) -> list[tuple[Arrival, AttemptOutcome]]:
+    recorder, core, _ = simulated(f"{policy},{ENGINE}", sorted(arrivals))
+    assert not core.scheduler.has_work and core.backlog.total.count == 0
+    return recorder.outcomes
+
+
+def share(found: list[tuple[Arrival, AttemptOutcome]], *wanted: AttemptOutcome, tenant: str | None = None) -> float:
+    own = [outcome for arrival, outcome in found if tenant in (None, arrival.tenant)]
+    return sum(outcome in wanted for outcome in own) / len(own)
+
+
+def waiting(core: Controller, n: int, tenant: str = "a", prompt: int = 400, **fields: object) -> Controller:
+    for number in range(n):
+        core.arrive(sequence(f"{tenant}{number}", tenant, prompt, **fields), 0.0)
+    return core
+
+
+def busy(n: int = 0, tenant: str = "a", **config: object) -> Controller:
+    """So many sequences of a tenant wait there."""
+    return waiting(make_core(CoreConfig(**config), SMALL), n, tenant)
+
+
+def sequence(name: str, tenant: str = "a", prompt: int = 400, **fields: object) -> Sequence:
+    return make_sequence(name, tenant, prompt, 100, **fields)
+
+
+def test_under_overload_refusing_early_serves_more_than_any_baseline() -> None:
+    arrivals = poisson(9.0, 90)
+    policies = ("order=fcfs,overload=unbounded", "order=adaptive_lifo,overload=controlled_delay", "order=fair")
+    none, codel, deadline = (share(outcomes(policy, arrivals), AttemptOutcome.GOOD) for policy in policies)
+    assert none < codel < deadline
+
+
+def test_a_light_load_is_hardly_ever_refused() -> None:
+    assert share(outcomes("order=fair", poisson(2.0, 90)), AttemptOutcome.GOOD) > 0.99
+
+
+def test_a_tenant_beyond_its_share_is_refused_and_the_others_hardly_ever() -> None:
+    flood = poisson(12.0, 60, "flood")
+    light = [arrival for n in range(3) for arrival in poisson(0.6, 60, f"light-{n}", seed=n + 2)]
+    fair, fcfs = (outcomes(f"order={order}", flood + light) for order in ("fair", "fcfs"))
+
+    def lights(found: list[tuple[Arrival, AttemptOutcome]], *those: AttemptOutcome) -> float:
+        return share([(arrival, outcome) for arrival, outcome in found if arrival.tenant != "flood"], *those)
+
+    assert lights(fair, AttemptOutcome.GOOD) > 0.9 > lights(fcfs, AttemptOutcome.GOOD)
+    turned_away = (AttemptOutcome.REFUSED, AttemptOutcome.EXPIRED)
+    assert share(fair, *turned_away, tenant="flood") > 5 * lights(fair, *turned_away)
+
+
+@pytest.mark.parametrize("order", ["fair", "earliest_deadline"])
+def test_urgent_work_goes_before_what_can_wait_and_the_urgent_pay_for_their_hurry(order: str) -> None:
+    arrivals = [
+        arrival._replace(deadline=deadline)
+        for deadline, seed in ((0.7, 1), (2.0, 2), (8.0, 3))
+        for arrival in poisson(2.4, 120, f"tenant-{seed}", seed)
+    ]
+    found = outcomes(f"order={order}", arrivals)
+    recorder = {deadline: [f for a, f in found if a.deadline == deadline] for deadline in (0.7, 2.0, 8.0)}
+    refused = {deadline: each.count(AttemptOutcome.REFUSED) / len(each) for deadline, each in recorder.items()}
+    assert max(refused[8.0], refused[2.0]) < 0.05 < refused[0.7]
+    assert share(found, AttemptOutcome.EXPIRED) < 0.01
+
+
+@pytest.mark.parametrize("order", [Order.FAIR, Order.EARLIEST_DEADLINE])
+def test_nobody_is_let_in_for_whom_somebody_who_was_would_be_late(order: Order) -> None:
+    core = busy(order=order)
+    core.arrive(sequence("first", prompt=2000), 0.0)
+    core.schedule(0.0)
+    calm = sequence("calm", prompt=4000, first_token_by=9.9)
+    core.arrive(calm, 0.0)
+    assert calm.first_token_estimate is not None
+    calm.first_token_by = 1.02 * calm.first_token_estimate
+    with pytest.raises(DeadlineInfeasible, match="others need the time in between"):
+        core.arrive(sequence("urgent", prompt=2000, first_token_by=calm.first_token_by - 0.01), 0.0)
+    core.arrive(sequence("more urgent class", prompt=10, first_token_by=0.99 * calm.first_token_by), 0.0)
+
+
+@pytest.mark.parametrize("prefer", ["requests", "tokens"])
+def test_overload_spares_what_it_is_to_prefer(prefer: str) -> None:
+    arrivals = poisson(9.0, 120)
+    found = {each: outcomes(f"order=fair,prefer={each}", arrivals) for each in ("balanced", prefer)}
+
+    def tokens(outcomes: list[tuple[Arrival, AttemptOutcome]]) -> float:
+        return sum(a.prompt_tokens for a, outcome in outcomes if outcome is AttemptOutcome.GOOD)
+
+    def long(outcomes: list[tuple[Arrival, AttemptOutcome]]) -> float:
+        return share([(a, outcome) for a, outcome in outcomes if a.prompt_tokens > 2000], AttemptOutcome.GOOD)
+
+    if prefer == "requests":
+        assert share(found[prefer], AttemptOutcome.GOOD) > share(found["balanced"], AttemptOutcome.GOOD)
+    else:
+        assert tokens(found[prefer]) >= 0.97 * tokens(found["balanced"])
+        assert long(found[prefer]) > long(found["balanced"])
+
+
+def test_a_lower_class_is_refused_before_a_higher_one() -> None:
+    arrivals = poisson(5.0, 60, priority_class=0) + poisson(5.0, 60, seed=2, priority_class=1)
+    found = outcomes("order=fair", arrivals)
+    low, high = (
+        share([(a, f) for a, f in found if a.priority_class == level], AttemptOutcome.REFUSED, AttemptOutcome.EXPIRED)
+        for level in (1, 0)
+    )
+    assert low > 2 * high
+
+
+def test_an_idle_machine_refuses_nobody() -> None:
+    core = busy()
+    core.arrive(sequence("hopeless", prompt=8000, first_token_by=1e-3), 0.0)
+    assert len(core.scheduler.waiting) == 1
+
+
+def test_a_replay_may_let_in_what_would_be_late_with_its_deadline() -> None:
+    core = busy(200)
+    core.control.refuses_late = False
+    late = sequence("late", "b", first_token_by=0.01)
+    core.arrive(late, 0.0)
+    assert late.first_token_estimate is not None and late.first_token_estimate > 0.01
+    assert core.schedule(0.02) is not None
+    assert core.take_ended() == [late]
+
+
+def test_a_refusal_tells_the_estimate_and_when_to_come_back() -> None:
+    core = busy(200)
+    with pytest.raises(DeadlineInfeasible) as refusal:
+        core.arrive(sequence("late", "b", first_token_by=0.01), 0.0)
+    assert refusal.value.estimate > refusal.value.slack == 0.01
+    assert 1 <= refusal.value.retry_after <= 60
+    assert core.backlog.of("b").count == 0 and len(core.scheduler.waiting) == 200
+
+
+def test_a_refusal_for_the_tenants_own_backlog_says_so() -> None:
+    def is_own_doing(owner: str) -> bool:
+        core = busy(200, owner, order=Order.FCFS)
+        with pytest.raises(DeadlineInfeasible) as refusal:
+            core.arrive(sequence("x", "a", first_token_by=2.0), 0.0)
+        return refusal.value.own_backlog
+
+    assert is_own_doing("a") and not is_own_doing("b")
+
+
+def test_a_last_token_that_would_be_late_is_a_reason_too() -> None:
+    core = busy(50)
+    with pytest.raises(DeadlineInfeasible, match="the last token is expected"):
+        core.arrive(sequence("late", done_by=0.05), 0.0)
+
+
+def test_whoever_has_no_deadline_waits_and_counts_as_deferred() -> None:
+    core = busy(100)
+    core.arrive(sequence("batch", first_token_target=0.01), 0.0)
+    assert core.control.deferred == 1
+
+
+def test_whoever_expires_never_computes_a_token_and_is_told_of_once() -> None:
+    core = busy(1)
+    late = sequence("late", first_token_by=5.0)
+    core.arrive(late, 0.0)
+    core.schedule(6.0)
+    assert late.finish_reason is FinishReason.EXPIRED and late.num_computed_tokens == 0
+    assert core.take_ended() == [late] and core.take_ended() == []
+
+
+def test_bounds_are_kept_for_all_and_for_each_tenant() -> None:
+    core = busy(5, max_waiting=8, tenant_max_waiting_tokens=2000)
+    with pytest.raises(TenantQueueFull, match="2,400 tokens would wait, at most 2,000 may"):
+        core.arrive(sequence("own"), 0.0)
+    waiting(core, 4, "b")
+    with pytest.raises(QueueFull, match="10 requests would wait, at most 8 may") as refusal:
+        core.arrive(sequence("all", "b"), 0.0)
+    assert refusal.value.waiting == 9 and not refusal.value.of_class
+
+
+def in_answering(promised: Sequence) -> float:
+    """Seconds from its first token to its last, as it was told."""
+    assert promised.first_token_estimate is not None and promised.last_token_estimate is not None
+    return promised.last_token_estimate - promised.first_token_estimate
+
+
+def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
+    """Of answers that might have 100 tokens and have 10, whoever waits for less than 100 is let in."""
+    machine = ClockedCore(busy(), lambda step: PRIOR.seconds(work_of(step)))  # nothing is to be learned but lengths
+
+    def last(name: str) -> Sequence:
+        return machine.add(sequence(name, done_by=machine.now + 60.0))
+
+    answers = [last(str(n)) for n in range(40)]
+    cold = answers[-1]
+    while machine.scheduler.has_work:
+        machine.step()
+        for answer in answers:
+            if len(answer.output) == 10:
+                machine.finish(answer, FinishReason.STOP)
+    warm = last("next")
+    assert 0 <= in_answering(warm) < in_answering(cold) / 4
+
+
+@pytest.mark.parametrize(("rate", "kind"), [(4.0, "deadline"), (9.0, "deadline"), (9.0, "done_within")])
+def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: float, kind: str) -> None:
+    arrivals = [a._replace(**{"deadline": None, kind: 2.0 if kind == "deadline" else 20.0}) for a in poisson(rate, 200)]
+    _, core, _ = simulated(f"order=fair,{ENGINE}", arrivals)
+    calibration = core.control.calibration
+    assert calibration.coverage == pytest.approx(0.9, abs=0.03)
+    assert calibration.completion_coverage == pytest.approx(0.9, abs=0.04)
+
+
+def test_what_cannot_be_done_in_time_is_refused_before_it_costs_anything() -> None:
+    arrivals = [arrival._replace(deadline=None, done_within=15.0) for arrival in poisson(9.0, 90)]
+    by_age = "order=fair,overtaking_seconds=0"
+    found = {overload: outcomes(f"{by_age},overload={overload}", arrivals) for overload in ("deadline", "unbounded")}
+    done = {name: share(each, AttemptOutcome.GOOD) for name, each in found.items()}
+    assert done["deadline"] > 2 * done["unbounded"]
+    assert share(found["deadline"], AttemptOutcome.EXPIRED) < 0.3
+
+
+@pytest.mark.parametrize("overload", [Overload.UNBOUNDED, Overload.BOUNDED])
+def test_baselines_give_up_nobody(overload: Overload) -> None:
+    arrivals = [arrival._replace(deadline=0.5) for arrival in poisson(9.0, 20)]
+    found = outcomes(f"order=fair,overload={overload},max_waiting=5", arrivals)
+    assert share(found, AttemptOutcome.EXPIRED) == 0
+    assert (share(found, AttemptOutcome.REFUSED) > 0) == (overload is Overload.BOUNDED)
+
+
+def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
+    recorder, lines = recorded(f"order=fair,confidence=0.05,{ENGINE}", poisson(12.0, 20))
+    assert {outcome for _, outcome in recorder.outcomes} == {
+        AttemptOutcome.GOOD,
+        AttemptOutcome.REFUSED,
+        AttemptOutcome.EXPIRED,
+    }
+    assert sum(1 for _ in replay(lines)) == len(lines)
+
+
+def test_a_tenant_that_fills_the_queue_is_refused_and_one_within_its_share_is_not() -> None:
+    core = busy(8, "flood", max_waiting=8)
+    with pytest.raises(QueueFull):
+        core.arrive(sequence("flood-8", tenant="flood"), 0.0)
+    waiting(core, 4, "light")
+    with pytest.raises(QueueFull):
+        core.arrive(sequence("light-4", tenant="light"), 0.0)
+
+
+def test_a_full_class_asks_what_a_tenant_has_waiting_in_it_and_not_in_others() -> None:
+    core = busy()
+    core.policy_changed(SchedulingPolicy(offsets=(0.0, 2.0), bounds=(QueueBounds(count=8),)), 0.0)
+    waiting(core, 8, "batch", priority_class=1)
+    waiting(core, 8, "flood")
+    core.arrive(sequence("urgent", "batch"), 0.0)
+    with pytest.raises(QueueFull, match="10 requests would wait, at most 8 may"):
+        core.arrive(sequence("flood-8", "flood"), 0.0)
+
+
+def test_however_many_tenants_come_the_queue_stays_bounded() -> None:
+    core, refused = busy(max_waiting=8), 0
+    for number in range(40):
+        try:
+            core.arrive(sequence(f"{number}", tenant=f"tenant-{number}"), 0.0)
+        except QueueFull:
+            refused += 1
+    assert (len(core.scheduler.waiting), refused) == (16, 24)
+
+
+# who is given up
+
+
+def watched(*sequences: Sequence) -> DeadlineExpiry:
+    deadlines = DeadlineExpiry(lambda _: PREFILL)
+    for each in sequences:
+        deadlines.arrived(each, 0.0)
+    return deadlines
+
+
+def test_whoever_waits_is_given_up_when_even_the_fastest_prefill_would_be_late() -> None:
+    one = make_sequence("one", first_token_by=2.0)
+    deadlines = watched(one)
+    assert deadlines.due(1.5) == []
+    assert deadlines.due(1.6) == [one]
+
+
+def test_whoever_waits_is_not_given_up_while_prefill_has_turned_out_to_be_fast_enough() -> None:
+    prefill, one = 0.5, make_sequence("one", first_token_by=2.0)
+    deadlines = DeadlineExpiry(lambda _: prefill)
+    deadlines.arrived(one, 0.0)
+    prefill = 0.125
+    assert deadlines.due(1.75) == [] and deadlines.due(1.875) == []
+    assert deadlines.due(1.9) == [one]
+
+
+def test_whoever_is_being_computed_has_until_the_deadline() -> None:
+    one = make_sequence("one", first_token_by=2.0)
+    one.status = SequenceStatus.RUNNING
+    deadlines = watched(one)
+    assert deadlines.due(1.9) == [] and deadlines.due(2.0) == [] and deadlines.due(2.1) == [one]
+
+
+def test_whoever_waits_for_its_last_token_is_given_up_when_not_even_the_first_would_come_by_then() -> None:
+    one = make_sequence("one", done_by=2.0)
+    deadlines = watched(one)
+    assert deadlines.due(1.5) == [] and deadlines.due(1.6) == [one]
+    running = make_sequence("running", done_by=2.0)
+    running.status = SequenceStatus.RUNNING
+    deadlines = watched(running)
+    assert deadlines.due(1.6) == [] and deadlines.due(2.1) == [running]
+
+
+def test_whoever_has_missed_several_deadlines_is_given_up_once_and_in_their_order() -> None:
+    late, later = (
+        make_sequence("late", first_token_by=1.0, done_by=4.0),
+        make_sequence("later", first_token_by=2.0, done_by=3.0),
+    )
+    deadlines = watched(later, late)
+    assert deadlines.due(9.0) == [late, later] and deadlines.due(9.0) == []
+
+
+def test_a_first_token_settles_the_first_deadline_and_not_the_last() -> None:
+    one = make_sequence("one", first_token_by=2.0, done_by=5.0)
+    one.status, one.output = SequenceStatus.RUNNING, [7]
+    deadlines = watched(one)
+    assert deadlines.due(3.0) == [] and deadlines.due(5.1) == [one]
+
+
+def test_whoever_has_ended_or_has_no_deadline_is_never_given_up() -> None:
+    ended, free = make_sequence("ended", first_token_by=1.0), make_sequence("free")
+    ended.status = SequenceStatus.FINISHED
+    assert watched(ended, free).due(1e9) == []
+
+
+def test_many_that_have_ended_are_not_kept() -> None:
+    deadlines = DeadlineExpiry(lambda _: PREFILL)
+    for n in range(5000):
+        one = make_sequence(str(n), first_token_by=1e6)
+        deadlines.arrived(one, 0.0)
+        one.status = SequenceStatus.FINISHED
+    assert len(deadlines._heap) < 200
+
+
+def test_after_an_empty_queue_everyone_may_wait_for_the_interval() -> None:
+    delay = ControlledDelay(INTERVAL, TARGET)
+    one = make_sequence("one")
+    delay.arrived(one, 10.0)
+    assert delay.due(10.0 + TARGET + 0.1) == [] and delay.due(10.0 + INTERVAL) == [one]
+
+
+def test_a_queue_that_has_not_run_empty_for_an_interval_lets_nobody_wait_longer_than_the_target() -> None:
+    delay = ControlledDelay(INTERVAL, TARGET)
+    waiting = [make_sequence(str(n)) for n in range(30)]
+    for n, each in enumerate(waiting):
+        delay.arrived(each, n / 10)
+        if n >= 2:
+            delay.left_queue(waiting[n - 2], n / 10)  # two wait at any time
+    late, early = waiting[-2:]
+    assert delay.due(2.9 + TARGET - 0.05) == [late] and delay.due(2.9 + TARGET + 0.05) == [late, early]
+
+
+def test_patience_is_long_again_once_the_queue_has_run_empty() -> None:
+    delay = ControlledDelay(INTERVAL, TARGET)
+    stuck, later = make_sequence("stuck"), make_sequence("later")
+    delay.arrived(stuck, 0.0)
+    assert delay.due(3.0) == [stuck]
+    delay.left_queue(stuck, 3.0)
+    delay.arrived(later, 3.0)
+    assert delay.due(3.0 + TARGET + 0.1) == [] and delay.due(3.0 + INTERVAL + 0.1) == [later]
+
+
+def test_whoever_leaves_the_queue_is_not_given_up() -> None:
+    delay = ControlledDelay(INTERVAL, TARGET)
+    one = make_sequence("one")
+    delay.arrived(one, 0.0)
+    delay.left_queue(one, 0.1)
+    delay.left_queue(one, 0.2)
+    assert delay.due(100.0) == []

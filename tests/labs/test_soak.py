@@ -1,0 +1,68 @@
+"""scripts/soak.py: what it calls flat, and a minute of it."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from labs.benchmarks.report import Report
+from scripts.soak import KEPT, LEFT, Row, judge
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows(**grown: float) -> list[Row]:
+    """Forty of them. What is named grows by so much between the middle of the second quarter and of the last."""
+    names = [*LEFT, "spans dropped"]
+    constant = dict.fromkeys(names, 0.0) | dict.fromkeys(KEPT, 400.0)
+    return [
+        {**constant, **{name: 400.0 + most * (number - 15) / 20 for name, most in grown.items()}}
+        for number in range(40)
+    ]
+
+
+def missed(table: list[Row], wrong: int = 0, *complaints: str) -> list[str]:
+    report = Report("soak", machine={})
+    judge(report, table, Counter({("stream", 500): wrong} if wrong else {}), list(complaints))
+    return [target.what for target in report.targets if not target.met]
+
+
+def test_what_stays_is_flat_and_what_grows_is_not() -> None:
+    assert missed(rows()) == []
+    assert missed(rows(**{"RSS, MiB": 11.0, "descriptors": 0.9, "threads": 1.0, "tasks": -50.0})) == []
+    assert missed(rows(**{"RSS, MiB": 14.0})) == ["RSS, MiB: median of the last quarter"]
+    assert missed(rows(tasks=2.0, descriptors=2.0, threads=2.0)) == [
+        f"{name}: median of the last quarter" for name in ("descriptors", "threads", "tasks")
+    ]
+
+
+def test_the_first_quarter_is_warm_up_and_one_row_decides_nothing() -> None:
+    table = rows()
+    for row in table[:10]:
+        row["RSS, MiB"] = 1.0
+    table[35]["RSS, MiB"] = 4000.0
+    assert missed(table) == []
+
+
+@pytest.mark.parametrize("column", [*LEFT, "spans dropped"])
+def test_nothing_of_a_request_may_be_left_in_any_row(column: str) -> None:
+    table = rows()
+    table[20][column] = 1.0
+    assert missed(table) == [f"{column} left, at most"]
+
+
+def test_an_answer_that_nobody_should_get_and_an_error_in_the_log_are_told() -> None:
+    assert missed(rows(), 2, "boom") == ["answers that should not be", "errors in the log"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_a_short_one_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scripts.soak", "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    targets = json.loads((tmp_path / "soak.quick.json").read_text())["targets"]
+    assert [target["what"] for target in targets if not target["met"] and not target["what"].startswith("RSS")] == []
