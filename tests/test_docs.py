@@ -12,14 +12,14 @@ from tests.deploy.dashboard import PANELS
 from tests.quotas.policies import parsed, problems_of
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("sluice", "fleet", "gateway", "admission", "quotas", "backend")
-TOPS = "|".join((*PACKAGES, "benchmarks", "deploy", "docs", "policies", "scripts", "tests"))
+PACKAGES = ("sluice", "fleet", "gateway", "admission", "quotas", "backend", "labs")
+TOPS = "|".join((*PACKAGES, "deploy", "docs", "policies", "scripts", "tests"))
 ELSEWHERE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "labs/benchmarks/README.md", "backend/embedded/README.md")
 DOCUMENTS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / path for path in ELSEWHERE)])
 OF_THE_SOURCE = [path for path in DOCUMENTS if path.stem in {"architecture", "glossary"}]
 
 PATH = re.compile(rf"(?<![\w./-])(?:{TOPS})/[\w./-]*\w|(?<![\w./-])[\w./-]*\w\.(?:py|lua|cpp|js)\b")
-MODULE = re.compile(r"(?<![\w./-])(?:gateway|admission|quotas|backend|benchmarks|scripts|tests)(?:\.\w+)+(?![\w/])")
+MODULE = re.compile(r"(?<![\w./-])(?:gateway|admission|quotas|backend|labs|scripts|tests)(?:\.\w+)+(?![\w/])")
 CLASS = re.compile(r"`([A-Z][a-z]\w*)((?:\.\w+)*)(?:\(\))?`")
 WORD = re.compile(r"`(_?[a-z]\w*_\w+)(?:\(\))?`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from admission.step_times.step_time import StepTime, StepWork, prefill_work
+from backend.model.known_shapes import LLAMA_3_8B
 from backend.roofline import GPUS, Footprint, Roofline
-from tests.backend.model.shapes import LLAMA_3_8B
 from tests.gateway.cli.conftest import Printed, Sluice
 
 CONFIG = (
