@@ -14,7 +14,7 @@ from math import frexp
 from typing import NamedTuple
 
 from admission.conformal import BoundLine, ConformalBound, Groups
-from admission.estimate import Delayed, Estimate
+from admission.forecast import Delayed, Forecast
 from admission.step_times.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
 
@@ -174,7 +174,7 @@ class EstimateCalibration:
         self._numbers = count()
         self._tolerated = 64  # entries, before those that are known are cleared out
 
-    def calibrate(self, sequence: Sequence, estimate: Estimate, now: float) -> CalibratedEstimate:
+    def calibrate(self, sequence: Sequence, estimate: Forecast, now: float) -> CalibratedEstimate:
         """Returns the estimate with the bounds that its class has at present."""
         self._pass(now)
         first = self._first[sequence.priority_class].bounds(estimate.first_token, _first_groups(sequence))

@@ -9,10 +9,9 @@ from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
 from admission.kv.copy_time import CopyTime
 from admission.ledger import Ledger, work_of
-from admission.length_predictor import Learned, LengthPredictor, features_of
+from admission.length_predictor import Learned
 from admission.observer import CoreObserver
-from admission.orderings.fair_queue import FairQueue
-from admission.orderings.ordering import Ordering
+from admission.order import DueOrder, KeyedOrder
 from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
@@ -39,7 +38,7 @@ class Controller:
     def __init__(
         self,
         scheduler: Scheduler,
-        ordering: Ordering,
+        order: DueOrder | KeyedOrder,
         ledger: Ledger,
         copy_time: CopyTime,
         lengths: OutputLengths,
@@ -50,24 +49,22 @@ class Controller:
         expiry: Expiry,
         step_time: StepTimeModel,
         calibrates: bool = False,
-        predictor: LengthPredictor | None = None,
     ) -> None:
-        """`calibrates`: whether whoever owns the device is to run calibration steps. A `predictor` is told features and
-        answers.
-        """
+        """`calibrates`: whether the owner of the device is to run calibration steps."""
         self.scheduler = scheduler
-        self.calibrates, self.predictor = calibrates, predictor
+        self.calibrates, self.predictor = calibrates, None
         self.idle_calibration = IdleCalibration(scheduler.config, step_time)
         self.in_flight = scheduler.in_flight  # planned and not yet accounted for, the oldest first
         self.lengths, self.step_time = lengths, step_time
         self.backlog, self.drain, self.control = backlog, drain, control
         self.observers: list[CoreObserver] = []  # told in this order
         self.observer_failed: Callable[[Exception], object] = _raise
-        self._ordering = ordering
-        self._ledger = ledger
+        self.order = order
+        self._ledger, self.share = ledger, ledger.share
         self._copy_time = copy_time
         self._pipeline = pipeline
         self._expiry = expiry
+        self._open: set[Sequence] = set()  # let in, and not ended
         self.given_up: list[Sequence] = []  # by the core itself, and not taken yet
 
     def requested(self, asked: Asked, now: float) -> None:
@@ -77,8 +74,6 @@ class Controller:
     def arrive(self, sequence: Sequence, now: float) -> None:
         """Queue it. Raises an `AdmissionRefused` that says why not, and then keeps nothing of it."""
         sequence.arrival = now
-        if self.predictor is not None and not sequence.features:
-            sequence.features = features_of(sequence.tenant, sequence.prompt, sequence.max_tokens, sequence.traits)
         cached = self.scheduler.look_up(sequence, now)
         try:
             load = self.control.admit(sequence, now)
@@ -87,6 +82,8 @@ class Controller:
             raise
         self.scheduler.pin(sequence, cached, now)
         self.scheduler.add(sequence)
+        self._open.add(sequence)
+        self.share.opened(self.share.account(sequence.tenant))
         self.backlog.add(sequence, load)
         self.drain.sample(True, now)
         self._expiry.arrived(sequence, now)
@@ -133,14 +130,16 @@ class Controller:
         """The others of so many replicas have served tenants this much more, in the unit of account: the fair queue
         has them pay for it here.
         """
-        if isinstance(self._ordering, FairQueue):
-            self._ordering.served_elsewhere(served, replicas)
+        for tenant, seconds in served.items():
+            self.share.charge(self.share.account(tenant), seconds)
         self._tell(lambda observer: observer.debts_changed(served, replicas, now))
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         """Schedule by this policy's weights, classes and bounds from now on."""
         aging = Aging(offsets=policy.offsets)
-        self._ordering.policy_changed(policy.weights, aging)
+        self.share.policy_changed(policy.weights)
+        if isinstance(self.order, DueOrder):
+            self.order.aging = aging
         self.control.policy_changed(policy, aging)
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
@@ -165,13 +164,11 @@ class Controller:
 
     def lengths_learned(self, learned: Learned, now: float) -> None:
         """Predict lengths by what an earlier core learned, if at all; nothing has arrived yet."""
-        if self.predictor is not None:
-            self.predictor.go_on_from(learned)
         self._tell(lambda observer: observer.lengths_learned(learned, now))
 
     def credit(self, tenant: str) -> float:
         """Returns the tenant's credit, in the unit of account; below 0 it is in debt."""
-        return self._ordering.credit(tenant)
+        return self.share.credit(self.share.account(tenant))
 
     def predicted(self, step: ScheduledStep) -> float:
         """Returns the seconds that the device is expected to take for the step."""
@@ -194,7 +191,7 @@ class Controller:
             return None
         if self._expiry.next_due < now:
             self._expire(now)
-        self._ordering.at(now)
+        self.order.at(now)
         self._copy_time.at(now)
         batch = scheduler.schedule(now)
         if scheduler.ended:
@@ -278,15 +275,17 @@ class Controller:
     def _answered(self, sequence: Sequence, now: float) -> None:
         """Learn from an answer that is complete."""
         self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
-        if self.predictor is not None:
-            self.predictor.observe(sequence.features, len(sequence.output))
         self.control.calibration.last_token(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
         """Forget a sequence, whatever state it ended in; the calibration knows by now whether it expired or was
         answered.
         """
+        if sequence in self._open:
+            self._open.remove(sequence)
+            self.share.closed(self.share.account(sequence.tenant))
         self._ledger.ended(sequence)
+        self.order.ended(sequence)
         self.control.calibration.forget(sequence, now)
         self._leave_queue(sequence, now)
 

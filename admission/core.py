@@ -8,32 +8,19 @@ from typing import NamedTuple
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller
-from admission.estimate import Estimator
 from admission.expiry import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.kv.copy_time import CopyTime
 from admission.kv.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
-from admission.kv.predicted_length import PredictedLength
 from admission.kv.retention import Between, make_retention
 from admission.kv.swap_choice import Swap, SwapChoice
 from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
-from admission.length_predictor import LengthPredictor
-from admission.orderings.adaptive_lifo import AdaptiveLifo
-from admission.orderings.by_key import EarliestDeadlineFirst, ShortestPredictedFirst
-from admission.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter
-from admission.orderings.fair_queue import FairQueue
-from admission.orderings.learned_rank import LearnedRank
-from admission.orderings.least_laxity import LeastLaxityFirst
-from admission.orderings.length_groups import LengthGroups
-from admission.orderings.magnus import Magnus
-from admission.orderings.ordering import ArrivalOrder, ListedOrdering
-from admission.orderings.response_ratio import HighestResponseRatioNext
-from admission.orderings.tenant_queue import OrderInTenant
-from admission.orderings.virtual_finish import VirtualFinishWithBoost
+from admission.forecast import Forecaster
+from admission.order import DueOrder, KeyedOrder
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
-from admission.predicted import Predicted
 from admission.prefill_sizer import PrefillSizer
-from admission.scheduling_policy import Prefer, QueueBounds
+from admission.scheduling_policy import QueueBounds
+from admission.share import Share
 from admission.step_times.step_time import Pipeline, StepTime, StepTimeModel
 from admission.tenant_hooks import TenantHooks
 from backend.config import EngineConfig
@@ -53,17 +40,8 @@ class Order(StrEnum):
 
     FAIR = "fair"
     FCFS = "fcfs"
-    ROUND_ROBIN = "round_robin"
     SHORTEST_FIRST = "shortest_first"
-    VTC = "vtc"
-    VIRTUAL_FINISH = "virtual_finish"
     EARLIEST_DEADLINE = "earliest_deadline"
-    ADAPTIVE_LIFO = "adaptive_lifo"
-    LEARNED_RANK = "learned_rank"
-    LENGTH_GROUPS = "length_groups"
-    LEAST_LAXITY = "least_laxity"
-    RESPONSE_RATIO = "response_ratio"
-    MAGNUS = "magnus"
 
 
 class Unit(StrEnum):
@@ -127,7 +105,6 @@ class CoreConfig:
     predicts_lengths: bool = True  # from prompts, for the order inside a tenant
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.9  # that what is admitted meets its deadline
-    prefer: Prefer = Prefer.BALANCED  # what overload spares, until a policy says otherwise
     max_waiting: int | None = 1024  # requests
     max_waiting_tokens: int | None = None
     max_waiting_bytes: int | None = None
@@ -157,30 +134,31 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     lengths = OutputLengths()
     tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
     clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
-    goes_by_lengths = config.order in _RANKED or config.memory is MemoryGate.PREDICTED
-    predictor = LengthPredictor() if config.predicts_lengths and goes_by_lengths else None
-    predicted = Predicted(tariff, clock, lengths, predictor)
-    ordering = _ORDERINGS[config.order](config, predicted, engine)
+    share = Share(config.weights)
+    aging = Aging(config.seconds_per_class)
+
+    def cost(sequence: Sequence) -> float:
+        output = lengths.mean(sequence.tenant, sequence.max_tokens, len(sequence.output))
+        return tariff.estimate(len(sequence.prompt), output, sequence.num_pinned_tokens)
+
+    fair = DueOrder(share, aging, cost) if config.order is Order.FAIR else None
+    order = KeyedOrder(_KEYS.get(config.order, cost)) if fair is None else fair
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
-    ledger = Ledger(ordering, tariff, model, copy_time)
+    ledger = Ledger(share, tariff, model, copy_time)
     sizer = PrefillSizer(engine, model, copy_time, config.prefill_share)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
     retention = make_retention(config.between_turns)
-    gate = _gate(config, engine, forecast, predicted)
-    hooks = TenantHooks(ordering, ledger, sizer, gate, forecast, lengths, swap_choice, retention, model, pipeline)
-    waiting = ordering if isinstance(ordering, FairQueue) else HoldingQueue(ordering)
-    scheduler = Scheduler(engine, waiting, hooks)
-    aging = Aging(config.seconds_per_class)
-    backlog, drain = Backlog(clock.estimate, aging, engine.shares_blocks), DrainMeter()
-    estimator = Estimator(scheduler, ordering, backlog, pipeline, model, lengths, ledger.prepaid)
-    control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, estimator, pipeline)
-    expiry = _expiry(config, estimator)
+    gate = _gate(config, forecast)
+    hooks = TenantHooks(order.due, ledger, sizer, gate, forecast, swap_choice, retention)
+    scheduler = Scheduler(engine, order, hooks)
+    backlog, drain = Backlog(clock.estimate, engine.shares_blocks), DrainMeter()
+    forecaster = Forecaster(scheduler, order, pipeline, model, lengths)
+    control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
+    expiry = _expiry(config, forecaster)
     return Controller(
-        *(scheduler, ordering, ledger, copy_time, lengths, backlog, drain, pipeline, control, expiry, model),
-        calibrates=config.calibration,
-        predictor=predictor,
+        scheduler, order, ledger, copy_time, lengths, backlog, drain, pipeline, control, expiry, model, config.calibration
     )
 
 
@@ -189,59 +167,22 @@ def _overload_config(config: CoreConfig) -> OverloadConfig:
         return OverloadConfig(deadlines=False, class_bounds=False)
     values = [getattr(config, name) for name in _BOUNDS]
     ours, theirs = QueueBounds(*values[: len(_UNITS)]), QueueBounds(*values[len(_UNITS) :])
-    return OverloadConfig(ours, theirs, config.overload is Overload.DEADLINE, config.confidence, prefer=config.prefer)
+    return OverloadConfig(ours, theirs, config.overload is Overload.DEADLINE, config.confidence)
 
 
-def _expiry(config: CoreConfig, estimator: Estimator) -> Expiry:
+def _expiry(config: CoreConfig, estimator: Forecaster) -> Expiry:
     if config.overload is Overload.DEADLINE:
         return DeadlineExpiry(estimator.alone)
     return ControlledDelay() if config.overload is Overload.CONTROLLED_DELAY else NoExpiry()
 
 
-def _gate(config: CoreConfig, engine: EngineConfig, forecast: FuturePeak, predicted: Predicted) -> Gate:
+def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
     if config.memory is MemoryGate.FORECAST:
         return forecast
-    if config.memory is MemoryGate.PREDICTED:
-        return PredictedLength(engine, predicted.output)
     return MinimumFree(config.min_free_blocks) if config.memory is MemoryGate.MINIMUM_FREE else Optimistic()
 
 
-def _deadline(config: CoreConfig) -> Callable[[Sequence], float]:
-    """Returns a function from a sequence to its deadline, of which one is made up by class where it has none:
-    classes differ by the wait that makes up for one, and the most urgent has as much.
-    """
-
-    def deadline(s: Sequence) -> float:
-        own = s.arrival + (s.priority_class + 1) * config.seconds_per_class
-        return own if s.first_token_by is None else s.first_token_by
-
-    return deadline
-
-
-def _fair(config: CoreConfig, predicted: Predicted) -> FairQueue:
-    aging = Aging(config.seconds_per_class)
-    order = OrderInTenant(aging, config.overtaking_seconds, predicted.cost)
-    return FairQueue(config.quantum, aging, config.weights, config.debt_limit, config.deadline_debt_limit, order)
-
-
-_ORDERINGS: dict[Order, Callable[[CoreConfig, Predicted, EngineConfig], FairQueue | ListedOrdering]] = {
-    Order.FAIR: lambda config, predicted, engine: _fair(config, predicted),
-    Order.FCFS: lambda config, predicted, engine: ArrivalOrder(),
-    Order.ROUND_ROBIN: lambda config, predicted, engine: RequestRoundRobin(),
-    Order.SHORTEST_FIRST: lambda config, predicted, engine: ShortestPredictedFirst(predicted.cost),
-    Order.VTC: lambda config, predicted, engine: VirtualTokenCounter(config.weights, predicted.cost),
-    Order.VIRTUAL_FINISH: lambda config, predicted, engine: VirtualFinishWithBoost(predicted.cost, config.weights),
-    Order.EARLIEST_DEADLINE: lambda config, predicted, engine: EarliestDeadlineFirst(_deadline(config)),
-    Order.ADAPTIVE_LIFO: lambda config, predicted, engine: AdaptiveLifo(),
-    Order.LEARNED_RANK: lambda config, predicted, engine: LearnedRank(predicted.output),
-    Order.LENGTH_GROUPS: lambda config, predicted, engine: LengthGroups(),
-    Order.LEAST_LAXITY: lambda config, predicted, engine: LeastLaxityFirst(
-        _deadline(config), predicted.prefill_seconds
-    ),
-    Order.RESPONSE_RATIO: lambda config, predicted, engine: HighestResponseRatioNext(predicted.seconds),
-    Order.MAGNUS: lambda config, predicted, engine: Magnus(
-        predicted.output, predicted.seconds, engine.num_blocks * engine.block_size, engine.max_num_seqs
-    ),
+_KEYS: dict[Order, Callable[[Sequence], float]] = {
+    Order.FCFS: lambda sequence: sequence.arrival,
+    Order.EARLIEST_DEADLINE: lambda sequence: sequence.arrival + 20 if sequence.first_token_by is None else sequence.first_token_by,
 }
-_RANKED = frozenset({Order.FAIR, Order.LEARNED_RANK, Order.RESPONSE_RATIO, Order.MAGNUS})
-"""The orders that go by predicted lengths of answers, and learn to rank them."""

@@ -12,17 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from admission.kv.copy_time import CopyTime
-from admission.orderings.ordering import Ordering
+from admission.share import Share
 from admission.step_times.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
-
-PREPAID_SHARE = 0.5
-"""The share of a newcomer's expected output that it prepays. Prepaying all makes service lag behind what was paid, by
-what is still to come; prepaying none lets it run ahead by as much. The gap of `labs.benchmarks.fairness` at Q = 512
-is 3.1k tokens, not 5.2k.
-"""
 
 
 class Tariff(Protocol):
@@ -158,31 +152,26 @@ costs of its rows and of tenants.
 
 
 class Ledger:
-    """Charges steps to an ordering's tenants, in the order in which they are planned and completed."""
+    """Charges steps to the accounts of their tenants, in the order in which steps are planned and completed."""
 
-    def __init__(self, ordering: Ordering, tariff: Tariff, model: StepTimeModel, copy_time: CopyTime) -> None:
-        self._ordering = ordering
+    def __init__(self, share: Share, tariff: Tariff, model: StepTimeModel, copy_time: CopyTime) -> None:
+        self.share = share
         self._tariff = tariff
         self._model = model
         self._copy_time = copy_time
         self._open: deque[_Charge] = deque()
+        self._prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that have begun and not ended
 
-    def prepaid(self, prompt: int, output: float, cached: int = 0) -> float:
-        """Returns the amount that a request prepays: for what is not cached of its prompt, and a share of the output
-        expected of it.
-        """
-        return self._tariff.estimate(prompt, PREPAID_SHARE * output, cached)
-
-    def prepay(self, sequence: Sequence, output: float, cached: int) -> None:
-        """Let a sequence that was admitted prepay; its answer is expected to have `output` tokens, and so many tokens
-        of its prompt need not be computed for it.
-        """
-        self._ordering.prepay(sequence, self.prepaid(len(sequence.prompt), output, cached))
+    def prepay(self, sequence: Sequence, cached: int) -> None:
+        """Let a sequence that has begun pay for its prompt, of which `cached` tokens need not be computed for it."""
+        self._prepaid[sequence] = cost = self._tariff.estimate(len(sequence.prompt), 0.0, cached)
+        account = self.share.account(sequence.tenant)
+        self.share.spend(account, cost)
 
     def charge(self, tenant: str, seconds: float) -> None:
         """Charge a tenant for so many seconds of work beside the engine."""
         if cost := self._tariff.of_seconds(seconds):
-            self._ordering.correct([(tenant, cost)])
+            self.share.charge(self.share.account(tenant), cost)
 
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a step that was planned; returns the seconds that it is predicted to take."""
@@ -190,8 +179,25 @@ class Ledger:
         copying = self._copy_time.planned(scheduled.batch.num_copies)
         seconds = self._model.fitted.seconds(work) + copying
         costs = self._tariff.costs(scheduled, seconds)
-        self._open.append((scheduled, work, copying, costs, self._ordering.charge(scheduled.sequences, costs)))
+        self._open.append((scheduled, work, copying, costs, self._charge_rows(scheduled.sequences, costs)))
         return seconds
+
+    def _charge_rows(self, sequences: list[Sequence], costs: list[float]) -> Mapping[str, float]:
+        """Charge each sequence with its cost, of which what it prepaid pays first; returns the sums by tenant."""
+        sums, returned = dict[str, float](), dict[str, float]()
+        prepaid, sum_of, prepaid_by = self._prepaid, sums.get, self._prepaid.get
+        for sequence, cost in zip(sequences, costs):  # noqa: B905 - being strict takes as long as ten rows
+            tenant = sequence.tenant
+            sums[tenant] = sum_of(tenant, 0.0) + cost
+            if (paid := prepaid_by(sequence, 0.0)) > 0.0:
+                used = min(paid, cost)
+                prepaid[sequence] = paid - used
+                returned[tenant] = returned.get(tenant, 0.0) + used
+        for tenant, paid in returned.items():
+            self.share.spend(self.share.account(tenant), -paid)
+        for tenant, cost in sums.items():
+            self.share.charge(self.share.account(tenant), cost)
+        return sums
 
     def completed(self, elapsed: float) -> None:
         """Correct the charges of the oldest step that was planned, which took this many seconds."""
@@ -199,9 +205,10 @@ class Ledger:
         total = plain_sum(by_tenant.values())
         correction = self._tariff.correction(total, elapsed) / total if total else 0.0
         if correction:
-            self._ordering.correct([(tenant, correction * cost) for tenant, cost in by_tenant.items()])
+            for tenant, cost in by_tenant.items():
+                self.share.charge(self.share.account(tenant), correction * cost)
         factor = 1 + correction
-        for sequence, cost in zip(scheduled.sequences, costs):  # noqa: B905 - as in `FairQueue.charge`
+        for sequence, cost in zip(scheduled.sequences, costs):  # noqa: B905 - as in `_charge_rows`
             sequence.charged += cost * factor
         self._model.observe(work, elapsed - copying)
 
@@ -209,8 +216,11 @@ class Ledger:
         """Return the charges of all steps that were planned and not completed, none of which took place."""
         while self._open:
             *_, by_tenant = self._open.pop()
-            self._ordering.correct((tenant, -cost) for tenant, cost in by_tenant.items())
+            for tenant, cost in by_tenant.items():
+                self.share.charge(self.share.account(tenant), -cost)
         self._copy_time.lost()
 
     def ended(self, sequence: Sequence) -> None:
-        self._ordering.settle(sequence)
+        """Return the rest of what a sequence prepaid to its tenant, once it has ended in any state. Idempotent."""
+        if rest := self._prepaid.pop(sequence, 0.0):
+            self.share.spend(self.share.account(sequence.tenant), -rest)

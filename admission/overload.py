@@ -1,9 +1,13 @@
-"""Decides which requests may wait, within bounds on the queue and with deadlines that can be met.
+"""One admission: a request waits, or is refused when it arrives, with what was forecast.
 
-A request is refused when it arrives or not at all, with what was estimated. It is let in where it is expected to be in
-time, and where nobody is late for it who was let in before and is due later (admission control for earliest deadline
-first: Liu and Layland, 1973). Tenants beyond their share leave the others the time that these may need (`reserve`). A
-policy may have overload spare requests, or tokens: a prompt then needs more room than its own (`Prefer`).
+A request with a deadline is let in if it is forecast in time, and if nobody with a deadline who was let in before is
+made late by it (admission control for earliest deadline first: Liu and Layland, 1973). What is let in is never given up
+for another.
+
+Room. A tenant in debt, and a lower class, must leave a part of its slack free for the others. The part grows with the
+debt (`DueOrder.ramp`) up to a guard, which is learned: it rises when a request within its right is refused that would be
+in time without those who are to leave room, and falls when one is let in, so that `WRONGED` of them are refused for it.
+While nobody is wronged it is nothing.
 """
 
 from dataclasses import dataclass, field
@@ -12,39 +16,25 @@ from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration
 from admission.conformal import BoundLine
-from admission.estimate import Estimate, Estimator
-from admission.orderings.fair_queue import FairQueue
+from admission.forecast import Delayed, Forecast, Forecaster
+from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
-from admission.reserve import Reserve, Room
-from admission.scheduling_policy import Excess, Prefer, QueueBounds, SchedulingPolicy
+from admission.scheduling_policy import Excess, QueueBounds, SchedulingPolicy
+from admission.share import ASKING_S
 from admission.step_times.step_time import Pipeline
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
-TYPICAL_WEIGHT = 0.02  # of each newcomer in the running means of prompts and of deadlines
-PROBE_EVERY = 64  # borderline refusals; one of them is admitted, so that estimates are not learned from the lucky alone
-BORDERLINE = 1.25  # times the time that is left
-ROOM_OF_TOKENS = 2.0
-"""The typical prompts for which there must be room where overload is to spare tokens, so that a long one finds as much
-as a short one.
-"""
-SIZE_OF_REQUESTS = 1.0
-"""Where overload is to spare requests, a prompt longer than the typical one needs more room than its own, so that it
-makes way for several short ones: its own as many times as it is longer, as far as its time is taken. Where nothing
-waits, refusing it would spare nobody.
-"""
-SIZE_OF_EXCESS = 2.5
-"""The same of a tenant that leaves others room, whatever overload is to spare: for the part of its time that it leaves,
-and the square of how many times its share it asks for beyond that. The more of it has to be refused, the more of its
-short requests a long one would cost.
-"""
+PATIENCE_WEIGHT = 0.02  # of each newcomer in the running mean of deadlines
+MOST_PATIENT_S = 30.0  # as which longer deadlines count
 ROOM_OF_PATIENCE = 16.0
-"""Its own length as many times for each time that a request may wait longer than most do, as far as its time is taken.
-What can wait would be let in until all of its time is, and would hold up all that come then, however urgent. With more
-than this, what can wait is refused more often than what cannot, and saying so would not pay.
+"""Times its own prefill that a request leaves free for each time that it may wait longer than most do, as far as its
+time is taken: what can wait would else be let in until all of its time is, and would hold up all that come then.
 """
-MOST_PATIENT = 30.0  # seconds, as which longer deadlines count
+WRONGED = 0.01  # of the requests within their right: the share that may be refused for debtors and lower classes
+GUARD_STEP = 0.25  # by which the guard moves for a request that was wronged
+FIRST_GUARD = 0.25  # of a class's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +43,36 @@ class OverloadConfig:
 
     bounds: QueueBounds = field(default_factory=QueueBounds)
     tenant_bounds: QueueBounds = field(default_factory=QueueBounds)
-    deadlines: bool = True  # refuse what cannot be in time
-    confidence: float = 0.9  # that the estimate of one that is admitted holds
-    prefer: Prefer = Prefer.BALANCED  # until a policy says otherwise
-    class_bounds: bool = True  # those that the policy has for classes hold as well
+    deadlines: bool = True  # whether what cannot be in time is refused
+    confidence: float = 0.9  # that what is admitted is in time
+    class_bounds: bool = True  # whether bounds of classes hold
+
+
+class Guard:
+    """The part of their slack that debtors and lower classes leave free, by the class that it is kept for."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, float] = {}
+        self._asked_at: dict[int, float] = {}
+
+    def asked(self, priority_class: int, now: float) -> None:
+        self._parts.setdefault(priority_class, FIRST_GUARD)
+        self._asked_at[priority_class] = now
+
+    def kept_for(self, priority_class: int, ramp: float, now: float) -> float:
+        """Return the part that a request of a class leaves, whose tenant is that far in debt (`DueOrder.ramp`)."""
+        part = 0.0
+        for level, kept in self._parts.items():
+            if now - self._asked_at[level] < ASKING_S:
+                if level < priority_class:
+                    part = max(part, kept)
+                elif level == priority_class:
+                    part = max(part, ramp * kept)
+        return part
+
+    def learn(self, priority_class: int, was_wronged: bool) -> None:
+        change = GUARD_STEP * (1.0 - WRONGED) if was_wronged else -GUARD_STEP * WRONGED
+        self._parts[priority_class] = min(1.0, max(0.0, self._parts[priority_class] + change))
 
 
 class AdmissionControl:
@@ -69,23 +85,19 @@ class AdmissionControl:
         backlog: Backlog,
         drain: DrainMeter,
         lengths: OutputLengths,
-        estimator: Estimator,
+        forecaster: Forecaster,
         pipeline: Pipeline,
+        order: DueOrder | None,
     ) -> None:
+        """`order`: by whose accounts debtors leave room; None: nobody does."""
         self.calibration = EstimateCalibration(config.confidence, pipeline)
         self.deferred = 0  # admitted without a deadline, later than their class is meant to be
         self.refuses_late = True  # False: what would be late is let in, as a replay of what became of it does
         self._config, self._scheduler, self._backlog = config, scheduler, backlog
-        self._drain, self._lengths, self._estimator = drain, lengths, estimator
-        self._policy = SchedulingPolicy(prefer=config.prefer)
-        fair = scheduler.waiting
-        self._fair = fair if isinstance(fair, FairQueue) else None
-        self._reserve = Reserve()
-        if self._fair is not None:
-            self._fair.shares = self._reserve
-        self._typical = 0.0  # prompt tokens, of what is offered
-        self._patience = 0.0  # seconds that it may wait for a first token, of what has a deadline for it
-        self._borderline = 0
+        self._drain, self._lengths, self._forecaster = drain, lengths, forecaster
+        self._policy = SchedulingPolicy()
+        self._order, self._guard = order, Guard()
+        self._patience = 0.0  # seconds that those with deadlines may wait, a running mean
 
     def admit(self, sequence: Sequence, now: float) -> Load:
         """Let the sequence wait, or raise an `AdmissionRefused`; returns the work that it adds while it waits.
@@ -94,30 +106,26 @@ class AdmissionControl:
         """
         output = self._lengths.mean(sequence.tenant, sequence.max_tokens)
         load = self._backlog.load_of(sequence, output)
-        self._offered(sequence, load, now)
+        self._offered(sequence, now)
         if self._backlog.total.count:  # an empty queue takes anything: it can only run at once
             self._check_bounds(sequence, load)
         if self._config.deadlines and _has_target(sequence):
             self._check_deadline(sequence, now)
-        self._estimator.arrived(sequence, output)
+        self._forecaster.arrived(load.tokens, output)
         return load
 
     def policy_changed(self, policy: SchedulingPolicy, aging: Aging) -> None:
         self._policy = policy
-        self._backlog.aging = aging
 
-    def _offered(self, sequence: Sequence, load: Load, now: float) -> None:
+    def _offered(self, sequence: Sequence, now: float) -> None:
         """Note what is asked for, whether it is let in or not."""
-        weight = TYPICAL_WEIGHT if self._typical else 1.0
-        self._typical += weight * (load.tokens - self._typical)
+        if self._order is not None:
+            self._order.at(now)
+            self._order.share.asked(self._order.share.account(sequence.tenant), now)
+        self._guard.asked(sequence.priority_class, now)
         if sequence.first_token_by is not None:
-            slack = min(max(0.0, sequence.first_token_by - now), MOST_PATIENT)
-            self._patience += (TYPICAL_WEIGHT if self._patience else 1.0) * (slack - self._patience)
-        if self._fair is not None:
-            reserve, tenant, account = self._reserve, sequence.tenant, self._fair.account(sequence.tenant)
-            reserve.offered(tenant, account.weight, load.seconds, account.charged, now)
-            if reserve.is_within(tenant):
-                reserve.arrived_within(load.tokens * self._estimator.a_token, sequence.due - now, now)
+            slack = min(max(0.0, sequence.first_token_by - now), MOST_PATIENT_S)
+            self._patience += (PATIENCE_WEIGHT if self._patience else 1.0) * (slack - self._patience)
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
         own = self._backlog.of(sequence.tenant)
@@ -143,11 +151,11 @@ class AdmissionControl:
             raise QueueFull(excess, total.count, until, of_class is not None)
 
     def _check_deadline(self, sequence: Sequence, now: float) -> None:
-        estimate = self._estimator.of(sequence, now)
-        calibrated = self.calibration.calibrate(sequence, estimate, now)
+        forecast = self._forecaster.of(sequence, self._backlog.num_cached_tokens(sequence), now)
+        calibrated = self.calibration.calibrate(sequence, forecast, now)
         if self._scheduler.has_work and self.refuses_late:  # an idle machine refuses nobody
-            self._refuse_late(sequence, estimate, calibrated, now)
-        self.calibration.overtaken(estimate.behind, estimate.prefill)
+            self._refuse_late(sequence, forecast, calibrated, now)
+        self.calibration.overtaken(forecast.behind, forecast.prefill)
         knows_length = self._lengths.knows(sequence.tenant, sequence.max_tokens)
         self.calibration.track(sequence, calibrated, knows_length)
         sequence.first_token_estimate = calibrated.first_token.reported
@@ -156,10 +164,10 @@ class AdmissionControl:
         if sequence.first_token_by is None and target is not None and calibrated.first_token.reported > target:
             self.deferred += 1
 
-    def _refuse_late(self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float) -> None:
-        late = self._first_token_late(sequence, estimate, calibrated, now)
-        late = late or self._last_token_late(sequence, estimate, calibrated, now)
-        if late is None or self._is_probe(late):
+    def _refuse_late(self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float) -> None:
+        late = self._first_token_late(sequence, forecast, calibrated, now)
+        late = late or self._last_token_late(sequence, forecast, calibrated, now)
+        if late is None:
             return
         try:
             raise late
@@ -167,59 +175,61 @@ class AdmissionControl:
             del late  # its traceback holds this frame: they would keep each other
 
     def _first_token_late(
-        self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float
+        self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float
     ) -> DeadlineInfeasible | None:
         if sequence.first_token_by is None:
             return None
-        slack = sequence.first_token_by - now
-        excess = calibrated.first_token.likely - slack
-        reserve, tenant = self._reserve, sequence.tenant
-        if not reserve.is_needed or reserve.is_beyond(tenant):
-            room = reserve.room(tenant, slack, now)
-            excess += self._more_room(estimate, slack, room) + room.seconds
-            excess = max(excess, self._harm(sequence.priority_class, estimate, room.seconds, now))
-        if excess <= 0:
+        slack, order = sequence.first_token_by - now, self._order
+        excess = calibrated.first_token.likely + self._room_of_patience(forecast, slack) - slack
+        harm = self._harm(forecast.behind, forecast.prefill, now)
+        room = 0.0
+        if order is not None:
+            level, ramp = sequence.priority_class, order.ramp(order.share.account(sequence.tenant))
+            room = self._guard.kept_for(level, ramp, now) * slack
+            if max(excess, harm) > 0.0:
+                if self._is_wronged(sequence, forecast, excess, now):
+                    self._guard.learn(level, was_wronged=True)
+            elif excess + room <= 0.0 and not ramp:
+                self._guard.learn(level, was_wronged=False)
+        excess = max(excess + room, harm)
+        if excess <= 0.0:
             return None
-        own_doing = estimate.own_wait >= excess
-        until = self._until_possible(estimate, slack)
-        return DeadlineInfeasible("first", calibrated.first_token.most, slack, own_doing, until)
+        until = self._until_possible(forecast, slack)
+        return DeadlineInfeasible("first", calibrated.first_token.most, slack, forecast.own_wait >= excess, until)
 
-    def _more_room(self, estimate: Estimate, slack: float, room: Room) -> float:
-        """Returns the seconds of room that a prompt needs beyond its own prefill and what it leaves to others, by what
-        overload is to spare.
-        """
-        own, typical, prefer = estimate.prefill, self._typical * estimate.a_token, self._policy.prefer
-        if prefer is Prefer.TOKENS:
-            return max(0.0, ROOM_OF_TOKENS * typical - own)
-        if not typical or slack <= 0.0:
+    def _is_wronged(self, sequence: Sequence, forecast: Forecast, excess: float, now: float) -> bool:
+        """Return True if it would be in time, and make nobody late, without those who are to make way for it."""
+        order = self._order
+        if order is None or excess > forecast.yielding_wait:
+            return False
+        others = [one for one in forecast.behind if not order.makes_way(one.sequence, sequence)]
+        return self._harm(others, forecast.prefill, now) <= 0.0
+
+    def _room_of_patience(self, forecast: Forecast, slack: float) -> float:
+        if not self._patience or slack <= 0.0:
             return 0.0
-        of_size = SIZE_OF_REQUESTS if prefer is Prefer.REQUESTS else 0.0
-        of_size += SIZE_OF_EXCESS * room.excess * room.excess * room.kept / slack
-        left = slack - room.seconds
-        taken = min(1.0, estimate.wait / left) if left > 0.0 else 1.0
-        of_patience = ROOM_OF_PATIENCE * max(0.0, min(slack, MOST_PATIENT) / self._patience - 1.0)
-        return own * taken * (of_patience + of_size * max(0.0, own / typical - 1.0))
+        taken = min(1.0, forecast.wait / slack)
+        return ROOM_OF_PATIENCE * forecast.prefill * taken * max(0.0, min(slack, MOST_PATIENT_S) / self._patience - 1.0)
 
-    def _harm(self, level: int, estimate: Estimate, room: float, now: float) -> float:
-        """Returns by how many seconds somebody of a class as urgent is late at the most who would be in time without
-        the newcomer; 0 if nobody is. O(all of them), which is most of a decision where many wait.
+    def _harm(self, behind: list[Delayed], prefill: float, now: float) -> float:
+        """Return by how many seconds a request is late at the most that would be in time without the newcomer; 0 if
+        none is. O(all of them), which is most of a decision where many wait.
         """
-        worst, prefill, bounds = 0.0, estimate.prefill, dict[int, BoundLine]()
-        for sequence, first_token in estimate.behind:
+        worst, bounds = 0.0, dict[int, BoundLine]()
+        for sequence, first_token in behind:
             due, of = sequence.first_token_by, sequence.priority_class
-            if due is None or of > level:
+            if due is None:
                 continue
             likely = bounds.get(of)
             if likely is None:
                 likely = bounds[of] = self.calibration.likely(of)
-            slack = due - now - room
-            excess = likely.at(first_token) - slack
-            if excess > worst and likely.at(first_token - prefill) <= slack:
+            excess = likely.at(first_token) - (due - now)
+            if excess > worst and likely.at(first_token - prefill) <= due - now:
                 worst = excess
         return worst
 
     def _last_token_late(
-        self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float
+        self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float
     ) -> DeadlineInfeasible | None:
         if sequence.done_by is None:
             return None
@@ -227,19 +237,12 @@ class AdmissionControl:
         excess = calibrated.last_token.likely - slack
         if excess <= 0:
             return None
-        own_doing = estimate.own_wait >= excess
-        until = self._until_possible(estimate, slack - (estimate.last_token - estimate.first_token))
-        return DeadlineInfeasible("last", calibrated.last_token.most, slack, own_doing, until)
+        until = self._until_possible(forecast, slack - (forecast.last_token - forecast.first_token))
+        return DeadlineInfeasible("last", calibrated.last_token.most, slack, forecast.own_wait >= excess, until)
 
-    def _is_probe(self, late: DeadlineInfeasible) -> bool:
-        if not late.slack < late.estimate <= BORDERLINE * late.slack:
-            return False
-        self._borderline += 1
-        return self._borderline % PROBE_EVERY == 0
-
-    def _until_possible(self, estimate: Estimate, slack: float) -> float:
-        """Returns the seconds until so much would have drained that the same request could be in time."""
-        return self._until_drained(self._backlog.total.seconds + estimate.prefill, slack)
+    def _until_possible(self, forecast: Forecast, slack: float) -> float:
+        """Return the seconds until so much would have drained that the same request could be in time."""
+        return self._until_drained(self._backlog.total.seconds + forecast.prefill, slack)
 
     def _until_drained(self, seconds: float, slack: float) -> float:
         rate = self._drain.slow_rate
@@ -247,6 +250,6 @@ class AdmissionControl:
 
 
 def _has_target(sequence: Sequence) -> bool:
-    """Returns whether the sequence has a deadline or a target. One that has none costs no estimate."""
+    """Return True if the sequence has a deadline or a target. One that has none costs no forecast."""
     has_deadline = sequence.first_token_by is not None or sequence.done_by is not None
     return has_deadline or sequence.first_token_target is not None

@@ -1,7 +1,6 @@
 """Scheduler hooks make the choices that the scheduler leaves to whoever knows about tenants, classes and time."""
 
 from collections.abc import Iterable
-from math import inf
 from typing import Protocol
 
 from backend.config import EngineConfig
@@ -25,22 +24,14 @@ class SchedulerHooks(Protocol):
         """
         ...
 
-    def outranks(self, sequence: Sequence, other: Sequence) -> bool:
-        """Return True if it is computed before another of its class, whatever is due when."""
-        ...
-
-    def served(self, tenant: str) -> float:
-        """Return what a tenant was served in all, over its weight, in a unit that is the hooks'."""
-        ...
-
-    def prefill_cost(self, sequence: Sequence, tokens: int) -> float:
-        """Return what so many tokens of its prompt cost, over its tenant's weight, in that unit."""
-        ...
-
-    def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
-        """Return how many tokens of prefill may be computed, its own among them, for the first token of `sequence` to
-        be safely in time, which is of no use after `due`: steps from `scheduled` on have its decodes and `room`.
+    def due(self, sequence: Sequence) -> float:
+        """Return when a sequence is due: what is due first goes first, and is the last to give way. It stays the same
+        from the sequence's admission until it waits again.
         """
+        ...
+
+    def weight(self, tenant: str) -> float:
+        """Return the tenant's weight: of slots and memory it may hold as much for each unit of it as any other."""
         ...
 
     def admits(
@@ -70,13 +61,9 @@ class SchedulerHooks(Protocol):
         """
         ...
 
-    def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
-        """Return a key; of the sequences of the lowest class, the one with the largest key is preempted first."""
-        ...
-
 
 class DefaultHooks:
-    """No promises, no tenants: prefill fills the step, a free block for everyone who runs, the youngest goes first."""
+    """No promises, no tenants: prefill fills the step, a free block for each sequence that runs, first come, first served."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._blocks_for = config.blocks_for
@@ -87,17 +74,11 @@ class DefaultHooks:
     ) -> PrefillBudget:
         return FixedPrefillBudget(tokens)
 
-    def outranks(self, sequence: Sequence, other: Sequence) -> bool:
-        return False
+    def due(self, sequence: Sequence) -> float:
+        return sequence.arrival
 
-    def served(self, tenant: str) -> float:
-        return 0.0
-
-    def prefill_cost(self, sequence: Sequence, tokens: int) -> float:
-        return inf
-
-    def prefill_in_time(self, sequence: Sequence, due: float, scheduled: ScheduledStep, room: int) -> float:
-        return inf
+    def weight(self, tenant: str) -> float:
+        return 1.0
 
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
@@ -112,6 +93,3 @@ class DefaultHooks:
 
     def swaps(self, probability: float) -> bool:
         return True
-
-    def victim_rank(self, sequence: Sequence) -> tuple[float, ...]:
-        return (sequence.arrival,)

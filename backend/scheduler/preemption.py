@@ -4,6 +4,7 @@ Whoever is preempted keeps its place and its tokens. What it had computed stays 
 needed; what is not found there any more, nor on the host (`swapping`), is computed again (Kwon et al., 2023).
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from backend.config import EngineConfig
@@ -16,15 +17,15 @@ from backend.scheduler.tenant_limits import YOUNGEST
 
 
 class Victims:
-    """Ranks running sequences: the lowest class gives way first, within a class as the hooks say."""
+    """Ranks running sequences: the lowest class gives way first, within a class what is due last."""
 
     def __init__(self, hooks: SchedulerHooks, max_preemptions: int) -> None:
         self._hooks = hooks
         self._max_preemptions = max_preemptions
 
-    def key(self, sequence: Sequence) -> tuple[float, ...]:
+    def key(self, sequence: Sequence) -> tuple[int, float]:
         """Return a sequence's rank; the largest gives way first."""
-        return (sequence.priority_class, *self._hooks.victim_rank(sequence))
+        return sequence.priority_class, self._hooks.due(sequence)
 
     def choose(self, running: Iterable[Sequence], step: int | None) -> list[Sequence]:
         """Return the sequences that may be preempted, first choice first.
@@ -50,6 +51,7 @@ class Preemption:
         self.preemptor: Sequence | None = None  # others gave way to it; none of its tenant's since, who may be first
         self._config = config
         self._kv_manager = kv_manager
+        self._hooks = hooks
         self._victims = Victims(hooks, config.max_preemptions)
         self._counters = counters
 
@@ -70,8 +72,8 @@ class Preemption:
         own, may_be_preempted = sequence.priority_class, self._victims.may_be_preempted
         return [s for s in self._kv_manager.running.values() if s.priority_class <= own or not may_be_preempted(s)]
 
-    def preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
-        """Free slots or memory for the head of the queue, which found none; it joins a step after this one.
+    def preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> bool:
+        """Return True if any gave way: free slots or memory for the head of the queue, which found none; it joins a step after this one.
 
         Some hold `num_held` of its blocks already, which it would share.
 
@@ -84,6 +86,13 @@ class Preemption:
         gave_way = self.preempted[before:]
         of_its_tenant = any(s.tenant == sequence.tenant for s in gave_way)
         self.preemptor = sequence if gave_way and not of_its_tenant else None
+        return bool(gave_way)
+
+    @property
+    def others_may_take_slots(self) -> bool:
+        """True if some tenant has slots beyond one, which a tenant with fewer may take."""
+        slots = Counter([s.tenant for s in self._kv_manager.running.values()])
+        return max(slots.values(), default=0) > 1
 
     def _preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
         for victim, limit in scheduled.paused.items():
@@ -97,10 +106,28 @@ class Preemption:
         running, own = self._kv_manager.running, sequence.priority_class
         below = (s for s in running.values() if s.priority_class > own and not _goes_before(s, sequence))
         lower = self._victims.choose(below, None)
-        if lower and not self._kv_manager.has_free_slot:
-            self._preempt(lower.pop(0))
+        if not self._kv_manager.has_free_slot and (victim := self.slot_for(sequence)) is not None:
+            self._preempt(victim)
+            lower = [one for one in lower if one is not victim]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
         self._preempt_for(self._config.blocks_for(sequence.num_tokens) - num_held + watermark, lower)
+
+    def slot_for(self, head: Sequence) -> Sequence | None:
+        """Return the running sequence that gives its slot to a waiting one: of a lower class, else of the tenant that
+        has most slots for its weight, if it still has as many without it as the other tenant with it.
+        """
+        running, own = self._kv_manager.running, head.priority_class
+        lower = [s for s in running.values() if s.priority_class > own and not _goes_before(s, head)]
+        if victims := self._victims.choose(lower, None):
+            return victims[0]
+        slots = Counter([s.tenant for s in running.values()])
+        weight, own_slots = self._hooks.weight, slots.pop(head.tenant, 0)
+        most = (own_slots + 1) / weight(head.tenant)
+        fuller = {tenant: count / weight(tenant) for tenant, count in slots.items() if (count - 1) / weight(tenant) >= most}
+        for tenant in sorted(fuller, key=fuller.__getitem__, reverse=True):
+            if victims := self._victims.choose([s for s in running.values() if s.tenant == tenant], None):
+                return victims[0]
+        return None
 
     def yield_to_oldest(self, scheduled: ScheduledStep) -> bool:
         """Where all of a tenant's sequences are paused for blocks, preempt the youngest. Returns True if any was.

@@ -5,7 +5,6 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 """
 
 from collections import deque
-from functools import partial
 
 from backend.config import EngineConfig
 from backend.paged_kv.block_pool import BlockPool
@@ -72,6 +71,7 @@ class Scheduler:
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
+        self._slotless: list[str] = []  # tenants that have as many slots as others: held until the next plan
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
         whole = (config, self.kv_manager, waiting, self.in_flight, self._rows, self._budget, self.counters)
@@ -168,16 +168,9 @@ class Scheduler:
             return self.hooks.prefill_budget(num_decodes, decode_context, interval, self._budget.tokens - num_decodes)
         return FixedPrefillBudget(self._budget.tokens)
 
-    def prefilling_before(self, sequence: Sequence, left: int, room: int) -> list[Sequence]:
-        """Return those running that are computed before one that waits with `left` tokens of its own and of those
-        before it, in steps with `room` for prefill.
-        """
-        more_urgent = [s for s in self.running.values() if s.priority_class <= sequence.priority_class]
-        prefilling = [s for s in more_urgent if s.num_computed_tokens < s.num_admitted_tokens]
-        if prefilling and self.in_flight:
-            yielding = self._prefill_order.yielding(sequence, left, self.in_flight[-1], room)
-            prefilling = [s for s in prefilling if s not in yielding]
-        return prefilling
+    def takes_a_slot(self, sequence: Sequence) -> bool:
+        """Return True if one that runs would give its slot to a waiting sequence."""
+        return self._preemption.slot_for(sequence) is not None
 
     # planning
 
@@ -194,6 +187,8 @@ class Scheduler:
         self.kv_manager.begin(now)
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
+        while self._slotless:
+            self._held_tenants.resume(self._slotless.pop())
         while not (scheduled := self._plan_step(now)).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
             self._resync.untold += scheduled.hits
@@ -263,11 +258,8 @@ class Scheduler:
         return prefilling
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
-        """Plan chunks by class, then as `PrefillOrder` says; those who wait come before those who run where that lets
-        them.
-
-        Otherwise a long prompt, once it runs, would keep newcomers waiting for all its chunks, be they more urgent or
-        much shorter. A decode is not overtaken so: it takes one token of a step, a prefill takes all that is left.
+        """Plan chunks in the order in which prompts are due, of those that run and those that wait. A decode is not
+        overtaken: it takes one token of a step, a prefill takes all that is left.
         """
         interval = min([s.token_interval for s in scheduled.sequences if s.token_interval is not None], default=None)
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
@@ -281,7 +273,7 @@ class Scheduler:
         for row in jumps:
             budget.take(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
         self._joining.begin()
-        for sequence in self._prefill_order.begin(prefilling):
+        for sequence in self._prefill_order.served(prefilling):
             self._admit_waiting(scheduled, budget, sequence)
             if sequence.status is not _RUNNING or sequence.last_step == batch.step:
                 continue  # it was preempted for one before it, and may have joined again since
@@ -315,10 +307,7 @@ class Scheduler:
         order = self._prefill_order
         while (sequence := self._head()) is not None:
             if before is not None:
-                if sequence.priority_class > before.priority_class or self._joining.still_lacks(sequence):
-                    break
-                left = partial(self._forking.num_left, sequence, scheduled, budget)
-                if not order.goes_before(sequence, left, before, scheduled, budget):
+                if self._joining.still_lacks(sequence) or not order.goes_before(sequence, before):
                     break
             hit = self._forking.find(sequence, scheduled, budget)
             length = order.chunk(sequence, hit, budget)
@@ -328,7 +317,11 @@ class Scheduler:
                 self.wait_reason = None
                 continue
             if self.wait_reason in _LACKS:
-                self._preemption.preempt_for_head(sequence, hit.num_held, scheduled)
+                gave_way = self._preemption.preempt_for_head(sequence, hit.num_held, scheduled)
+                if self.wait_reason is WaitReason.SLOTS and not gave_way and self._preemption.others_may_take_slots:
+                    self._held_tenants.hold(sequence.tenant, WaitReason.SLOTS)
+                    self._slotless.append(sequence.tenant)
+                    continue
             if self.wait_reason is not None:
                 self.waiting_head = sequence
                 self._joining.lacks(sequence)
@@ -336,7 +329,6 @@ class Scheduler:
             self.waiting.remove(sequence)
             self._start(sequence, hit, scheduled)
             self._rule.left(sequence)
-            order.admitted(sequence, before)
             if length:
                 self._prefill(sequence, length, scheduled, budget)
 

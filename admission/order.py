@@ -1,0 +1,318 @@
+"""One order: what is due first goes first, in the queue, inside a step, in the forecast and, reversed, among victims.
+
+A request with a deadline is due at its deadline. One without is due when half of its class's target has passed, never
+before now, later by the offset of its class, and later by the time in which its tenant's share pays what it owes
+(`Share.payback`). It is fixed when the request begins.
+
+Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and `OLDEST_SHARE` of
+what the tenant has served goes to its oldest, so that none waits for ever.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple
+
+from admission.aging import Aging
+from admission.forecast import Ahead
+from admission.share import Account, Share
+from backend.scheduler.sequence import TARGET, Sequence
+
+DUE_SHARE = 0.5
+"""The share of its target after which a request without a deadline is due: as far as it still leaves time to compute."""
+IN_TIME_SHARE = 0.85
+"""The share of its target that a request may wait and still be in time: what is left is for its own prefill."""
+OLDEST_SHARE = 0.25
+"""The share of a tenant's service without deadlines that its oldest request has, however short the others are."""
+
+TOLERANCE_S = 2.0
+"""Engine seconds, for each weight, that a tenant may be in debt and leave others no room."""
+RAMP_S = 4.0
+"""Engine seconds of debt beyond that over which the room that it leaves grows to all that is asked of debtors."""
+
+_DUE = attrgetter("due")
+
+
+def target_of(sequence: Sequence) -> float:
+    return TARGET if sequence.first_token_target is None else sequence.first_token_target
+
+
+class Dated(NamedTuple):
+    """A waiting request with a deadline, in the order of deadlines."""
+
+    due: float
+    number: int
+    sequence: Sequence
+    tokens: int  # of its prompt that are not cached
+
+
+class Undated:
+    """One tenant's waiting requests without deadlines. Each operation costs O(log waiting)."""
+
+    def __init__(self, account: Account, aging: Callable[[], Aging]) -> None:
+        self.account = account
+        self._aging = aging
+        self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
+        self.seconds = 0.0
+        self.tokens = 0
+        self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; what was removed leaves them lazily
+        self._by_size: list[tuple[int, float, int, Sequence]] = []
+        self._owed_to_oldest = 0.0  # engine seconds; below 0: the oldest is ahead
+
+    def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
+        self.sizes[sequence] = number, seconds, tokens
+        self.seconds += seconds
+        self.tokens += tokens
+        begun = sequence.output or not sequence.is_newcomer
+        key = -inf if begun else sequence.arrival + self._offset(sequence)
+        heappush(self._by_age, (key, number, sequence))
+        if not begun:
+            heappush(self._by_size, (sequence.priority_class, seconds, number, sequence))
+
+    def remove(self, sequence: Sequence, now: float) -> None:
+        is_oldest = sequence is self._top_by_age()
+        _, seconds, tokens = self.sizes.pop(sequence)
+        self.tokens -= tokens
+        self.seconds = max(0.0, self.seconds - seconds) if self.sizes else 0.0
+        if not self.sizes:
+            self._owed_to_oldest = 0.0
+            self._by_age.clear()
+            self._by_size.clear()
+        elif self._is_late(sequence, now) and is_oldest:
+            self._owed_to_oldest -= (1 - OLDEST_SHARE) * seconds
+        else:
+            self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE * seconds, 1.0)
+
+    def first(self, now: float) -> Sequence:
+        """Return the request that goes first; there is one."""
+        oldest = self._top_by_age()
+        if not self._is_late(oldest, now) or self._owed_to_oldest < 0.0:
+            heap = self._by_size
+            while heap and (self._is_gone(heap[0][3], heap[0][2]) or self._is_late(heap[0][3], now)):
+                heappop(heap)
+            if heap:
+                return heap[0][3]
+        return oldest
+
+    def _top_by_age(self) -> Sequence:
+        heap = self._by_age
+        while self._is_gone(heap[0][2], heap[0][1]):
+            heappop(heap)
+        return heap[0][2]
+
+    def _is_gone(self, sequence: Sequence, number: int) -> bool:
+        found = self.sizes.get(sequence)
+        return found is None or found[0] != number
+
+    def _is_late(self, sequence: Sequence, now: float) -> bool:
+        if sequence.output or not sequence.is_newcomer:
+            return True
+        return now > sequence.arrival + IN_TIME_SHARE * target_of(sequence) + self._offset(sequence)
+
+    def _offset(self, sequence: Sequence) -> float:
+        return self._aging().offset(sequence.priority_class)
+
+
+class DueOrder:
+    """A `WaitingQueue` in the order in which requests are due."""
+
+    def __init__(self, share: Share, aging: Aging, seconds: Callable[[Sequence], float]) -> None:
+        """`seconds` predicts the engine seconds that a request costs: it is asked when one begins to wait, and orders
+        one tenant's requests among themselves.
+        """
+        self.share, self.aging, self._seconds = share, aging, seconds
+        self.now = 0.0
+        self.dated: list[Dated] = []  # sorted
+        self.undated: dict[str, Undated] = {}  # of tenants with such requests waiting
+        self._held: set[str] = set()  # tenants on hold
+        self._dues: dict[Sequence, float] = {}  # of those that have begun, until they end
+        self._waiting: dict[Sequence, Dated | None] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    # the order
+
+    def due(self, sequence: Sequence) -> float:
+        """Return when a request is due, in seconds of the engine's clock: as fixed when it began, else as of now."""
+        fixed = self._dues.get(sequence)
+        if fixed is not None:
+            return fixed
+        if sequence.first_token_by is not None:
+            return sequence.first_token_by
+        earliest = max(sequence.arrival + DUE_SHARE * target_of(sequence), self.now)
+        payback = self.share.payback(self.share.account(sequence.tenant))
+        return earliest + self.aging.offset(sequence.priority_class) + payback
+
+    def before(self, one: Sequence, other: Sequence) -> bool:
+        """Return True if one request goes before the other."""
+        return self.due(one) < self.due(other)
+
+    # waiting
+
+    def add(self, sequence: Sequence) -> None:
+        self.now = max(self.now, sequence.arrival)
+        self._dues.pop(sequence, None)
+        number, tokens = next(self._numbers), sequence.num_tokens - sequence.num_pinned_tokens
+        if sequence.first_token_by is not None:
+            self._waiting[sequence] = entry = Dated(sequence.first_token_by, number, sequence, tokens)
+            insort(self.dated, entry)
+            return
+        self._waiting[sequence] = None
+        undated = self.undated.get(sequence.tenant)
+        if undated is None:
+            account = self.share.account(sequence.tenant)
+            undated = self.undated[sequence.tenant] = Undated(account, lambda: self.aging)
+        undated.add(sequence, number, self._seconds(sequence), tokens)
+
+    restore = add
+
+    def remove(self, sequence: Sequence) -> None:
+        self._dues[sequence] = self.due(sequence)
+        entry = self._waiting.pop(sequence)
+        if entry is not None:
+            del self.dated[bisect_left(self.dated, entry)]
+            return
+        undated = self.undated[sequence.tenant]
+        undated.remove(sequence, self.now)
+        if not undated.sizes:
+            del self.undated[sequence.tenant]
+
+    def head(self) -> Sequence | None:
+        """Return the waiting request that is due first, of tenants that are not on hold. O(tenants with requests
+        without deadlines, and requests of tenants on hold that are due earlier).
+        """
+        best, least, held = None, inf, self._held
+        for entry in self.dated:
+            if entry.sequence.tenant not in held:
+                best, least = entry.sequence, entry.due
+                break
+        for tenant, undated in self.undated.items():
+            if tenant not in held:
+                first = undated.first(self.now)
+                due = self.due(first)
+                if due < least:
+                    best, least = first, due
+        return best
+
+    def hold(self, tenant: str, reason: str | None) -> None:
+        if reason is None:
+            self._held.discard(tenant)
+        else:
+            self._held.add(tenant)
+
+    def at(self, now: float) -> None:
+        self.now = max(self.now, now)
+        self.share.at(self.now)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Forget a request that has ended."""
+        self._dues.pop(sequence, None)
+
+    # the forecast
+
+    def ahead(self, sequence: Sequence) -> Ahead:
+        """Return what waits and is due before a newcomer: requests with earlier deadlines and, of each tenant's requests
+        without deadlines, what its share of the engine computes between when its first is due and when the newcomer is.
+        O(requests with earlier deadlines + tenants).
+        """
+        due = self.due(sequence)
+        tokens = requests = own = yielding = 0.0
+        for entry in self.dated:
+            if entry.due > due:
+                break
+            if entry.sequence.tenant in self._held:
+                continue
+            tokens += entry.tokens
+            requests += 1
+            own += entry.tokens * (entry.sequence.tenant == sequence.tenant)
+            yielding += entry.tokens * self.makes_way(entry.sequence, sequence)
+        for tenant, undated in self.undated.items():
+            if tenant in self._held:
+                continue
+            until = due - self.due(undated.first(self.now))
+            if until > 0.0 and undated.seconds > 0.0:
+                weight = undated.account.weight
+                part = min(1.0, until * weight / max(self.share.weight, weight) / undated.seconds)
+                tokens += part * undated.tokens
+                requests += part * len(undated.sizes)
+                own += part * undated.tokens * (tenant == sequence.tenant)
+        return Ahead(tokens, requests, own, yielding)
+
+    def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
+        first = bisect_right(self.dated, self.due(sequence), key=_DUE)
+        held = self._held
+        return [(e.due, e.sequence, e.tokens) for e in self.dated[first:] if e.sequence.tenant not in held]
+
+    def ramp(self, account: Account) -> float:
+        """Return from 0 to 1 how far a tenant is in debt beyond `TOLERANCE_S`; 1: by `RAMP_S` and more."""
+        return max(0.0, min(1.0, (self.share.debt(account) - TOLERANCE_S) / RAMP_S))
+
+    def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
+        """Return True if it is of a lower class, or its tenant in debt and the newcomer's not."""
+        if sequence.priority_class > newcomer.priority_class:
+            return True
+        accounts = self.share.account(sequence.tenant), self.share.account(newcomer.tenant)
+        return self.ramp(accounts[0]) > 0.0 and self.ramp(accounts[1]) == 0.0
+
+
+class KeyedOrder:
+    """A `WaitingQueue` in the order of a key that stays the same while a request waits, such as its arrival.
+
+    Tenants have no shares in it.
+    """
+
+    def __init__(self, key: Callable[[Sequence], float]) -> None:
+        self._key = key
+        self._line: list[Dated] = []  # sorted
+        self._entries: dict[Sequence, Dated] = {}
+        self._held: set[str] = set()
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def due(self, sequence: Sequence) -> float:
+        return self._key(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        tokens = sequence.num_tokens - sequence.num_pinned_tokens
+        entry = self._entries[sequence] = Dated(self._key(sequence), next(self._numbers), sequence, tokens)
+        insort(self._line, entry)
+
+    restore = add
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._line[bisect_left(self._line, self._entries.pop(sequence))]
+
+    def head(self) -> Sequence | None:
+        return next((entry.sequence for entry in self._line if entry.sequence.tenant not in self._held), None)
+
+    def hold(self, tenant: str, reason: str | None) -> None:
+        if reason is None:
+            self._held.discard(tenant)
+        else:
+            self._held.add(tenant)
+
+    def ahead(self, sequence: Sequence) -> Ahead:
+        before = self._line[: bisect_right(self._line, self._key(sequence), key=_DUE)]
+        others = [entry for entry in before if entry.sequence.tenant not in self._held]
+        own = sum([entry.tokens for entry in others if entry.sequence.tenant == sequence.tenant])
+        return Ahead(float(sum([entry.tokens for entry in others])), float(len(others)), float(own))
+
+    def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
+        after = self._line[bisect_right(self._line, self._key(sequence), key=_DUE) :]
+        return [(e.due, e.sequence, e.tokens) for e in after if e.sequence.tenant not in self._held]
+
+    def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
+        return False
+
+    def ended(self, sequence: Sequence) -> None:
+        pass
+
+    def at(self, now: float) -> None:
+        pass

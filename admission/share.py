@@ -1,0 +1,232 @@
+"""One account of use: what each tenant used of the engine, against its share of what was used by all.
+
+Every second that the engine is charged for is taken from the credit of the tenant that used it, and granted to the
+tenants that ask, by weight: those with work waiting or running, those that asked within `ASKING_S`, and those in debt.
+A tenant saves at most `BURST_S` for each unit of its weight; what it cannot take goes round again. So credits follow
+the weighted max-min shares of what was used, and they rest on no prediction: what is charged ahead is settled.
+
+It is deficit round robin (Shreedhar and Varghese, 1995) in its limit of small quanta: a deficit counter for each
+tenant, granted by weight and charged as work is done, where a round is however long it takes to charge a quantum.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+from math import inf
+
+ASKING_S = 10.0
+"""Seconds after a tenant last asked for which it counts as asking: longer than clients pause between two requests."""
+BURST_S = 16.0
+"""Engine seconds that a tenant of weight 1 may save: a minute's share among four."""
+GRANT_S = 0.02
+"""Engine seconds that are granted together: less than the shortest steps of which a plan could tell the difference."""
+
+
+def weight_of(tenant: str, weights: Mapping[str, float]) -> float:
+    """Return the tenant's weight: its own, else that of "" (tenants without one), else 1."""
+    weight = weights.get(tenant)
+    return weights.get("", 1.0) if weight is None else weight
+
+
+class Account:
+    """One tenant's use. `credit` is in engine seconds for each unit of weight; below 0 it is debt."""
+
+    def __init__(self, tenant: str, weight: float) -> None:
+        self.tenant, self.weight = tenant, weight
+        self.charged = self.served = 0.0  # engine seconds in all; `served`, each over the weight of its time
+        self.num_open = 0  # requests that wait or run
+        self.asked_at = -inf
+        self.is_listed = False  # True: it takes part in grants
+        self.is_capped = False  # True: it saved all that it may
+        self.offset = 0.0  # while it takes part and is not capped: its credit is the level less this
+        self.saved = 0.0  # while it does not take part: its credit
+
+
+class Share:
+    """The accounts of all tenants. Charging and granting cost O(log tenants).
+
+    Tenants that take part and are not capped gain the same credit by each grant, so one number, the level, stands for
+    all their gains.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self.accounts: dict[str, Account] = {}
+        self._weights = dict(weights or {})
+        self._level = 0.0
+        self._pot = 0.0  # charged and not granted yet
+        self.weight = 0.0  # of all that take part
+        self._gaining = 0.0  # weight of those of them that are not capped
+        self._num_listed = self._num_capped = 0
+        self._nearest: list[tuple[float, str]] = []  # heap of offsets: the next to be capped; outdated ones leave lazily
+        self._idle: OrderedDict[Account, None] = OrderedDict()  # of those that take part without open requests: by time
+        self._now = 0.0
+
+    def account(self, tenant: str) -> Account:
+        """Return the tenant's account, which begins with this if it has none."""
+        account = self.accounts.get(tenant)
+        if account is None:
+            account = self.accounts[tenant] = Account(tenant, weight_of(tenant, self._weights))
+        return account
+
+    def credit(self, account: Account) -> float:
+        """Return the engine seconds that the tenant is owed for each unit of its weight; below 0: that it owes."""
+        if not account.is_listed:
+            return account.saved
+        return BURST_S if account.is_capped else self._level - account.offset
+
+    def best(self) -> float:
+        """Return the largest credit of a tenant that takes part; 0 if there is none."""
+        if self._num_capped:
+            return BURST_S
+        nearest = self._top()
+        return self._level - nearest.offset if nearest is not None else 0.0
+
+    def debt(self, account: Account) -> float:
+        """Return how much less credit it has than the tenant that is owed most, in engine seconds for each weight."""
+        return max(0.0, self.best() - self.credit(account))
+
+    def payback(self, account: Account) -> float:
+        """Return the seconds in which the tenant's share of the engine pays what it owes; below 0: it is owed."""
+        return -self.credit(account) * max(self.weight, account.weight)
+
+    def at(self, now: float) -> None:
+        """Let tenants cease to ask that have had nothing open for `ASKING_S`. A tenant in debt takes part until it has
+        paid.
+        """
+        self._now = max(self._now, now)
+        while self._idle:
+            account = next(iter(self._idle))
+            if self._now - account.asked_at < ASKING_S:
+                return
+            del self._idle[account]
+            if self.credit(account) >= 0.0:
+                self._unlist(account)
+            else:
+                account.asked_at = self._now  # to be looked at again
+                self._idle[account] = None
+
+    def asked(self, account: Account, now: float) -> None:
+        """Note that the tenant asks for something, whether it gets it or not."""
+        self.at(now)
+        account.asked_at = self._now
+        if not account.is_listed:
+            self._list(account)
+        if not account.num_open:
+            self._idle[account] = None
+            self._idle.move_to_end(account)
+
+    def opened(self, account: Account) -> None:
+        """Note that one more of its requests waits or runs."""
+        account.num_open += 1
+        if account.num_open == 1:
+            self._idle.pop(account, None)
+            if not account.is_listed:
+                self._list(account)
+
+    def closed(self, account: Account) -> None:
+        """Note that one of its requests has ended."""
+        account.num_open -= 1
+        if not account.num_open:
+            account.asked_at = self._now
+            self._idle[account] = None
+
+    def charge(self, account: Account, seconds: float) -> None:
+        """Take engine seconds from the tenant's credit, and grant them to those that ask; below 0: give them back."""
+        account.charged += seconds
+        account.served += seconds / account.weight
+        self.spend(account, seconds)
+        self._pot += seconds
+        if self._pot > GRANT_S:
+            self.grant()
+
+    def spend(self, account: Account, seconds: float) -> None:
+        """Take engine seconds from the tenant's credit alone: what it pays ahead, and what it is paid back."""
+        change = seconds / account.weight
+        if not account.is_listed:
+            account.saved = min(BURST_S, account.saved - change)
+            return
+        if account.is_capped:
+            if change <= 0.0:
+                return
+            self._uncap(account)
+        account.offset = max(account.offset + change, self._level - BURST_S)
+        heappush(self._nearest, (account.offset, account.tenant))
+        if len(self._nearest) > 4 * len(self.accounts) + 64:
+            self._rebuild()
+
+    def grant(self) -> None:
+        """Grant what was charged, by weight, to those that ask; nobody above `BURST_S`."""
+        if self._pot <= 0.0:
+            return
+        left, self._pot = self._pot, 0.0
+        while left > 0.0 and (nearest := self._top()) is not None:
+            room = BURST_S - (self._level - nearest.offset)
+            if left < room * self._gaining:
+                self._level += left / self._gaining
+                return
+            self._level += room
+            left -= room * self._gaining
+            heappop(self._nearest)
+            nearest.is_capped = True
+            self._num_capped += 1
+            self._gain(-nearest.weight)
+
+    def policy_changed(self, weights: Mapping[str, float]) -> None:
+        """Weigh so from now on. What was granted stays as it was granted by the old weights."""
+        self.grant()
+        self._weights = dict(weights)
+        for account in self.accounts.values():
+            credit = self.credit(account) * account.weight
+            account.weight = weight_of(account.tenant, self._weights)
+            if account.is_listed and not account.is_capped:
+                account.offset = self._level - min(credit / account.weight, BURST_S)
+            elif not account.is_listed:
+                account.saved = min(credit / account.weight, BURST_S)
+        self.weight = sum([a.weight for a in self.accounts.values() if a.is_listed])
+        self._rebuild()
+        self._gaining = sum([self.accounts[tenant].weight for _, tenant in self._nearest])
+
+    def _list(self, account: Account) -> None:
+        account.is_listed, account.is_capped = True, account.saved >= BURST_S
+        self._num_listed += 1
+        self.weight += account.weight
+        if account.is_capped:
+            self._num_capped += 1
+            return
+        account.offset = self._level - account.saved
+        heappush(self._nearest, (account.offset, account.tenant))
+        self._gain(account.weight)
+
+    def _unlist(self, account: Account) -> None:
+        account.saved = self.credit(account)
+        self._num_listed -= 1
+        self.weight = self.weight - account.weight if self._num_listed else 0.0
+        if account.is_capped:
+            self._num_capped -= 1
+        else:
+            self._gain(-account.weight)
+        account.is_listed = account.is_capped = False
+
+    def _uncap(self, account: Account) -> None:
+        account.is_capped = False
+        account.offset = self._level - BURST_S
+        self._num_capped -= 1
+        self._gain(account.weight)
+
+    def _gain(self, weight: float) -> None:
+        """Count the weight of a tenant that is not capped any more; below 0: of one that is, or takes part no more."""
+        self._gaining = self._gaining + weight if self._num_listed > self._num_capped else 0.0
+
+    def _rebuild(self) -> None:
+        self._nearest = [(a.offset, a.tenant) for a in self.accounts.values() if a.is_listed and not a.is_capped]
+        heapify(self._nearest)
+
+    def _top(self) -> Account | None:
+        """Return the tenant that takes part, is not capped and has most credit."""
+        nearest = self._nearest
+        while nearest:
+            account = self.accounts[nearest[0][1]]
+            if account.is_listed and not account.is_capped and account.offset == nearest[0][0]:
+                return account
+            heappop(nearest)
+        return None
