@@ -1,8 +1,7 @@
 """The sums of waiting work: in all, of each tenant, and of each tenant's classes."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
-
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from admission.step_times.step_time import prefill_pairs
@@ -119,6 +118,18 @@ class Backlog:
     def of_class(self, priority_class: int) -> Load:
         """Returns the work that waits in a class, over all tenants."""
         return self._of_class.get(priority_class) or Load()
+
+    def tenants(self) -> Iterator[tuple[str, Load]]:
+        """Returns each tenant with work waiting, and how much."""
+        return ((tenant, load) for (tenant, level), load in self._of.items() if level is None)
+
+    def most_urgent(self, tenant: str) -> int | None:
+        """Returns the most urgent class in which the tenant has work waiting. O(classes)."""
+        return min([level for level in self._of_class if (tenant, level) in self._of], default=None)
+
+    def oldest(self, priority_class: int) -> float | None:
+        """Returns when the sequence of the class arrived that has waited longest. O(waiting)."""
+        return min([s.arrival for s in self._loads if s.priority_class == priority_class], default=None)
 
     @property
     def num_tenants(self) -> int:

@@ -9,7 +9,6 @@ from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
 from admission.kv.copy_time import CopyTime
 from admission.ledger import Ledger, work_of
-from admission.length_predictor import Learned
 from admission.observer import CoreObserver
 from admission.order import DueOrder, KeyedOrder
 from admission.outcome import AdmissionRefused
@@ -52,7 +51,7 @@ class Controller:
     ) -> None:
         """`calibrates`: whether the owner of the device is to run calibration steps."""
         self.scheduler = scheduler
-        self.calibrates, self.predictor = calibrates, None
+        self.calibrates = calibrates
         self.idle_calibration = IdleCalibration(scheduler.config, step_time)
         self.in_flight = scheduler.in_flight  # planned and not yet accounted for, the oldest first
         self.lengths, self.step_time = lengths, step_time
@@ -161,10 +160,6 @@ class Controller:
         self.idle_calibration.end(measured, now)
         self.step_time.calibrate([(work_of_shape(step), seconds) for step, seconds in measured])
         self._tell(lambda observer: observer.calibrated(measured, now))
-
-    def lengths_learned(self, learned: Learned, now: float) -> None:
-        """Predict lengths by what an earlier core learned, if at all; nothing has arrived yet."""
-        self._tell(lambda observer: observer.lengths_learned(learned, now))
 
     def credit(self, tenant: str) -> float:
         """Returns the tenant's credit, in the unit of account; below 0 it is in debt."""

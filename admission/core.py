@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
@@ -13,7 +12,7 @@ from admission.kv.copy_time import CopyTime
 from admission.kv.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
 from admission.kv.retention import Between, make_retention
 from admission.kv.swap_choice import Swap, SwapChoice
-from admission.ledger import EngineTimeTariff, Ledger, Tariff, TokenTariff
+from admission.ledger import EngineTimeTariff, Ledger
 from admission.forecast import Forecaster
 from admission.order import DueOrder, KeyedOrder
 from admission.output_length import OutputLengths
@@ -44,20 +43,12 @@ class Order(StrEnum):
     EARLIEST_DEADLINE = "earliest_deadline"
 
 
-class Unit(StrEnum):
-    """The unit of account in which tenants are charged."""
-
-    ENGINE_TIME = "engine_time"
-    TOKENS = "tokens"
-
-
 class MemoryGate(StrEnum):
     """The rule by which a sequence may join those running."""
 
     FORECAST = "forecast"
     MINIMUM_FREE = "minimum_free"
     OPTIMISTIC = "optimistic"
-    PREDICTED = "predicted"
 
 
 class Overload(StrEnum):
@@ -71,26 +62,11 @@ class Overload(StrEnum):
     UNBOUNDED = "unbounded"
 
 
-class Scale(NamedTuple):
-    """The fields of `CoreConfig` that are in the unit of account."""
-
-    quantum: float
-    debt_limit: float
-    deadline_debt_limit: float
-
-
-SCALES = {Unit.ENGINE_TIME: Scale(0.05, 0.25, 4.0), Unit.TOKENS: Scale(512.0, 2560.0, 40_960.0)}
-"""The defaults of a configuration in each unit."""
-
-
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
     """Choices of the core. Raises `ValueError` naming the field."""
 
     order: Order = Order.FAIR
-    unit: Unit = Unit.ENGINE_TIME
-    quantum: float = 0.05  # in the unit, for a tenant of weight 1: seconds of engine time, or tokens
-    debt_limit: float = 0.25  # what a tenant may be in debt and still have urgent work admitted, in the unit
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where it says nothing
     seconds_per_class: float = 20.0  # of waiting, that make up for one class
     memory: MemoryGate = MemoryGate.FORECAST
@@ -100,9 +76,6 @@ class CoreConfig:
     swap: Swap = Swap.MEASURED
     between_turns: Between = Between.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
-    deadline_debt_limit: float = 4.0  # the same, for work to be served in the order of deadlines
-    overtaking_seconds: float = 22.0  # in which shorter requests of a tenant may freely overtake; 0: never
-    predicts_lengths: bool = True  # from prompts, for the order inside a tenant
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.9  # that what is admitted meets its deadline
     max_waiting: int | None = 1024  # requests
@@ -115,12 +88,10 @@ class CoreConfig:
     tenant_max_waiting_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("quantum", "seconds_per_class", *_BOUNDS):
+        for name in ("seconds_per_class", *_BOUNDS):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
-        if not self.overtaking_seconds >= 0:
-            raise ValueError(f"overtaking_seconds must be at least 0, got {self.overtaking_seconds}")
         if not 0 < self.confidence < 1:
             raise ValueError(f"confidence must be between 0 and 1, got {self.confidence}")
         for tenant, weight in self.weights.items():
@@ -132,8 +103,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     """Makes a core that has seen nothing yet, unless its step-time model has."""
     model = model or StepTimeModel(PRIOR)
     lengths = OutputLengths()
-    tariff: Tariff = EngineTimeTariff(model) if config.unit is Unit.ENGINE_TIME else TokenTariff()
-    clock = tariff if isinstance(tariff, EngineTimeTariff) else EngineTimeTariff(model)
+    tariff = EngineTimeTariff(model)
     share = Share(config.weights)
     aging = Aging(config.seconds_per_class)
 
@@ -153,7 +123,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     gate = _gate(config, forecast)
     hooks = TenantHooks(order.due, ledger, sizer, gate, forecast, swap_choice, retention)
     scheduler = Scheduler(engine, order, hooks)
-    backlog, drain = Backlog(clock.estimate, engine.shares_blocks), DrainMeter()
+    backlog, drain = Backlog(tariff.estimate, engine.shares_blocks), DrainMeter()
     forecaster = Forecaster(scheduler, order, pipeline, model, lengths)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
     expiry = _expiry(config, forecaster)

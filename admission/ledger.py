@@ -19,53 +19,6 @@ from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
 
-class Tariff(Protocol):
-    """A tariff says what the rows of a step cost, before the step has run."""
-
-    def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
-        """Returns one cost for each sequence of the step, which is predicted to take so many seconds."""
-        ...
-
-    def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
-        """Returns the cost of a whole request, by its numbers of tokens; `cached` of the prompt's are not computed."""
-        ...
-
-    def of_seconds(self, seconds: float) -> float:
-        """Returns the cost of so many seconds of work beside the engine."""
-        ...
-
-    def correction(self, charged: float, elapsed: float) -> float:
-        """Returns the further charge for a step that was charged `charged`, now that it took `elapsed` seconds."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTariff:
-    """The tariff in tokens, which tenants can count: each once, whatever a preemption has computed again."""
-
-    prompt: float = 1.0
-    output: float = 2.0
-
-    def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
-        batch = scheduled.batch
-        decodes = batch.num_decodes
-        rows = zip(scheduled.sequences[decodes:], batch.starts[decodes:], batch.lengths[decodes:], strict=True)
-        prefills = [self.prompt * one.num_new_tokens(start, length) for one, start, length in rows]
-        costs = [self.output] * decodes + prefills
-        for row in batch.sampled[decodes:]:
-            costs[row] += self.output
-        return costs
-
-    def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
-        return self.prompt * (prompt - cached) + self.output * output
-
-    def of_seconds(self, seconds: float) -> float:
-        return 0.0  # no tokens are computed
-
-    def correction(self, charged: float, elapsed: float) -> float:
-        return 0.0
-
-
 class EngineTimeTariff:
     """The tariff in seconds of the device."""
 
@@ -122,12 +75,6 @@ class EngineTimeTariff:
         shared = own * self._total / self._parts if self._parts else own
         return min(shared, own + (1 + output) * fixed)
 
-    def of_seconds(self, seconds: float) -> float:
-        return seconds
-
-    def correction(self, charged: float, elapsed: float) -> float:
-        return elapsed - charged
-
 
 def work_of(scheduled: ScheduledStep) -> StepWork:
     """Returns the work of a planned step."""
@@ -154,7 +101,7 @@ costs of its rows and of tenants.
 class Ledger:
     """Charges steps to the accounts of their tenants, in the order in which steps are planned and completed."""
 
-    def __init__(self, share: Share, tariff: Tariff, model: StepTimeModel, copy_time: CopyTime) -> None:
+    def __init__(self, share: Share, tariff: EngineTimeTariff, model: StepTimeModel, copy_time: CopyTime) -> None:
         self.share = share
         self._tariff = tariff
         self._model = model
@@ -170,8 +117,7 @@ class Ledger:
 
     def charge(self, tenant: str, seconds: float) -> None:
         """Charge a tenant for so many seconds of work beside the engine."""
-        if cost := self._tariff.of_seconds(seconds):
-            self.share.charge(self.share.account(tenant), cost)
+        self.share.charge(self.share.account(tenant), seconds)
 
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a step that was planned; returns the seconds that it is predicted to take."""
@@ -203,7 +149,7 @@ class Ledger:
         """Correct the charges of the oldest step that was planned, which took this many seconds."""
         scheduled, work, copying, costs, by_tenant = self._open.popleft()
         total = plain_sum(by_tenant.values())
-        correction = self._tariff.correction(total, elapsed) / total if total else 0.0
+        correction = (elapsed - total) / total if total else 0.0
         if correction:
             for tenant, cost in by_tenant.items():
                 self.share.charge(self.share.account(tenant), correction * cost)

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Sequenced
 
-from admission.length_predictor import Learned
 from admission.outcome import AdmissionRefused
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
@@ -59,9 +58,6 @@ class CoreObserver:
 
     def calibrated(self, measured: Sequenced[tuple[CalibrationStep, float]], now: float) -> None:
         """Calibration steps took these times, in seconds."""
-
-    def lengths_learned(self, learned: Learned, now: float) -> None:
-        """Lengths of answers are predicted by what an earlier core has learned; nothing has arrived yet."""
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """A step was planned, or none could be. Nothing is told where as many steps are in flight as may be."""

@@ -28,9 +28,10 @@ IN_TIME_SHARE = 0.85
 OLDEST_SHARE = 0.25
 """The share of a tenant's service without deadlines that its oldest request has, however short the others are."""
 
-TOLERANCE_S = 2.0
+import os
+TOLERANCE_S = float(os.environ.get('TOL','2'))
 """Engine seconds, for each weight, that a tenant may be in debt and leave others no room."""
-RAMP_S = 4.0
+RAMP_S = float(os.environ.get('RAMP','4'))
 """Engine seconds of debt beyond that over which the room that it leaves grows to all that is asked of debtors."""
 
 _DUE = attrgetter("due")

@@ -2,19 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from admission.backlog import Load
 
 FULLEST = 2  # times its bound, that tenants within their shares may fill a shared queue to
-
-
-class Prefer(StrEnum):
-    """What overload is to spare, where not all can be in time: as many requests as possible, or as many tokens."""
-
-    REQUESTS = "requests"
-    BALANCED = "balanced"
-    TOKENS = "tokens"
 
 
 _UNITS = {"count": "requests", "tokens": "tokens", "bytes": "bytes", "seconds": "seconds of engine time"}
@@ -91,11 +82,10 @@ class QueueBounds:
 class SchedulingPolicy:
     """The weights of tenants and the order and bounds of classes."""
 
-    weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, see `ordering.weight_of`
+    weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, see `share.weight_of`
     offsets: tuple[float, ...] = ()  # seconds by which each class ranks behind the first
     bounds: tuple[QueueBounds, ...] = ()  # on what waits in each class
     may_wait: Mapping[str, int] = field(default_factory=dict)  # requests of a tenant at once; "" stands for the others
-    prefer: Prefer = Prefer.BALANCED
 
     def most_waiting(self, tenant: str) -> int | None:
         """Returns the number of the tenant's requests that may wait; None: as many as come."""

@@ -16,6 +16,7 @@ from math import inf
 
 ASKING_S = 10.0
 """Seconds after a tenant last asked for which it counts as asking: longer than clients pause between two requests."""
+
 BURST_S = 16.0
 """Engine seconds that a tenant of weight 1 may save: a minute's share among four."""
 GRANT_S = 0.02
@@ -59,6 +60,7 @@ class Share:
         self._num_listed = self._num_capped = 0
         self._nearest: list[tuple[float, str]] = []  # heap of offsets: the next to be capped; outdated ones leave lazily
         self._idle: OrderedDict[Account, None] = OrderedDict()  # of those that take part without open requests: by time
+        self._charged: set[str] = set()  # since the last `take_charged`
         self._now = 0.0
 
     def account(self, tenant: str) -> Account:
@@ -132,12 +134,18 @@ class Share:
 
     def charge(self, account: Account, seconds: float) -> None:
         """Take engine seconds from the tenant's credit, and grant them to those that ask; below 0: give them back."""
+        self._charged.add(account.tenant)
         account.charged += seconds
         account.served += seconds / account.weight
         self.spend(account, seconds)
         self._pot += seconds
         if self._pot > GRANT_S:
             self.grant()
+
+    def take_charged(self) -> dict[str, float]:
+        """Return what each tenant was charged in all, of those that were charged since the last call."""
+        tenants, self._charged = self._charged, set()
+        return {tenant: self.accounts[tenant].charged for tenant in tenants}
 
     def spend(self, account: Account, seconds: float) -> None:
         """Take engine seconds from the tenant's credit alone: what it pays ahead, and what it is paid back."""

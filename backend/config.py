@@ -47,7 +47,6 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     prefill_chunk: int | None = 256  # tokens of one prompt a step computes at most; None: whole prompts only
-    prefill_overtaking: float = 0.5  # of a running prompt's tokens, those of shorter ones that may go first; 0: none
     batching: Batching = Batching.CONTINUOUS
     max_batch_delay: float | None = None  # seconds that a window, or WAIT, waits for others; None: the rule's own
     preferred_batch_sizes: tuple[int, ...] = ()  # of a window's batches; none: max_num_seqs
@@ -68,7 +67,6 @@ class EngineConfig:
             f"max_num_seqs {self.max_num_seqs} exceeds max_num_batched_tokens {self.max_num_batched_tokens}: "
             "every running sequence takes one token of each step; raise the budget or lower max_num_seqs",
         )
-        _require(self.prefill_overtaking >= 0, f"prefill_overtaking must be at least 0, got {self.prefill_overtaking}")
         self._check_chunk()
         self._check_batches()
         capacity = self.num_blocks * self.block_size

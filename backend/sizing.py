@@ -25,7 +25,6 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     prefill_chunk: int | Literal["off"] | None = None
-    prefill_overtaking: float = 0.5
     block_size: int = 16
     kv_memory_bytes: int | None = None
     kv_memory_fraction: float | None = None
@@ -71,7 +70,6 @@ def size_engine(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=budget,
         prefill_chunk=None if chunk == "off" else chunk,
-        prefill_overtaking=options.prefill_overtaking,
         batching=options.batching,
         max_batch_delay=options.max_batch_delay,
         preferred_batch_sizes=options.preferred_batch_sizes,

@@ -1,4 +1,4 @@
-"""Opens the core of a running gateway by its settings, with what earlier runs learned of step times and answers."""
+"""Opens the core of a running gateway by its settings, with what earlier runs learned of step times."""
 
 import asyncio
 import json
@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import PRIOR, SCALES, CoreConfig, MemoryGate, Order, Overload, Unit, make_core
+from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Overload, make_core
 from admission.event_logs.event_log import make_logged_core
-from admission.length_predictor import Learned
 from admission.step_times.step_time import StepTimeModel
 from backend.config import Batching, KVAllocation
 from backend.loader import LoadedModel
@@ -32,25 +31,19 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
-    """Yield a core for the running event loop; its step times, and what it has learned to predict lengths of answers
-    by, are saved when the block is left.
+    """Yield a core for the running event loop; its step times are saved when the block is left.
 
     Raises `EventLogError` if its events are to be recorded and cannot be.
     """
     name = f"{_file_name(model, settings)}.json"
-    path, lengths = settings.state_dir / "step_time" / name, settings.state_dir / "answer_lengths" / name
+    path = settings.state_dir / "step_time" / name
     step_time = _load(path)
     with _open_core(settings, model, step_time) as core:
         core.observer_failed = _report
-        predictor = core.predictor
-        if predictor is not None and (learned := _load_learned(lengths)) is not None:
-            core.lengths_learned(learned, time.monotonic())
         try:
             yield core
         finally:
             _save(path, step_time.to_json())
-            if predictor is not None and predictor.count:
-                _save(lengths, predictor.learned.to_json())
 
 
 @contextmanager
@@ -73,14 +66,8 @@ def _report(error: Exception) -> None:
 
 def core_config(settings: Settings) -> CoreConfig:
     """Returns the core's configuration as the settings choose it."""
-    unit = Unit(settings.charge)
-    scale = SCALES[unit]
     return CoreConfig(
         order=Order(settings.order),
-        unit=unit,
-        quantum=scale.quantum,
-        debt_limit=scale.debt_limit,
-        deadline_debt_limit=scale.deadline_debt_limit,
         memory=MemoryGate(settings.admit),
         min_free_blocks=settings.min_free_blocks,
         prefill_share=settings.prefill_share,
@@ -109,16 +96,6 @@ def _load(path: Path) -> StepTimeModel:
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s is not usable (%s); step times are learned anew", path, error)
         return StepTimeModel(PRIOR)
-
-
-def _load_learned(path: Path) -> Learned | None:
-    try:
-        return Learned.from_json(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s is not usable (%s); lengths of answers are learned anew", path, error)
-        return None
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:
@@ -161,7 +138,6 @@ def engine_options(settings: Settings) -> EngineOptions:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         prefill_chunk=settings.prefill_chunk,
-        prefill_overtaking=settings.prefill_overtaking,
         block_size=settings.block_size,
         kv_cache_dtype=settings.kv_cache_dtype,
         kv_memory_bytes=settings.kv_memory_bytes,

@@ -13,7 +13,7 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
      first token by, done by, first token's target, first and last token as promised, refusal or null,
      blocks of the prompt, seconds after its answer in which its client says that it comes again, the group of those
-     with one prompt, or null, its hashed features, the name of what its answer has to match, or null]
+     with one prompt, or null, the name of what its answer has to match, or null]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["cache", t, tenant, floor, ceiling or null]     of its cached blocks that nobody holds
@@ -25,7 +25,6 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["calibrate", t, decodes, context of each, prefills, computed tokens before each, tokens of each]
                 the device is idle, and runs a step of this shape for what it takes
     ["calibrated", t, [[a shape as in `calibrate`, elapsed] ...]]    what such steps took, or those before the first
-    ["lengths", t, answers, weights, [[score, length] ...]]      what an earlier core has learned to rank answers by
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
      {tenant: limit of its own that it is passed over for} or null for the same as before,
      [[each that was given up since the last plan, why] ...]]
@@ -74,7 +73,6 @@ from admission.event_logs.names import (
 from admission.event_logs.numbers import checksum, in_seconds, moment
 from admission.event_logs.replayed_output import END, output_of
 from admission.event_logs.written import ids_of, number_of, prompt_of, text_of
-from admission.length_predictor import Learned
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
 from admission.request import Asked
@@ -176,9 +174,6 @@ class EventLog(CoreObserver):
         said = [f"[{','.join(map(str, step))},{moment(seconds)}]" for step, seconds in measured]
         self._write(f'["calibrated",{moment(now)},[{",".join(said)}]]')
 
-    def lengths_learned(self, learned: Learned, now: float) -> None:
-        self._log("lengths", now, *learned)
-
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """Write a plan. Lines of each step and of each request are put together by hand: the encoder takes twice as
         long.
@@ -223,8 +218,7 @@ class EventLog(CoreObserver):
         """
         blocks = runs_of([name.ordinal for name in sequence.block_names])
         again, group = number_of(sequence.expects_followup), text_of(sequence.prompt_group)
-        features = ",".join([str(feature) for feature in sequence.features])
-        return f",{blocks},{again},{group},[{features}],{text_of(sequence.grammar)}"
+        return f",{blocks},{again},{group},{text_of(sequence.grammar)}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
@@ -372,8 +366,6 @@ class _Replay:
             self._core.calibrated(measured, now)
         elif kind == "policy":
             self._core.policy_changed(read_scheduling_policy(said[0]), now)
-        elif kind == "lengths":
-            self._core.lengths_learned(Learned.of(*said), now)
         elif kind == "gateway":
             unix, model, block_bytes = said
             if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):
@@ -387,8 +379,7 @@ class _Replay:
         sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END]))
         sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, size
         sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
-        *_, blocks, sequence.expects_followup, sequence.prompt_group, features, sequence.grammar = rest
-        sequence.features = tuple(features)
+        *_, blocks, sequence.expects_followup, sequence.prompt_group, sequence.grammar = rest
         sequence.block_names = self._names.of(blocks)
         sequence.limit_to(allowed)
         self._sequences[name] = sequence

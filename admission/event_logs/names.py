@@ -12,17 +12,17 @@ say nothing of it: those of tests/labs/core/recorded are recorded anew (`python 
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
+from admission.core import CoreConfig, MemoryGate, Order, Overload
 from admission.kv.retention import Between
 from admission.kv.swap_choice import Swap
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.request import Asked, AskedPrompt
-from admission.scheduling_policy import Prefer, QueueBounds, SchedulingPolicy
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
 
-VERSION = 14
+VERSION = 15
 
 T = TypeVar("T")
 
@@ -68,15 +68,11 @@ ENGINE_FIELDS = Names(
         "num_host_blocks": "num_host_blocks",
         "block_copy_seconds": "block_copy_seconds",
         "copies_run_ahead": "copies_run_ahead",
-        "prefill_overtaking": "prefill_overtaking",
     }
 )
 CORE_FIELDS = Names(
     {
         "order": "order",
-        "unit": "unit",
-        "quantum": "quantum",
-        "borrow": "debt_limit",
         "weights": "weights",
         "seconds_per_class": "seconds_per_class",
         "memory": "memory",
@@ -84,10 +80,8 @@ CORE_FIELDS = Names(
         "swap": "swap",
         "between_turns": "between_turns",
         "prefill_share": "prefill_share",
-        "leeway": "deadline_debt_limit",
         "overload": "overload",
         "confidence": "confidence",
-        "prefer": "prefer",
         "max_waiting": "max_waiting",
         "max_waiting_tokens": "max_waiting_tokens",
         "max_waiting_bytes": "max_waiting_bytes",
@@ -98,8 +92,6 @@ CORE_FIELDS = Names(
         "tenant_max_waiting_seconds": "tenant_max_waiting_seconds",
         "memory_risk": "memory_risk",
         "calibration": "calibration",
-        "overtaking_seconds": "overtaking_seconds",
-        "predicts_lengths": "predicts_lengths",
     }
 )
 CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the values that it may have
@@ -110,9 +102,7 @@ CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the val
         {"measured": Between.MEASURED, "lru": Between.LRU, "hold": Between.HOLD, "drop": Between.DROP}
     ),
     "order": Names({one.value: one for one in Order}),
-    "unit": Names({"engine_time": Unit.ENGINE_TIME, "tokens": Unit.TOKENS}),
     "memory": Names({one.value: one for one in MemoryGate}),
-    "prefer": Names({one.value: one for one in Prefer}),
     "overload": Names(
         {
             "deadline": Overload.DEADLINE,
@@ -153,7 +143,6 @@ POLICY_FIELDS = (
     "offsets",
     "bounds",
     "may_wait",
-    "prefer",
 )  # fields of `SchedulingPolicy`, which a log has by their places
 BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
 
@@ -200,16 +189,16 @@ def _meant(name: str, said: Any) -> Any:
 
 def policy_entry(policy: SchedulingPolicy) -> list[Any]:
     """Returns what a log says of a scheduling policy."""
-    weights, offsets, bounds, may_wait, prefer = (getattr(policy, field) for field in POLICY_FIELDS)
+    weights, offsets, bounds, may_wait = (getattr(policy, field) for field in POLICY_FIELDS)
     each = [[getattr(one, unit) for unit in BOUNDS] for one in bounds]
-    return [dict(weights), list(offsets), each, dict(may_wait), CHOICES["prefer"].of(prefer)]
+    return [dict(weights), list(offsets), each, dict(may_wait)]
 
 
 def read_scheduling_policy(entry: list[Any]) -> SchedulingPolicy:
     """Reads a `policy_entry`. Raises `ValueError` or `TypeError` where it is none."""
-    weights, offsets, bounds, may_wait, prefer = entry
+    weights, offsets, bounds, may_wait = entry
     each = tuple(QueueBounds(**dict(zip(BOUNDS, one, strict=True))) for one in bounds)
-    values = weights, tuple(offsets), each, may_wait, CHOICES["prefer"][prefer]
+    values = weights, tuple(offsets), each, may_wait
     return SchedulingPolicy(**dict(zip(POLICY_FIELDS, values, strict=True)))
 
 

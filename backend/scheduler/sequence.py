@@ -57,8 +57,6 @@ class Sequence:
     expects_followup: float | None = None  # seconds after its end in which its client says it comes again; None: none
     cache_root: bytes = b""  # of the names of its blocks: who has the same may share them; empty: it shares none
     block_names: list[BlockName] = field(default_factory=list)  # of its full blocks; those of output are added later
-    traits: tuple[int, ...] = ()  # what else is known of it, such as its key and the form of its prompt, hashed
-    features: tuple[int, ...] = ()  # of prompt and traits, hashed; admission computes them where there are none
     grammar: str | None = None  # the name in logs of what its answer has to match; None: it may be any text
     logprobs: list[TokenLogprobs] | None = None  # of its output, token by token, filled as it grows; None: not asked
     prompt_logprobs: list[TokenLogprobs] | None = None  # of its prompt from the second token on, a list of its group

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import merge
 
-from admission.orderings.fair_queue import FairQueue
 from admission.outcome import Outcome
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus

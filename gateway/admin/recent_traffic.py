@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from admission.request import AsIfRead, Asked
@@ -20,7 +20,6 @@ class RecentRequest:
     at: float  # when it was checked against its limits
     asked: Asked
     lengths: list[int | None]  # of its answers; None: not known, because it was cut short or goes on
-    features: list[tuple[int, ...]] = field(default_factory=list)  # of its prompts, as far as they came to the engine
 
 
 class RecentTraffic:
@@ -33,8 +32,7 @@ class RecentTraffic:
     def request_ended(self, record: RequestRecord) -> None:
         if record.asked is not None and record.asked_at is not None:
             sequences = [timeline.sequence for timeline in record.timelines[:MAX_PROMPTS]]
-            features = [sequence.features for sequence in sequences]
-            self._ended.append(RecentRequest(record.asked_at, record.asked, list(map(_answered, sequences)), features))
+            self._ended.append(RecentRequest(record.asked_at, record.asked, list(map(_answered, sequences))))
 
     def within(self, now: float) -> list[RecentRequest]:
         """Return the requests of the last hour in order of time, but for those refused unread of which nothing is

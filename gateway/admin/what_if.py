@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 
 from admission.core import CoreConfig
-from admission.length_predictor import Learned
 from admission.step_times.step_time import StepTime
 from backend.config import EngineConfig
 from backend.extensions import extensions
@@ -38,7 +37,6 @@ class WhatIfQuestion:
     core: CoreConfig
     engine: EngineConfig
     step_time: StepTime
-    lengths: Learned | None
     block_bytes: int
     model: str
     began: float
@@ -92,7 +90,6 @@ class WhatIfs:
             core=self._config,
             engine=core.scheduler.config,
             step_time=core.step_time.fitted,
-            lengths=core.predictor.learned if core.predictor is not None else None,
             block_bytes=service.kv_shape.block_bytes,
             model=service.model,
             began=time.time() - span,

@@ -10,7 +10,6 @@ from backend.text.response_templates.parser import ResponseParser
 from backend.text.response_templates.template import REASONING
 from gateway.api.dialects import Dialect, Prompt
 from gateway.api.frontend import Frontend
-from gateway.api.prompt_form import form_of
 from gateway.http.json_body import JsonBody
 from gateway.openai.answer_message import AnswerMessage, MessageChunks
 from gateway.openai.chat_grammar import chat_grammar, needs_grammar
@@ -50,9 +49,6 @@ class ChatDialect(Dialect):
         template, asked = frontend.tokenizer.response_template, request.thinking_budget
         if most_reasoning is not None and template is not None and template.field(REASONING):
             request.thinking_budget = most_reasoning if asked is None else min(asked, most_reasoning)
-
-    def form(self, request: ChatRequest) -> tuple[int, ...]:
-        return form_of(request.conversation.messages)
 
     def identify(self, model: str) -> Identity:
         return Identity.of_chat(model)

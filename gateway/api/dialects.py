@@ -54,10 +54,6 @@ class Dialect:
     async def prompts(self, request: Any, tenant: str, frontend: Frontend) -> list[Prompt]:
         raise NotImplementedError
 
-    def form(self, request: Any) -> tuple[int, ...]:
-        """Returns of what form its prompt is, by which the length of the answer is predicted; (): nothing is known."""
-        return ()
-
     def identify(self, model: str) -> Identity:
         raise NotImplementedError
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from zlib import crc32
 
 from admission.request import Asked, AskedPrompt
 from backend.sampling_params import SamplingParams
@@ -47,7 +46,6 @@ class EngineRequest:
     cache_salt: str | None = None  # who has another, or none, does not share its blocks
     num_answers: int = 1  # to each prompt, which counts once
     expects_followup: float | None = None  # seconds after the answer in which the client says that it comes again
-    form: tuple[int, ...] = ()  # of the conversation, see `prompt_form`
     beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
     attempt: Attempt | None = None  # which it is of a request that a router may send to several replicas
 
@@ -56,7 +54,6 @@ class EngineRequest:
         that brings none. Of several answers to a prompt, each has the seed after that of the one before it.
         """
         sampling, num_answers = self.sampling, self.num_answers
-        traits = (crc32(self.key.encode()), *self.form)
         ends = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             ends |= end_tokens
@@ -76,7 +73,6 @@ class EngineRequest:
                 done_by=self.done_by,
                 body_bytes=self.body_bytes,
                 expects_followup=self.expects_followup,
-                traits=traits,
                 grammar=None if sampling.grammar is None else sampling.grammar.name,
                 logprobs=None if sampling.logprobs is None else [],
                 prompt_logprobs=None if sampling.prompt_logprobs is None else [],

@@ -62,7 +62,6 @@ class GenerationParams:
             cache_salt=self.request.cache_salt,
             num_answers=self.request.num_answers,
             expects_followup=self._expects_followup(model),
-            form=self.dialect.form(self.request),
             beginnings=self.beginnings,
             attempt=self.attempt,
         )

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from admission.scheduling_policy import Prefer, QueueBounds, SchedulingPolicy
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from gateway.tenants.file_watch import FileWatcher, signature
 from quotas.policy.limit import Resource
 from quotas.policy.policy import DEFAULT_POLICY, Policy, QueueLimits, TenantPolicy
@@ -128,7 +128,7 @@ def _read(path: Path, current: Policy, checks: Iterable[Check]) -> tuple[Policy,
 
 
 def scheduling_policy(policy: Policy) -> SchedulingPolicy:
-    """Return the part of a policy that the scheduler works by: weights, classes, bounds of the queue, and overload."""
+    """Return the part of a policy that the scheduler works by: weights, classes and bounds of the queue."""
     tenants = (policy.default, *policy.tenants.values())
     waiting = {tenant.name: most for tenant in tenants if (most := _may_queue(tenant)) is not None}
     return SchedulingPolicy(
@@ -136,7 +136,6 @@ def scheduling_policy(policy: Policy) -> SchedulingPolicy:
         offsets=tuple(level.aging for level in policy.classes),
         bounds=tuple(_bounds(level.queue) for level in policy.classes),
         may_wait=waiting,
-        prefer=Prefer(policy.prefer),
     )
 
 

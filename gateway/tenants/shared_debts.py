@@ -7,7 +7,6 @@ from typing import Protocol
 
 from admission.admission import Admission
 from admission.controller import Controller
-from admission.orderings.fair_queue import FairQueue
 from gateway.settings.settings import Settings
 from quotas.errors import QuotaError
 from quotas.store.redis_store import RedisStore
@@ -29,11 +28,10 @@ def share_debts(settings: Settings, store: RedisStore, admission: Admission, cor
     """Returns what shares debts among the replicas that serve one model in one unit on one store; None where settings
     or the order of requests leave nothing to share.
     """
-    queue = core.scheduler.waiting
-    if settings.shared_debts == "off" or not isinstance(queue, FairQueue):
+    if settings.shared_debts == "off" or settings.order != "fair":
         return None
-    sums = store.served_sums(f"{settings.served_name} {settings.charge}")
-    return SharedDebts(sums, queue.take_charged, admission.debts_changed, admission.clock)
+    sums = store.served_sums(f"{settings.served_name} engine_time")
+    return SharedDebts(sums, core.share.take_charged, admission.debts_changed, admission.clock)
 
 
 class SharedDebts:

@@ -83,7 +83,7 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
         *(request.service_tier, request.service_class, request.priority_class),
         *(request.token_interval, request.first_token_target, request.first_token_by, request.done_by),
         *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop, request.cache_salt),
-        *(request.num_answers, request.expects_followup, request.form, request.attempt),
+        *(request.num_answers, request.expects_followup, request.attempt),
         *([digest.hex() for digest in request.beginnings.digests], request.beginnings.num_bytes),
     ]
     return message, token_ids.tobytes()
@@ -94,7 +94,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
     name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
     token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
     token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
-    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, form, attempt, digests, prompt_bytes = (
+    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, attempt, digests, prompt_bytes = (
         others
     )
     for length in lengths:
@@ -127,7 +127,6 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
         cache_salt=cache_salt,
         num_answers=num_answers,
         expects_followup=expects_followup,
-        form=tuple(form),
         attempt=None if attempt is None else Attempt(*attempt),
         beginnings=Beginnings(tuple(map(bytes.fromhex, digests)), prompt_bytes),
     )

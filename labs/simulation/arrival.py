@@ -51,10 +51,6 @@ class Arrival(NamedTuple):
     group: int | None = None  # of one prompt alone: which of the request's it is, where several answers are wanted
     expects: float | None = None  # seconds after its answer in which its client says that it comes again
     turns: tuple[Turn, ...] = ()  # that its session goes on with, one after another, where it is answered
-    features: tuple[
-        int, ...
-    ] = ()  # of its prompt, hashed, which `admission.length_predictor` goes by; none: its length
-    more_features: tuple[tuple[int, ...], ...] = ()  # of its other prompts
     began: float | None = None  # when its session's first turn came, if this is not the first
 
     @property
@@ -72,18 +68,17 @@ class Arrival(NamedTuple):
         if not self.more_prompts:
             return (self,)
         several = self.num_answers > 1
-        alone = self._replace(more_prompts=(), more_contents=(), more_features=(), group=0 if several else None)
+        alone = self._replace(more_prompts=(), more_contents=(), group=0 if several else None)
         others = [
             alone._replace(
                 prompt_tokens=prompt,
                 output_tokens=output,
                 max_tokens=most,
                 content=content,
-                features=features or (),
                 group=number // self.num_answers if several else None,
             )
-            for number, ((prompt, output, most), content, features) in enumerate(
-                zip_longest(self.more_prompts, self.more_contents, self.more_features), 1
+            for number, ((prompt, output, most), content) in enumerate(
+                zip_longest(self.more_prompts, self.more_contents), 1
             )
         ]
         return (alone, *others)
@@ -155,7 +150,6 @@ def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) 
         done_by=None if arrival.done_within is None else now + arrival.done_within,
         body_bytes=arrival.body_bytes,
         expects_followup=arrival.expects,
-        features=arrival.features,
     )
 
 

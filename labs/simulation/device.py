@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admission.core import CoreConfig
-from admission.length_predictor import Learned
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.idle_calibration import work_of_shape
 from admission.step_times.step_time import StepTime, StepWork
@@ -65,7 +64,6 @@ class Served:
     prior: tuple[StepTime, float]  # the step times that it began with, and the steps that these count as
     scheduling_policy: SchedulingPolicy | None = None  # at the end
     targets: tuple[ClassTarget, ...] = ()  # by class
-    lengths: Learned | None = None  # by which it began to rank answers; None: by nothing
 
 
 @dataclass(frozen=True, slots=True)

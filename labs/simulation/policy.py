@@ -17,8 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import SCALES, CoreConfig, Order, make_core
-from admission.length_predictor import Learned
+from admission.core import CoreConfig, Order, make_core
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import Batching, EngineConfig, KVAllocation
@@ -46,13 +45,10 @@ class SimulatedPolicy:
     prior: tuple[StepTime, float] | None = None  # step times to begin with, and the steps that these count as
     rules: GatewayRules | None = None  # who is served in which class and up to which limits; None: all as they come
     class_names: tuple[str, ...] = ()
-    lengths: Learned | None = None  # by which it begins to rank answers; None: by nothing
     speculation: Speculation | None = None  # None: each row brings one token
 
     def make_core(self) -> Controller:
         core = make_core(self.core, self.engine, StepTimeModel(*self.prior) if self.prior else None)
-        if self.lengths is not None:
-            core.lengths_learned(self.lengths, 0.0)
         if self.scheduling_policy is not None:
             core.policy_changed(self.scheduling_policy, 0.0)
         return core
@@ -92,7 +88,6 @@ def make_simulated_policy(
 def recorded_policy(served: Served) -> SimulatedPolicy:
     return SimulatedPolicy(
         *("as recorded", served.core, served.engine, served.scheduling_policy, served.targets, served.prior),
-        lengths=served.lengths,
     )
 
 
@@ -103,8 +98,6 @@ def parse_simulated_policy(text: str, device: Device, option: str = "--policy") 
     drafting = {key: values.pop(key) for key in _SPECULATION_KEYS & values.keys()}
     try:
         settings: dict[str, Any] = {key: _value(option, CoreConfig, key, value) for key, value in values.items()}
-        if "unit" in settings:
-            settings = SCALES[settings["unit"]]._asdict() | settings
         base = _base(option, engine, device)
         if (speculation := _speculation(drafting)) is not None:
             base = replace(base, speculation=speculation, engine=replace(base.engine, steps_in_flight=1))
@@ -257,8 +250,6 @@ _READERS: dict[object, Callable[[str], object]] = {
     **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, type(Order))},
 }
 _RENAMED = {
-    "borrow": "debt_limit",
-    "leeway": "deadline_debt_limit",
     "kv_memory_bytes": "kv_tokens (the tokens for which there is memory)",
     "swap_space_bytes": "num_host_blocks (with block_copy_seconds)",
 }

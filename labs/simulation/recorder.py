@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from admission.orderings.ordering import weight_of
+from admission.share import weight_of
 from admission.step_times.step_time import StepWork
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep

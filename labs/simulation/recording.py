@@ -19,7 +19,6 @@ from typing import NamedTuple
 from admission.event_logs.event_log import Entry, LogError, ReplayMismatch, make_configs, replay
 from admission.event_logs.names import asked_of, read_scheduling_policy
 from admission.event_logs.numbers import in_seconds
-from admission.length_predictor import Learned
 from admission.request import AsIfRead, Asked, AskedPrompt
 from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -66,7 +65,6 @@ class _Log:
     header: Entry = field(default_factory=list)
     gateway: Entry | None = None
     policy: Entry | None = None  # the last
-    lengths: Entry | None = None
     arrived: dict[str, tuple[int, Entry]] = field(default_factory=dict)  # by id of the sequence
     asked: list[tuple[int, float, Asked]] = field(default_factory=list)
     host: HostTimes = field(default_factory=HostTimes)
@@ -84,8 +82,6 @@ class _Log:
                 self.gateway = entry
             case "policy":
                 self.policy = entry
-            case "lengths":
-                self.lengths = entry
             case "arrive":
                 self.arrived[entry[2]] = line, entry
             case "request":
@@ -164,7 +160,6 @@ def _served(log: _Log) -> Served:
         prior=(StepTime(tuple(coefficients), knee), prior_weight),
         scheduling_policy=read_scheduling_policy(log.policy[2]) if log.policy else None,
         targets=_targets([entry for _, entry in log.arrived.values()]),
-        lengths=Learned.of(*log.lengths[2:]) if log.lengths else None,
     )
 
 
@@ -224,9 +219,7 @@ def _request(
         more_prompts=tuple(prompts[1:]),
         content=contents[0],
         expects=_expected(sequences.get(names[0])),
-        features=_features(sequences.get(names[0])),
         more_contents=tuple(contents[1:]),
-        more_features=tuple([_features(sequences.get(name)) for name in names[1:]]),
         num_answers=asked.num_answers,
     )
 
@@ -265,10 +258,6 @@ def _expected(sequence: Sequence | None) -> float | None:
     return None if sequence is None else sequence.expects_followup
 
 
-def _features(sequence: Sequence | None) -> tuple[int, ...]:
-    return () if sequence is None else sequence.features
-
-
 def _arrival(line: int, entry: Entry, sequence: Sequence | None, block_size: int) -> Arrival:
     _, arrived, _, tenant, prompt, max_tokens, _, priority_class, _, size, first_by, done_by, target, *_ = entry
     time = in_seconds(arrived)
@@ -288,7 +277,6 @@ def _arrival(line: int, entry: Entry, sequence: Sequence | None, block_size: int
         body_bytes=size,
         content=_content(sequence, block_size),
         expects=_expected(sequence),
-        features=_features(sequence),
     )
 
 

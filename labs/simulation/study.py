@@ -110,9 +110,7 @@ class SimulatedRun:
         seconds, scheduler = self.loop.end(until), self.core.scheduler
         counters, evictions = scheduler.counters, scheduler.kv_manager.cache.evictions
         cost = self._policy.rules and self._policy.rules.price
-        found = summarise(self.recorder, seed, seconds, counters, evictions, self._policy.class_names, cost or FREE)
-        predictor = self.core.predictor
-        return found if predictor is None else replace(found, length_rank_tau=predictor.tau)
+        return summarise(self.recorder, seed, seconds, counters, evictions, self._policy.class_names, cost or FREE)
 
 
 def busiest(arrivals: Iterable[Arrival]) -> frozenset[str]:

@@ -45,7 +45,7 @@ def answer_of(question: WhatIfQuestion, requests: list[RecentRequest]) -> Row | 
         edited, places = parse_policy(sources), field_places(sources)
     except PolicyError:
         return None
-    served = Served(question.core, question.engine, (question.step_time, PRIOR_STEPS), lengths=question.lengths)
+    served = Served(question.core, question.engine, (question.step_time, PRIOR_STEPS))
     device = device_of("this one", question.step_time, served, question.block_bytes)
     facts = TraceFacts(True, True, True, question.model, question.began)
     traffic = Traffic(arrivals_of(requests), device, facts)
@@ -83,7 +83,6 @@ def _arrival(number: int, request: RecentRequest, time: float, usual: int | None
         )
         for prompt, length in zip(asked.prompts[:MAX_PROMPTS], known, strict=False)
     ]
-    features = [*request.features, *[()] * len(prompts)][: len(prompts)]
     return Arrival(
         time,
         *prompts[0][:2],
@@ -100,8 +99,6 @@ def _arrival(number: int, request: RecentRequest, time: float, usual: int | None
         refused_by=asked.refusal,
         more_prompts=tuple(prompts[1:]),
         num_answers=asked.num_answers,
-        features=features[0],
-        more_features=tuple(features[1:]),
     )
 
 

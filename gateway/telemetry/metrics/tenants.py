@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from admission.controller import Controller
-from admission.orderings.deficit_account import DeficitAccount
-from admission.orderings.fair_queue import FairQueue
+from admission.share import Account
 from admission.outcome import Outcome
 from backend.scheduler.kv_accounts import KVAccounts
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels
@@ -165,7 +164,7 @@ class TenantMetrics:
         )
         show("sluice.waiting.sequences", "Waiting for the engine.", self._waiting)
         backlog = self._backlog
-        show("sluice.backlog", "Its engine time.", lambda: ((t, one.load.seconds) for t, one in backlog.tenants()), "s")
+        show("sluice.backlog", "Its engine time.", lambda: ((t, load.seconds) for t, load in backlog.tenants()), "s")
         kv, each = self._kv, self._block_bytes
 
         def show_blocks(name: str, meaning: str, count: Callable[[], Mapping[str, int]], size: float = each) -> None:
@@ -223,10 +222,9 @@ class TenantMetrics:
         credit = self._core.credit
         return _points({OTHER: 0} | {name: credit(name) for name, _ in self._accounts()})
 
-    def _accounts(self) -> list[tuple[str, DeficitAccount]]:
+    def _accounts(self) -> list[tuple[str, Account]]:
         """Returns the accounts of tenants that have series of their own."""
-        queue = self._core.scheduler.waiting
-        accounts = queue.accounts if isinstance(queue, FairQueue) else {}
+        accounts = self._core.share.accounts
         return [(name, accounts[name]) for name in self._labels.names if name in accounts]
 
     def _tokens(self) -> list[Point]:
@@ -241,7 +239,7 @@ class TenantMetrics:
         ]
 
     def _waiting(self) -> Iterable[tuple[str, float]]:
-        return ((tenant, backlog.load.count) for tenant, backlog in self._backlog.tenants())
+        return ((tenant, load.count) for tenant, load in self._backlog.tenants())
 
     def _summed(self, values: Iterable[tuple[str, float]]) -> dict[str, float]:
         """Returns the sums by label, of which `OTHER` is always one."""

@@ -29,7 +29,6 @@ LADDERS: Mapping[str, tuple[float, ...]] = {
     "max_num_seqs": (16, 32, 64, 128, 256, 512),
     "max_num_batched_tokens": (256, 512, 1024, 2048, 4096, 8192),
     "prefill_chunk": (64, 128, 256, 512, 1024, 2048, 4096),
-    "prefill_overtaking": (0.0, 0.5, 1.0),
 }
 """The values that are tried of each setting; its present one is among them."""
 ETA = 3  # the factor by which parts grow and settings become fewer

@@ -1,0 +1,154 @@
+"""The account of use: against a naive one, and what it promises."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admission.share import ASKING_S, BURST_S, GRANT_S, Share
+
+TENANTS = ("acme", "globex", "initech", "umbrella")
+WEIGHTS = {"globex": 2.0, "initech": 0.5}
+
+
+@dataclass
+class Naive:
+    """Grants by going round, as the docstring of `admission.share` says it."""
+
+    credits: dict[str, float]
+    asking: set[str]
+    pot: float = 0.0
+
+    def charge(self, tenant: str, seconds: float) -> None:
+        self.credits[tenant] -= seconds / weight(tenant)
+        self.pot += seconds
+        if self.pot > GRANT_S:
+            self.grant()
+
+    def grant(self) -> None:
+        left, self.pot = self.pot, 0.0
+        takers = [name for name in self.asking if self.credits[name] < BURST_S]
+        while left > 1e-12 and takers:
+            each = left / sum(map(weight, takers))
+            step = min([each, *(BURST_S - self.credits[name] for name in takers)])
+            for name in takers:
+                self.credits[name] += step
+            left -= step * sum(map(weight, takers))
+            takers = [name for name in takers if self.credits[name] < BURST_S - 1e-9]
+
+
+def weight(tenant: str) -> float:
+    return WEIGHTS.get(tenant, 1.0)
+
+
+events = st.lists(st.tuples(st.sampled_from(TENANTS), st.floats(0.0, 9.0)), max_size=60)
+
+
+@given(events, st.sets(st.sampled_from(TENANTS), min_size=1))
+def test_credits_are_those_of_going_round(charges: list[tuple[str, float]], asking: set[str]) -> None:
+    share, naive = Share(WEIGHTS), Naive(dict.fromkeys(TENANTS, 0.0), asking)
+    for tenant in asking:
+        share.opened(share.account(tenant))
+    for tenant, seconds in charges:
+        if tenant in asking:
+            share.charge(share.account(tenant), seconds)
+            naive.charge(tenant, seconds)
+    for tenant in asking:
+        assert share.credit(share.account(tenant)) == pytest.approx(naive.credits[tenant], abs=1e-6)
+
+
+@given(events)
+def test_credit_is_conserved_until_all_have_saved_what_they_may(charges: list[tuple[str, float]]) -> None:
+    share = Share(WEIGHTS)
+    for tenant in TENANTS:
+        share.opened(share.account(tenant))
+    for tenant, seconds in charges:
+        share.charge(share.account(tenant), seconds)
+    credits = {name: share.credit(share.account(name)) for name in TENANTS}
+    assert max(credits.values()) <= BURST_S + 1e-9
+    total = sum(credit * weight(name) for name, credit in credits.items())
+    assert -GRANT_S - 1e-6 <= total <= 1e-6, "what was taken was granted, but for what is about to be"
+
+
+def test_a_tenant_alone_owes_nothing() -> None:
+    share = Share()
+    acme = share.account("acme")
+    share.opened(acme)
+    for _ in range(100):
+        share.charge(acme, 1.0)
+    assert share.credit(acme) == pytest.approx(0, abs=GRANT_S)
+
+
+def test_a_tenant_that_asks_for_less_saves_a_burst_and_no_more() -> None:
+    share = Share()
+    light, heavy = share.account("light"), share.account("heavy")
+    share.opened(light)
+    share.opened(heavy)
+    for _ in range(1000):
+        share.charge(heavy, 0.1)
+    assert share.credit(light) == BURST_S
+    assert share.credit(heavy) == pytest.approx(-BURST_S, abs=GRANT_S), "what the light one cannot take goes back"
+
+
+def test_a_tenant_ceases_to_ask_some_time_after_its_last_request_and_keeps_its_credit() -> None:
+    share = Share()
+    light, heavy = share.account("light"), share.account("heavy")
+    share.opened(heavy)
+    share.asked(light, 1.0)
+    share.charge(heavy, 2.0)
+    saved = share.credit(light)
+    assert saved == pytest.approx(1.0)
+    share.at(1.0 + ASKING_S)
+    share.charge(heavy, 2.0)
+    assert share.credit(light) == saved
+    share.asked(light, 50.0)
+    share.charge(heavy, 2.0)
+    assert share.credit(light) == pytest.approx(saved + 1.0)
+
+
+def test_a_debtor_pays_while_it_is_away() -> None:
+    share = Share()
+    debtor, other = share.account("debtor"), share.account("other")
+    share.opened(debtor)
+    share.opened(other)
+    share.charge(debtor, 8.0)
+    share.closed(debtor)
+    for second in range(3, 60):
+        share.at(float(second))
+        share.charge(other, 1.0)
+    assert share.credit(debtor) >= 0.0, "half of what the other used was its share"
+    assert share.credit(debtor) <= ASKING_S / 2, "and soon after it owes nothing it takes no more"
+
+
+def test_weights_divide_what_is_granted() -> None:
+    share = Share({"gold": 3.0})
+    gold, iron, user = share.account("gold"), share.account("iron"), share.account("user")
+    for account in (gold, iron, user):
+        share.opened(account)
+    share.charge(user, 10.0)
+    assert share.credit(gold) * gold.weight == pytest.approx(6.0)
+    assert share.credit(iron) * iron.weight == pytest.approx(2.0)
+    assert share.payback(user) == pytest.approx(8.0 * 5.0), "seconds in which its fifth of the engine pays 8"
+
+
+def test_an_edit_of_weights_keeps_what_each_is_owed() -> None:
+    share = Share()
+    acme, globex = share.account("acme"), share.account("globex")
+    share.opened(acme)
+    share.opened(globex)
+    share.charge(acme, 4.0)
+    share.policy_changed({"globex": 4.0})
+    assert share.credit(globex) * globex.weight == pytest.approx(2.0)
+    assert share.credit(acme) == pytest.approx(-2.0)
+
+
+def test_what_is_paid_ahead_and_returned_changes_nothing() -> None:
+    share = Share()
+    acme = share.account("acme")
+    share.opened(acme)
+    share.opened(share.account("globex"))
+    share.spend(acme, 3.0)
+    assert share.credit(acme) == -3.0
+    share.spend(acme, -3.0)
+    assert share.credit(acme) == 0.0
