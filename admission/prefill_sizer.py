@@ -19,6 +19,12 @@ shared they vary by what others do: less prefill makes no step punctual there, a
 """
 
 
+LONGEST_STEP_S = 0.25
+"""Seconds that a step may last for its prefill: as long as a request waits that comes while it runs, however urgent. A
+512-token step takes 20 to 50 ms on a GPU, and seconds on a CPU, where smaller ones compute as many tokens a second.
+"""
+
+
 class TimedPrefillBudget:
     """A budget of prefill for a step that is to last no longer than `seconds`, by what each token attends to and by the
     copies of blocks that make room for them or bring them back.
@@ -117,7 +123,8 @@ def _root(a: float, b: float, c: float) -> float:
 class PrefillSizer:
     """Sizes prefill by the tightest time between tokens that is promised to a decode of the step.
 
-    Where nothing is promised, prefill gets `prefill_share` of the token budget beside decodes. A promise is kept by
+    Where nothing is promised, prefill gets `prefill_share` of the token budget beside decodes, all of it without any,
+    and a step lasts `LONGEST_STEP_S` at most, as predicted. A promise is kept by
     99 % of the steps, as far as their times can be predicted: `CAUTION`, at the cost of no more than half of the
     prefill that certain times would allow.
     """
@@ -135,10 +142,13 @@ class PrefillSizer:
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
     ) -> PrefillBudget:
+        decodes, times = StepWork(decode_tokens=num_decodes, decode_context=decode_context), self._model.fitted
         if interval is None:
-            return FixedPrefillBudget(min(self._share, tokens))
-        decodes = StepWork(decode_tokens=num_decodes, decode_context=decode_context)
-        times = self._model.fitted
+            most = min(self._share, tokens) if num_decodes else tokens
+            if times.seconds(decodes.with_prefill(0, most)) <= LONGEST_STEP_S:
+                return FixedPrefillBudget(most)
+            copies = _Copies(self._copy_time, self._block)
+            return TimedPrefillBudget(decodes, LONGEST_STEP_S, times, self._block, most, copies)
         error = max(self._model.relative_error, LEAST_ERROR)
         cautious, alone = interval / (1 + CAUTION * error), times.seconds(decodes)
         least = alone + LEFT_TO_PREFILL * (interval - alone)

@@ -19,7 +19,7 @@ class SchedulerHooks(Protocol):
     ) -> PrefillBudget:
         """Return the prefill that a step with these decodes over `decode_context` tokens in all may carry.
 
-        There is at least one decode. The prefill is at most `tokens`. `interval` is the tightest time between tokens
+        The prefill is at most `tokens`. `interval` is the tightest time between tokens
         promised to any of those running, in seconds.
         """
         ...

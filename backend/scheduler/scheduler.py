@@ -163,10 +163,8 @@ class Scheduler:
         return self._budget.tokens
 
     def prefill_budget(self, num_decodes: int, decode_context: int, interval: float | None) -> PrefillBudget:
-        """Return the prefill that a step may carry beside these decodes: without any, as much as fills it."""
-        if num_decodes:
-            return self.hooks.prefill_budget(num_decodes, decode_context, interval, self._budget.tokens - num_decodes)
-        return FixedPrefillBudget(self._budget.tokens)
+        """Return the prefill that a step may carry beside these decodes."""
+        return self.hooks.prefill_budget(num_decodes, decode_context, interval, self._budget.tokens - num_decodes)
 
     def takes_a_slot(self, sequence: Sequence) -> bool:
         """Return True if one that runs would give its slot to a waiting sequence."""
