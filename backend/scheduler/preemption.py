@@ -110,7 +110,8 @@ class Preemption:
             self._preempt(victim)
             lower = [one for one in lower if one is not victim]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
-        self._preempt_for(self._config.blocks_for(sequence.num_tokens) - num_held + watermark, lower)
+        needed = self._config.blocks_for(sequence.num_tokens) - num_held + watermark
+        self._preempt_for(needed, [*lower, *self._of_fuller_tenants(sequence, needed, lower)])
 
     def slot_for(self, head: Sequence) -> Sequence | None:
         """Return the running sequence that gives its slot to a waiting one: of a lower class, else of the tenant that
@@ -128,6 +129,25 @@ class Preemption:
             if victims := self._victims.choose([s for s in running.values() if s.tenant == tenant], None):
                 return victims[0]
         return None
+
+    def _of_fuller_tenants(self, head: Sequence, needed: int, besides: list[Sequence]) -> list[Sequence]:
+        """Return running sequences of tenants that hold more blocks for their weight than the head's tenant would with
+        `needed` more, the fullest first: as many of each as leave it no less than that.
+        """
+        held, weight = self._kv_manager.allowances.held, self._hooks.weight
+        least = (held[head.tenant] + needed) / weight(head.tenant)
+        found = list[Sequence]()
+        fullest = sorted(held, key=lambda tenant: held[tenant] / weight(tenant), reverse=True)
+        for tenant in fullest:
+            left, running = held[tenant], self._kv_manager.running_of(tenant)
+            if tenant == head.tenant or left / weight(tenant) <= least:
+                continue
+            for victim in self._victims.choose([s for s in running if s not in besides], None):
+                left -= self._kv_manager.blocks.num_reclaimable(victim)
+                if left / weight(tenant) < least:
+                    break
+                found.append(victim)
+        return found
 
     def yield_to_oldest(self, scheduled: ScheduledStep) -> bool:
         """Where all of a tenant's sequences are paused for blocks, preempt the youngest. Returns True if any was.
