@@ -6,11 +6,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from backend.timed_run import end_group
 from benchmarks.machine import on_core
 
 ROOT = Path(__file__).parent.parent
@@ -51,11 +52,9 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+        end_group(self._process)
 
     @property
     def pid(self) -> int:
@@ -102,5 +101,4 @@ def background(command: Sequence[str], log: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()
-        process.wait(END_SECONDS)
+        end_group(process, END_SECONDS)
