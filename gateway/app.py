@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 
 import torch
 import uvloop
@@ -69,6 +68,7 @@ from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.pinned_prompts import PinnedPrompts, pinned_problems
 from gateway.tenants.quota_store import open_quotas, open_store
 from gateway.tenants.shared_debts import share_debts
+from gateway.version import VERSION
 from gateway.watchdog import Watchdog
 from gateway.workers.messages import Setup
 from gateway.workers.pool import WorkerPool
@@ -202,9 +202,10 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
         ready = _ready(settings, model, socks[0], keys.demo_key, admin)
 
         def started() -> None:
-            core = "compiled" if compiled_core.is_used() else "interpreted"
+            offer = f"interpreted core ({compiled_core.how_to_compile()}: it decides in half of the time)"
+            core = "compiled core" if compiled_core.is_used() else offer
             where = f"{ready.url}, admin at {ready.admin_url}" if admin else ready.url
-            log.info("serving %s at %s, by the %s core", ready.model, where, core)
+            log.info("serving %s at %s, by the %s", ready.model, where, core)
             announce(ready)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -295,7 +296,7 @@ async def serve_engine(
         await service.follow_policies()
         watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)
-        process = Process(version("sluice"), device, probes, lambda: server.should_exit, server.drain)
+        process = Process(VERSION, device, probes, lambda: server.should_exit, server.drain)
         async with (
             pushing(settings, service.metrics),
             beside(policies.watch(), keys.watch(policies)),
@@ -375,7 +376,7 @@ def _ready(
 ) -> Ready:
     config = model.engine_config
     return Ready(
-        version=version("sluice"),
+        version=VERSION,
         host=settings.host,
         port=sock.getsockname()[1],
         tls=settings.tls_cert_file is not None,

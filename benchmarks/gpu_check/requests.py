@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -90,13 +89,8 @@ def check_http(device: torch.device) -> Iterator[Finding]:
 
 
 def _missing() -> list[str]:
-    """What a gateway needs and this machine has not; its own version is read from what is installed."""
-    absent = [name for name in GATEWAY_NEEDS if importlib.util.find_spec(name) is None]
-    try:
-        version("sluice")
-    except PackageNotFoundError:
-        absent.append("sluice (its wheel, without dependencies)")
-    return absent
+    """What a gateway needs and this machine has not."""
+    return [name for name in GATEWAY_NEEDS if importlib.util.find_spec(name) is None]
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import orjson
@@ -21,6 +20,7 @@ from gateway.openai.requests import parse_detokenize_request, parse_tokenize_req
 from gateway.replica.sglang import loads, model_info, server_info
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 from gateway.tenants.effective_policy import EffectivePolicy
+from gateway.version import VERSION
 from quotas.policy.limit import Limit, Rate
 from quotas.policy.policy import ALL_MODELS
 from quotas.reservation import LimitState
@@ -235,5 +235,5 @@ class MetricsEndpoint(Endpoint):
         return Outcome.COMPLETED
 
 
-_VERSION = orjson.dumps({"version": version("sluice")})
+_VERSION = orjson.dumps({"version": VERSION})
 _METRICS = encode_headers({"content-type": CONTENT_TYPE})
