@@ -150,7 +150,7 @@ class InProcessClient:
             return bool
         began = self.service.telemetry.clock()
         try:
-            return await hold_grammar(self.service.grammars, grammar)
+            return await hold_grammar(self.service.grammars, grammar, request.key)
         finally:
             record.grammar_wait = self.service.telemetry.clock() - began
 
