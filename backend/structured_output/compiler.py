@@ -1,9 +1,9 @@
 """Has grammars compiled before the sequences that ask for them are queued, within what each owner may take of it.
 
 What nobody has seen yet is compiled in a process that is killed when it takes too long, and then once more in the one
-that will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, its keys in turns, and
-what it has compiled is kept for it, and for nobody else, up to a number of bytes: how soon an answer begins tells nobody
-what others ask for.
+that will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, its keys in turns,
+and what it has compiled is kept for it, and for nobody else, up to a number of bytes: how soon an answer begins tells
+nobody what others ask for.
 """
 
 import asyncio
@@ -235,7 +235,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()  # by hash, the last used last
         self._bytes: dict[str, int] = {}  # by owner, of what is compiled
         self._used = Counter[tuple[str, str]]()  # by owner and key, bytes of what its requests need
-        self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()  # by owner, and its keys
+        self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()  # by owner, and by key
         self._waiting = Counter[tuple[str, str]]()  # by owner and key
         self._idle = _IdleProcesses(processes)
         self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")

@@ -10,8 +10,8 @@ Two rates hold:
   delays those that come after: the sender of one body that is too large learns so at once. A valid key behind the same
   address is not delayed.
 
-A tenant has the rate of `TENANT_KEYS` keys, whose refusals keep no other key of it out: while more of them have requests
-refused, each refusal costs its own key the more, so that they share that rate.
+A tenant has the rate of `TENANT_KEYS` keys, and none of its keys is kept out for refusals of another: while more of
+them have requests refused, each refusal costs its own key the more, so that they share that rate.
 """
 
 from collections import OrderedDict

@@ -148,8 +148,9 @@ HOSTILE = {  # heads behind the key, and what comes of a body
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_refusals_of_one_key_keep_no_other_key_of_its_tenant_waiting(site: Site, kind: str) -> None:
     head, body = HOSTILE[kind]
-    bad, good = (make_keys(site.store.directory, "broken")["broken"] for _ in range(2))
-    eventually(lambda: all(httpx.get(f"{site.server.url}/v1/limits", headers=bearer(key)).is_success for key in (bad, good)))
+    bad, good = keys = [make_keys(site.store.directory, "broken")["broken"] for _ in range(2)]
+    limits = f"{site.server.url}/v1/limits"
+    eventually(lambda: all(httpx.get(limits, headers=bearer(key)).is_success for key in keys))
     start = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bad}\r\n"
     with ExitStack() as stack:
         address = ("127.0.0.1", site.server.port)
