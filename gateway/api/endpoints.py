@@ -58,6 +58,7 @@ def _entry(limit: Limit, state: LimitState | None) -> dict[str, Any]:
     }
     if state is not None:
         entry |= {"remaining": state.remaining, "reset_seconds": round(state.reset, 3)}
+        entry |= {"set_aside": state.set_aside, "lost": state.lost}
     return entry
 
 

@@ -249,7 +249,7 @@ class ServedWorker:
 
     async def _limit_states(self, tenant: str, key: str) -> list[Message]:
         states = await self._client.limit_states(self._policy(tenant, key))
-        return [[state.limit.name, state.remaining, state.reset] for state in states]
+        return [[state.limit.name, *state[1:]] for state in states]
 
     async def _load(self) -> dict[str, float]:
         return asdict(await self._client.load())

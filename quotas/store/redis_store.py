@@ -96,6 +96,10 @@ class RedisStore:
         """The number of this replica's reservations that are not settled yet."""
         return self._replica.num_unsettled
 
+    def set_aside(self) -> dict[str, int]:
+        """Return how many units of limits are set aside for this replica, by what they are of."""
+        return self._fallback.slices.granted()
+
     async def connect(self) -> None:
         """Raise `StoreUnavailable` if the server cannot be reached now (attempts go on in the background), and
         `StoreUnsuitable` if it must not be used as it is.

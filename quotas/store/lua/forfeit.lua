@@ -13,6 +13,7 @@ local function give_up(tenant, slice, now)
       aside = max(aside - amount, 0)
     elseif BUDGETS[window] and slice.forfeited[i - SPEC] == at then
       used = max(used - amount, 0)
+      note_lost(levels, spec[i], at, -amount)
     end
     redis.call('HSET', levels, spec[i], pack(LEVEL, used, at, part, aside))
   end
@@ -29,6 +30,7 @@ local function forfeit(tenant, slice, now)
     if window ~= 'held' then used = used + amount end
     redis.call('HSET', levels, spec[i], pack(LEVEL, used, at, part, max(aside - amount, 0)))
     slice.forfeited[i - SPEC] = at
+    if BUDGETS[window] then note_lost(levels, spec[i], at, amount) end
   end
   slice.ended = now
   return cmsgpack.pack(slice)
