@@ -129,7 +129,7 @@ class StoreDirectory:
         if (free := disk.f_bavail * disk.f_frsize) < LEAST_FREE_BYTES:
             self.close()
             raise DirectoryUnusable(
-                f"the disk of {self.path} is full: {free} bytes are free, and quotas are kept there; free some, "
+                f"no space is left on the disk of {self.path}, where quotas are kept: {free} bytes; free some, "
                 f"{OTHER_REMEDIES}"
             )
 
