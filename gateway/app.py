@@ -45,6 +45,7 @@ from gateway.http.connection_table import ConnectionCounts
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server, check_tls, open_ports
+from gateway.idle_memory import give_back_when_idle
 from gateway.openai.limits import Limits
 from gateway.replica.announcer import announcing
 from gateway.settings.machine import GC_THRESHOLDS
@@ -302,6 +303,7 @@ async def serve_engine(
             beside(policies.watch(), keys.watch(policies)),
             beside(active_requests.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
             beside(service.kept_usage.run(), *([service.debts.run()] if service.debts else [])),
+            beside(give_back_when_idle(lambda: not service.telemetry.live)),
             admin_plane(settings, service, keys, process, admin),
             announcing(settings, service, socks[0], admin, lambda: server.started and not server.should_exit),
         ):

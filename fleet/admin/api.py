@@ -71,7 +71,7 @@ class FleetApi:
             "replicas_wanted": self._replicas_wanted(),
             "attempts": fleet.picks.total(),
             "retries": budget.taken,
-            "retries_left": budget.is_left,
+            "retries_left": budget.is_left_for_all,
             "replicas": rows,
         }
 

@@ -106,13 +106,11 @@ class Endpoint:
         return charge
 
     async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:
-        """Count the refusal, and wait before it is sent if its key, tenant or address receives too many of them."""
-        record, length = call.record, call.response.request_header(b"content-length") or b""
-        num_bytes = int(length) if length.isdigit() else record.body_bytes
-        peer, _ = call.scope.get("client") or ("", 0)
-        seconds = await self.frontend.engine.refused(refusal, record.tenant, record.key, peer, num_bytes)
+        """Count the refusal, and wait before it is sent if its key or address receives too many of them."""
+        record, (peer, _) = call.record, call.scope.get("client") or ("", 0)
+        seconds = await self.frontend.engine.refused(refusal, record.tenant, record.key, peer, record.body_bytes)
         if seconds and call.response.started is None:
-            await self.frontend.active_requests.pause(seconds)
+            await self.frontend.active_requests.delay(seconds, call.scope, call.receive, call.send)
 
     async def answer(self, call: Call) -> Outcome:
         """Send the response and return the outcome, or raise an exception that `refusal_of` translates."""

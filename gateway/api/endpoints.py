@@ -1,7 +1,7 @@
 """The endpoints that generate nothing: models, limits, tokens, health, loads, version and metrics."""
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from backend.text.response_templates.template import CALLS, REASONING, ResponseT
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.engine_client import KVMemory
 from gateway.api.frontend import Frontend
-from gateway.errors import ApiError, Forbidden
+from gateway.errors import ApiError, Forbidden, InvalidApiKey
 from gateway.http.responses import encode_headers
 from gateway.openai.replies import detokenized, model_card, models_list, tokenized
 from gateway.openai.requests import parse_detokenize_request, parse_tokenize_request
@@ -58,6 +58,7 @@ def _entry(limit: Limit, state: LimitState | None) -> dict[str, Any]:
     }
     if state is not None:
         entry |= {"remaining": state.remaining, "reset_seconds": round(state.reset, 3)}
+        entry |= {"set_aside": state.set_aside, "lost": state.lost}
     return entry
 
 
@@ -217,13 +218,15 @@ class VersionEndpoint(Endpoint):
 
 
 class FailingEndpoint(Endpoint):
-    """Answers every request with one error."""
+    """Answers every request with one error, which counts as a refusal of the key, where a good one is shown."""
 
     def __init__(self, frontend: Frontend, error: ApiError) -> None:
         super().__init__(frontend)
         self._error = error
 
     async def answer(self, call: Call) -> Outcome:
+        with suppress(InvalidApiKey):
+            self.authenticate(call)
         raise self._error
 
 

@@ -24,6 +24,7 @@ from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, Invali
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
+from gateway.key_mask import masked
 from gateway.openai.json_schema import located
 from gateway.openai.replies import Chunks, Identity, TokenUsage
 from gateway.openai.requests import GenerationRequest
@@ -111,7 +112,8 @@ class GenerationEndpoint(Endpoint):
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
         """Keep in the record what the client asks for."""
         record.body_read = self.frontend.telemetry.clock()
-        record.model, record.sampling, record.streams = request.model, request.sampling, request.stream
+        record.model = request.model and masked(request.model)
+        record.sampling, record.streams = request.sampling, request.stream
         record.policy_version = self.frontend.effective_policies.version
 
     async def _generate(self, call: Call, scope: RequestScope, params: GenerationParams, prompts: list[Prompt]) -> None:

@@ -141,8 +141,8 @@ class SettingFields(EngineFields):
         "network",
         "N",
         20.0,
-        "most requests of an API key that are refused in a second, and twice as many of its tenant; further ones are "
-        "answered 429 unread. For an address without a good key, further answers wait. 64KiB of body count one more",
+        "most requests of an API key that are refused in a second; further ones are answered 429 unread. For an "
+        "address without a good key, further answers wait. 64KiB that were read of a body count one more",
         ge=1,
         le=1_000_000,
     )

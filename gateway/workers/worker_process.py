@@ -25,6 +25,7 @@ from gateway.background import beside
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server
+from gateway.idle_memory import give_back_when_idle
 from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.logs.logs import STDERR, logging_to
@@ -87,7 +88,8 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             public_models=settings.public_models == "on",
         )
         server.config.app = make_app(frontend, make_probes(frontend), settings.metrics_on_tenant_port)
-        async with beside(active_requests.sweep(), report(client, server.table, deliveries)):
+        idle = give_back_when_idle(lambda: not telemetry.live)
+        async with beside(active_requests.sweep(), report(client, server.table, deliveries), idle):
             await server.serve(sockets=[port])
     client.link.close()
     tokenizer.close()
