@@ -355,6 +355,7 @@ def _load(settings: Settings) -> LoadedModel:
             device=settings.device,
             kernels=settings.kernels,
             tensor_parallel=settings.tensor_parallel,
+            chat_control_tokens=settings.chat_control_tokens,
             structured_output=structured_output_options(settings),
             progress=progress,
         )
