@@ -243,7 +243,9 @@ class LLM:
             try:
                 json.dumps(prompt, ensure_ascii=False, default=str).encode()
             except UnicodeEncodeError:
-                raise InvalidRequest(f"prompt {index} is not valid Unicode: it holds a lone surrogate", "prompts") from None
+                raise InvalidRequest(
+                    f"prompt {index} is not valid Unicode: it holds a lone surrogate", "prompts"
+                ) from None
             return tokenizer.encode(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
 

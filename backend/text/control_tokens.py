@@ -2,8 +2,8 @@
 
 While a template is rendered, the control tokens in its own texts are written in lone surrogates, their twins. No text
 of a request has one, since JSON's strings are Unicode; and a twin stands for one character, so that a template does
-with texts what it always does. Each character of the rendered prompt then tells who has written it, and a control token that
-is not the template's is cut in two before it is encoded.
+with texts what it always does. Each character of the rendered prompt then tells who has written it, and a control token
+that is not the template's is cut in two before it is encoded.
 """
 
 import re

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.text.chat_template import ChatTemplate
+from backend.errors import InvalidRequest
+from backend.text.chat_template import ChatTemplate, TemplateOverrun
 from backend.text.tokenizer import Tokenizer
 from gateway.errors import BadRequest
+from gateway.openai.earlier_calls import forms_of
 from gateway.openai.messages import Message, message_size, template_messages
 from gateway.openai.template_variables import known_variables, read_variables
 from gateway.openai.tools import ToolUse, read_tools
@@ -42,9 +44,17 @@ class Conversation:
             variables = known_variables(self.variables, template)
             if self.tools is not None:
                 variables["tools"] = list(self.tools.definitions)
-        if self.continue_final_message:
-            return tokenizer.render_chat(self.messages, continue_final_message=True, **variables)
-        return tokenizer.render_chat(self.messages, self.add_generation_prompt, **variables)
+        variables |= {"continue_final_message": True} if self.continue_final_message else {}
+        refusal: InvalidRequest | None = None
+        for messages in forms_of(self.messages, tokenizer):
+            try:
+                return tokenizer.render_chat(messages, self.add_generation_prompt, **variables)
+            except InvalidRequest as error:
+                refusal = refusal or error
+                if isinstance(error.__cause__, TemplateOverrun):
+                    break
+        assert refusal is not None, "there is one form at least"
+        raise refusal
 
     def _check(self, template: ChatTemplate) -> None:
         """Raises `BadRequest` for tools, or calls of tools, that a template leaves out."""

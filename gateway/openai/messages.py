@@ -37,7 +37,7 @@ def _part_text(part: Any) -> str:
 @with_config(EXACT)
 class CalledFunction(TypedDict, total=False):
     name: Required[str]
-    arguments: Required[str]
+    arguments: Any  # as a model has written them, which may be anything
     parsed_arguments: Any  # what openai's client has made of them, and sends back beside them
 
 
@@ -73,7 +73,7 @@ def template_messages(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:
     """Returns the messages as chat templates read them: the arguments of calls as the objects that they are, and the
     result of one with the name of its function.
 
-    Raises `BadRequest` for one without content, which only an assistant's may lack, since an answer can.
+    Raises `BadRequest` for one without content, which an answer may lack and a result that there is none of.
     """
     names: dict[str, str] = {}  # of functions, by the ids of calls
     return tuple([_template_message(f"messages[{index}]", message, names) for index, message in enumerate(messages)])
@@ -82,7 +82,7 @@ def template_messages(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:
 def _template_message(param: str, message: ChatMessage, names: dict[str, str]) -> Message:
     """Returns a message with content; `developer`, as newer clients say, becomes `system`."""
     role, content, name = message["role"], message.get("content"), message.get("name")
-    if content is None and role != "assistant":
+    if content is None and role not in ("assistant", "tool"):
         raise BadRequest(f"{param}.content is required: a string, or an array of text parts.", f"{param}.content")
     read: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
     if role == "tool":
@@ -115,20 +115,26 @@ def _add_answer(read: dict[str, Any], message: ChatMessage, names: dict[str, str
     read["tool_calls"] = []
     for call in calls:
         function = call["function"]
-        told = {"type": "function", "function": {"name": function["name"], "arguments": _object(function["arguments"])}}
+        told = {
+            "type": "function",
+            "function": {"name": function["name"], "arguments": _object(function.get("arguments"))},
+        }
         if (call_id := call.get("id")) is not None:
             told["id"] = call_id
             names[call_id] = function["name"]
         read["tool_calls"].append(told)
 
 
-def _object(arguments: str) -> Any:
-    """Returns the object that arguments are; those that a model has left malformed or cut short stay text."""
-    try:
-        value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
+def _object(arguments: Any) -> Any:
+    """Returns the object that arguments are, {} for any other value; text that is no JSON, malformed by a model or cut
+    short, stays text.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments.strip() or "{}")
+        except orjson.JSONDecodeError:
+            return arguments
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def message_size(message: Message) -> int:
