@@ -163,7 +163,9 @@ async def open_service(
 
 def served_model(settings: Settings, model: LoadedModel, service: Service) -> ServedModel:
     """Returns what the API's clients see of a model."""
-    limits = Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults)
+    limits = Limits(
+        model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults, settings.unknown_fields
+    )
     return ServedModel(
         service.model,
         service.created,
@@ -173,6 +175,7 @@ def served_model(settings: Settings, model: LoadedModel, service: Service) -> Se
         settings.tool_followup or None,
         service.kv_shape,
         has_grammars=service.grammars is not None,
+        clamps_max_tokens=settings.max_tokens_beyond_context == "clamp",
     )
 
 

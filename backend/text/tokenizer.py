@@ -1,6 +1,7 @@
 """A tokenizer turns text into token ids and back, and messages into prompt text, from a model directory."""
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,8 +48,9 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_template: ChatTemplate | None = None,
         response_template: ResponseTemplate | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`special_tokens` maps names such as eos_token to their text."""
+        """`special_tokens` maps names such as eos_token to their text; `config` is the checkpoint's own."""
         self.response_template = response_template  # None: the text of an answer is its content
         core.no_truncation()
         core.no_padding()
@@ -56,6 +58,9 @@ class Tokenizer:
         self._core = core
         self._chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
+        template = {} if chat_template is None else {"chat_template": chat_template.source}
+        told = {"tokenizer_class": "PreTrainedTokenizerFast", **(config or {}), **self._special_tokens, **template}
+        self.info = json.dumps(told, ensure_ascii=False).encode("utf-8", "replace")  # its configuration, as JSON
         self.vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # highest id + 1
         self._longest_token = max(map(len, core.get_vocab(with_added_tokens=True)), default=1)
         self.bos_token_id = self._special_id("bos_token")
@@ -89,7 +94,7 @@ class Tokenizer:
         if found:
             control = control_tokens(core, found[0]) if chat_control_tokens == "text" else None
             template = ChatTemplate(found[0], special_tokens, found[1], control)
-        tokenizer = cls(core, special_tokens, template, _read_response_template(config, found))
+        tokenizer = cls(core, special_tokens, template, _read_response_template(config, found), config.values)
         if tokenizer.vocab_size > model_vocab_size:
             raise ModelLoadError(
                 f"{path}: the highest token id is {tokenizer.vocab_size - 1}, but the model has {model_vocab_size} "

@@ -37,6 +37,7 @@ class ServedModel:
     tool_followup: float | None  # seconds after an answer in which whoever offers tools is expected to come again
     kv_shape: KVShape
     has_grammars: bool = False  # answers can be made to match something
+    clamps_max_tokens: bool = True  # to what the context leaves, where a client asks for more
 
 
 @dataclass(frozen=True, slots=True)

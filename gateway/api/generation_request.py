@@ -33,6 +33,7 @@ class GenerationParams:
     num_bytes: int
     beginnings: Beginnings = UNKNOWN
     attempt: Attempt | None = None
+    clamped_to: int | None = None  # tokens of an answer, where its client has asked for more than the context leaves
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
         """Returns what the engine is asked for under the response id `name`: an answer to each of `prompts`, of which
@@ -89,11 +90,14 @@ class GenerationParams:
             raise context_exceeded(num_prompt_tokens, context, dialect.prompt_param)
         asked, field = self.request.sampling.max_tokens, self.request.length_field
         if asked is not None and asked > available:
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {context} tokens, but {num_prompt_tokens} tokens of prompt "
-                f"and {asked} of {field} were requested; lower {field} to {available} or shorten the prompt.",
-                field,
-            )
+            if not model.clamps_max_tokens:
+                raise ContextLengthExceeded(
+                    f"This model's maximum context length is {context} tokens, but {num_prompt_tokens} tokens of "
+                    f"prompt and {asked} of {field} were requested; lower {field} to {available} or shorten the "
+                    "prompt.",
+                    field,
+                )
+            asked, self.clamped_to = available, min(available, self.clamped_to or available)
         kv_tokens = policy.kv_tokens(model.kv_shape)
         if kv_tokens is not None:
             policy.check_kv(num_prompt_tokens + (asked or 1), model.kv_shape, field if asked else dialect.prompt_param)

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gateway.errors import BadRequest, context_exceeded
 from gateway.http.json_body import shown
+from gateway.openai.foreign_fields import Ignored
 
 CUT_CONTEXTS = 4  # contexts that a prompt may be long of which the last tokens are kept
 
@@ -17,6 +18,11 @@ class Limits:
     vocab_size: int
     max_model_len: int
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams, the model's own
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+
+    def ignored(self) -> Ignored | None:
+        """Returns what a request is to note its unknown fields in; None: it may have none."""
+        return Ignored() if self.unknown_fields == "ignore" else None
 
 
 def token_ids(ids: Any, param: str, limits: Limits, most: int | None = None) -> tuple[int, ...]:

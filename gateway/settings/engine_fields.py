@@ -101,6 +101,13 @@ class EngineFields(BaseSettings):
         gt=0,
         le=1,
     )
+    max_tokens_beyond_context: Literal["clamp", "refuse"] = setting(
+        "engine",
+        "HOW",
+        "clamp",
+        "what becomes of a request whose max_tokens the context does not leave beside its prompt: clamp: its answer "
+        "has what is left, as the header x-sluice-max-tokens says, and ends with length; refuse: a 400",
+    )
     default_max_tokens: IntOrAuto = setting(
         "engine",
         "TOKENS",
