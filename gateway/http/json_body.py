@@ -401,7 +401,7 @@ _EXPECTED = {
     "too_short": "at least {min_length} item long",
     "string_too_long": "at most {max_length} characters long",
     "string_too_short": "at least {min_length} character long",
-    "string_pattern_mismatch": "a string that matches {pattern}",
+    "string_pattern_mismatch": "a string of the pattern {pattern}",
 }
 _KINDS = frozenset(get_args(ErrorType))  # of pydantic, whose words are not ours
 

@@ -30,10 +30,8 @@ Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 def _one_or_many(stop: Any) -> Any:
-    """Returns a list of texts without those that are empty, which user interfaces send for none."""
-    if isinstance(stop, str):
-        stop = [stop]
-    return [text for text in stop if text != ""] if isinstance(stop, list) else stop
+    """Returns a list of texts; a text that is empty, as user interfaces send it, is none."""
+    return [stop][: len(stop)] if isinstance(stop, str) else stop
 
 
 _PositiveInt = Annotated[int, Field(ge=1)]

@@ -10,7 +10,7 @@ import orjson
 from pydantic import BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from gateway.http.json_body import MAX_FIELDS
+from gateway.http.json_body import MAX_FIELDS, NAMELESS
 
 OTHERS = "other"  # stands for the names of fields that nobody knows, which a client may have made up
 MOST_TOLD = 512  # bytes of the header that says what was ignored
@@ -22,7 +22,7 @@ class Ignored(dict[str, str]):
     """The fields of one request that were ignored: where they stand, and by what name they are counted."""
 
     def add(self, place: str, name: str, counted: str = OTHERS) -> None:
-        self[f"{place}{name:.64}"] = counted
+        self[f"{place}{name[:64] or NAMELESS}"] = counted
 
     def header(self) -> dict[str, str]:
         """Returns a header with as many of them as it has room for, and how many more there are."""

@@ -80,7 +80,7 @@ def test_more_tokens_than_the_context_leaves_are_those_that_it_leaves(server: Se
 @pytest.mark.parametrize(
     "fields",
     [
-        {"stop": ""}, {"stop": [""]}, {"stop": None}, {"stop": []}, {"logit_bias": None}, {"logit_bias": {}},
+        {"stop": ""}, {"stop": None}, {"stop": []}, {"logit_bias": None}, {"logit_bias": {}},
         {"top_k": -1}, {"top_k": 0}, {"max_tokens": None}, {"n": None}, {"temperature": 1e-9}, {"stream_options": None},
         {"stream_options": {}}, {"top_logprobs": 0}, {"tools": [], "tool_choice": "auto"}, {"seed": None},
         {"response_format": {"type": "text"}}, {"modalities": ["text"], "audio": None}, {"parallel_tool_calls": False},
