@@ -87,7 +87,8 @@ def _check_number(param: str, value: object, low: float, high: float) -> None:
 def _check_int(param: str, value: object, low: int, high: int) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return
-    bounds = f"at least {low}" if high == _INT64 - 1 and low > -_INT64 else f"between {low} and {high}"
+    is_open = high == _INT64 - 1 and low > -_INT64 and not (isinstance(value, int) and value > high)
+    bounds = f"at least {low}" if is_open else f"between {low} and {high}"
     raise InvalidRequest(f"{param} must be an integer {bounds}, got {_shown(value)}", param)
 
 

@@ -58,7 +58,6 @@ class GenerationBody(TypedDict, total=False):
         ]
         | None
     )
-    max_tokens: Annotated[int, Field(ge=0)] | None  # 0 where a completion is echoed, and nothing is to be added to it
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
     temperature: float | None
     top_p: float | None
@@ -99,6 +98,7 @@ class GenerationBody(TypedDict, total=False):
 @with_config(EXACT)
 class ChatBody(GenerationBody, total=False):
     messages: Required[Messages]
+    max_tokens: _PositiveInt | None
     max_completion_tokens: _PositiveInt | None
     logprobs: bool | None
     top_logprobs: _Top | None
@@ -117,6 +117,7 @@ class ChatBody(GenerationBody, total=False):
 @with_config(EXACT)
 class CompletionBody(GenerationBody, total=False):
     prompt: Required[Any]
+    max_tokens: Annotated[int, Field(ge=0)] | None  # 0 where the prompt is echoed, and nothing is to be added to it
     logprobs: _Top | None
     echo: bool | None
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None

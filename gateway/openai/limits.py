@@ -25,10 +25,13 @@ class Limits:
         return Ignored() if self.unknown_fields == "ignore" else None
 
 
-def token_ids(ids: Any, param: str, limits: Limits, most: int | None = None) -> tuple[int, ...]:
+def token_ids(ids: Any, param: str, limits: Limits, most: int | None = None, least: int = 1) -> tuple[int, ...]:
     """Returns the token ids of a field, at most `most` of them; None: what the context holds. Raises `ApiError`."""
-    if not isinstance(ids, list) or not ids:
-        raise BadRequest(f"{param} must be a non-empty array of token ids, got {shown(ids)}.", param)
+    if not isinstance(ids, list) or len(ids) < least:
+        kind = "a non-empty array" if least else "an array"
+        raise BadRequest(f"{param} must be {kind} of token ids, got {shown(ids)}.", param)
+    if not ids:
+        return ()
     if len(ids) > (most or limits.max_model_len):
         raise context_exceeded(len(ids), limits.max_model_len, param)
     return tuple(whole_numbers(ids, param, limits))

@@ -27,15 +27,16 @@ MAX_CALL_ID = 256  # characters
 Message = Mapping[str, Any]
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # of parts, by type
-_THOUGHTS = frozenset(
-    ("thinking", "redacted_thinking", "reasoning")
-)  # parts of earlier answers that nobody reads again
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # types of parts that nobody reads again
 
 
 def _flatten_content(content: Any, info: ValidationInfo) -> Any:
-    """Returns the concatenation of text parts; other content is returned as it is, to be validated."""
-    if not isinstance(content, list):
+    """Returns the concatenation of text parts."""
+    if content is None or isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        wanted = f"must be a string, or an array of text parts, got {shown(content)}"
+        raise PydanticCustomError("content", wanted)
     if len(content) > MAX_CONTENT_PARTS:
         raise PydanticCustomError("content", "must hold at most {limit} parts", {"limit": MAX_CONTENT_PARTS})
     return "".join(_part_text(index, part, info.context) for index, part in enumerate(content))
@@ -44,6 +45,8 @@ def _flatten_content(content: Any, info: ValidationInfo) -> Any:
 def _part_text(index: int, part: Any, ignored: Ignored | None) -> str:
     if type(part) is str:
         return part
+    if type(part) is dict and len(part) == 2 and part.get("type") == "text" and type(part.get("text")) is str:
+        return part["text"]  # type: ignore[no-any-return]
     if type(part) is not dict:
         raise _wrong_part(f"must be a text or an object, got {shown(part)}", index)
     if len(part) > MAX_FIELDS:

@@ -146,11 +146,15 @@ def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
         raise BadRequest(
             "top_logprobs needs logprobs: set logprobs to true, or leave top_logprobs out.", "top_logprobs"
         )
-    if body.get("max_tokens") == 0:
-        raise BadRequest("max_tokens must be at least 1, got 0.", "max_tokens")
     return ChatRequest(
         conversation=read_conversation(body, ignored),
-        **_shared(body, limits, length, (top or 0) if body.get("logprobs") else None, body.get("prompt_logprobs")),
+        **_shared(
+            body,
+            limits,
+            (body.get("max_tokens"), length),
+            (top or 0) if body.get("logprobs") else None,
+            body.get("prompt_logprobs"),
+        ),
         ignored=ignored,
         add_special_tokens=_default(body.get("add_special_tokens"), False),
         shows_reasoning=_default(body.get("include_reasoning"), True),
@@ -169,7 +173,14 @@ def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest
     if echo and top is not None:
         top_of_prompt = max(top, top_of_prompt or 0)
     request = CompletionRequest(
-        **_shared(body, limits, None, 0 if top is None and (best_of or 1) > n else top, top_of_prompt),
+        **_shared(
+            body,
+            limits,
+            # the model computes the prompt for the sake of a token, which nobody sees
+            (1 if body.get("max_tokens") == 0 else body.get("max_tokens"), None),
+            0 if top is None and (best_of or 1) > n else top,
+            top_of_prompt,
+        ),
         ignored=ignored,
         add_special_tokens=_default(body.get("add_special_tokens"), True),
         prompts=_prompts(body["prompt"], limits, body.get("truncate_prompt_tokens") is not None),
@@ -230,27 +241,28 @@ def parse_tokenize_request(raw: JsonBody, limits: Limits | None = None) -> Token
 def parse_detokenize_request(raw: JsonBody, limits: Limits) -> DetokenizeRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
     body = DETOKENIZE.read(raw, ignored := limits.ignored())
-    tokens = () if body["tokens"] == [] else token_ids(body["tokens"], "tokens", limits)
+    tokens = token_ids(body["tokens"], "tokens", limits, least=0)
     return DetokenizeRequest(model=body.get("model"), tokens=tokens, ignored=ignored)
 
 
 def _shared(
     body: GenerationBody,
     limits: Limits,
-    max_completion_tokens: int | None,
+    lengths: tuple[int | None, int | None],
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> dict[str, Any]:
-    """Returns the fields of both dialects. `logprobs` and `prompt_logprobs` are what the model has to compute."""
-    options, stream, max_tokens = body.get("stream_options"), bool(body.get("stream")), body.get("max_tokens")
+    """Returns the fields of both dialects. `lengths` are `max_tokens` and `max_completion_tokens`; `logprobs` and
+    `prompt_logprobs` are what the model has to compute.
+    """
+    options, stream = body.get("stream_options"), bool(body.get("stream"))
+    max_tokens, max_completion_tokens = lengths
     if options and not stream:
         raise BadRequest("stream_options is only allowed when stream is true.", "stream_options")
     if stream and body.get("prompt_logprobs") is not None:
         raise BadRequest(
             "prompt_logprobs cannot be streamed: set stream to false, or leave prompt_logprobs out.", "prompt_logprobs"
         )
-    if max_tokens == 0:
-        max_tokens = 1  # the model computes the prompt for the sake of a token, which nobody sees
     # the larger of two token limits counts, as for a quota
     is_newer = (max_completion_tokens or 0) > (max_tokens or 0)
     include_usage = options is not None and bool(options.get("include_usage"))
