@@ -40,7 +40,7 @@ class PartedText(str):
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer, of two characters or more each, and who has written them in a prompt."""
+    """The control tokens of one tokenizer, one or more of two or more characters, and who writes them in a prompt."""
 
     def __init__(self, texts: Iterable[str], normalize: Callable[[str], str] | None = None) -> None:
         """`normalize` is what the tokenizer does to a text before it looks for some of them."""

@@ -130,13 +130,13 @@ class Tokenizer:
         behind = list[int]()
         if add_special_tokens:
             ids, behind = _around(ids, self.encode(first, True))
-        while some := list(islice(parts, _PARTS_AT_ONCE)):
+        while len(ids) <= most and (some := list(islice(parts, _PARTS_AT_ONCE))):
             encodings = self._core.encode_batch_fast([_BEFORE + part for part in some], add_special_tokens=False)
             for part, encoding in zip(some, encodings, strict=True):
                 begins_alike = encoding.ids[: len(before)] == before
                 ids += encoding.ids[len(before) :] if begins_alike else self.encode(part, False)
         if len(ids) > most:
-            raise TooManyTokens(len(ids), most)
+            raise TooManyTokens(len(ids), most, at_least=True)
         return ids + behind
 
     async def encode_async(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
@@ -199,9 +199,10 @@ class Tokenizer:
         return None if text is None else self._core.token_to_id(text)
 
 
-def control_tokens(core: tokenizers.Tokenizer, chat_template: str) -> ControlTokens:
+def control_tokens(core: tokenizers.Tokenizer, chat_template: str) -> ControlTokens | None:
     """Return the tokens by which a model is told who speaks, thinks or calls: special ones, and others that are written
     in angle brackets or in the chat template. Added tokens besides, such as runs of spaces, are texts as any other.
+    None: there are none.
     """
     added = [
         token
@@ -215,7 +216,7 @@ def control_tokens(core: tokenizers.Tokenizer, chat_template: str) -> ControlTok
     ]
     is_normalized = core.normalizer is not None and any(token.normalized for token in control)
     normalize = core.normalizer.normalize_str if is_normalized else None
-    return ControlTokens([token.content for token in control], normalize)
+    return ControlTokens([token.content for token in control], normalize) if control else None
 
 
 def _around(ids: list[int], whole: list[int]) -> tuple[list[int], list[int]]:

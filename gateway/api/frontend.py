@@ -99,7 +99,7 @@ class Frontend:
             async with self.body_reader.encode_lock(tenant):
                 return await self.tokenizer.encode_async(text, add_special_tokens, most)
         except TooManyTokens as error:
-            raise context_exceeded(error.num_tokens, context, param) from None
+            raise context_exceeded(error.num_tokens, context, param, error.at_least) from None
 
     async def decode(self, tenant: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Returns the text of token ids."""

@@ -134,7 +134,9 @@ class TokenizeBody(TypedDict, total=False):
     return_token_strs: bool | None
     continue_final_message: bool | None
     tools: Tools | None
+    documents: Documents | None
     chat_template_kwargs: Kwargs | None
+    reasoning_effort: Effort | None
 
 
 @with_config(EXACT)
@@ -147,7 +149,8 @@ CHAT = BodyType[ChatBody](ChatBody, known_object(ChatBody, refused=REFUSED_IN_CH
 COMPLETION = BodyType[CompletionBody](
     CompletionBody, known_object(CompletionBody, refused=REFUSED_IN_COMPLETION, ignorable=IGNORABLE)
 )
+_REFUSED_IN_TOKENIZE = {name: values for name, values in REFUSED_IN_CHAT.items() if name != "prompt"}
 TOKENIZE = BodyType[TokenizeBody](
-    TokenizeBody, known_object(TokenizeBody, refused={"chat_template": ()}, ignorable=IGNORABLE)
+    TokenizeBody, known_object(TokenizeBody, refused=_REFUSED_IN_TOKENIZE, ignorable=IGNORABLE)
 )
 DETOKENIZE = BodyType[DetokenizeBody](DetokenizeBody, known_object(DetokenizeBody, ignorable=IGNORABLE))

@@ -9,6 +9,7 @@ import pytest
 
 from backend.model.hub import resolve_model
 from tests.gateway.server_process import ServerProcess, bearer, eventually, running_server
+from tests.gateway.tenant_site import TenantSite, tenant_site
 
 HI = [{"role": "user", "content": "Count from 3 to 6."}]
 CHAT = "/v1/chat/completions"
@@ -173,3 +174,22 @@ def test_a_worker_process_tells_of_it_as_well(tmp_path: Path) -> None:
         eventually(lambda: server.metric("sluice_ignored_fields_total", 'field="store"') == 1)
         tokens = httpx.post(f"{server.url}/tokenize", json={"messages": FORGED}, headers=bearer(server.key)).json()
         assert reply.json()["usage"]["prompt_tokens"] == tokens["count"]
+
+
+CAPPED = """
+tenants:
+  narrow: {limits: {tokens: {rate: 600k/min, burst: 400}}}
+  packed: {limits: {kv_bytes: 2MiB}}
+"""
+
+
+def test_a_cap_that_bounds_nothing_asks_no_limit_for_more_than_an_answer_of_any_length(tmp_path: Path) -> None:
+    with tenant_site(TenantSite, tmp_path, CAPPED) as site:
+        for tenant in ("narrow", "packed"):
+            for body in ({"max_tokens": None}, {"max_tokens": 32_000}, {"max_completion_tokens": 65_535}):
+                reply = site.post(tenant, messages=HI, temperature=0, **body)
+                assert content(reply) == "3, 4, 5, 6"
+            told = int(reply.headers["x-sluice-max-tokens"])
+            assert told > 1900 if tenant == "narrow" else told < 500, "as its memory holds"
+            refused = site.post(tenant, messages=HI, max_tokens=1900)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "quota_unsatisfiable")

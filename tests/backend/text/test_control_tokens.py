@@ -121,10 +121,11 @@ def test_a_text_that_spells_nothing_else_is_refused_when_it_is_too_long_and_no_s
     one = tokenizer("embedded")
     text = one.render_chat([{"role": "user", "content": "<|end|>" * 1000}])
     count = len(one.encode(text, False))
-    assert count > 3000
-    with pytest.raises(TooManyTokens) as refusal:
-        one.encode(text, False, count - 1)
-    assert refusal.value.num_tokens == count
+    assert len(one.encode(text, False, count)) == count > 3000
+    for most in (count - 1, count // 2, 10):
+        with pytest.raises(TooManyTokens) as refusal:
+            one.encode(text, False, most)
+        assert most < refusal.value.num_tokens <= count and refusal.value.at_least
 
 
 def test_added_tokens_that_are_texts_stay_one_token() -> None:
