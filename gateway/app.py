@@ -164,7 +164,9 @@ async def open_service(
 
 def served_model(settings: Settings, model: LoadedModel, service: Service) -> ServedModel:
     """Returns what the API's clients see of a model."""
-    limits = Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults)
+    limits = Limits(
+        model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults, settings.unknown_fields
+    )
     return ServedModel(
         service.model,
         service.created,
@@ -174,6 +176,7 @@ def served_model(settings: Settings, model: LoadedModel, service: Service) -> Se
         settings.tool_followup or None,
         service.kv_shape,
         has_grammars=service.grammars is not None,
+        clamps_max_tokens=settings.max_tokens_beyond_context == "clamp",
     )
 
 
@@ -358,6 +361,7 @@ def _load(settings: Settings) -> LoadedModel:
             device=settings.device,
             kernels=settings.kernels,
             tensor_parallel=settings.tensor_parallel,
+            chat_control_tokens=settings.chat_control_tokens,
             structured_output=structured_output_options(settings),
             progress=progress,
         )

@@ -16,6 +16,7 @@ from gateway.errors import ApiError, InternalError
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import ClientGone, show_key
 from gateway.http.responses import ResponseWriter
+from gateway.openai.foreign_fields import Ignored
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -98,6 +99,12 @@ class Endpoint:
         if policy.name in frontend.engine.refused_tenants:
             await frontend.engine.check_refusals(policy)
         return await frontend.body_reader.read(call.scope, call.receive, policy.name, policy.key, call.record, parse)
+
+    def tell_ignored(self, call: Call, ignored: Ignored | None) -> None:
+        """Say which fields of a request had no effect: to the client, the log and the metrics."""
+        if ignored:
+            call.response.add_headers(ignored.header())
+            call.record.ignored = tuple(ignored.values())
 
     async def charge(self, call: Call, policy: EffectivePolicy) -> RequestCharge:
         """Charge a request that takes no tokens; the headers tell what is left of its limits."""

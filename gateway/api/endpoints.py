@@ -134,7 +134,7 @@ class TokenizeEndpoint(Endpoint):
         frontend = self.frontend
         policy = frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
-            request = await self.read(call, policy, parse_tokenize_request)
+            request = await self.read(call, policy, partial(parse_tokenize_request, limits=frontend.model.limits))
             frontend.check_model(request.model, policy)
             text = request.prompt
             if request.conversation is not None:
@@ -143,6 +143,7 @@ class TokenizeEndpoint(Endpoint):
             token_ids = await frontend.encode(policy.name, text or "", request.add_special_tokens, param)
             strings = await frontend.spellings(policy.name, token_ids) if request.return_token_strs else None
             charge.was_served = True
+            self.tell_ignored(call, request.ignored)
             await call.response.reply(tokenized(token_ids, frontend.model.limits.max_model_len, strings))
         return Outcome.COMPLETED
 
@@ -158,7 +159,17 @@ class DetokenizeEndpoint(Endpoint):
             frontend.check_model(request.model, policy)
             text = await frontend.decode(policy.name, request.tokens, skip_special_tokens=False)
             charge.was_served = True
+            self.tell_ignored(call, request.ignored)
             await call.response.reply(detokenized(text))
+        return Outcome.COMPLETED
+
+
+class TokenizerInfoEndpoint(Endpoint):
+    """Answers GET /tokenizer_info with the tokenizer's configuration and its chat template, as vLLM does."""
+
+    async def answer(self, call: Call) -> Outcome:
+        self.frontend.check_model(None, _policy_of_asker(self, call))
+        await call.response.reply(self.frontend.tokenizer.info)
         return Outcome.COMPLETED
 
 

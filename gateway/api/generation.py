@@ -85,6 +85,7 @@ class GenerationEndpoint(Endpoint):
         async with scope:
             call.response.send, call.record.scope = scope.send, scope
             prompts = await dialect.prompts(request, policy.name, frontend)
+            self.tell_ignored(call, request.ignored)
             policy.check_prompts(len(prompts) * request.num_answers)
             if request.bad_words:
                 words = await frontend.bad_words(policy.name, request.bad_words)
@@ -128,6 +129,8 @@ class GenerationEndpoint(Endpoint):
             for prompt, message in zip(prompts, messages, strict=True)
         ]
         asked = params.engine_request(identity.id, prompts, frontend.model)
+        if params.clamped_to is not None:
+            call.response.add_headers({"x-sluice-max-tokens": str(params.clamped_to)})
         try:
             generation = await frontend.engine.generate(asked, params.policy, record, scope.fail)
         except (InvalidGrammar, GrammarsExceeded, GrammarsUnavailable) as error:

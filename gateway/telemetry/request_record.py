@@ -153,6 +153,7 @@ class RequestRecord:
     response_id: str | None = None
     grammar: Grammar | None = None  # what its answers have to match
     beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
+    ignored: tuple[str, ...] = ()  # its fields without effect, by the names that they are counted by
 
     body_bytes: int = 0  # read so far
 

@@ -55,7 +55,7 @@ def run_worker() -> None:
     kind, pickled = read_frame(link)
     assert kind is FrameKind.SETUP
     setup: Setup = pickle.loads(pickled)  # noqa: S301 - of the process that started this one
-    tokenizer = Tokenizer.from_dir(setup.model_dir, setup.vocab_size)
+    tokenizer = Tokenizer.from_dir(setup.model_dir, setup.vocab_size, setup.settings.chat_control_tokens)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     with logging_to(STDERR, setup.settings), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
