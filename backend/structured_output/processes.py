@@ -144,7 +144,7 @@ class GrammarProcesses:
             try:
                 error = json.loads(receive_frame(ours))["error"]
             except (EOFError, OSError) as failure:
-                error = f"its process does not start ({failure or 'it ends, and has written why'})"
+                error = f"its process does not start ({str(failure) or 'it ends, and has written why'})"
             if error is not None:
                 ours.close()
                 self._end_all()
