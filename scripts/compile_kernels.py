@@ -42,6 +42,7 @@ from backend.kernels.ops import StepInputs
 from backend.kernels.triton_ops import TritonOps
 from benchmarks.gpu_check import compiling
 from benchmarks.gpu_check.paper_gpu import META, compiled, paper_gpu
+from benchmarks.processes import end_with_parent
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ATTENTION = ("prefill", "decode")
@@ -268,7 +269,7 @@ def compile_all(wanted: list[Variant], kernels: tuple[str, ...], jobs: int) -> I
         for variant in wanted:
             yield from compile_variant(variant, kernels)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
         for results in pool.map(partial(compile_variant, kernels=kernels), wanted):
             yield from results
 
