@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,8 +85,8 @@ PARTS = {
     "serving": Part(serving.check, 25),
     "agreement": Part(agreement.check, 25),
     "engine": Part(requests.check_offline, 40),
-    "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 70),
-    "http": Part(requests.check_http, 65),
+    "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 65),
+    "http": Part(requests.check_http, 70),
     "kernels": Part(kernels.check, 100),
     "beside": Part(beside.check, 80),
     "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 60),
@@ -101,6 +102,7 @@ class Result:
     findings: list[Finding] = field(default_factory=list)
     failure: str = ""
     seconds: float = 0.0
+    device: str = ""  # the name of the GPU, as the part's process knows it: this one takes no memory of it
 
 
 def shown(finding: Finding) -> Finding:
@@ -160,8 +162,9 @@ def run_apart(name: str, seconds: float) -> Result:
         lines = file.read_text().splitlines() if file.exists() else []
         if failure:
             failure = "\n".join([failure, *errors.read_text(errors="replace").splitlines()[-TOLD_LINES:]])
-    findings = [Finding(**json.loads(line)) for line in lines]
-    result = Result(name, findings, failure, time.perf_counter() - started)
+    device, *found = [json.loads(line) for line in lines] or [""]
+    seconds = time.perf_counter() - started
+    result = Result(name, [Finding(**one) for one in found], failure, seconds, device)
     if ended is not None:
         ended.result = result
         raise ended
@@ -173,10 +176,19 @@ def part_main(name: str, file: Path) -> int:
     end_with_parent(signal.SIGKILL)
     torch.set_grad_enabled(False)
     with file.open("w") as out:
-        for finding in PARTS[name].check(DEVICE):
+        print(json.dumps(torch.cuda.get_device_name(DEVICE) if GPU else ""), file=out, flush=True)
+        for finding in counting_kernels(PARTS[name].check(DEVICE)):
             print(f"  {shown(finding)}", flush=True)
             print(json.dumps(asdict(finding)), file=out, flush=True)
     return 0
+
+
+def counting_kernels(findings: Iterable[Finding]) -> Iterable[Finding]:
+    """What part `compile` has left for a part to compile."""
+    before = compiling.num_cached()
+    yield from findings
+    if GPU:
+        yield Finding("kernels compiled meanwhile", compiling.num_cached() - before)
 
 
 def run_all(names: list[str], apart: bool, limit: float, file: Path) -> list[Result]:
@@ -203,10 +215,10 @@ def run_all(names: list[str], apart: bool, limit: float, file: Path) -> list[Res
 
 def write(results: list[Result], file: Path) -> None:
     parts = [vars(result) | {"findings": [finding.to_json() for finding in result.findings]} for result in results]
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    device = torch.cuda.get_device_name(DEVICE) if GPU else None
+    about = {"device": next((result.device for result in results if result.device), None)}
+    about |= {"torch": torch.__version__, "triton": triton.__version__, "date": datetime.now(UTC).date().isoformat()}
     whole = file.with_name(f"{file.name}.new")
-    whole.write_text(json.dumps({"device": device, **versions, "parts": parts}, indent=1))
+    whole.write_text(json.dumps(about | {"parts": parts}, indent=1))
     whole.replace(file)  # whoever is ended in between leaves what was there
 
 

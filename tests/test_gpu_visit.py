@@ -93,7 +93,8 @@ def part(name: str, *findings: dict[str, Any], failure: str = "") -> dict[str, A
 
 
 def write(file: Path, *parts: dict[str, Any]) -> None:
-    file.write_text(json.dumps({"device": "NVIDIA H100 80GB HBM3", "torch": "2.11.0", "parts": list(parts)}))
+    about = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.11.0", "date": "2026-12-01"}
+    file.write_text(json.dumps(about | {"parts": list(parts)}))
 
 
 def test_what_came_back_is_kept_row_by_row(
@@ -112,7 +113,7 @@ def test_what_came_back_is_kept_row_by_row(
     os.utime(tmp_path / "right.json", (0, 0))
     (tmp_path / "machine.txt").write_text("    Driver Version : 580.1\ncore /opt/core-1\ntorch 2.11.0\n")
     (tmp_path / "triton.txz").write_bytes(b"kernels")
-    assert gpu_visit.record(tmp_path, "2026-12-01") == 0
+    assert gpu_visit.record(tmp_path) == 0
     kept = json.loads((tmp_path / "results" / "nvidia-h100-80gb-hbm3-2026-12-01.json").read_text())
     rows = {row["row"]: row["said"] for row in kept["acceptance"]}
     assert (rows[1], rows[2], rows[3]) == ("met", "failed", "not run"), "what was run again counts"
