@@ -54,11 +54,15 @@ def test_a_visit_asks_what_is_right_before_what_is_fast(tmp_path: Path) -> None:
     assert len(files) <= 8, "no more come back from some machines"
 
 
-@pytest.mark.parametrize("wrong", ["1", "3"])
-def test_what_computes_wrongly_is_searched_for_its_fault_and_not_measured(wrong: str, tmp_path: Path) -> None:
-    _, parts, files = visit(tmp_path, WRONG=wrong)
+def test_what_computes_wrongly_is_searched_for_its_fault_and_not_measured(tmp_path: Path) -> None:
+    _, parts, files = visit(tmp_path, WRONG="3")
     assert parts[1:] == [["sanitize"]]
     assert len(files) <= 8
+
+
+@pytest.mark.parametrize("status", ["1", "143"])
+def test_what_had_no_time_or_failed_keeps_nothing_from_being_measured(status: str, tmp_path: Path) -> None:
+    assert visit(tmp_path, WRONG=status)[1][1:] == [["engine", "llama-3-8b", "http"], ["kernels"]]
 
 
 def test_parts_are_run_again_with_the_flags_that_are_given(tmp_path: Path) -> None:
