@@ -40,6 +40,7 @@ TRITON_CACHE = Path("/tmp/sluice-gpu/triton")  # as in scripts/gpu_box: a cache 
 MOST_BYTES = 40 << 20
 THERE = {"torch", "triton"}  # whatever their versions: they are what is checked
 FOR_TESTS = ("pytest-asyncio",)
+ALWAYS = {"protobuf", "typing-extensions"}  # others ask for their newest versions
 GLIBC = range(35, 16, -1)  # minor versions that wheels may ask for: Ubuntu 22.04 has 2.35
 KEPT = {".cubin", ".json", ".so"}  # of Triton's cache, what it looks for
 
@@ -69,7 +70,7 @@ def lacking(there: dict[str, str]) -> list[str]:
         applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
         if not applies or name in found or name in THERE:
             continue
-        if name not in there or not needed.specifier.contains(there[name], prereleases=True):
+        if name in ALWAYS or name not in there or not needed.specifier.contains(there[name], prereleases=True):
             found[name] = versions.get(name) or version(name)  # of what few machines have, nothing is pinned
             waiting += _needs(name, needed.extras)
     return [f"{name}=={found[name]}" for name in sorted(found)]
