@@ -151,22 +151,23 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-COMMAND = 'export OUT="${OUT:-$PWD/gpu-out}"; bash scripts/gpu_box'
+COMMAND = "bash scripts/gpu_box"
 AGAIN = f"{COMMAND} --parts serving qwen3-0.6b beside"
 
 
 def show_command() -> None:
     print(f"""
-On the machine, in a copy of this tree with .gpu in it (tracked files and .gpu are all that it takes), within 8 minutes:
+On the machine, in a copy of this tree with .gpu in it (tracked files and .gpu are all that it takes), within 8 minutes;
+what it finds is in $OUT, or in gpu-out beside it:
 
 {COMMAND}
 
-and to run parts again after a fix, or others ({Path(__file__).name} record takes all that lies in one folder):
+and to run parts again after a fix, or others (`record` takes all that lies in one folder):
 
 {AGAIN}
-{COMMAND} --parts engine --without-graphs    where recording graphs fails
-{COMMAND} --parts engine --kv-gib 20         where memory runs out
-{COMMAND} --parts engine --kernels torch     where Triton cannot compile what launches its kernels
+{COMMAND} --parts engine --without-graphs  # where recording graphs fails
+{COMMAND} --parts engine --kv-gib 20       # where memory runs out
+{COMMAND} --parts engine --kernels torch   # where Triton cannot compile what launches its kernels
 {COMMAND} test -m gpu tests/gpu
 
 With ssh: rsync -a --delete --exclude=/.venv* --exclude=/.git ./ BOX:sluice/ && ssh BOX 'cd sluice && {COMMAND}';
