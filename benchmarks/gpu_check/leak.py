@@ -9,6 +9,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
 from random import Random
 from weakref import ref
@@ -78,20 +79,20 @@ def check(device: torch.device) -> Iterator[Finding]:
 
 
 def _steps(plan: Plan, device: torch.device, runner: ModelRunner) -> Iterator[Finding]:
-    traffic = Traffic(plan, runner)
-    traffic.fill_with_each_kind()
+    traffic = Traffic(runner, plan.seqs, plan.longest_prompt)
+    traffic.fill_with(KINDS, FILLING)
     first, before = traffic.steps, memory(device)
     pinned, began = pinned_bytes(device), time.perf_counter()
-    traffic.mix(plan.steps)
+    traffic.mix(plan.steps, plan.longest_answer)
     yield Finding("mean step", (time.perf_counter() - began) / (traffic.steps - first) * 1e3, "ms")
     counters = traffic.scheduler.counters
     happened = (counters.preemptions, counters.swapped_in, counters.cached_tokens, traffic.cancelled)
     told = "{:,} preemptions, {:,} blocks copied back, {:,} cached tokens, {:,} cancelled".format(*happened)
     yield Finding(f"{traffic.steps:,} steps", told)
     yield Finding("kinds of events that did not occur in them", happened.count(0), bound=0, exact=True)
-    for what, then, now in zip(("allocated", "reserved"), before, memory(device), strict=True):
-        what = f"memory {what}, growth after the first {first} steps"
-        yield Finding(what, (now - then) / 2**20, "MiB", bound=0, exact=True)
+    for kind, then, now in zip(("allocated", "reserved"), before, memory(device), strict=True):
+        grown = (now - then) / 2**20
+        yield Finding(f"memory {kind}, growth after the first {first} steps", grown, "MiB", bound=0, exact=True)
     yield Finding("pinned memory of the host, growth", (pinned_bytes(device) - pinned) / 2**20, "MiB")
 
 
@@ -128,38 +129,38 @@ def _load_and_let_go(load: Callable[[], ModelRunner]) -> tuple[int, bool]:
 class Traffic:
     """Requests of all kinds on one runner."""
 
-    def __init__(self, plan: Plan, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, seqs: int, longest_prompt: int) -> None:
         self.steps = self.cancelled = 0
         config = replace(runner.config, max_preemptions=sys.maxsize)
         self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
-        self._plan, self._vocab, self._random = plan, runner.decoder.config.vocab_size, Random(0)
+        self._seqs, self._longest_prompt = seqs, longest_prompt
+        self._vocab, self._random = runner.decoder.config.vocab_size, Random(0)
         self._names = BlockNames(b"leak", config.block_size)
         self.scheduler.name_blocks_by(self._names.name)
         self._device = InlineDevice(runner)
         self._loop = StepLoop(self.scheduler, self._device.launch, time.perf_counter)
-        self._prompts = [self._tokens(plan.longest_prompt) for _ in range(4)]  # that others begin like
+        self._prompts = [self._tokens(longest_prompt) for _ in range(4)]  # that others begin like
         self._arrived = 0
 
-    def fill_with_each_kind(self) -> None:
+    def fill_with(self, kinds: Listed[SamplingParams], tokens: int) -> None:
         """All seats by one kind after the other, one of them with the longest prompt."""
-        plan = self._plan
-        for kind in KINDS:
-            for number in range(plan.seqs):
-                length = plan.longest_prompt if number == 0 else max(1, plan.longest_prompt // 8)
-                self._arrive([self._tokens(length)], kind, FILLING)
+        for kind in kinds:
+            for number in range(self._seqs):
+                length = self._longest_prompt if number == 0 else max(1, self._longest_prompt // 8)
+                self._arrive([self._tokens(length)], kind, tokens)
             self._drain()
         self._end()
 
-    def mix(self, steps: int) -> None:
+    def mix(self, steps: int, longest_answer: int) -> None:
         """Until so many steps were run in all, and whatever came has ended."""
-        plan, random = self._plan, self._random
+        random = self._random
         while self.steps < steps:
-            while self._arrived_and_not_ended() < plan.seqs + 2:
-                prompt = random.choice(self._prompts)[: random.randint(1, plan.longest_prompt)]
+            while len(self.scheduler.running) + len(self.scheduler.waiting) < self._seqs + 2:
+                prompt = random.choice(self._prompts)[: random.randint(1, self._longest_prompt)]
                 if random.random() < 0.5:
                     prompt = self._tokens(len(prompt))
                 answers = FORKS if random.random() < 0.2 else 1
-                self._arrive([prompt] * answers, random.choice(KINDS), random.randint(1, plan.longest_answer))
+                self._arrive([prompt] * answers, random.choice(KINDS), random.randint(1, longest_answer))
             self._step()
             if random.random() < CANCELLED and (running := [*self.scheduler.running.values()]):
                 self.scheduler.finish(random.choice(running), FinishReason.CANCELLED)
@@ -171,9 +172,6 @@ class Traffic:
         """Have the last step be of the same kind whatever came before."""
         self._arrive([self._tokens(1)], GREEDY, 2)
         self._drain()
-
-    def _arrived_and_not_ended(self) -> int:
-        return len(self.scheduler.running) + len(self.scheduler.waiting)
 
     def _drain(self) -> None:
         while self.scheduler.has_work:

@@ -1,7 +1,7 @@
 """The same tokens in fp32 whatever runs beside a request, and however its steps are cut, launched and given up.
 
-Each request alone, in whole prompts, without graphs and a step at a time, is what all other ways are held to. Greedy and
-drawn answers part only at near ties, which the reference on the CPU judges (`near_ties`).
+Each request alone, in whole prompts, without graphs and a step at a time, is what all other ways are held to. Greedy
+and drawn answers part only at near ties, which the reference on the CPU judges (`near_ties`).
 """
 
 import sys
@@ -172,6 +172,4 @@ def _requests(plan: Plan) -> list[Request]:
 
 
 def _sequence(number: int, request: Request, tokens: int) -> Sequence:
-    return Sequence(
-        str(number), "", request.prompt, request.sampling, tokens, request.seed, frozenset(), float(number)
-    )
+    return Sequence(str(number), "", request.prompt, request.sampling, tokens, request.seed, frozenset(), float(number))
