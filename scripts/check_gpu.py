@@ -33,7 +33,21 @@ os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # re
 
 import triton
 
-from benchmarks.gpu_check import agreement, beside, correctness, kernels, requests, serving, steps
+from benchmarks.gpu_check import (
+    agreement,
+    beside,
+    correctness,
+    kernels,
+    leak,
+    masks,
+    peers,
+    requests,
+    same,
+    sanitize,
+    serving,
+    steps,
+    tenants,
+)
 from benchmarks.gpu_check.finding import Finding
 
 GPU = torch.cuda.is_available()
@@ -67,6 +81,13 @@ PARTS = {
     "http": Part(requests.check_http, 150),
     "beside": Part(beside.check, 120),
     "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 90),
+    "same": Part(same.check, 60),
+    "masks": Part(masks.check, 40),
+    "leak": Part(leak.check, 60),
+    "sanitize": Part(sanitize.check, 110),
+    "tenants": Part(tenants.check, 200),
+    "peers": Part(peers.check, 90),
+    "vllm": Part(peers.check_vllm, 240),
 }
 
 

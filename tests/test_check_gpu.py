@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
 PARTS = {
     "environment", "correctness", "serving", "agreement", "engine", "llama-3-8b", "qwen3-0.6b", "beside", "http",
-    "kernels",
+    "kernels", "same", "masks", "leak", "sanitize", "tenants", "fa3", "peers", "vllm",
 }  # fmt: skip
 NOT_ON_A_BARE_MACHINE = (
     "huggingface_hub", "hiredis", "httpx", "hypothesis", "opentelemetry", "orjson", "pydantic", "pydantic_settings",

@@ -8,8 +8,10 @@ collector, and another one as large fits.
 import gc
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from weakref import ref
@@ -83,8 +85,11 @@ def _steps(plan: Plan, device: torch.device, runner: ModelRunner) -> Iterator[Fi
     traffic.fill_with(KINDS, FILLING)
     first, before = traffic.steps, memory(device)
     pinned, began = pinned_bytes(device), time.perf_counter()
-    traffic.mix(plan.steps, plan.longest_answer)
+    with waits_of_the_host(device) as waits:
+        traffic.mix(plan.steps, plan.longest_answer)
     yield Finding("mean step", (time.perf_counter() - began) / (traffic.steps - first) * 1e3, "ms")
+    told = f": {waits[0]}" if waits else ""
+    yield Finding(f"operations that had the host wait{told}", len(waits), bound=0, exact=True)
     counters = traffic.scheduler.counters
     happened = (counters.preemptions, counters.swapped_in, counters.cached_tokens, traffic.cancelled)
     told = "{:,} preemptions, {:,} blocks copied back, {:,} cached tokens, {:,} cancelled".format(*happened)
@@ -208,6 +213,23 @@ def memory(device: torch.device) -> tuple[int, int]:
     tensors = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values()), sum(storages.values())
+
+
+@contextmanager
+def waits_of_the_host(device: torch.device) -> Iterator[list[str]]:
+    """Fill a list with where operations of torch have made the host wait for the device, but for waiting for a step."""
+    places: list[str] = []
+    if device.type != "cuda":
+        yield places
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield places
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    places += [f"{one.filename}:{one.lineno}" for one in caught if "synchronizing CUDA" in str(one.message)]
 
 
 def pinned_bytes(device: torch.device) -> int:

@@ -50,7 +50,9 @@ def under(tool: str) -> Iterator[Finding]:
             yield from _judged(name, _said(process))
     finally:
         for process in running.values():
-            _end(process)
+            _kill(process)
+            with process:  # closes what it has said, and waits for it
+                pass
 
 
 def _start(tool: str, name: str) -> "subprocess.Popen[str]":
@@ -73,15 +75,14 @@ def _said(process: "subprocess.Popen[str]") -> str:
     try:
         return process.communicate(timeout=SECONDS)[0]
     except subprocess.TimeoutExpired:
-        _end(process)
+        _kill(process)
         return f"{process.communicate()[0]}\nended after {SECONDS:.0f} s"
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
-    """End it with all that it has started."""
+def _kill(process: "subprocess.Popen[str]") -> None:
+    """Kill it with all that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _judged(name: str, said: str) -> Iterator[Finding]:

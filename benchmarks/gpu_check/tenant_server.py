@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -68,10 +68,21 @@ class TenantServer:
         return found
 
 
+def missing() -> str | None:
+    """What of a gateway's needs is not here, if anything: its own version is read from what is installed."""
+    try:
+        version("sluice")
+        import_module("gateway.app")
+    except PackageNotFoundError:
+        return "sluice (its wheel, without dependencies)"
+    except ModuleNotFoundError as error:
+        return error.name
+    return None
+
+
 @contextmanager
 def tenant_server(model: ModelConfig, device: torch.device, seats: int, length: int) -> Iterator[TenantServer]:
-    """Run one with so many seats, for contexts of `length` tokens. Raises `ModuleNotFoundError` for what it needs."""
-    version("sluice")
+    """Run one with so many seats, for contexts of `length` tokens."""
     make_keys = import_module("benchmarks.served").make_keys
     with TemporaryDirectory() as directory:
         folder = Path(directory)

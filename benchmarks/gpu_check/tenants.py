@@ -27,7 +27,7 @@ from benchmarks import kernels_gpu
 from benchmarks.gpu_check import requests
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import SHAPES, dtype_of
-from benchmarks.gpu_check.tenant_server import INTERVAL, TIER, WEIGHTS, TenantServer, tenant_server
+from benchmarks.gpu_check.tenant_server import INTERVAL, TIER, WEIGHTS, TenantServer, missing, tenant_server
 from benchmarks.load import OK, Clients, all_at_once
 from benchmarks.report import quantile
 from benchmarks.traffic import ClosedLoop, Due, Exchange, Traffic
@@ -109,20 +109,20 @@ SMALL = Plan(
 
 def check(device: torch.device) -> Iterator[Finding]:
     plan = GPU if device.type == "cuda" else SMALL
+    if (lacking := missing()) is not None:
+        yield Finding("tenants over HTTP", f"skipped: needs {lacking}")
+        return
     _raise_limit()
     floor, offline = _chunk_floor(plan, device), _offline(device)
     gc.collect()
     torch.cuda.empty_cache()
-    try:
-        with tenant_server(plan.model, device, plan.seats, plan.length) as server:
-            phases = _Phases(plan, server)
-            yield from phases.drop_streams()
-            yield from phases.hold_against(offline, device)
-            yield from phases.share()
-            yield from phases.pace(floor)
-            yield from phases.keep_deadlines()
-    except ModuleNotFoundError as missing:
-        yield Finding("tenants over HTTP", f"skipped: needs {missing.name}")
+    with tenant_server(plan.model, device, plan.seats, plan.length) as server:
+        phases = _Phases(plan, server)
+        yield from phases.drop_streams()
+        yield from phases.hold_against(offline, device)
+        yield from phases.share()
+        yield from phases.pace(floor)
+        yield from phases.keep_deadlines()
 
 
 def _raise_limit() -> None:
