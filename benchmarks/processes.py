@@ -1,7 +1,9 @@
 """The processes of a benchmark: each on its own core, answering one JSON line for each line it reads."""
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -94,11 +96,25 @@ def free_port() -> int:
         return port
 
 
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, however that may be."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def bound(command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
+    """Start a program that is told to end when this one does, were it killed: no tool leaves anything behind."""
+    return subprocess.Popen(command, preexec_fn=end_with_parent, **options)  # noqa: PLW1509 - by their main threads
+
+
 @contextmanager
 def background(command: Sequence[str], log: Path) -> Iterator[None]:
     """Run a command in the background, which is asked to end at the end; what it says goes to the log."""
     with log.open("wb") as said:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+        process = bound(command, cwd=ROOT, stdout=said, stderr=said)
     try:
         yield
     finally:

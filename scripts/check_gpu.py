@@ -1,21 +1,26 @@
 #!/usr/bin/env python3
 """Check and measure everything on one NVIDIA GPU, in less than ten minutes: scripts/check_gpu.py [--json FILE]
 
-    scripts/check_gpu.py                       every part
+    scripts/check_gpu.py                       every part, the most telling first
     scripts/check_gpu.py --parts kernels engine
 
 Needs Python 3.11, torch, triton, numpy, safetensors, tokenizers and jinja2; transformers and what the gateway needs are
 used when they are there. Each part runs in a process of its own, within a time of its own, and is reported whatever
-becomes of the others. Without a GPU the parts run interpreted and small, here, which shows only that they run.
+becomes of the others; figures are written after each, also when this is ended in the midst of one (SIGTERM, SIGINT),
+and no process is left on the GPU. Speeds are held to what the same GPU did in the same run.
+Without a GPU the parts run interpreted and small, here, which shows only that they run.
 Exit status: 0 when every part ran, 1 when one failed, 3 when a figure misses its bound.
 """
 
 import argparse
 import json
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import traceback
@@ -23,6 +28,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,9 +39,11 @@ os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # re
 
 import triton
 
+from backend import compiled_core
 from benchmarks.gpu_check import (
     agreement,
     beside,
+    compiling,
     correctness,
     kernels,
     leak,
@@ -49,6 +57,9 @@ from benchmarks.gpu_check import (
     tenants,
 )
 from benchmarks.gpu_check.finding import Finding
+from benchmarks.gpu_check.models import dtype_of
+from benchmarks.kernels_gpu import peaks_of
+from benchmarks.processes import end_with_parent
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
@@ -57,11 +68,22 @@ TOLD_LINES = 12  # of what a part that failed wrote to stderr
 
 
 def environment(device: torch.device) -> Iterable[Finding]:
+    """What there is, and what parts will do without."""
     yield Finding("device", torch.cuda.get_device_name(device) if GPU else "none: interpreted, small")
-    yield Finding("torch, triton", f"{torch.__version__}, {triton.__version__}")
+    yield Finding("Python, torch, triton", f"{platform.python_version()}, {torch.__version__}, {triton.__version__}")
     if GPU:
         free, total = torch.cuda.mem_get_info(device)
         yield Finding("memory, free", free / 2**30, f"GiB of {total / 2**30:.1f}")
+        yield Finding("capability", ".".join(map(str, torch.cuda.get_device_capability(device))))
+    yield Finding("processors", os.cpu_count() or 0)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    yield Finding("C compiler, Python's headers", f"{shutil.which(os.environ.get('CC', 'gcc'))}, {header.exists()}")
+    yield Finding("core", "interpreted" if compiled_core.compiled() is None else "compiled")
+    absent = requests.missing() + [name for name in ("transformers", "llguidance") if find_spec(name) is None]
+    yield Finding("absent", ", ".join(absent) or "nothing")
+    peaks = peaks_of(device, dtype_of(device))
+    yield Finding("copy, read and written", peaks.bandwidth / 1e12, "TB/s")
+    yield Finding("matrix product", peaks.matrix_rate / 1e12, "TFLOP/s")
 
 
 @dataclass(frozen=True)
@@ -71,24 +93,27 @@ class Part:
 
 
 PARTS = {
-    "environment": Part(environment, 60),
-    "correctness": Part(correctness.check, 150),
-    "serving": Part(serving.check, 90),
-    "agreement": Part(agreement.check, 90),
-    "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 120),
-    "engine": Part(requests.check_offline, 120),
-    "kernels": Part(kernels.check, 150),
-    "http": Part(requests.check_http, 150),
-    "beside": Part(beside.check, 120),
-    "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 90),
-    "same": Part(same.check, 60),
-    "masks": Part(masks.check, 40),
-    "leak": Part(leak.check, 60),
-    "sanitize": Part(sanitize.check, 110),
-    "tenants": Part(tenants.check, 200),
-    "peers": Part(peers.check, 90),
+    "environment": Part(environment, 20),
+    "compile": Part(compiling.check, 35),
+    "correctness": Part(correctness.check, 40),
+    "serving": Part(serving.check, 25),
+    "agreement": Part(agreement.check, 25),
+    "engine": Part(requests.check_offline, 40),
+    "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 70),
+    "http": Part(requests.check_http, 65),
+    "kernels": Part(kernels.check, 100),
+    "beside": Part(beside.check, 80),
+    "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 60),
+    "same": Part(same.check, 40),
+    "masks": Part(masks.check, 25),
+    "leak": Part(leak.check, 50),
+    "sanitize": Part(sanitize.check, 85),
+    "tenants": Part(tenants.check, 180),
+    "fa3": Part(peers.check_attention, 40),
+    "peers": Part(peers.check_engines, 70),
     "vllm": Part(peers.check_vllm, 240),
 }
+"""By worth: what is right comes before what is fast, and what a visit of minutes has no time for comes last."""
 
 
 @dataclass
@@ -119,12 +144,27 @@ def run_here(name: str) -> Result:
     return result
 
 
+class Ended(Exception):
+    """A signal says that all is to end, within a part; `result` is what came of it so far."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.status = 128 + number
+        self.result: Result | None = None
+
+
+def end(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # one is enough, and what it ends takes a moment
+    raise Ended(number)
+
+
 def run_apart(name: str, seconds: float) -> Result:
-    """In a process of its own, killed after `seconds`; a device error there stays there."""
+    """In a process of its own, killed after `seconds`; a device error there stays there. Raises `Ended`."""
     with tempfile.TemporaryDirectory() as folder:
         file, started = Path(folder) / "part.jsonl", time.perf_counter()
         command = [sys.executable, str(Path(__file__).resolve()), "--part", name, "--json", str(file)]
         errors = Path(folder) / "stderr"
+        ended: Ended | None = None
         with errors.open("w") as stderr:
             process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
         try:
@@ -132,6 +172,8 @@ def run_apart(name: str, seconds: float) -> Result:
             failure = "" if status == 0 else f"ended with status {status}"
         except subprocess.TimeoutExpired:
             failure = f"took longer than {seconds:.0f} s"
+        except Ended as error:
+            ended, failure = error, str(error)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # and whatever a part that crashed has left on the device
@@ -140,11 +182,16 @@ def run_apart(name: str, seconds: float) -> Result:
         if failure:
             failure = "\n".join([failure, *errors.read_text(errors="replace").splitlines()[-TOLD_LINES:]])
     findings = [Finding(**json.loads(line)) for line in lines]
-    return Result(name, findings, failure, time.perf_counter() - started)
+    result = Result(name, findings, failure, time.perf_counter() - started)
+    if ended is not None:
+        ended.result = result
+        raise ended
+    return result
 
 
 def part_main(name: str, file: Path) -> int:
     """Each finding is written as it is made, so that a part that is killed keeps those before."""
+    end_with_parent(signal.SIGKILL)
     torch.set_grad_enabled(False)
     with file.open("w") as out:
         for finding in PARTS[name].check(DEVICE):
@@ -154,25 +201,34 @@ def part_main(name: str, file: Path) -> int:
 
 
 def run_all(names: list[str], apart: bool, limit: float, file: Path) -> list[Result]:
-    """The figures are written after each part, so that they are there whatever ends the next."""
-    deadline, results = time.perf_counter() + limit, []
+    """The figures are written after each part, so that they are there whatever ends the next. Raises `Ended`."""
+    deadline, results = time.perf_counter() + limit, list[Result]()
     for name in names:
         print(f"{name}:", flush=True)
         left = deadline - time.perf_counter()
-        if left < 1:
-            results.append(Result(name, failure="no time was left"))
-        else:
-            results.append(run_apart(name, min(PARTS[name].seconds, left)) if apart else run_here(name))
-        if results[-1].failure:
-            print(f"  FAILED: {results[-1].failure}", flush=True)
-        write(results, file)
+        try:
+            if left < 1:
+                results.append(Result(name, failure="no time was left"))
+            else:
+                most = min(PARTS[name].seconds, left) if GPU else left
+                results.append(run_apart(name, most) if apart else run_here(name))
+        except Ended as ended:
+            results += [ended.result] if ended.result is not None else []
+            raise
+        finally:
+            if results and results[-1].failure:
+                print(f"  FAILED: {results[-1].failure}", flush=True)
+            write(results, file)
     return results
 
 
 def write(results: list[Result], file: Path) -> None:
     parts = [vars(result) | {"findings": [finding.to_json() for finding in result.findings]} for result in results]
     versions = {"torch": torch.__version__, "triton": triton.__version__}
-    file.write_text(json.dumps({"gpu": GPU, **versions, "parts": parts}, indent=1))
+    device = torch.cuda.get_device_name(DEVICE) if GPU else None
+    whole = file.with_name(f"{file.name}.new")
+    whole.write_text(json.dumps({"device": device, **versions, "parts": parts}, indent=1))
+    whole.replace(file)  # whoever is ended in between leaves what was there
 
 
 def over_http(results: list[Result]) -> list[Finding]:
@@ -208,7 +264,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.part:
         return part_main(options.part, options.json)
-    return report(run_all(options.parts, options.apart, options.seconds, options.json), options.json)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    try:
+        return report(run_all(options.parts, options.apart, options.seconds, options.json), options.json)
+    except Ended as ended:
+        return ended.status
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ others ask for.
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections import OrderedDict
@@ -23,6 +24,8 @@ from backend.errors import GrammarInvalid, GrammarTooComplex
 from backend.grammar import Grammar
 from backend.structured_output.frames import receive_frame, send_frame
 from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess, NoGrammarProcess
+
+log = logging.getLogger(__name__)
 
 MOST_WAITING = 32  # of an owner's, behind the one that is compiled
 WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
@@ -214,6 +217,11 @@ def _answers(process: ForkedProcess, seconds: float) -> bool:
     return bool(links.poll(1000 * seconds))
 
 
+def _log_failure(start: "Future[Any]") -> None:
+    if not start.cancelled() and (error := start.exception()) is not None:
+        log.error("no answer can have a grammar: %s", error)
+
+
 class GrammarCompiler:
     """Keeps what was compiled. Its methods are called by one thread, which is never held up but by `compile_now`."""
 
@@ -234,9 +242,9 @@ class GrammarCompiler:
     def start(self) -> None:
         """Have the processes start that the first grammar needs, which takes seconds where the vocabulary is large.
 
-        What is wrong with it, whoever asks for a grammar is told.
+        What is wrong with it is logged, and told whoever asks for a grammar.
         """
-        self._threads.submit(self.processes.matching, 0)
+        self._threads.submit(self.processes.matching, 0).add_done_callback(_log_failure)
 
     async def acquire(self, grammar: Grammar) -> CompiledGrammar:
         """Return a grammar that was compiled, and stays so until it is released. What only waits may be cancelled.

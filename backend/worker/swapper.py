@@ -5,12 +5,16 @@ where it has a stream for them. No event orders them behind those steps, and non
 """
 
 import time
+import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from backend.errors import ConfigError
 from backend.paged_kv.kv_cache import KVCache
+from backend.roofline import show_bytes
 from backend.scheduler.batch import Batch
 
 MEASURED_BLOCKS = 16  # copied to the host and back, to measure what a copy takes
@@ -34,7 +38,10 @@ class Swapper:
         self._blocks = _rows(kv.blocks)
         on_gpu = kv.blocks.device.type == "cuda"
         shape = (num_host_blocks, self._blocks.shape[1])
-        self._host = torch.empty(shape, dtype=self._blocks.dtype, pin_memory=on_gpu)
+        self._host = torch.empty(shape, dtype=self._blocks.dtype)
+        if on_gpu:
+            _pin(self._host, kv.blocks.device)
+            weakref.finalize(self, _unpin, self._host, kv.blocks.device).atexit = False
         self._staging: Tensor | None = None
         row_bytes = self._blocks.shape[1] * self._blocks.element_size()
         if on_gpu if gathers is None else gathers:
@@ -85,6 +92,27 @@ class Swapper:
         if self._blocks.device.type == "cuda":
             torch.cuda.synchronize(self._blocks.device)
         return time.perf_counter() - begin
+
+
+def _pin(memory: Tensor, device: torch.device) -> None:
+    """Let the device copy to and from memory of the host by itself. Torch would take twice as much of it: its own
+    allocator rounds up to a power of two. Raises `ConfigError`.
+    """
+    try:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    except RuntimeError as error:
+        with suppress(RuntimeError):
+            torch.zeros(1, device=device)  # CUDA tells it once more, and would tell whoever calls it next
+        asked = show_bytes(memory.nbytes)
+        raise ConfigError(
+            f"swap_space_bytes asks for {asked}, and no GPU can reach as much of the host: {error}"
+        ) from None
+
+
+def _unpin(memory: Tensor, device: torch.device) -> None:
+    with suppress(RuntimeError):  # of a device that has failed
+        torch.cuda.synchronize(device)
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def _rows(blocks: Tensor) -> Tensor:

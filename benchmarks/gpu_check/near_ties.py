@@ -1,7 +1,8 @@
 """Where two ways to compute one model part: whether both tokens could have been chosen, or one of them is wrong.
 
 Sums in another order differ in their last digits. Where the two most likely tokens are nearer to each other than that,
-or a draw is that near to where one token ends and the next begins, either is right, and all that follows differs.
+or a draw is that near to where one token ends and the next begins, either is right, and all that follows differs. Near
+is as near as `agreement` has it: of a logit, and of the mass that is drawn from.
 """
 
 from dataclasses import dataclass, replace
@@ -20,8 +21,8 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NewSequence
 from backend.worker.sampler import SlotSampler, sample
+from benchmarks.gpu_check.agreement import NEAR
 
-NEAR = 1e-4  # of a logit, and of the mass that is drawn from
 CPU = torch.device("cpu")
 
 

@@ -89,25 +89,13 @@ class Attention:
         return found
 
 
-def check(device: torch.device) -> Iterator[Finding]:
+def check_attention(device: torch.device) -> Iterator[Finding]:
     gpu = device.type == "cuda"
     heads = (32, 8, 128) if gpu else (4, 2, 32)
     works = {"decode": Workload(64, 1, 4096), "prefill": Workload(1, 8192, 8192)}
     small = {"decode": Workload(3, 1, 128), "prefill": Workload(1, 128, 128)}
     for name, work in (works if gpu else small).items():
         yield from _attention(name, Attention.drawn(work, heads, device), device)
-    yield from _continuous(device)
-
-
-def check_vllm(device: torch.device) -> Iterator[Finding]:
-    """The requests of `requests`, all at once."""
-    if importlib.util.find_spec("vllm") is None or device.type != "cuda":
-        yield Finding("vLLM", "skipped: needs a GPU, and vllm")
-        return
-    shape, asked = workload(device)
-    work = Generated("all", [prompt for prompt, _ in asked], [tokens for _, tokens in asked], detokenize=False)
-    flags = ("--device", "cuda", "--max-model-len", "2048")
-    yield from _held_against("vLLM", "vllm_cpu", shape, work, device, OF_VLLM, *flags, environ=VLLM_ENVIRON)
 
 
 # attention
@@ -269,7 +257,8 @@ def _seconds(attend: Attend, device: torch.device) -> float:
 # engines
 
 
-def _continuous(device: torch.device) -> Iterator[Finding]:
+def check_engines(device: torch.device) -> Iterator[Finding]:
+    """The first requests of `requests`, with as many tokens each."""
     if importlib.util.find_spec("transformers") is None:
         yield Finding("transformers", "skipped: needs transformers")
         return
@@ -279,6 +268,17 @@ def _continuous(device: torch.device) -> Iterator[Finding]:
     work = Generated("continuous", prompts, [tokens] * len(prompts))
     name, flags = "transformers' continuous batching", ("--device", device.type)
     yield from _held_against(name, "transformers_continuous", shape, work, device, OF_TRANSFORMERS, *flags)
+
+
+def check_vllm(device: torch.device) -> Iterator[Finding]:
+    """The requests of `requests`, all at once."""
+    if importlib.util.find_spec("vllm") is None or device.type != "cuda":
+        yield Finding("vLLM", "skipped: needs a GPU, and vllm")
+        return
+    shape, asked = workload(device)
+    work = Generated("all", [prompt for prompt, _ in asked], [tokens for _, tokens in asked], detokenize=False)
+    flags = ("--device", "cuda", "--max-model-len", "2048")
+    yield from _held_against("vLLM", "vllm_cpu", shape, work, device, OF_VLLM, *flags, environ=VLLM_ENVIRON)
 
 
 def _held_against(

@@ -12,16 +12,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
 from benchmarks.gpu_check.finding import Finding
+from benchmarks.processes import ROOT, bound
 
-ROOT = Path(__file__).parent.parent.parent
-SECONDS = 100.0  # for each tool
+SECONDS = 75.0  # for both tools
 SUMMARIES = {
     "memcheck": re.compile(r"ERROR SUMMARY: (\d+) error"),
     "racecheck": re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) error"),
@@ -44,10 +44,10 @@ def check(device: torch.device) -> Iterator[Finding]:
 
 def under(tool: str) -> Iterator[Finding]:
     """Yield what both of its tools find. Raises `RuntimeError` for one that does not come to its summary."""
-    running = {name: _start(tool, name) for name in SUMMARIES}
+    running, until = {name: _start(tool, name) for name in SUMMARIES}, time.monotonic() + SECONDS
     try:
         for name, process in running.items():
-            yield from _judged(name, _said(process))
+            yield from _judged(name, _said(process, until - time.monotonic()))
     finally:
         for process in running.values():
             _kill(process)
@@ -59,7 +59,7 @@ def _start(tool: str, name: str) -> "subprocess.Popen[str]":
     filters = [word for kernel in KERNELS for word in ("--kernel-name", f"kns={kernel}")]
     options = ["--tool", name, "--report-api-errors", "no", "--show-backtrace", "no", *filters]
     environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
+    return bound(
         [tool, *options, sys.executable, "-m", "benchmarks.gpu_check.sanitized"],
         cwd=ROOT,
         env=environ,
@@ -71,12 +71,13 @@ def _start(tool: str, name: str) -> "subprocess.Popen[str]":
     )
 
 
-def _said(process: "subprocess.Popen[str]") -> str:
+def _said(process: "subprocess.Popen[str]", seconds: float) -> str:
     try:
-        return process.communicate(timeout=SECONDS)[0]
+        said: str = process.communicate(timeout=max(0.0, seconds))[0]
     except subprocess.TimeoutExpired:
         _kill(process)
-        return f"{process.communicate()[0]}\nended after {SECONDS:.0f} s"
+        said = f"{process.communicate()[0]}\nended after {SECONDS:g} s"
+    return said
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:

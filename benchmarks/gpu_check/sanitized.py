@@ -3,6 +3,7 @@
 `python -m benchmarks.gpu_check.sanitized`; without a GPU and with TRITON_INTERPRET=1 it shows that the kernels run.
 """
 
+import signal
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from backend.worker.device_stream import CpuStream, CudaStream, DeviceStream, Gr
 from backend.worker.model_runner import ModelRunner
 from benchmarks.gpu_check.leak import KINDS, Traffic
 from benchmarks.gpu_check.models import TINY
+from benchmarks.model_shapes import QWEN3_06B
+from benchmarks.processes import end_with_parent
 
 FEW_KINDS = (
     SamplingParams(temperature=0, repetition_penalty=1.1, allowed_token_ids=(1, 2, 3)),
@@ -76,7 +79,7 @@ class EagerCpuStream(CpuStream):
 def run(numbers: Numbers, device: torch.device) -> int:
     """Returns how many steps were run."""
     gpu = device.type == "cuda"
-    model = replace(numbers.model, vocab_size=5000 if gpu else 40, num_layers=2 if gpu else 1)
+    model = replace(numbers.model, vocab_size=QWEN3_06B.vocab_size if gpu else 40, num_layers=2 if gpu else 1)
     seqs, longest = (5, 500) if gpu else (2, 5)
     config = EngineConfig(
         num_blocks=160 if gpu else 8,
@@ -98,6 +101,7 @@ def run(numbers: Numbers, device: torch.device) -> int:
 
 
 def main() -> None:
+    end_with_parent(signal.SIGKILL)
     torch.set_grad_enabled(False)
     gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")

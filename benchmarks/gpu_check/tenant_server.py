@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -66,18 +65,6 @@ class TenantServer:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
-
-
-def missing() -> str | None:
-    """What of a gateway's needs is not here, if anything: its own version is read from what is installed."""
-    try:
-        version("sluice")
-        import_module("gateway.app")
-    except PackageNotFoundError:
-        return "sluice (its wheel, without dependencies)"
-    except ModuleNotFoundError as error:
-        return error.name
-    return None
 
 
 @contextmanager

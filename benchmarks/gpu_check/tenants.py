@@ -20,14 +20,14 @@ import torch
 from admission.event_logs.event_log import replay
 from admission.step_times.step_time import StepTime, StepWork
 from backend.model.model_config import ModelConfig
-from backend.roofline import Footprint, Peaks, Roofline
+from backend.scheduler.batch import Batch
 from backend.scheduler.sequence import Sequence
 from backend.sizing import DEVICE_TOKEN_BUDGET
-from benchmarks import kernels_gpu
 from benchmarks.gpu_check import requests
 from benchmarks.gpu_check.finding import Finding
-from benchmarks.gpu_check.models import SHAPES, dtype_of
-from benchmarks.gpu_check.tenant_server import INTERVAL, TIER, WEIGHTS, TenantServer, missing, tenant_server
+from benchmarks.gpu_check.floors import measured_roofline, step_floor
+from benchmarks.gpu_check.models import SHAPES
+from benchmarks.gpu_check.tenant_server import INTERVAL, TIER, WEIGHTS, TenantServer, tenant_server
 from benchmarks.load import OK, Clients, all_at_once
 from benchmarks.report import quantile
 from benchmarks.traffic import ClosedLoop, Due, Exchange, Traffic
@@ -109,8 +109,8 @@ SMALL = Plan(
 
 def check(device: torch.device) -> Iterator[Finding]:
     plan = GPU if device.type == "cuda" else SMALL
-    if (lacking := missing()) is not None:
-        yield Finding("tenants over HTTP", f"skipped: needs {lacking}")
+    if absent := requests.missing():
+        yield Finding("tenants over HTTP", f"skipped: needs {', '.join(absent)}")
         return
     _raise_limit()
     floor, offline = _chunk_floor(plan, device), _offline(device)
@@ -138,15 +138,11 @@ def _offline(device: torch.device) -> float:
 
 
 def _chunk_floor(plan: Plan, device: torch.device) -> float:
-    """Seconds of a full step beside the paced streams that ends the long prompt: products, and attention to all."""
-    dtype, model = dtype_of(device), plan.model
-    measured = kernels_gpu.peaks_of(device, dtype)
-    peaks = Peaks(measured.bandwidth, measured.matrix_rate, measured.matrix_rate)
-    roofline = Roofline(Footprint(model, str(dtype).removeprefix("torch.")), peaks)
+    """Seconds of a full step beside the paced streams that ends the long prompt."""
     chunk = min(plan.long_prompt, DEVICE_TOKEN_BUDGET - plan.paced)
-    pairs = chunk * (plan.long_prompt - chunk // 2)
-    attention = 4 * pairs * model.num_heads * model.head_dim * model.num_layers / measured.matrix_rate
-    return max(roofline.prefill(chunk), roofline.decode(plan.paced, sum(plan.prompts))) + attention
+    starts = [sum(plan.prompts)] * plan.paced + [plan.long_prompt - chunk]
+    step = Batch(0, plan.paced, list(range(plan.paced + 1)), starts, [1] * plan.paced + [chunk])
+    return step_floor(measured_roofline(plan.model, device), step)
 
 
 class _Phases:
@@ -177,7 +173,7 @@ class _Phases:
         all_at_once(self._server.port, bodies[:2])
         seconds, _ = all_at_once(self._server.port, bodies)
         rate = sum(tokens for _, tokens in asked) / seconds
-        what = f"{self._plan.shape}, {len(asked)} requests with store, policy and traces"
+        what = f"{self._plan.shape}, {len(asked)} requests over HTTP with store, policy and traces"
         yield Finding(f"{what}: output tokens/s", rate, "tok/s")
         yield Finding(f"{what}: of those offline", rate / offline, bound=OF_OFFLINE, sense=">=")
 
@@ -240,7 +236,7 @@ class _Phases:
             for before, after in pairwise(connection.event_times)
             if after > long.sent_at
         )
-        what = f"{plan.long_prompt:,} tokens beside {plan.paced} streams, over HTTP"
+        what = f"{plan.long_prompt:,} tokens beside {plan.paced} streams"
         yield Finding(f"{what}: first token of the prompt", long.event_times[0] - long.sent_at, "s")
         yield Finding(f"{what}: floor of a full step at its end", floor * 1e3, "ms")
         bound = max(INTERVAL, OF_CHUNK_FLOOR * floor) * 1e3

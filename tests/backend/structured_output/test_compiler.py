@@ -39,6 +39,14 @@ def test_who_matches_is_started_before_anything_is_asked_for() -> None:
         assert processes._matching != [None]
 
 
+def test_a_gateway_says_at_its_start_that_no_answer_can_have_a_grammar(caplog: pytest.LogCaptureFixture) -> None:
+    processes = Mock(matching=Mock(side_effect=GrammarInvalid("its process does not start")))
+    compiler = GrammarCompiler(processes)
+    compiler.start()
+    compiler._threads.shutdown()
+    assert "no answer can have a grammar: its process does not start" in caplog.text
+
+
 def test_all_processes_come_back_where_the_one_that_forks_them_was_killed() -> None:
     with running_processes() as processes:
         compiler = GrammarCompiler(processes)

@@ -81,13 +81,8 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     library._destroy()
 
 
-@pytest.fixture(autouse=True)
-def _no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_continuous", lambda device: iter(()))
-
-
 def findings() -> dict[str, Finding]:
-    return {finding.what: finding for finding in peers.check(CPU)}
+    return {finding.what: finding for finding in peers.check_attention(CPU)}
 
 
 def test_flash_attention_is_asked_for_the_same_as_ours_in_all_its_ways(flash: list[str]) -> None:

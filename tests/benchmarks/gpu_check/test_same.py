@@ -6,8 +6,9 @@ import torch
 from backend.sampling_params import SamplingParams
 from backend.worker.swapper import Swapper
 from benchmarks.gpu_check import near_ties, same
+from benchmarks.gpu_check.agreement import NEAR
 from benchmarks.gpu_check.models import TINY, write_checkpoint
-from benchmarks.gpu_check.near_ties import NEAR, Difference, Reference, Request, difference
+from benchmarks.gpu_check.near_ties import Difference, Reference, Request, difference
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0)

@@ -38,7 +38,7 @@ def test_a_line_that_is_not_written_to_its_end_waits() -> None:
 
 
 def test_a_machine_without_the_gateways_packages_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenants, "missing", lambda: "starlette")
+    monkeypatch.setattr(tenants.requests, "missing", lambda: ["starlette"])
     assert [finding.value for finding in tenants.check(torch.device("cpu"))] == ["skipped: needs starlette"]
 
 
