@@ -57,7 +57,7 @@ from benchmarks.gpu_check import (
     tenants,
 )
 from benchmarks.gpu_check.finding import Finding
-from benchmarks.gpu_check.models import dtype_of
+from benchmarks.gpu_check.models import FALLBACK, dtype_of
 from benchmarks.kernels_gpu import peaks_of
 from benchmarks.processes import end_with_parent
 
@@ -163,6 +163,8 @@ def run_apart(name: str, seconds: float) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         file, started = Path(folder) / "part.jsonl", time.perf_counter()
         command = [sys.executable, str(Path(__file__).resolve()), "--part", name, "--json", str(file)]
+        command += [f"--kernels={FALLBACK.kernels}", *([] if FALLBACK.has_graphs else ["--without-graphs"])]
+        command += [] if FALLBACK.kv_gib is None else [f"--kv-gib={FALLBACK.kv_gib}"]
         errors = Path(folder) / "stderr"
         ended: Ended | None = None
         with errors.open("w") as stderr:
@@ -260,8 +262,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("check_gpu.json"), metavar="FILE")
     parser.add_argument("--apart", action="store_true", default=GPU, help="a process for each part without a GPU too")
     parser.add_argument("--seconds", type=float, default=ALL_SECONDS, help="for all parts together")
+    parser.add_argument("--kernels", default="auto", help="torch: where Triton cannot compile")
+    parser.add_argument("--without-graphs", action="store_true", help="where they cannot be recorded")
+    parser.add_argument("--kv-gib", type=float, help="of KV memory, where all that is free is too much")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # the process of one part
     options = parser.parse_args()
+    FALLBACK.kernels, FALLBACK.kv_gib = options.kernels, options.kv_gib
+    FALLBACK.has_graphs = not options.without_graphs
     if options.part:
         return part_main(options.part, options.json)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

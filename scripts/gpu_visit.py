@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -88,20 +88,27 @@ def _needs(name: str, extras: Iterable[str]) -> Iterator[str]:
             yield text.partition(";")[0]
 
 
-def _packages(python: str) -> dict[str, str]:
+def packages(python: str) -> dict[str, str]:
     listed = json.loads(_run(python, "-m", "pip", "list", "--format=json"))
     return {canonicalize_name(package["name"]): package["version"] for package in listed}
 
 
 def _fetch_wheels(python: str, folder: Path) -> None:
-    wanted = lacking(_packages(python))
+    wanted = set(lacking(packages(python)))
+    for wheel in folder.glob("*.whl"):
+        name, version, *_ = parse_wheel_filename(wheel.name)
+        if (known := f"{name}=={version}") in wanted:
+            wanted.remove(known)
+        else:
+            wheel.unlink()
+    if not wanted:
+        return
     release = _run(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC]
     platforms += ["--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]
-    shutil.rmtree(folder, ignore_errors=True)
     how = ["--no-deps", "--only-binary=:all:", "--implementation=cp", f"--python-version={release}", *platforms]
     print(f"fetching {len(wanted)} wheels for Python {release}", flush=True)
-    _run(sys.executable, "-m", "pip", "download", "--quiet", *how, f"--dest={folder}", *wanted)
+    _run(sys.executable, "-m", "pip", "download", "--quiet", *how, f"--dest={folder}", *sorted(wanted))
 
 
 def _compile_core(python: str, archive: Path) -> None:
@@ -183,16 +190,20 @@ ROWS = (
     Row(5, "nothing grows; a second model fits", {"leak": "", "engine": "torch's memory", "llama-3-8b": "reserve"}),
     Row(6, "no bad access, no race", {"sanitize": ""}),
     Row(7, "8B decodes beside their floor", {"llama-3-8b": r"decode, batch (64|256),.*(floor|sampling /)"}),
-    Row(8, "decode attention beside a copy", {"kernels": "decode attention", "fa3": "decode"}),
-    Row(9, "prefill attention beside FlashAttention 3", {"fa3": "prefill"}),
-    Row(10, "one sequence beside its floor", {"llama-3-8b": "batch 1,", "qwen3-0.6b": "batch 1,"}),
+    Row(
+        8,
+        "decode attention beside a copy and a peer",
+        {"kernels": "decode attention", "fa3": "^decode.*/ ours"},
+    ),
+    Row(9, "prefill attention beside a peer", {"fa3": "^prefill.*/ ours"}),
+    Row(10, "one sequence beside its floor", {"llama-3-8b": "batch 1,.*floor", "qwen3-0.6b": "batch 1,.*floor"}),
     Row(11, "256 requests beside their floor", {"engine": "floor / time|idle"}),
-    Row(12, "over HTTP beside offline", {"http": "", "tenants": "HTTP"}),
-    Row(13, "shares of the device, and a light tenant beside a flood", {"tenants": "share|first token"}),
-    Row(14, "dropped streams free their memory", {"tenants": "drop|cancel|disconnect"}),
-    Row(15, "a long prompt beside decodes", {"beside": ""}),
-    Row(16, "promises are kept", {"tenants": "deadline|promise|admitted"}),
-    Row(17, "beside peers", {"peers": "", "vllm": ""}),
+    Row(12, "over HTTP beside offline", {"http": "", "tenants": "of those offline"}),
+    Row(13, "shares of the device, and a light tenant beside a flood", {"tenants": "from a share|beside / alone"}),
+    Row(14, "dropped streams free their memory", {"tenants": "dropped"}),
+    Row(15, "a long prompt beside decodes", {"beside": "p99", "tenants": "p99"}),
+    Row(16, "promises are kept", {"tenants": "admitted and missed"}),
+    Row(17, "whole engines beside ours", {"peers": "", "vllm": ""}),
 )
 
 

@@ -25,7 +25,7 @@ from backend.worker.model_runner import ModelRunner
 from benchmarks.gateway_process import gateway_process
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.floors import measured_roofline, step_floor
-from benchmarks.gpu_check.models import SHAPES, random_runner, write_checkpoint
+from benchmarks.gpu_check.models import FALLBACK, SHAPES, random_runner, write_checkpoint
 from benchmarks.load import all_at_once, post
 
 GATEWAY_NEEDS = (
@@ -136,11 +136,17 @@ def _served(model: ModelConfig, device: torch.device, max_num_seqs: int) -> Iter
             model=checkpoint,
             demo_key=KEY,
             device=device.type,
+            **_fallback(),
             max_num_seqs=max_num_seqs,
             max_model_len=min(2048, model.max_position),
         )
         with server as process:
             yield process.port
+
+
+def _fallback() -> dict[str, object]:
+    memory = {} if FALLBACK.kv_bytes is None else {"kv_memory_bytes": FALLBACK.kv_bytes}
+    return memory | {"kernels": FALLBACK.kernels}
 
 
 def _request(prompt: list[int], max_tokens: int) -> bytes:

@@ -3,20 +3,28 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
 from backend.kernels.ops import RowPenalties, RowSampling
+from backend.llm import OfflineEngine
+from backend.paged_kv.block_names import BlockNames
 from backend.roofline import Footprint, Peaks, Roofline
+from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.worker.sampler import SamplingBatch, sample, uniforms
 from benchmarks.model_shapes import LLAMA_3_8B
+from tests.backend.runners import CONFIG, make_runner
 
 pytest.importorskip("triton")
 
 from benchmarks import kernels_gpu
-from benchmarks.gpu_check import agreement, correctness
+from benchmarks.gpu_check import agreement, correctness, models
 from benchmarks.gpu_check.agreement import Answer
 from benchmarks.gpu_check.floors import step_floor
 
@@ -83,6 +91,39 @@ def test_a_draw_may_fall_on_either_side_of_a_boundary_and_no_further(
 
     monkeypatch.setattr(correctness, "TritonOps", Nudged)
     assert bool(correctness._sampling(CPU, 1000)) is wrong
+
+
+def test_blocks_that_were_given_up_are_read_by_nobody() -> None:
+    config = replace(CONFIG, num_blocks=24, max_num_seqs=3, num_host_blocks=60)
+    random = Random(0)
+    prompts = [[random.randrange(97) for _ in range(20 + n)] for n in range(8)]
+
+    def answers(poisons: bool) -> tuple[list[list[int]], int]:
+        runner = make_runner(config=config)
+        if poisons:
+            models.poison_given_up(runner)
+        scheduler, names = Scheduler(config, HoldingQueue(FirstComeFirstServed())), BlockNames(b"given up", 4)
+        scheduler.name_blocks_by(names.name)
+        engine, found = OfflineEngine(scheduler, runner), list[list[int]]()
+        for _ in range(2):
+            sequences = [
+                Sequence(
+                    str(n), "", prompt, SamplingParams(temperature=0, ignore_eos=True), 8, n, frozenset(), float(n)
+                )
+                for n, prompt in enumerate(prompts)
+            ]
+            for sequence in sequences:
+                sequence.cache_root = names.root()
+                names.name(sequence, len(sequence.prompt) // 4)
+                scheduler.add(sequence)
+            while scheduler.has_work:
+                engine.step()
+            found += [sequence.output for sequence in sequences]
+        return found, scheduler.counters.swapped_in
+
+    plain, poisoned = answers(poisons=False), answers(poisons=True)
+    assert poisoned == plain
+    assert plain[1] > 0
 
 
 def test_the_reference_parts_from_transformers_nowhere(tmp_path: Path) -> None:
