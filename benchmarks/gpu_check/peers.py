@@ -1,15 +1,19 @@
 """The same work by others on the same machine: attention, and whole engines. Each peer that is not there is told.
 
-FlashAttention 3 is the shared object of a vLLM wheel, named in FA3_LIBRARY (`scripts/gpu_peers` fetches it). Torch's
-own attention takes keys and values that lie together, not in blocks. A peer is held by the best of the ways it has.
+FlashAttention 3 is the shared object of a vLLM wheel, named in FA3_LIBRARY or carried (`scripts/gpu_peers.py` fetches
+it). Torch's own attention takes keys and values that lie together, not in blocks. A peer is held by the best of the
+ways it has.
 """
 
 import importlib.util
+import lzma
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -32,10 +36,11 @@ from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import SHAPES, dtype_of, random_runner, write_checkpoint
 from benchmarks.gpu_check.requests import workload
 from benchmarks.kernels_gpu import BLOCK_SIZE, Workload, step_of, turns
-from benchmarks.processes import Worker
+from benchmarks.processes import ROOT, Worker
 from benchmarks.workload import Workload as Generated
 
 LIBRARY = "FA3_LIBRARY"
+CARRIED = ROOT / ".gpu" / "fa3.so.xz"
 PAGES = (BLOCK_SIZE, 128)  # tokens of FlashAttention's pages: as large as our blocks, and as it is made for
 ERROR = 0.02  # of a row's length
 OF_FA3 = {"decode": 0.95, "prefill": 0.6}
@@ -155,10 +160,7 @@ def _flash(drawn: Attention, size: int | None, *, is_planned: bool = False) -> A
     """FlashAttention 3 over pages of so many tokens, or over what lies together; `is_planned`: how it divides the work
     is computed before, as vLLM does it once for all layers. Raises `OSError` where it is not.
     """
-    path = os.environ.get(LIBRARY)
-    if path is None:
-        raise OSError(f"{LIBRARY} names no library")
-    torch.ops.load_library(path)
+    load_library()
     work, device = drawn.work, drawn.queries.device
     lengths = torch.full((work.sequences,), work.context, dtype=torch.int32, device=device)
     starts = torch.arange(work.sequences + 1, dtype=torch.int32, device=device)
@@ -191,6 +193,21 @@ def _flash(drawn: Attention, size: int | None, *, is_planned: bool = False) -> A
         return found
 
     return attend
+
+
+@cache
+def load_library() -> None:
+    """Raises `OSError` where there is no FlashAttention 3."""
+    if (path := os.environ.get(LIBRARY)) is not None:
+        torch.ops.load_library(path)
+        return
+    if not CARRIED.exists():
+        raise OSError(f"{LIBRARY} names no library, and none was carried")
+    with TemporaryDirectory() as folder:
+        unpacked = Path(folder) / CARRIED.stem
+        with lzma.open(CARRIED) as packed, unpacked.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+        torch.ops.load_library(unpacked)
 
 
 def _plan(drawn: Attention, given: dict[str, Any], size: int | None) -> Tensor:
