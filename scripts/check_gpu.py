@@ -106,7 +106,7 @@ PARTS = {
     "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 60),
     "same": Part(same.check, 40),
     "masks": Part(masks.check, 25),
-    "leak": Part(leak.check, 50),
+    "leak": Part(leak.check, 60),
     "sanitize": Part(sanitize.check, 85),
     "tenants": Part(tenants.check, 180),
     "fa3": Part(peers.check_attention, 40),
