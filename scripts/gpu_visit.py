@@ -22,7 +22,6 @@ import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import date
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -207,14 +206,16 @@ ROWS = (
 )
 
 
-def record(folder: Path, day: str) -> int:
+def record(folder: Path) -> int:
     """Returns how many figures miss their bounds."""
     parts: dict[str, dict[str, Any]] = {}
-    found: dict[str, Any] = {"device": None, "date": day}
+    found: dict[str, Any] = {"device": None}
     for file in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime):  # what was run again counts
         said = json.loads(file.read_text())
         parts |= {part["part"]: part for part in said.pop("parts")}
         found |= {name: value for name, value in said.items() if value is not None}
+    if not parts:
+        sys.exit(f"there are no figures in {folder}")
     for part in parts.values():
         part["failure"] = _told(part["failure"])
     if (machine := folder / "machine.txt").exists():
@@ -223,7 +224,7 @@ def record(folder: Path, day: str) -> int:
     found |= {"command": COMMAND, "acceptance": rows, "parts": list(parts.values())}
     RESULTS.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^a-z0-9]+", "-", (found["device"] or "none").lower()).strip("-")
-    target = RESULTS / f"{name}-{day}.json"
+    target = RESULTS / f"{name}-{found['date']}.json"
     target.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
     print(f"\n{target.relative_to(ROOT)}")
@@ -284,10 +285,9 @@ def main() -> int:
     verbs.add_parser("command", help="what to run there")
     verb = verbs.add_parser("record", help="keep the figures that came back")
     verb.add_argument("folder", type=Path)
-    verb.add_argument("--date", default=date.today().isoformat(), help="of the visit (default: today)")  # noqa: DTZ011
     options = parser.parse_args()
     if options.verb == "record":
-        return 3 if record(options.folder, options.date) else 0
+        return 3 if record(options.folder) else 0
     if options.verb == "gather":
         gather(options.python, options.arch)
     show_command()

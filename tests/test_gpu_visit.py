@@ -54,11 +54,15 @@ def test_a_visit_asks_what_is_right_before_what_is_fast(tmp_path: Path) -> None:
     assert len(files) <= 8, "no more come back from some machines"
 
 
-@pytest.mark.parametrize("wrong", ["1", "3"])
-def test_what_computes_wrongly_is_searched_for_its_fault_and_not_measured(wrong: str, tmp_path: Path) -> None:
-    _, parts, files = visit(tmp_path, WRONG=wrong)
+def test_what_computes_wrongly_is_searched_for_its_fault_and_not_measured(tmp_path: Path) -> None:
+    _, parts, files = visit(tmp_path, WRONG="3")
     assert parts[1:] == [["sanitize"]]
     assert len(files) <= 8
+
+
+@pytest.mark.parametrize("status", ["1", "143"])
+def test_what_had_no_time_or_failed_keeps_nothing_from_being_measured(status: str, tmp_path: Path) -> None:
+    assert visit(tmp_path, WRONG=status)[1][1:] == [["engine", "llama-3-8b", "http"], ["kernels"]]
 
 
 def test_parts_are_run_again_with_the_flags_that_are_given(tmp_path: Path) -> None:
@@ -93,7 +97,8 @@ def part(name: str, *findings: dict[str, Any], failure: str = "") -> dict[str, A
 
 
 def write(file: Path, *parts: dict[str, Any]) -> None:
-    file.write_text(json.dumps({"device": "NVIDIA H100 80GB HBM3", "torch": "2.11.0", "parts": list(parts)}))
+    about = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.11.0", "date": "2026-12-01"}
+    file.write_text(json.dumps(about | {"parts": list(parts)}))
 
 
 def test_what_came_back_is_kept_row_by_row(
@@ -112,7 +117,7 @@ def test_what_came_back_is_kept_row_by_row(
     os.utime(tmp_path / "right.json", (0, 0))
     (tmp_path / "machine.txt").write_text("    Driver Version : 580.1\ncore /opt/core-1\ntorch 2.11.0\n")
     (tmp_path / "triton.txz").write_bytes(b"kernels")
-    assert gpu_visit.record(tmp_path, "2026-12-01") == 0
+    assert gpu_visit.record(tmp_path) == 0
     kept = json.loads((tmp_path / "results" / "nvidia-h100-80gb-hbm3-2026-12-01.json").read_text())
     rows = {row["row"]: row["said"] for row in kept["acceptance"]}
     assert (rows[1], rows[2], rows[3]) == ("met", "failed", "not run"), "what was run again counts"
