@@ -32,8 +32,17 @@ LEFT_OUT = (
     "vllm/vllm-rs", "vllm/third_party/deep_gemm", "vllm/third_party/fmha_sm100", "vllm/benchmarks/",
     "vllm/entrypoints/serve/instrumentator/static",
 )  # fmt: skip
-SOURCES = (".h", ".hpp", ".cu", ".cuh")
-NEEDS = ()
+UNUSED = (".h", ".hpp", ".cu", ".cuh", ".a")
+NEEDS = (
+    "annotated-types==0.8.0", "apache-tvm-ffi==0.1.15.post2", "blake3==1.0.11", "cachetools==8.0.2", "cbor2==6.3.0",
+    "compressed-tensors==0.17.0", "depyf==0.20.0", "astor==0.8.1", "dill==0.4.1", "dnspython==2.9.2",
+    "email-validator==2.4.0", "fastapi==0.136.3", "httpcore2==2.16.2", "httpx2==2.16.2", "lark==1.2.2",
+    "llguidance==1.7.6", "msgspec==0.22.0", "openai==3.57.0", "openai-harmony==0.0.8", "opentelemetry-api==1.45.2",
+    "partial-json-parser==0.2.1.1.post7", "pybase64==1.5.1", "pydantic==2.14.4", "pydantic-core==2.50.5",
+    "pydantic-extra-types==2.11.1", "python-json-logger==4.2.0", "python-multipart==0.0.34", "pyzmq==27.3.0",
+    "setproctitle==1.3.8", "sniffio==1.3.1", "starlette==1.10.0", "typing-inspection==0.4.5", "xgrammar==0.2.3",
+)  # fmt: skip
+"""What its engine imports and the machine lacks, seen by importing it; tvm-ffi is the newest, which torch 2.11 needs."""
 PIP = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
 FOR = ("--implementation=cp", "--python-version=3.12")
 PLATFORMS = tuple(f"--platform=manylinux_2_{minor}_x86_64" for minor in range(35, 16, -1))
@@ -81,7 +90,7 @@ def fetched(folder: str, *wanted: str) -> list[Path]:
 
 
 def is_carried(name: str) -> bool:
-    return not name.startswith(LEFT_OUT) and not name.endswith(SOURCES)
+    return not name.startswith(LEFT_OUT) and not name.endswith(UNUSED)
 
 
 def cut(whole: BinaryIO) -> int:
