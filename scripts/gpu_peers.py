@@ -42,7 +42,7 @@ NEEDS = (
     "pydantic-extra-types==2.11.1", "python-json-logger==4.2.0", "python-multipart==0.0.34", "pyzmq==27.3.0",
     "setproctitle==1.3.8", "sniffio==1.3.1", "starlette==1.10.0", "typing-inspection==0.4.5", "xgrammar==0.2.3",
 )  # fmt: skip
-"""What its engine imports and the machine lacks, seen by importing it; tvm-ffi is the newest, which torch 2.11 needs."""
+"""What its engine imports and the machine lacks, as was seen; of tvm-ffi the newest, which torch 2.11 needs."""
 PIP = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
 FOR = ("--implementation=cp", "--python-version=3.12")
 PLATFORMS = tuple(f"--platform=manylinux_2_{minor}_x86_64" for minor in range(35, 16, -1))
