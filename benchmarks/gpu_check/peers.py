@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -134,13 +134,13 @@ FA3, TORCH = "FlashAttention 3", "torch"
 def _peers(name: str, drawn: Attention) -> dict[str, Callable[[], Attend]]:
     peers: dict[str, Callable[[], Attend]] = {}
     for size in PAGES:
-        peers[f"{FA3}, pages of {size}"] = lambda size=size: _flash(drawn, size)
-        peers[f"{FA3}, pages of {size}, planned ahead"] = lambda size=size: _flash(drawn, size, is_planned=True)
+        peers[f"{FA3}, pages of {size}"] = partial(_flash, drawn, size)
+        peers[f"{FA3}, pages of {size}, planned ahead"] = partial(_flash, drawn, size, is_planned=True)
     if name == "prefill":
-        peers[f"{FA3}, without pages"] = lambda: _flash(drawn, None)
+        peers[f"{FA3}, without pages"] = partial(_flash, drawn, None)
     for kind, backend in SDPA.items():
         if kind != "plain" or drawn.queries.device.type == "cpu":
-            peers[f"{TORCH}, {kind}"] = lambda backend=backend: _torch(drawn, backend)
+            peers[f"{TORCH}, {kind}"] = partial(_torch, drawn, backend)
     return peers
 
 
@@ -213,7 +213,11 @@ def load_library() -> None:
 def _plan(drawn: Attention, given: dict[str, Any], size: int | None) -> Tensor:
     """How FlashAttention divides a step among multiprocessors."""
     plan, (_, heads, head_dim) = torch.ops._vllm_fa3_C.get_scheduler_metadata.default, drawn.queries.shape
-    shape = {"batch_size": drawn.work.sequences, "num_heads": heads, "num_heads_k": drawn.keys[0].shape[2]}
+    shape: dict[str, Any] = {
+        "batch_size": drawn.work.sequences,
+        "num_heads": heads,
+        "num_heads_k": drawn.keys[0].shape[2],
+    }
     shape |= {"headdim": head_dim, "headdim_v": head_dim, "page_size": size, "qkv_dtype": drawn.queries.dtype}
     shared = {name: given[name] for name in given.keys() & _defaults(plan).keys()}
     planned: Tensor = plan(**_defaults(plan) | shared | shape)
