@@ -41,7 +41,22 @@ os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # re
 import triton
 
 from backend import compiled_core
-from benchmarks.gpu_check import agreement, beside, compiling, correctness, kernels, requests, serving, steps
+from benchmarks.gpu_check import (
+    agreement,
+    beside,
+    compiling,
+    correctness,
+    kernels,
+    leak,
+    masks,
+    peers,
+    requests,
+    same,
+    sanitize,
+    serving,
+    steps,
+    tenants,
+)
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import FALLBACK, dtype_of
 from benchmarks.kernels_gpu import peaks_of
@@ -90,6 +105,14 @@ PARTS = {
     "kernels": Part(kernels.check, 100),
     "beside": Part(beside.check, 80),
     "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 60),
+    "same": Part(same.check, 40),
+    "masks": Part(masks.check, 25),
+    "leak": Part(leak.check, 60),
+    "sanitize": Part(sanitize.check, 85),
+    "tenants": Part(tenants.check, 180),
+    "fa3": Part(peers.check_attention, 40),
+    "peers": Part(peers.check_engines, 70),
+    "vllm": Part(peers.check_vllm, 240),
 }
 """By worth: what is right comes before what is fast, and what a visit of minutes has no time for comes last."""
 

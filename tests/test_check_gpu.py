@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
 PARTS = {
     "environment", "compile", "correctness", "serving", "agreement", "engine", "llama-3-8b", "qwen3-0.6b", "beside",
-    "http", "kernels",
+    "http", "kernels", "same", "masks", "leak", "sanitize", "tenants", "fa3", "peers", "vllm",
 }  # fmt: skip
 NOT_ON_A_BARE_MACHINE = (
     "huggingface_hub", "hiredis", "httpx", "hypothesis", "opentelemetry", "orjson", "pydantic", "pydantic_settings",
