@@ -40,6 +40,7 @@ TRITON_CACHE = Path("/tmp/sluice-gpu/triton")  # as in scripts/gpu_box: a cache 
 MOST_BYTES = 40 << 20
 THERE = {"torch", "triton"}  # whatever their versions: they are what is checked
 FOR_TESTS = ("pytest-asyncio",)
+ALWAYS = {"protobuf", "typing-extensions"}  # others ask for their newest versions
 GLIBC = range(35, 16, -1)  # minor versions that wheels may ask for: Ubuntu 22.04 has 2.35
 KEPT = {".cubin", ".json", ".so"}  # of Triton's cache, what it looks for
 
@@ -69,7 +70,7 @@ def lacking(there: dict[str, str]) -> list[str]:
         applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
         if not applies or name in found or name in THERE:
             continue
-        if name not in there or not needed.specifier.contains(there[name], prereleases=True):
+        if name in ALWAYS or name not in there or not needed.specifier.contains(there[name], prereleases=True):
             found[name] = versions.get(name) or version(name)  # of what few machines have, nothing is pinned
             waiting += _needs(name, needed.extras)
     return [f"{name}=={found[name]}" for name in sorted(found)]
@@ -150,22 +151,23 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-COMMAND = 'export OUT="${OUT:-$PWD/gpu-out}"; bash scripts/gpu_box'
+COMMAND = "bash scripts/gpu_box"
 AGAIN = f"{COMMAND} --parts serving qwen3-0.6b beside"
 
 
 def show_command() -> None:
     print(f"""
-On the machine, in a copy of this tree with .gpu in it (tracked files and .gpu are all that it takes), within 8 minutes:
+On the machine, in a copy of this tree with .gpu in it (tracked files and .gpu are all that it takes), within 8 minutes;
+what it finds is in $OUT, or in gpu-out beside it:
 
 {COMMAND}
 
-and to run parts again after a fix, or others ({Path(__file__).name} record takes all that lies in one folder):
+and to run parts again after a fix, or others (`record` takes all that lies in one folder):
 
 {AGAIN}
-{COMMAND} --parts engine --without-graphs    where recording graphs fails
-{COMMAND} --parts engine --kv-gib 20         where memory runs out
-{COMMAND} --parts engine --kernels torch     where Triton cannot compile what launches its kernels
+{COMMAND} --parts engine --without-graphs  # where recording graphs fails
+{COMMAND} --parts engine --kv-gib 20       # where memory runs out
+{COMMAND} --parts engine --kernels torch   # where Triton cannot compile what launches its kernels
 {COMMAND} test -m gpu tests/gpu
 
 With ssh: rsync -a --delete --exclude=/.venv* --exclude=/.git ./ BOX:sluice/ && ssh BOX 'cd sluice && {COMMAND}';

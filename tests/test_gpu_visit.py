@@ -84,7 +84,8 @@ def test_what_a_machine_has_is_not_carried_unless_it_is_too_old() -> None:
     assert not names & {"torch", "triton", "uvicorn-worker", "ruff"}
     there = {name: version(name) for name in names - {"starlette", "protobuf", "grpcio"}} | {"protobuf": "3.20.0"}
     carried = {wheel.partition("==")[0] for wheel in gpu_visit.lacking(there)}
-    assert carried == {"starlette", "protobuf", "grpcio"}
+    assert carried - gpu_visit.ALWAYS == {"starlette", "grpcio"}
+    assert "protobuf" in carried
 
 
 def finding(what: str, met: bool | None, value: float | str = 1.0) -> dict[str, Any]:
