@@ -1,9 +1,9 @@
 """Steps of all kinds under compute-sanitizer: accesses out of bounds, and races in shared memory, kernel by kernel.
 
 What runs is `sanitized`, small, once under each tool, both at the same time. So that a kernel which reads beyond a
-tensor is seen, torch then gives each tensor memory of its own. Before 2026.1 the tool took for races what are none where
-warps of Hopper synchronise in groups of four: what is found in `_prefill` alone is to be tried with a newer one, which a
-wheel has (nvidia-cuda-sanitizer-api). The first on the PATH is taken.
+tensor is seen, torch then gives each tensor memory of its own. Before 2026.1 the tool took for races what are none
+where warps of Hopper synchronise in groups of four: what is found in `_prefill` alone is to be tried with a newer one,
+which a wheel has (nvidia-cuda-sanitizer-api). The first on the PATH is taken.
 """
 
 import os
