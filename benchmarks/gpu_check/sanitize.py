@@ -1,9 +1,9 @@
 """Steps of all kinds under compute-sanitizer: accesses out of bounds, and races in shared memory, kernel by kernel.
 
 What runs is `sanitized`, small, once under each tool, both at the same time. So that a kernel which reads beyond a
-tensor is seen, torch gives each tensor memory of its own. Versions of the tool before 2026.1 were mended for races that
-are none where warps of Hopper synchronise in groups of four: one found in `_prefill` alone is to be tried with a newer
-one, which a wheel has (nvidia-cuda-sanitizer-api): the first on the PATH is taken.
+tensor is seen, torch then gives each tensor memory of its own. Before 2026.1 the tool took for races what are none
+where warps of Hopper synchronise in groups of four: what is found in `_prefill` alone is to be tried with a newer one,
+which a wheel has (nvidia-cuda-sanitizer-api). The first on the PATH is taken.
 """
 
 import os
@@ -58,7 +58,9 @@ def under(tool: str) -> Iterator[Finding]:
 def _start(tool: str, name: str) -> "subprocess.Popen[str]":
     filters = [word for kernel in KERNELS for word in ("--kernel-name", f"kns={kernel}")]
     options = ["--tool", name, "--report-api-errors", "no", "--show-backtrace", "no", *filters]
-    environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if name == "memcheck":
+        environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     return bound(
         [tool, *options, sys.executable, "-m", "benchmarks.gpu_check.sanitized"],
         cwd=ROOT,

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
+from backend.worker import warm_up
 from tests.backend.runners import MODEL
 
 pytest.importorskip("triton")
@@ -37,7 +39,10 @@ KINDS = dict(greedy=GREEDY, drawn=DRAWN, filtered=FILTERED, penalised=PENALISED,
 
 
 class Launches(TorchDispatchMode):
-    """Counts kernels by name: Triton's, and torch's operations that are neither views nor fresh memory."""
+    """Counts kernels by name: Triton's, and torch's operations that are neither views nor fresh memory.
+
+    A copy between host and device for which the host waits is a fault: so are those that torch makes of a number.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +52,11 @@ class Launches(TorchDispatchMode):
         name = str(func.overloadpacket).removeprefix("aten.")
         if not func.is_view and "empty" not in name and name != "detach":
             self.counts[f"torch {name}"] += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        every = tree_leaves((args, kwargs, result))
+        places = {one.device for one in every if isinstance(one, torch.Tensor)}
+        assert len(places) < 2 or any(one is True for one in every), f"the host waits for {name}"  # not non_blocking
+        return result
 
 
 @contextmanager
@@ -107,6 +116,15 @@ def steps() -> dict[str, dict[str, int]]:
 
 def test_a_step_launches_what_is_written_down_and_reads_nothing_back() -> None:
     assert steps() == json.loads(GOLDEN.read_text())
+
+
+def test_no_kind_of_sampling_has_the_host_wait() -> None:
+    runner = paper.paper_runner(MODEL, CONFIG, torch.bfloat16)
+    with recorded() as launches:
+        for batch in warm_up.sampling(CONFIG):
+            runner.launch(batch)
+            runner.completed()
+    assert launches.counts["torch index_put_"], "tokens that end a text too early were forbidden"
 
 
 if __name__ == "__main__":
