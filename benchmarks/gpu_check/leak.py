@@ -210,7 +210,7 @@ def memory(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-    tensors = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
+    tensors = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.layout is torch.strided)
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values()), sum(storages.values())
 
