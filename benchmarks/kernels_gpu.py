@@ -239,17 +239,23 @@ def best_seconds(body: Callable[[], object], device: torch.device, turns: int = 
 
 
 def peaks_of(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """Bandwidth of a copy and rate of a product, both far larger than the caches, of numbers drawn at random: a device
-    may be faster on zeros.
+    """Bandwidth of the faster of two copies, and rate of a product, all far larger than the caches, of numbers drawn at
+    random: a device may be faster on zeros.
     """
-    size, side = (2 << 30, 8192) if device.type == "cuda" else (1 << 20, 128)
-    source = torch.empty(size, dtype=torch.uint8, device=device).random_()
-    target = torch.empty_like(source)
+    bandwidth, side = max(copy_rates(device).values()), 8192 if device.type == "cuda" else 128
     a = torch.randn((side, side), dtype=dtype, device=device)
-    return Peaks(
-        bandwidth=2 * size / best_seconds(lambda: target.copy_(source), device),
-        matrix_rate=2 * side**3 / best_seconds(lambda: a @ a, device),
-    )
+    return Peaks(bandwidth, matrix_rate=2 * side**3 / best_seconds(lambda: a @ a, device))
+
+
+def copy_rates(device: torch.device) -> dict[str, float]:
+    """Bytes a second, read and written, of copies by the driver, which in a graph may be slower, and by a kernel."""
+    size = 2 << 30 if device.type == "cuda" else 1 << 20
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_().view(torch.int32)
+    target = torch.empty_like(source)
+    return {
+        "driver's": 2 * size / best_seconds(lambda: target.copy_(source), device),
+        "kernel's": 2 * size / best_seconds(lambda: torch.bitwise_not(source, out=target), device),
+    }
 
 
 def measure_kernels(device: torch.device, dtype: torch.dtype, peaks: Peaks) -> Iterator[Measured]:

@@ -59,13 +59,13 @@ from benchmarks.gpu_check import (
 )
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import FALLBACK, dtype_of
-from benchmarks.kernels_gpu import peaks_of
+from benchmarks.kernels_gpu import copy_rates, peaks_of
 from benchmarks.processes import end_with_parent
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
 ALL_SECONDS = 570.0
-TOLD_LINES = 12  # of what a part that failed wrote to stderr
+TOLD_LINES = 30  # of what a part that failed wrote to stderr
 
 
 def environment(device: torch.device) -> Iterable[Finding]:
@@ -82,8 +82,9 @@ def environment(device: torch.device) -> Iterable[Finding]:
     yield Finding("core", "interpreted" if compiled_core.compiled() is None else "compiled")
     absent = requests.missing() + [name for name in ("transformers", "llguidance") if find_spec(name) is None]
     yield Finding("absent", ", ".join(absent) or "nothing")
+    for which, rate in copy_rates(device).items():
+        yield Finding(f"copy, read and written, {which}", rate / 1e12, "TB/s")
     peaks = peaks_of(device, dtype_of(device))
-    yield Finding("copy, read and written", peaks.bandwidth / 1e12, "TB/s")
     yield Finding("matrix product", peaks.matrix_rate / 1e12, "TFLOP/s")
 
 
@@ -96,7 +97,7 @@ class Part:
 PARTS = {
     "environment": Part(environment, 20),
     "compile": Part(compiling.check, 35),
-    "correctness": Part(correctness.check, 40),
+    "correctness": Part(correctness.check, 60),
     "serving": Part(serving.check, 25),
     "agreement": Part(agreement.check, 25),
     "engine": Part(requests.check_offline, 40),

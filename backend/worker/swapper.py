@@ -16,6 +16,7 @@ from backend.errors import ConfigError
 from backend.paged_kv.kv_cache import KVCache
 from backend.roofline import show_bytes
 from backend.scheduler.batch import Batch
+from backend.worker.device_stream import on_device
 
 MEASURED_BLOCKS = 16  # copied to the host and back, to measure what a copy takes
 STAGING_BYTES = 2**23  # of a GPU's memory: 0.2 ms of its link, many times what it takes to launch a kernel and a copy
@@ -70,8 +71,7 @@ class Swapper:
     def _staged(self, staging: Tensor, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield for each run of host blocks its staging memory, the device's blocks and the host's."""
         runs = list(_runs(pairs, len(staging)))
-        index = torch.tensor([block for _, blocks in runs for block in blocks], pin_memory=staging.is_cuda)
-        index = index.to(staging.device, non_blocking=True)
+        index = on_device([block for _, blocks in runs for block in blocks], torch.int64, staging.device)
         begin = 0
         for first, blocks in runs:
             count = len(blocks)

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -13,7 +11,6 @@ from backend.kernels.ops import RowPenalties, RowSampling
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.self_check import TOLERANCE, disagreements
 from backend.kernels.triton_ops import TritonOps
-from backend.parallel.rank_group import RankGroup
 from backend.worker.penalties import Penalties, PenaltyState
 from backend.worker.sampler import SamplingBatch, sample, uniforms
 from benchmarks.gpu_check.finding import Finding
@@ -31,9 +28,6 @@ def check(device: torch.device) -> Iterator[Finding]:
         names = f": {', '.join(wrong)}" if isinstance(wrong, list) and wrong else ""
         number = len(wrong) if isinstance(wrong, list) else wrong
         yield Finding(f"{what}{names}", number, bound=0, exact=True)
-    if device.type == "cuda":
-        what = "sums by NCCL in a graph, over one rank, that differ (over several GPUs they are unproven)"
-        yield Finding(what, _summed_in_a_graph(device), bound=0, exact=True)
 
 
 def comparisons(device: torch.device, gpu: bool) -> dict[str, Callable[[], list[str] | int]]:
@@ -49,21 +43,6 @@ def comparisons(device: torch.device, gpu: bool) -> dict[str, Callable[[], list[
     for vocab in (1000, 151_936) if gpu else (300,):
         found[f"tokens that differ from torch's, vocabulary {vocab:,}"] = partial(_sampling, device, vocab)
     return found
-
-
-def _summed_in_a_graph(device: torch.device) -> int:
-    with TemporaryDirectory() as folder:
-        group = RankGroup(0, 1, Path(folder) / "meeting", device)
-        x = torch.randn((64, 4096), device=device)
-        given = x.clone()
-        group.sum(given)
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = group.sum(given)
-        given.copy_(x)
-        graph.replay()
-        return int((found != x).sum())
 
 
 def _name(dtype: torch.dtype) -> str:
