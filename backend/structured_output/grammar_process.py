@@ -156,7 +156,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
         signal.setitimer(signal.ITIMER_PROF, setup.options.compile_seconds)
         try:
             matcher = compile_grammar(tokenizer, GrammarKind(kind), source)
-            first = SlotMatcher(matcher).fill(ctypes.addressof(mask), len(mask))
+            first = SlotMatcher(matcher, setup.end_tokens).fill(ctypes.addressof(mask), len(mask))
             if first is not RowStatus.MASKED:
                 error = "no token can begin what it matches, or it takes too long to say which"
         except CompileError as invalid:
@@ -192,6 +192,7 @@ class _Matching:
         self._compiled: dict[bytes, LLMatcher] = {}
         self._slots: dict[int, _Slot] = {}
         self._layout = setup.layout
+        self._end_tokens = setup.end_tokens
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
         self._bytes = memoryview(shared)
         self._words = self._bytes.cast("i")
@@ -265,7 +266,7 @@ class _Matching:
         self._slots.pop(slot, None)
         if compiled is not None:
             self._words[self._working_on] = slot
-            self._slots[slot] = _Slot(SlotMatcher(compiled), may_jump)
+            self._slots[slot] = _Slot(SlotMatcher(compiled, self._end_tokens), may_jump)
 
     def _row(self, slot: int, start: int, length: int) -> tuple[RowStatus, int]:
         """Take over a slot's output; fill its mask and say which tokens are forced. Returns how many are of use."""

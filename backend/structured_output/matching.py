@@ -1,6 +1,7 @@
 """Matchers of the slots of a running batch: each consumes its slot's tokens, and says which may come next."""
 
 from collections.abc import Iterable
+from ctypes import c_uint8
 from typing import Protocol
 
 from backend.structured_output.frames import RowStatus
@@ -13,11 +14,15 @@ class Matcher(Protocol):
 
     def is_error(self) -> bool: ...
 
+    def is_accepting(self) -> bool: ...
+
     def stop_reason(self) -> str: ...
 
     def consume_token(self, sampled_token: int) -> bool: ...
 
     def compute_ff_tokens(self) -> list[int]: ...
+
+    def validate_tokens(self, tokens: list[int]) -> int: ...
 
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
 
@@ -28,11 +33,14 @@ class SlotMatcher:
     Where the grammar leaves one continuation, its tokens are `forced`: worked out once, and then the mask of each of
     their places has one bit, until another token is consumed. All of it depends on the output alone: who consumes the
     same tokens again has the same masks again.
+
+    A token that ends the answer is neither forced nor allowed before the output matches, whatever the library says.
     """
 
-    def __init__(self, compiled: Matcher) -> None:
+    def __init__(self, compiled: Matcher, end_tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         self.forced: list[int] = []
+        self._end_tokens = tuple(end_tokens)
         self._compiled = compiled
         self._matcher = compiled.deep_copy()
         self._looked_at = -1  # tokens that there were when it was worked out what is forced behind them
@@ -70,6 +78,8 @@ class SlotMatcher:
         matcher = self._matcher
         if not self.forced and not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(address, num_bytes)
+            if not matcher.is_accepting():
+                self._forbid_early_end(address)
         if not matcher.is_error():
             return RowStatus.MASKED
         return RowStatus.EXHAUSTED if matcher.stop_reason().endswith("TooComplex") else RowStatus.NOTHING
@@ -83,4 +93,20 @@ class SlotMatcher:
     def _force(self) -> None:
         if not self.forced and self._looked_at != len(self.tokens) and not self._matcher.is_error():
             self._looked_at = len(self.tokens)
-            self.forced = self._matcher.compute_ff_tokens()
+            forced = self._matcher.compute_ff_tokens()
+            if forced:
+                del forced[self._matcher.validate_tokens(forced) :]
+                ends = [place for place, token in enumerate(forced) if token in self._end_tokens]
+                del forced[min(ends, default=len(forced)) :]
+            self.forced = forced
+
+    def _forbid_early_end(self, address: int) -> None:
+        """Take the tokens out of a mask that would end the output though it does not match with them either: a grammar
+        may name them.
+        """
+        for token in self._end_tokens:
+            byte, bit = c_uint8.from_address(address + token // 8), 1 << token % 8
+            if byte.value & bit:
+                ended = self._matcher.deep_copy()
+                if not (ended.consume_token(token) and ended.is_accepting()):
+                    byte.value &= ~bit

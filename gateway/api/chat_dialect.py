@@ -70,6 +70,7 @@ class ChatDialect(Dialect):
             shows_reasoning=request.shows_reasoning,
             is_single=with_calls and tools is not None and tools.is_single,
             id_length=frontend.tokenizer.chat_template.call_id_length,
+            stop_tokens=frozenset(request.sampling.stop_token_ids) - frontend.model.end_tokens,
         )
 
     def chunks(

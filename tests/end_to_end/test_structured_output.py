@@ -96,6 +96,18 @@ def test_patterns_choices_and_grammars_are_matched_whole(site: Site) -> None:
     assert json.loads(site.text(structured={"json": {"enum": [1, "a"]}})) in (1, "a")
 
 
+@pytest.mark.parametrize("text", ["a<|end|>b", "<|end|>", "<tool_call>cafe\u0301"])
+def test_the_name_of_a_token_is_only_text_in_what_an_answer_has_to_match(site: Site, text: str) -> None:
+    named = {"type": "object", "properties": {text: {"const": [text]}}, "required": [text]}
+    for structured in (
+        {"choice": [text]}, {"regex": text.replace("|", r"\|")}, {"grammar": f"start: {json.dumps(text)}"},
+    ):  # fmt: skip
+        answer = site.ask(structured=structured).choices[0]
+        assert (answer.message.content, answer.finish_reason) == (text, "stop")
+    answer = site.ask(response_format=schema({**named, "additionalProperties": False})).choices[0]
+    assert (json.loads(answer.message.content), answer.finish_reason) == ({text: [text]}, "stop")
+
+
 def test_streamed_texts_are_those_of_a_whole_answer(site: Site) -> None:
     asked = {
         "response_format": schema(Person.model_json_schema() | {"additionalProperties": False}),
@@ -148,6 +160,13 @@ def test_an_answer_that_may_have_no_token_ends_with_an_error_of_its_own(site: Si
     assert site.text(structured={"choice": ["yes"]}) == "yes"
     assert grammar_processes(site) == processes, "the step that was in flight asked for its mask behind no token"
     assert (error.value.status_code, error.value.code) == (400, "no_token_allowed")
+
+
+def test_an_end_token_that_a_grammar_names_where_nothing_matches_yet_is_an_error(site: Site) -> None:
+    with pytest.raises(openai.APIStatusError) as error:
+        site.ask(structured={"grammar": 'start: "a" <|end|> "b"'})
+    assert (error.value.status_code, error.value.code) == (400, "no_token_allowed")
+    assert site.text(structured={"grammar": 'start: "a" <|end|>'}) == "a"
 
 
 def test_an_answer_that_matches_and_cannot_go_on_ends_before_it_has_its_least_tokens(site: Site) -> None:

@@ -126,6 +126,20 @@ def test_a_call_that_is_cut_short_is_told_as_it_is(chat: Any) -> None:
     assert whole.startswith(arguments) and arguments != whole
     for stop, reason in (([whole[2:5]], "stop"), (["what it does not say"], "tool_calls")):
         assert chat(tool_choice=named, stop=stop).choices[0].finish_reason == reason
+    told = chat(tool_choice=named, extra_body={"return_token_ids": True}).choices[0].token_ids
+    once = next(token for token in reversed(told[:-6]) if told.count(token) == 1)
+    cut = chat(tool_choice=named, extra_body={"stop_token_ids": [once]}).choices[0]
+    assert cut.finish_reason == "stop" and cut.message.tool_calls
+
+
+def test_arguments_that_name_a_token_are_whole(chat: Any) -> None:
+    texts = ["<|end|>", "a</tool_call>b", "cafe\u0301"]
+    properties = {"token": {"enum": [texts[0]]}, "rest": {"const": texts[1:]}}
+    tools = tool(parameters={"type": "object", "properties": properties, "required": ["token", "rest"]})
+    tools[0]["function"]["parameters"]["additionalProperties"] = False
+    (choice,) = chat(tools=tools, tool_choice="required", parallel_tool_calls=False).choices
+    assert choice.finish_reason == "tool_calls"
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"token": texts[0], "rest": texts[1:]}
 
 
 def test_strict_functions_are_called_with_valid_arguments_or_not_at_all(chat: Any) -> None:

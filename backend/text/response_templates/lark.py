@@ -53,7 +53,7 @@ class Lark:
         return name
 
     def text(self, text: str) -> str:
-        """Return what a text is, special tokens by their numbers."""
+        """Return what a text of the template is, special tokens by their numbers."""
         return " ".join(self._pieces(text))
 
     def until(self, text: str, free: str = TEXT) -> str:
@@ -106,7 +106,7 @@ class Lark:
             case Repeat():
                 written = self._repeat(node, groups)
             case Group(name, part):
-                written = self.text(groups[name]) if name in groups else self.node(part, groups)
+                written = literal(groups[name]) if name in groups else self.node(part, groups)
             case CharClass(source):
                 written = _character(source)
             case Literal(char):
@@ -142,9 +142,9 @@ class Lark:
     def _pieces(self, text: str) -> list[str]:
         special = self.vocabulary.special
         if not special:
-            return [_quoted(text)] if text else []
+            return [literal(text)] if text else []
         split = re.split("|".join(f"({re.escape(one)})" for one in sorted(special, key=len, reverse=True)), text)
-        return [f"<[{special[one]}]>" if one in special else _quoted(one) for one in split if one]
+        return [f"<[{special[one]}]>" if one in special else literal(one) for one in split if one]
 
     def __str__(self) -> str:
         return "\n".join([*self.rules, f"{TEXT}: /(.|\\n)*/", ""])
@@ -173,6 +173,11 @@ def parts(node: Node) -> Iterator[tuple[Node, ...]]:
             yield (node,)
 
 
+def literal(text: str) -> str:
+    """Return what a text is that is a request's: the name of a special token is only text in it."""
+    return json.dumps(text)
+
+
 def literal_start(way: Sequence[Node]) -> str:
     """Return the text with which a sequence begins letter by letter."""
     return "".join([node.char for node in takewhile(_is_literal, way) if isinstance(node, Literal)])
@@ -189,10 +194,6 @@ def _character(source: str) -> str:
     accepts = predicate(source)
     codes = [code for code in (0x0A, *range(0x20, 0x7F)) if accepts(chr(code))]
     return f"/[{''.join([f'{chr(92)}x{code:02x}' for code in codes])}]/"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
 
 
 def _or_nothing(written: str) -> str:
