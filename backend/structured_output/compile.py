@@ -1,22 +1,22 @@
 """Compiling takes a grammar to what llguidance matches tokens with. Runs in grammar processes alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from backend.grammar import GrammarKind
+from backend.grammar import ONE_LINE, GrammarKind, json_options
 
 WHITESPACE = r"\x20|\r?\n[\x20\t]{0,32}"
 """Between the parts of a JSON text is none, one space, or a new line with its indentation: a model might go on with
 more of it for ever.
 """
 
-JSON_OPTIONS = {
-    GrammarKind.JSON_SCHEMA: json.dumps({"whitespace_pattern": WHITESPACE}),
-    GrammarKind.JSON_LINE: json.dumps({"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}),
+JSON_STYLES: Mapping[GrammarKind, Mapping[str, Any]] = {
+    GrammarKind.JSON_SCHEMA: {"whitespace_pattern": WHITESPACE},
+    GrammarKind.JSON_LINE: ONE_LINE,
 }
 
 LIMITS = LLParserLimits(
@@ -114,7 +114,8 @@ def _translated(kind: GrammarKind, source: str) -> str:
     """Return the grammar as llguidance reads it. A schema is not parsed here: that would hold the interpreter."""
     match kind:
         case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_LINE:
-            return f'{{"grammars":[{{"json_schema":{_with_options(source.strip(), JSON_OPTIONS[kind])}}}]}}'
+            options = json.dumps(json_options(source, JSON_STYLES[kind]))
+            return f'{{"grammars":[{{"json_schema":{_with_options(source.strip(), options)}}}]}}'
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case GrammarKind.CHOICE:

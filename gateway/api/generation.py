@@ -18,6 +18,7 @@ from gateway.api.endpoint import Call, Endpoint
 from gateway.api.engine_client import Generation
 from gateway.api.frontend import Frontend
 from gateway.api.generation_request import GenerationParams
+from gateway.api.ignored_header import ignored_header
 from gateway.api.text_stream import TextStream
 from gateway.errors import ApiError
 from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar
@@ -84,6 +85,7 @@ class GenerationEndpoint(Endpoint):
         async with scope:
             call.response.send, call.record.scope = scope.send, scope
             prompts = await dialect.prompts(request, policy.name, frontend)
+            call.response.add_headers(ignored_header(request.left_out))
             policy.check_prompts(len(prompts) * request.num_answers)
             if request.bad_words:
                 words = await frontend.bad_words(policy.name, request.bad_words)

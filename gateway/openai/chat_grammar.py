@@ -21,7 +21,7 @@ from backend.text.response_templates.template import REASONING, ResponseTemplate
 from backend.text.tokenizer import Tokenizer
 from gateway.errors import BadRequest
 from gateway.grammar_errors import InvalidGrammar
-from gateway.openai.json_schema import check_schema, to_compile
+from gateway.openai.json_schema import enforce
 from gateway.openai.requests import ChatRequest
 from gateway.openai.tools import Function
 
@@ -51,7 +51,7 @@ def chat_grammar(request: ChatRequest, tokenizer: Tokenizer, end_tokens: frozens
         if tools is not None and calls_are_constrained(request):
             source = call_grammar(
                 template,
-                [_tool(function) for function in tools.functions],
+                [_tool(function, request.left_out) for function in tools.functions],
                 vocabulary,
                 is_required=tools.choice == "required",
                 is_single=tools.is_single,
@@ -125,15 +125,17 @@ def _content(request: ChatRequest) -> Mapping[str, Any] | None:
     return schema if isinstance(schema, dict) else {"allOf": [schema]}
 
 
-def _tool(function: Function) -> Tool:
-    """Returns a function with the schema that is enforced: any object, where its own cannot be and is not strict.
+def _tool(function: Function, left_out: list[str]) -> Tool:
+    """Returns a function with the schema that is enforced: what can be of its own, unless that is strict. `left_out` is
+    told the places of the rest.
 
     Raises `InvalidGrammar`.
     """
     try:
-        check_schema(function.parameters, function.param)
+        left_out += enforce(function.parameters, function.param, function.is_strict)
     except InvalidGrammar:
         if function.is_strict:
             raise
+        left_out.append(function.param)
         return Tool(function.name, _ANY_OBJECT, is_strict=False)
-    return Tool(function.name, to_compile(function.parameters), function.is_strict)
+    return Tool(function.name, function.parameters, function.is_strict)

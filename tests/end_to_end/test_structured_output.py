@@ -132,7 +132,7 @@ def test_several_answers_and_their_neighbours_keep_to_themselves(site: Site) -> 
 
 
 def test_what_cannot_be_enforced_is_refused_by_its_place(site: Site) -> None:
-    refusal = site.refused(response_format=schema({"properties": {"a": {"not": {}}}}))
+    refusal = site.refused(response_format=schema({"properties": {"a": {"not": {"const": 1}}}}))
     assert (refusal.status_code, refusal.code) == (400, "invalid_grammar")
     assert refusal.param == "response_format.json_schema.schema"
     assert "#/properties/a/not" in refusal.message
@@ -140,6 +140,28 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(site: Site) -> None:
     assert "(at #/oneOf)" in refusal.message
     refusal = site.refused(structured={"regex": "(a"})
     assert (refusal.param, refusal.code) == ("structured_outputs.regex", "invalid_grammar")
+
+
+def test_without_strict_what_is_not_enforced_is_said_in_a_header(site: Site) -> None:
+    properties = {"m": {"const": 1}, "r\u00e9gion, 1\n": {"type": "string", "format": "iri", "maxLength": 3}}
+    loose = {"type": "object", "properties": properties, "required": ["m"], "uniqueItems": True}
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {**loose, "additionalProperties": False}},
+    }
+    with site.client("acme") as client:
+        for streams in (False, True):
+            asked: Any = {"model": MODEL, "messages": HI, "max_tokens": 90, "response_format": form, "stream": streams}
+            reply = client.chat.completions.with_raw_response.create(**asked)
+            field = "response_format.json_schema.schema"
+            assert reply.headers["x-sluice-ignored"].split(", ") == [
+                f"{field}/uniqueItems", f"{field}/properties/r%C3%A9gion%2C%201%0A/format",
+            ]  # fmt: skip
+            reply.parse()
+        plain = client.chat.completions.with_raw_response.create(model=MODEL, messages=HI, max_tokens=1)  # type: ignore[arg-type]
+        assert "x-sluice-ignored" not in plain.headers
+    answer = site.text(response_format={"type": "json_object", "schema": {"const": {"a": 1}}})
+    assert json.loads(answer) == {"a": 1}
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_served(site: Site) -> None:

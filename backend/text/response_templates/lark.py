@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from backend.grammar import ONE_LINE, json_options
 from backend.text.response_templates.pattern_syntax import (
     Alternation,
     CharClass,
@@ -24,8 +25,6 @@ MOST_SPACE = 2  # characters, where an expression allows any number
 MOST_OTHER = 32
 SPACE = f"(/[ \\n]/){{0,{MOST_SPACE}}}"
 TEXT = "TEXT"  # any, but no special token
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As `json.dumps` writes, and chat templates show calls to the model: most tokens between values are then forced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,8 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Return what a JSON document of a schema is."""
-        return self.rule("json", f"%json {json.dumps({'x-guidance': _JSON_STYLE, **schema})}")
+        options = json_options(json.dumps(schema), ONE_LINE)
+        return self.rule("json", f"%json {json.dumps({'x-guidance': options, **schema})}")
 
     def is_end(self, text: str) -> bool:
         return text in self.vocabulary.ends

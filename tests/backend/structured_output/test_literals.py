@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
 from backend.grammar import GrammarKind
-from backend.structured_output.compile import compile_grammar, make_tokenizer
-from backend.structured_output.frames import RowStatus
+from backend.structured_output.compile import make_tokenizer
 from backend.structured_output.matching import SlotMatcher
 from backend.text.response_templates.call_grammar import Tool, call_grammar
 from backend.text.response_templates.lark import Vocabulary
 from backend.text.response_templates.tag_grammar import UnsupportedSchema
 from backend.text.response_templates.template import ResponseTemplate
 from tests.backend import tiny_tokenizers as tiny
-from tests.backend.structured_output.grammars import CONFIG, TOKENIZER_JSON
+from tests.backend.structured_output.grammars import CONFIG, TOKENIZER_JSON, drawn
 from tests.backend.structured_output.grammars import END as EMBEDDED_END
 from tests.backend.text.response_templates.families import FAMILIES, parsed
 from tests.examples import examples
@@ -36,7 +35,6 @@ NAMES = ["<|end|>", "</s>", "<s>", "<tool>", "<tool_call>", "<|im_end|>", "plain
 PIECES = [*NAMES, *'<|>ae ▁"\\/\n', "e\u0301", "\u00e9", "\u212b", "ﬁ", "\u1100\u1161", "日本", "😀", "end|>", " the"]
 literals = st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join)
 vocabularies = st.sampled_from(sorted(VOCABULARIES))
-MOST_TOKENS = 400
 
 
 @cache
@@ -46,19 +44,10 @@ def vocabulary(name: str) -> LLTokenizer:
 
 
 def written(name: str, kind: GrammarKind, source: str, seed: int = 0) -> str:
-    """The text of an answer whose tokens are drawn at random among those allowed, up to its end."""
-    tokenizer, random, output = vocabulary(name), Random(seed), list[int]()
-    matcher = SlotMatcher(compile_grammar(tokenizer, kind, source), tokenizer.eos_tokens)
-    mask = ctypes.create_string_buffer(4 * -(-tokenizer.vocab_size // 32))
-    while len(output) < MOST_TOKENS:
-        assert matcher.fill(ctypes.addressof(mask), len(mask)) is RowStatus.MASKED
-        bits = int.from_bytes(mask.raw, "little")
-        allowed = matcher.forced[:1] or [token for token in range(tokenizer.vocab_size) if bits >> token & 1]
-        output.append(random.choice(allowed))
-        matcher.output_is(len(output) - 1, output[-1:])
-        if output[-1] in tokenizer.eos_tokens:
-            return tokenizer.decode_bytes([token for token in output if token not in skipped(name)]).decode()
-    raise AssertionError("it came to no end")
+    """The text of an answer, as its client is told it."""
+    tokens = drawn(vocabulary(name), kind, source, Random(seed))
+    assert tokens is not None
+    return vocabulary(name).decode_bytes([token for token in tokens if token not in skipped(name)]).decode()
 
 
 @cache
