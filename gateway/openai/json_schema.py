@@ -14,7 +14,8 @@ from gateway.openai.formats import KNOWN, PATTERNS, keep_bounds_small, said_by_f
 from gateway.openai.look_around import LookArounds
 
 MAX_LEVELS = 100  # of arrays and objects in one another
-MAX_NAMED_BYTES = 2**16  # of the schemas of the properties that `propertyNames` lists
+MAX_ADDED_BYTES = 2**19  # that rewriting makes of a schema, or looks at besides what stands there
+MAX_REFERENCE = 1_000  # characters
 _CONTAINERS = frozenset((dict, list))
 _SCHEMA = frozenset(("additionalItems", "additionalProperties", "items"))  # keywords whose value is a schema
 _SCHEMAS = frozenset(  # an array or object of schemas
@@ -65,10 +66,14 @@ def enforce(schema: Any, param: str, is_strict: bool = True) -> list[str]:
         raise InvalidGrammar(
             f"{param} must not hold x-guidance: how a schema is enforced is the server's choice.", param
         )
-    rewriter = _Rewriter(schema, param, is_strict)
-    for place in _schemas(schema, partial(_check_depth, param)):
-        if not _RULED.isdisjoint(place.value):
-            rewriter.rewrite(place)
+    rewriter, seen, check_depth = _Rewriter(schema, param, is_strict), dict[int, Any](), partial(_check_depth, param)
+    roots: list[tuple[Any, _Way]] = [(schema, None)]
+    while roots:
+        for root, way in roots:
+            for place in _schemas(root, check_depth, way, seen):
+                if not _RULED.isdisjoint(place.value):
+                    rewriter.rewrite(place)
+        roots = rewriter.take_referred()  # which may stand anywhere
     return rewriter.left_out
 
 
@@ -82,16 +87,24 @@ def _pass(value: Any, level: int) -> None:
     """Say nothing of a value: the schema was checked."""
 
 
-def _schemas(schema: Any, check_other: Callable[[Any, int], object] = _pass) -> Iterator[_Place]:
-    """Yields a schema and all within it that are objects, in their order in the text. `check_other` is told of arrays
-    and objects that are no schemas and hold none, and of whatever lies too deep, and how deep that is.
+def _schemas(
+    schema: Any,
+    check_other: Callable[[Any, int], object] = _pass,
+    way: _Way = None,
+    seen: dict[int, Any] | None = None,
+) -> Iterator[_Place]:
+    """Yields a schema and all within it that are objects, in their order in the text, but for those that were `seen`.
+    `check_other` is told of arrays and objects that are no schemas and hold none, and of whatever lies too deep, and
+    how deep that is.
     """
-    waiting: list[tuple[Any, bool, int, _Way]] = [(schema, True, 0, None)]  # whether it is a schema, or holds schemas
+    seen = {} if seen is None else seen
+    waiting: list[tuple[Any, bool, int, _Way]] = [(schema, True, 0, way)]  # whether it is a schema, or holds schemas
     while waiting:
         value, is_schema, level, way = waiting.pop()
         if level > MAX_LEVELS or (is_schema and type(value) is list):
             check_other(value, level)
-        elif is_schema and type(value) is dict:
+        elif is_schema and type(value) is dict and id(value) not in seen:
+            seen[id(value)] = value
             yield _Place(value, way)
             for key, item in reversed(value.items()):
                 if type(item) not in _CONTAINERS:
@@ -142,6 +155,18 @@ class _Rewriter:
         self.left_out: list[str] = []
         self._root, self._param, self._is_strict = root, param, is_strict
         self._look_arounds = LookArounds()
+        self._room = MAX_ADDED_BYTES
+        self._found: dict[str, tuple[Any, _Way]] = {}  # by reference
+        self._referred: list[tuple[Any, _Way]] = []
+
+    def take_referred(self) -> list[tuple[Any, _Way]]:
+        """Return what within the document was referred to since the last call."""
+        referred, self._referred = self._referred, []
+        return referred
+
+    def _has_room(self, size: int) -> bool:
+        self._room -= size
+        return self._room >= 0
 
     def rewrite(self, place: _Place) -> None:
         value = place.value
@@ -178,8 +203,15 @@ class _Rewriter:
         options = value["oneOf"]
         if self._is_strict or not isinstance(options, list):
             return True
-        _add(value, "anyOf", options)
-        return _drop(value, keyword, are_exclusive([self._resolved(option) for option in options]))
+        resolved = [self._resolved(option) for option in options]
+        is_exclusive = self._has_room(sum(map(_size, resolved))) and are_exclusive(resolved)
+        if "anyOf" in value:
+            _add(value, "anyOf", options)
+            return _drop(value, keyword, is_exclusive)
+        renamed = {"anyOf" if key == keyword else key: one for key, one in value.items()}  # properties keep their order
+        value.clear()
+        value |= renamed
+        return is_exclusive
 
     def _not(self, value: dict[str, Any], keyword: str) -> bool:
         negated = value["not"]
@@ -194,8 +226,13 @@ class _Rewriter:
         """The compiler follows a reference to what it is a part of only where nothing stands beside it."""
         for beside in [key for key in value if key in _ANNOTATIONS and not key.endswith(("id", "nchor"))]:
             del value[beside]
-        is_named = isinstance(self._root, dict) and not {"$id", "id"}.isdisjoint(self._root)
-        return is_named or not isinstance(value["$ref"], str) or value["$ref"].startswith("#")
+        reference = value["$ref"]
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            is_named = isinstance(self._root, dict) and not {"$id", "id"}.isdisjoint(self._root)
+            return is_named or not isinstance(reference, str)
+        if reference not in self._found:
+            self._referred.append(self._find(reference))
+        return True
 
     def _unevaluated(self, value: dict[str, Any], keyword: str) -> bool:
         """It is what is not listed, where no other schema is applied in place."""
@@ -222,9 +259,9 @@ class _Rewriter:
             return False
         allowed = said.get("enum") if said.keys() == {"enum"} else [said["const"]] if said.keys() == {"const"} else None
         if isinstance(allowed, list):
-            listed = [name for name in allowed if isinstance(name, str)]
-            if len(listed) * len(orjson.dumps(rest)) > MAX_NAMED_BYTES:
+            if not self._has_room(len(allowed) * (32 + len(orjson.dumps(rest)))):
                 return False
+            listed = [name for name in allowed if isinstance(name, str)]
             others = {name: {"enum": list[Any]()} for name in properties if name not in listed}
             value["properties"] = dict.fromkeys(listed, rest) | properties | others
         elif properties or (pattern := self._name_pattern(said)) is None:
@@ -270,7 +307,7 @@ class _Rewriter:
 
     def _pattern(self, value: dict[str, Any], keyword: str) -> bool:
         parts = self._look_arounds.apart(value[keyword]) if isinstance(value[keyword], str) else [value[keyword]]
-        if parts is None:
+        if parts is None or not self._has_room(sum(map(len, parts[1:]))):
             return False
         value[keyword] = parts[0]
         for part in parts[1:]:
@@ -286,6 +323,8 @@ class _Rewriter:
         said = said_by_format(value) if value[keyword] is not None else {}
         if said is None or "format" in said:
             return said is not None
+        if not self._has_room(len(said.get("pattern", ""))):
+            return False
         del value[keyword]
         for key, one in said.items():
             bound = value.get(key)
@@ -303,14 +342,29 @@ class _Rewriter:
         """Return what a schema refers to within the document, or the schema itself."""
         for _ in range(8):
             match schema:
-                case {"$ref": str(reference)} if reference.startswith("#/"):
-                    schema = self._root
-                    for part in reference[2:].split("/"):
-                        name = part.replace("~1", "/").replace("~0", "~")
-                        schema = schema.get(name) if isinstance(schema, dict) else None
+                case {"$ref": str(reference)} if reference.startswith("#"):
+                    schema, _ = self._find(reference)
                 case _:
                     break
         return schema
+
+    def _find(self, reference: str) -> tuple[Any, _Way]:
+        """Return what stands where a reference points to within the document, and the way there."""
+        if reference not in self._found:
+            self._found[reference] = self._follow(reference) if len(reference) <= MAX_REFERENCE else (None, None)
+        return self._found[reference]
+
+    def _follow(self, reference: str) -> tuple[Any, _Way]:
+        found: Any = self._root
+        way: _Way = None
+        for part in reference[2:].split("/") if reference.startswith("#/") else ():
+            name: Any = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                name = int(name)
+            elif not isinstance(found, dict):
+                return None, None
+            found, way = found[name] if isinstance(name, int) else found.get(name), (way, name)
+        return found, way
 
 
 _Rule = Callable[[_Rewriter, dict[str, Any], str], bool]
@@ -341,6 +395,12 @@ def _fault(place: _Place, keyword: str) -> str:
         case "pattern":
             return f"has a pattern that looks ahead or behind {at}, which is not enforced here."
     return f"has {keyword} {at}, which is not enforced here; leave it out and check the answer for it."
+
+
+def _size(schema: Any) -> int:
+    """Return about how many bytes of a schema it takes to tell it from others."""
+    parts = [schema.get(key) for key in ("required", "properties", "enum")] if isinstance(schema, dict) else []
+    return 16 * sum(len(part) for part in parts if isinstance(part, (list, dict)))
 
 
 def _says_nothing(schema: Any) -> bool:

@@ -2,11 +2,12 @@
 
 import re
 
-from backend.text.response_templates.complement import complement
+from backend.text.response_templates.complement import Steps, complement
 from backend.text.response_templates.pattern_syntax import PatternError
 
-MAX_NEGATIVE = 4  # different negative ones in a schema: each takes some milliseconds
-_TOKEN = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|\(\?<?[=!]|[()|]", re.DOTALL)
+MAX_LOOKS = 8  # in a pattern
+MAX_STEPS = 1_000  # of complements, in a schema
+_TOKEN = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]?|\(\?<?[=!]|[()|$^]", re.DOTALL)
 _LITERAL = re.compile(r"(?:\w|[-/:@ ]|\\\W)*")  # of a length that is known
 _UNREADABLE = re.compile(r"\\(?:[bBkZ]|[1-9])")  # a word's boundary, or what a group has matched
 
@@ -16,6 +17,7 @@ class LookArounds:
 
     def __init__(self) -> None:
         self._complements: dict[str, str | None] = {}
+        self._steps = Steps(MAX_STEPS)
 
     def apart(self, pattern: str) -> list[str] | None:
         """Return patterns that together match what this one does, itself if it does not look around; None where it
@@ -26,7 +28,7 @@ class LookArounds:
             return None
         if not looks:
             return [pattern]
-        if has_choice or not pattern.startswith("^"):
+        if has_choice or len(looks) > MAX_LOOKS or not pattern.startswith("^"):
             return None
         parts, rest, at = list[str](), "", 0
         for begin, after, kind in looks:
@@ -47,10 +49,8 @@ class LookArounds:
     def _complement(self, pattern: str) -> str | None:
         known = self._complements
         if pattern not in known:
-            if len(known) >= MAX_NEGATIVE:
-                return None
             try:
-                known[pattern] = complement(pattern)
+                known[pattern] = complement(pattern, self._steps)
             except PatternError:
                 known[pattern] = None
         return known[pattern]
@@ -58,20 +58,31 @@ class LookArounds:
 
 def _looks(pattern: str) -> tuple[list[tuple[int, int, str]], bool, bool]:
     """Return where the outermost look-arounds begin and end, and how; whether there is a choice outside of all groups;
-    and whether the rest can be read, nothing in a look-around looking around itself.
+    and whether the rest can be read: nothing looks around within a look-around, and the end of a text is that of a way
+    through the pattern.
     """
     looks, open_groups, has_choice, is_readable = list[tuple[int, int, str]](), list[tuple[int, str]](), False, True
+    end_of_text = -1  # where what ends with it ends
+    is_looking = False
     for token in _TOKEN.finditer(pattern):
-        text = token[0]
+        text, next_char = token[0], pattern[token.end() : token.end() + 1]
         if text.startswith("("):
-            is_readable &= not (text != "(" and any(kind != "(" for _, kind in open_groups))
+            is_readable &= text == "(" or not is_looking
+            is_looking |= text != "("
             open_groups.append((token.start(), text))
         elif text == ")" and open_groups:
             begin, kind = open_groups.pop()
             if kind != "(":
                 looks.append((begin, token.end(), kind))
+                is_looking = False
+            elif begin < end_of_text and not is_looking:
+                is_readable &= next_char in ("", ")", "|")
         elif text == "|":
             has_choice |= not open_groups
+        elif text == "$" and not is_looking:
+            is_readable, end_of_text = is_readable and next_char in ("", ")", "|"), token.end()
+        elif text == "^" and not is_looking:
+            is_readable &= token.start() == 0 or pattern[token.start() - 1] in "(|:"
         elif _UNREADABLE.fullmatch(text):
             is_readable = False
     return looks, has_choice, is_readable

@@ -6,6 +6,7 @@ after the other (Brzozowski and McCluskey 1963). Both may grow exponentially, so
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from sys import maxunicode
 
@@ -22,9 +23,8 @@ from backend.text.response_templates.pattern_syntax import (
     Repeat,
 )
 
-MAX_STATES = 24
+FIXED_STEPS = 50  # that reading an expression takes as long as
 MAX_SETS = 16  # different characters and sets of them in an expression
-MAX_THREADS = 16
 MAX_LENGTH = 6_000  # characters of what comes of it
 _BOUNDS = [*map(ord, "\0\t\x0e !0:A[_`a{"), maxunicode + 1]  # of what "\d", "\w" and "\s" are
 _SPACES = [code for code in range(128, 0x3001) if chr(code).isspace()]
@@ -34,19 +34,35 @@ _State = tuple[tuple[int, ...], bool]  # threads of the pattern, and whether no 
 _Edges = dict[int, dict[int, str]]  # by the state it leaves and the one it enters, what the text between them matches
 
 
-def complement(source: str) -> str:
+@dataclass(slots=True)
+class Steps:
+    """What may still be taken of automata: some 5 us each, for a character and a thread of the expression."""
+
+    left: int
+
+    def take(self, count: int) -> None:
+        """Raises `PatternError` where there are no more."""
+        self.left -= count
+        if self.left < 0:
+            raise PatternError("its complement takes too many steps")
+
+
+def complement(source: str, steps: Steps) -> str:
     """Return an expression for the texts in which `source` is found nowhere, which begins with "^" or ends with "$".
 
     Raises `PatternError` where that is too much, or leaves no text.
     A "." of `source` is any character, "\\d" and "\\w" are those of ASCII, and no spaces beyond ASCII are left.
     """
+    steps.take(FIXED_STEPS)
     pattern, is_anchored = Pattern(source), source.startswith("^")
     if pattern.matches_empty and not is_anchored:
         raise PatternError("it is found at the end of every text")
     sets = _sets(pattern.node)
     states: dict[_State, int] = {((), True): 0}
     edges: _Edges = {}
-    for (threads, is_start), state in _growing(states):
+    while len(edges) < len(states):
+        (threads, is_start), state = list(states.items())[len(edges)]
+        steps.take(len(sets) * (1 + len(threads)))
         ways: dict[int, str] = {}
         for char, inside in sets:
             after, _, match = pattern.step(threads, char, is_start or not is_anchored, is_start)
@@ -57,17 +73,6 @@ def complement(source: str) -> str:
         if not (pattern.matches_empty if is_start else pattern.at_end(threads)):
             edges[state][_END] = ""
     return f"^{_read_back(edges)}$"
-
-
-def _growing(states: dict[_State, int]) -> Iterator[tuple[_State, int]]:
-    """Yield states, those too that come to be known meanwhile."""
-    for number in range(MAX_STATES):
-        if number == len(states):
-            return
-        yield list(states.items())[number]
-        if len(list(states)[-1][0]) > MAX_THREADS:
-            break
-    raise PatternError("its complement has too many states")
 
 
 def _read_back(edges: _Edges) -> str:

@@ -66,6 +66,8 @@ UNENFORCED: list[tuple[Any, str]] = [
     ({"prefixItems": [{"pattern": "(?!a)b"}]}, "#/prefixItems/0/pattern"),
     ({"properties": {"a": {"pattern": r"\bword\b"}}}, "#/properties/a/pattern"),
     ({"pattern": r"(a|b)\1"}, "#/pattern"),
+    ({"pattern": r"^(/[a-z]+($|/))+$"}, "#/pattern"),
+    ({"properties": {"a": {"$ref": "#/parts/b/0"}}, "parts": {"b": [{"contains": {}}]}}, "#/parts/b/0/contains"),
     ({"$ref": "https://example.com/schema"}, "#/$ref"),
     ({"type": "object", "minProperties": 2}, "#/minProperties"),
     ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "#/minProperties"),
@@ -273,16 +275,23 @@ def test_patterns_that_look_around_at_their_ends_are_enforced(pattern: str) -> N
     ]  # fmt: skip
 
 
+def test_the_ends_of_a_text_may_stand_in_a_choice() -> None:
+    for pattern in ("(^a|^b)c", "a(b|c$|$)", "^(a|b$)", "^$|^x$", "^(?:(a)|(b$))"):
+        assert fault_of({"pattern": pattern}) is None
+        allows({"pattern": pattern})
+
+
 @pytest.mark.parametrize("pattern", ["^a(?:b|(?=c))", "^(?=(?!a)b)c", "(?=a)b", "^(?!a)b|c", "^[a-z]*(?=x)x"])
 def test_other_patterns_that_look_around_are_not(pattern: str) -> None:
     assert "#/pattern" in str(fault_of({"pattern": pattern}))
 
 
 def test_so_many_different_look_arounds_are_worked_out_for_one_schema() -> None:
-    fields = {f"f{n}": {"type": "string", "pattern": f"^(?!{chr(97 + n)})[a-z]+$"} for n in range(6)}
+    fields = {f"f{n}": {"type": "string", "pattern": f"^(?!{chr(97 + n)})[a-z]+$"} for n in range(26)}
     again = {f"g{n}": {"type": "string", "pattern": "^(?!a)[a-z]+$"} for n in range(50)}
     left_out = enforce({"properties": {**fields, **again}}, "s", is_strict=False)
-    assert left_out == ["s/properties/f4/pattern", "s/properties/f5/pattern"]
+    assert left_out[:1] > ["s/properties/f10/pattern"] and len(left_out) < 16
+    assert not [place for place in left_out if "/g" in place]
 
 
 @pytest.mark.parametrize(
