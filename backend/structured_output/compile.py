@@ -43,14 +43,15 @@ class CompileError(Exception):
         return any(words in str(self).lower() for words in _TOO_MUCH)
 
 
-class _Literals:
-    """The vocabulary as llguidance wraps it, with a tokenizer for the text that a grammar forces.
+class _Literals(TokenizerWrapper):
+    """The vocabulary as llguidance takes it, with a tokenizer for the text that a grammar forces.
 
     What a grammar says is text, and its tokens have exactly its bytes: no added token stands for its own name in it,
     and nothing is normalised. The library's own tokenizer does both, forces the end token where a literal holds its
     name, and then finds that the grammar allows no token.
     """
 
+    is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, library: LLTokenizer, core: tokenizers.Tokenizer) -> None:
@@ -72,7 +73,7 @@ def make_tokenizer(tokenizer_json: str, vocab_size: int, end_tokens: list[int]) 
     """Return the vocabulary as llguidance has it, with as many tokens as the model has logits. Raises `ValueError`."""
     library = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=end_tokens, slices=[])
     literals = _Literals(library, tokenizers.Tokenizer.from_str(tokenizer_json))
-    made = LLTokenizer(TokenizerWrapper(literals), eos_token=end_tokens)
+    made = LLTokenizer(literals, eos_token=end_tokens)
     literals.encode_greedily = made.greedy_tokenize  # the other one's memory is free again
     return made
 

@@ -156,7 +156,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
         signal.setitimer(signal.ITIMER_PROF, setup.options.compile_seconds)
         try:
             matcher = compile_grammar(tokenizer, GrammarKind(kind), source)
-            first = SlotMatcher(matcher, setup.end_tokens).fill(ctypes.addressof(mask), len(mask))
+            first = SlotMatcher(matcher).fill(ctypes.addressof(mask), len(mask))
             if first is not RowStatus.MASKED:
                 error = "no token can begin what it matches, or it takes too long to say which"
         except CompileError as invalid:
@@ -283,8 +283,13 @@ class _Matching:
         if forced:
             self._bytes[begin:end] = self._none
             self._bytes[begin + forced[0] // 8] = 1 << forced[0] % 8
-        elif status is RowStatus.MASKED and self._bytes[begin:end] == self._none:
-            status = RowStatus.NOTHING
+        elif status is RowStatus.MASKED:
+            for token in self._end_tokens:
+                place, bit = begin + token // 8, 1 << token % 8
+                if self._bytes[place] & bit and not matcher.may_end_with(token):
+                    self._bytes[place] ^= bit
+            if self._bytes[begin:end] == self._none:
+                status = RowStatus.NOTHING
         words[layout.statuses + slot] = status
         count = min(len(forced), MOST_FORCED) if known.may_jump else 0
         words[layout.num_forced + slot] = count

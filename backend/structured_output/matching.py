@@ -1,7 +1,6 @@
 """Matchers of the slots of a running batch: each consumes its slot's tokens, and says which may come next."""
 
 from collections.abc import Iterable
-from ctypes import c_uint8
 from typing import Protocol
 
 from backend.structured_output.frames import RowStatus
@@ -34,13 +33,13 @@ class SlotMatcher:
     their places has one bit, until another token is consumed. All of it depends on the output alone: who consumes the
     same tokens again has the same masks again.
 
-    A token that ends the answer is neither forced nor allowed before the output matches, whatever the library says.
+    No token is forced that the library does not allow, nor one that ends the answer.
     """
 
     def __init__(self, compiled: Matcher, end_tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         self.forced: list[int] = []
-        self._end_tokens = tuple(end_tokens)
+        self._end_tokens = frozenset(end_tokens)
         self._compiled = compiled
         self._matcher = compiled.deep_copy()
         self._looked_at = -1  # tokens that there were when it was worked out what is forced behind them
@@ -78,11 +77,16 @@ class SlotMatcher:
         matcher = self._matcher
         if not self.forced and not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(address, num_bytes)
-            if not matcher.is_accepting():
-                self._forbid_early_end(address)
         if not matcher.is_error():
             return RowStatus.MASKED
         return RowStatus.EXHAUSTED if matcher.stop_reason().endswith("TooComplex") else RowStatus.NOTHING
+
+    def may_end_with(self, token: int) -> bool:
+        """Whether the output matches, as it is or with this token behind it: a grammar may name one that ends it."""
+        if self._matcher.is_accepting():
+            return True
+        ended = self._matcher.deep_copy()
+        return ended.consume_token(token) and ended.is_accepting()
 
     def _consume(self, token: int) -> None:
         self._force()
@@ -96,17 +100,6 @@ class SlotMatcher:
             forced = self._matcher.compute_ff_tokens()
             if forced:
                 del forced[self._matcher.validate_tokens(forced) :]
-                ends = [place for place, token in enumerate(forced) if token in self._end_tokens]
-                del forced[min(ends, default=len(forced)) :]
+                if not self._end_tokens.isdisjoint(forced):
+                    del forced[next(place for place, token in enumerate(forced) if token in self._end_tokens) :]
             self.forced = forced
-
-    def _forbid_early_end(self, address: int) -> None:
-        """Take the tokens out of a mask that would end the output though it does not match with them either: a grammar
-        may name them.
-        """
-        for token in self._end_tokens:
-            byte, bit = c_uint8.from_address(address + token // 8), 1 << token % 8
-            if byte.value & bit:
-                ended = self._matcher.deep_copy()
-                if not (ended.consume_token(token) and ended.is_accepting()):
-                    byte.value &= ~bit

@@ -23,6 +23,7 @@ from backend.text.response_templates.pattern_syntax import (
 
 MOST_SPACE = 2  # characters, where an expression allows any number
 MOST_OTHER = 32
+_IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 SPACE = f"(/[ \\n]/){{0,{MOST_SPACE}}}"
 TEXT = "TEXT"  # any, but no special token
 
@@ -88,6 +89,17 @@ class Lark:
         """Return what a JSON document of a schema is."""
         options = json_options(json.dumps(schema), ONE_LINE)
         return self.rule("json", f"%json {json.dumps({'x-guidance': options, **schema})}")
+
+    def choice(self, texts: Sequence[str]) -> str:
+        """Return what one of several texts is."""
+        return self.rule("choice", " | ".join(map(literal, texts)))
+
+    def regex(self, source: str) -> str:
+        """Return what a match of a client's expression is."""
+        name = f"REGEX_{len(self.rules)}"
+        escaped = re.sub(r"\\.|[/\n]", lambda found: _IN_SLASHES.get(found[0], found[0]), source, flags=re.DOTALL)
+        self.rules.append(f"{name}: /{escaped}/")
+        return name
 
     def is_end(self, text: str) -> bool:
         return text in self.vocabulary.ends

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
 from backend.grammar import GrammarKind
-from backend.structured_output.compile import make_tokenizer
+from backend.structured_output.compile import compile_grammar, make_tokenizer
 from backend.structured_output.matching import SlotMatcher
 from backend.text.response_templates.call_grammar import Tool, call_grammar
 from backend.text.response_templates.lark import Vocabulary
@@ -165,19 +165,17 @@ def test_what_the_library_forces_is_checked(forced: list[int], valid: int, kept:
     matcher = SlotMatcher(Liar(forced, valid), [7])
     matcher.fill(ctypes.addressof(mask), 4)
     assert matcher.forced == kept
-    assert kept or not any(mask.raw), "no mask allows the end of a text that does not match"
-    ended = SlotMatcher(Liar([], 0, accepts=True), [7])
-    ended.fill(ctypes.addressof(mask), 4)
-    assert mask.raw[0] == 1 << 7
+    assert not matcher.may_end_with(7) and SlotMatcher(Liar([], 0, accepts=True), [7]).may_end_with(7)
 
 
 @pytest.mark.parametrize(
-    ("lark", "text"),
-    [('start: "a" <[1]> "b"', None), ('start: "a" <[1]>', "a"), ('start: "a" <[1]>? "b"', "ab")],
-)
-def test_an_end_token_that_a_grammar_names_ends_no_text_that_does_not_match(lark: str, text: str | None) -> None:
-    if text is None:
-        with pytest.raises(IndexError):  # nothing may follow
-            written("embedded", GrammarKind.LARK, lark)
-    else:
-        assert written("embedded", GrammarKind.LARK, lark) == text
+    ("lark", "text", "may_end"),
+    [
+        ('start: "a" <[1]> "b"', "a", False), ('start: "a" <[1]>', "a", True), ('start: "a" <[1]>? "b"', "ab", True),
+        ('start: "a" <[1]>? "b"', "a", False), ('start: "a"', "a", True), ('start: "a"', "", False),
+    ],
+)  # fmt: skip
+def test_an_answer_may_end_where_it_matches_with_its_end_token_or_without(lark: str, text: str, may_end: bool) -> None:
+    matcher = SlotMatcher(compile_grammar(vocabulary("embedded"), GrammarKind.LARK, lark), [EMBEDDED_END])
+    matcher.output_is(0, vocabulary("embedded").tokenize_str(text))
+    assert matcher.may_end_with(EMBEDDED_END) == may_end
