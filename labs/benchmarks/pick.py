@@ -27,7 +27,7 @@ from fleet.ext_proc.messages import ProcessingRequest
 from fleet.ext_proc.server import EXT_PROC
 from labs.benchmarks import machine
 from labs.benchmarks.machine import cpu_seconds, on_core
-from labs.benchmarks.processes import ROOT, Worker, WorkerFailed
+from labs.benchmarks.processes import ROOT, Worker, WorkerFailed, bound
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
 from labs.benchmarks.route import ADMIN_KEY, KEY, MESSAGES, PATH
 
@@ -157,7 +157,7 @@ def _picker(ports: list[int], core: int) -> Iterator[tuple[int, int]]:
         flags = ["--replicas", str(file), "--port", "0", "--admin-port", "off", "--state-dir", folder]
         environment = {**os.environ, "SLUICE_DEMO_KEY": KEY, "SLUICE_ADMIN_KEY": ADMIN_KEY}
         with on_core(core):
-            process = subprocess.Popen(
+            process = bound(
                 [sys.executable, "-m", "sluice", "pick", *flags, "--log-level", "warning"],
                 cwd=ROOT,
                 env=environment,
