@@ -61,5 +61,5 @@ def test_a_device_that_cannot_be_read_says_what_would_do(tmp_path: Path, text: s
     path = tmp_path / "mine.json"
     path.write_text(text)
     for name in (str(path), str(tmp_path / "missing")):
-        with pytest.raises(OptionError, match="qwen3-0.6b-h200 or a JSON file"):
+        with pytest.raises(OptionError, match=r"qwen3-0\.6b-h200 or a JSON file"):
             find_device(name)
