@@ -43,7 +43,7 @@ def hold(port: int, count: int, stop: Event) -> None:
     """Keep so many connections, by all ways in turn, and replace those that are closed."""
     poller, held = select.epoll(), dict[int, socket.socket]()
     num_opened, began = 0, time.monotonic()
-    while not stop.is_set():
+    while not stop.is_set() and _has_parent():
         due = count + (time.monotonic() - began) * REOPENED_PER_SECOND
         while len(held) < count and num_opened < due:
             with suppress(OSError):
@@ -61,13 +61,19 @@ def hold(port: int, count: int, stop: Event) -> None:
 
 def storm(port: int, count: int, stop: Event) -> None:
     """Open and close as fast as it goes, `count` at most at once."""
-    while not stop.is_set():
+    while not stop.is_set() and _has_parent():
         opened = []
         for _ in range(min(count, 64)):
             with suppress(OSError):
                 opened.append(socket.create_connection(("127.0.0.1", port), TIMEOUT))
         for connection in opened:
             connection.close()
+
+
+def _has_parent() -> bool:
+    """Return False once who attacks was left alone: its parent was killed."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and parent.is_alive()
 
 
 ATTACKS = {"held": hold, "opened and closed": storm}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import on_core
-from benchmarks.processes import ROOT, WorkerFailed
+from benchmarks.processes import ROOT, WorkerFailed, bound
 
 READY = re.compile(r"ready at http://127\.0\.0\.1:(\d+)")
 
@@ -32,7 +32,7 @@ def gateway_process(state_dir: Path, core: int | None = None, **settings: object
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     with nullcontext() if core is None else on_core(core):
         process = subprocess.Popen(
-            [sys.executable, "-m", "sluice", "serve", *arguments],
+            **bound([sys.executable, "-m", "sluice", "serve", *arguments]),
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.litellm_environment import litellm_command
 from benchmarks.machine import on_core
-from benchmarks.processes import PATIENCE, WorkerFailed, free_port
+from benchmarks.processes import PATIENCE, WorkerFailed, bound, free_port
 
 KEY = "sk-benchmark"  # and its limits: peers/litellm_keys.py
 KEYS = Path(__file__).parent / "peers" / "litellm_keys.py"
@@ -42,7 +42,7 @@ def litellm_proxy(core: int, backend_port: int, redis_port: int) -> Iterator[int
         arguments = ["--config", config, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
         with on_core(core), (directory / "log").open("wb") as log:
             process = subprocess.Popen(
-                [litellm_command(), *arguments, "--telemetry", "False"],
+                **bound([litellm_command(), *arguments, "--telemetry", "False"]),
                 cwd=directory,
                 env={**os.environ, **ENVIRONMENT},
                 stdout=log,

@@ -16,6 +16,23 @@ from benchmarks.machine import on_core
 ROOT = Path(__file__).parent.parent
 END_SECONDS = 180.0  # that a program in the background has to end: it may drain
 PATIENCE = 20  # seconds that a process may take to clean up after itself
+LEASH = """
+alive=$1; shift
+( (read -r _ <&"$alive"; kill -KILL 0) </dev/null >/dev/null 2>&1 & )
+exec {alive}<&-
+exec "$@"
+"""
+_alive, _end_of_life = os.pipe()  # reads nothing as long as this process, the only one that could write to it, lives
+os.register_at_fork(after_in_child=lambda: os.close(_end_of_life))
+
+
+def bound(command: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
+    """Return what `subprocess.Popen` and `subprocess.run` are given, so that a command does not outlive this process.
+
+    It leads a process group of its own, in which a shell waits for this process to end, however it does, and then kills
+    the group. PR_SET_PDEATHSIG would kill as soon as the thread ends that has started the command.
+    """
+    return {"args": ["bash", "-c", LEASH, "bash", str(_alive), *command], "process_group": 0, "pass_fds": (_alive,)}
 
 
 class Worker:
@@ -30,7 +47,7 @@ class Worker:
         self.command = list(command)
         with nullcontext() if core is None else on_core(core):
             self._process = subprocess.Popen(
-                self.command,
+                **bound(self.command),
                 cwd=directory,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.PIPE,
@@ -98,7 +115,7 @@ def free_port() -> int:
 def background(command: Sequence[str], log: Path) -> Iterator[None]:
     """Run a command in the background, which is asked to end at the end; what it says goes to the log."""
     with log.open("wb") as said:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+        process = subprocess.Popen(**bound(command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
     try:
         yield
     finally:

@@ -10,7 +10,6 @@ own arrivals, at that load.
 
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from admission.simulation.device import DEVICES
 from admission.simulation.policy import parse_simulated_policy
 from admission.simulation.recorder import Objective
 from admission.simulation.search.tuning import LADDERS, Setting, Tuner
-from admission.simulation.study import capacity
+from admission.simulation.study import capacity, process_pool
 from admission.simulation.traces import read_trace
 from admission.simulation.workload import Workload
 from benchmarks.overload_loads import OUTPUTS, PROMPTS, drawn_trace
@@ -43,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     workloads = _traced(options.trace, requests) if options.trace else _drawn(requests)
     report = Report("tune", options.quick)
     rows = []
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with process_pool(options.jobs) as pool:
         for name, workload in workloads.items():
             tuner = Tuner(POLICY, workload.arrivals(seed=1), DEVICE, Objective(), BUDGET, pool)
             tuned = tuner.run()

@@ -29,7 +29,7 @@ import httpx
 import yaml
 
 from benchmarks.machine import children
-from benchmarks.processes import ROOT, free_port
+from benchmarks.processes import ROOT, bound, free_port
 from benchmarks.report import RESULTS, Report
 from benchmarks.served import make_keys
 from scripts.fleet_checks import (
@@ -193,7 +193,7 @@ def serving(folder: Path) -> Iterator[RaySite]:
     site = RaySite(folder, free_port(), keys)
     with site.log.open("wb") as log:
         command = [SERVE, "run", str(site.written())]
-        process = subprocess.Popen(command, cwd=ROOT, env=ENVIRON, stdout=log, stderr=log)
+        process = subprocess.Popen(**bound(command), cwd=ROOT, env=ENVIRON, stdout=log, stderr=log)
     try:
         seconds_until(lambda: process.poll() is not None or site.answers(REPLICAS))
         yield site

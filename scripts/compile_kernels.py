@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -37,6 +36,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from admission.simulation.study import process_pool
 from backend.kernels import sampling, triton_lang
 from backend.kernels.ops import StepInputs
 from backend.kernels.triton_ops import TritonOps
@@ -320,7 +320,7 @@ def compile_all(wanted: list[Variant], kernels: tuple[str, ...], jobs: int) -> I
         for variant in wanted:
             yield from compile_variant(variant, kernels)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with process_pool(jobs, get_context("spawn")) as pool:
         for results in pool.map(partial(compile_variant, kernels=kernels), wanted):
             yield from results
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import bound
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
 PARTS = {
@@ -44,9 +46,8 @@ def check(tmp_path: Path, *flags: str) -> tuple[int, str, dict[str, dict[str, ob
     """Exit status, what was printed, and the parts by name."""
     file = tmp_path / "figures.json"
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--json", str(file), *flags], env=environ, capture_output=True, text=True, check=False
-    )
+    command = bound([sys.executable, SCRIPT, "--json", file, *flags])
+    done = subprocess.run(**command, env=environ, capture_output=True, text=True, check=False)
     assert file.exists(), done.stdout + done.stderr
     return done.returncode, done.stdout, {part["part"]: part for part in json.loads(file.read_text())["parts"]}
 

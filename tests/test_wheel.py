@@ -20,6 +20,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.processes import bound
+
 ROOT = Path(__file__).parent.parent
 LENT = re.compile("(torch|triton|nvidia-.*|cuda-.*)$", re.IGNORECASE)
 ROOMS = ("sluice", "fleet", "gateway", "admission", "quotas", "backend")
@@ -89,7 +91,9 @@ def serving(command: Path, place: Path) -> Iterator[str]:
     environ = keep | {"XDG_STATE_HOME": str(place / "state"), "SLUICE_CACHE_DIR": str(place / "cache")}
     with (place / "log").open("w+") as log:
         arguments = [str(command), "serve", "--port", "0", "--admin-port", "0"]
-        process = subprocess.Popen(arguments, cwd=place, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            **bound(arguments), cwd=place, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
+        )
         assert process.stdout is not None
         try:
             announced = ""

@@ -1,10 +1,10 @@
 """Counterfactual replays, to be run in a process of their own: what they fork must have one thread."""
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from admission.simulation.arrival import Arrival
+from admission.simulation.study import process_pool
 from benchmarks.overload_runs import simulate
 
 Found = tuple[list[str], list[bool], list[int]]
@@ -21,5 +21,5 @@ def look_into(policy: str, arrivals: list[Arrival], every: int) -> Found:
 
 
 def apart(function: Callable[..., Found], *arguments: object) -> Found:
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with process_pool(1, get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import bound
 from fleet.child import ChildFailed, ChildReplica, settings_of
 from gateway.cli.flags import SettingsError
 from tests.gateway.server_process import ROOT, eventually
@@ -62,7 +63,7 @@ async def main():
     await asyncio.Event().wait()
 asyncio.run(main())
 """
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(**bound([sys.executable, "-c", code]), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     assert is_alive(pid)

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import BinaryIO, Protocol
 
 from backend import compiled_core
+from benchmarks.processes import bound
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -57,7 +58,7 @@ def start(
         if interpreter.suits(environment):
             return interpreter.start(arguments, stdout, stderr)
     command = [sys.executable, "-m", program, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=stderr)
+    return subprocess.Popen(**bound(command), cwd=ROOT, env=environment, stdout=stdout, stderr=stderr)
 
 
 class ForkedProcess:

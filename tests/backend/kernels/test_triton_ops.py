@@ -11,6 +11,7 @@ import torch
 
 from backend.errors import ConfigError
 from backend.kernels.cpu import select_ops
+from benchmarks.processes import bound
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,9 +21,8 @@ pytest.importorskip("triton")
 def run(*command: str, **variables: str) -> str:
     """What `command` prints when run by this Python in the checkout; fails with it when the command does."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    result = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
-    )
+    bounded = bound([sys.executable, *command])
+    result = subprocess.run(**bounded, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

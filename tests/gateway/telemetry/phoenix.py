@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.processes import free_port
+from benchmarks.processes import bound, free_port
 from tests.gateway.server_process import eventually
 from tests.gateway.telemetry.trace_tree import SpanSeen
 
@@ -63,7 +63,7 @@ def running_phoenix(command: str, directory: Path) -> Iterator[Phoenix]:
         "PHOENIX_ALLOW_EXTERNAL_RESOURCES": "false",
     }
     with (directory / "log").open("wb") as log:
-        process = subprocess.Popen([command, "serve"], env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(**bound([command, "serve"]), env=environment, stdout=log, stderr=log)
     try:
         eventually(lambda: process.poll() is not None or phoenix.is_ready(), PATIENCE)
         assert process.poll() is None, (directory / "log").read_text()

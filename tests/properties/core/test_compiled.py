@@ -13,6 +13,7 @@ import pytest
 from admission.core import CoreConfig
 from admission.event_logs.event_log import replay
 from backend import compile_core, compiled_core
+from benchmarks.processes import bound
 from gateway.telemetry.event_log_file import read_event_log
 from tests.admission.log_runs import random_run
 from tests.examples import examples
@@ -81,7 +82,7 @@ def run(home: Path) -> Run:
 
     def run(program: str, *arguments: object) -> str:
         command = [sys.executable, "-W", "error", "-c", COMPILED + program, home, *map(str, arguments)]
-        done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(**bound(command), check=False, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

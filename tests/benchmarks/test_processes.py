@@ -1,0 +1,102 @@
+"""What a benchmark or a test has started ends with it, also where it is killed."""
+
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from benchmarks.processes import ROOT, bound
+from tests.gateway.server_process import eventually
+
+STARTER = """
+import subprocess, sys, time
+from threading import Thread
+from benchmarks.processes import bound
+
+def start():
+    process = subprocess.Popen(**bound(sys.argv[2:]), stdout=subprocess.PIPE, text=True)
+    print(process.stdout.readline(), end="", flush=True)
+
+if sys.argv[1] == "in a thread":
+    thread = Thread(target=start)
+    thread.start()
+    thread.join()
+else:
+    start()
+time.sleep(600)
+"""
+POOL = """
+import os, sys, time
+from multiprocessing import get_context
+from admission.simulation.study import process_pool
+
+with process_pool(2, get_context(sys.argv[1])) as pool:
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(600)
+"""
+WHO = {
+    "a program": "echo $$; exec sleep 600",
+    "what it has started": "sleep 600 & echo $$ $!; wait",
+    "what outlives it": "sleep 600 & echo $!",
+    "who hears no signal": "trap '' TERM INT HUP; echo $$; while :; do sleep 1; done",
+    "who has been stopped": "echo $$; kill -STOP $$",
+}
+
+
+@pytest.mark.parametrize("where", ["in a thread", "in the main thread"])
+@pytest.mark.parametrize("program", WHO.values(), ids=WHO)
+def test_nothing_outlives_a_killed_parent(program: str, where: str) -> None:
+    command = [sys.executable, "-c", STARTER, where, "bash", "-c", program]
+    parent = subprocess.Popen(**bound(command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    started = [int(pid) for pid in parent.stdout.readline().split()]
+    assert started and all(map(is_alive, started))
+    parent.kill()
+    parent.communicate()
+    eventually(lambda: not any(map(is_alive, started)))
+
+
+@pytest.mark.parametrize("kind", ["fork", "spawn"])
+def test_a_pool_of_processes_ends_with_a_killed_parent(kind: str) -> None:
+    command = bound([sys.executable, "-c", POOL, kind])
+    parent = subprocess.Popen(**command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    assert is_alive(worker)
+    parent.kill()
+    parent.communicate()
+    eventually(lambda: not is_alive(worker))
+
+
+def test_what_a_thread_has_started_outlives_the_thread() -> None:
+    processes = list[subprocess.Popen[str]]()
+
+    def start() -> None:
+        command = ["bash", "-c", "read -r line; echo $line"]
+        processes.append(subprocess.Popen(**bound(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+
+    thread = Thread(target=start)
+    thread.start()
+    thread.join()
+    (process,) = processes
+    assert process.communicate("said\n") == ("said\n", None)
+
+
+def test_a_command_is_run_as_it_is_given_and_says_how_it_ended(tmp_path: Path) -> None:
+    program = "import os, sys; print(sys.argv[1:], os.getcwd(), os.listdir('/proc/self/fd')); sys.exit(3)"
+    command = bound([sys.executable, "-c", program, "a b", "", "$(c)", "'"])
+    done = subprocess.run(
+        check=False, **command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.stdout == f"{['a b', '', '$(c)', chr(39)]} {tmp_path} ['0', '1', '2', '3']\n"
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def is_alive(pid: int) -> bool:
+    """A process that has ended, and that nobody has waited for, is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
