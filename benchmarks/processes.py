@@ -23,7 +23,16 @@ exec {alive}<&-
 exec "$@"
 """
 _alive, _end_of_life = os.pipe()  # reads nothing as long as this process, the only one that could write to it, lives
-os.register_at_fork(after_in_child=lambda: os.close(_end_of_life))
+
+
+def _begin_a_life() -> None:
+    global _alive, _end_of_life
+    os.close(_alive)
+    os.close(_end_of_life)
+    _alive, _end_of_life = os.pipe()
+
+
+os.register_at_fork(after_in_child=_begin_a_life)
 
 
 def bound(command: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks import machine
+from benchmarks.fresh import MARK, Fresh
 from benchmarks.load import Load, closed_loop, post
 from benchmarks.machine import on_core
 from benchmarks.processes import ROOT, Worker, WorkerFailed, bound
@@ -27,7 +28,7 @@ CONNECTIONS = 16
 MANY = 1000
 MESSAGES = [
     {"role": "system", "content": "You answer in one sentence. " * 40},
-    {"role": "user", "content": "Tell me a story of 3 sentences."},
+    {"role": "user", "content": f"{MARK}: tell me a story of 3 sentences."},
 ]
 PATH = "/v1/chat/completions"
 
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(ports: dict[str, int], seconds: float, figures: Figures) -> None:
     body = {"model": "embedded", "messages": MESSAGES}
-    whole, stream = post(PATH, body, KEY), post(PATH, body | {"stream": True}, KEY)
+    whole, stream = Fresh(post(PATH, body, KEY)), Fresh(post(PATH, body | {"stream": True}, KEY))
     for name, port in ports.items():
         figures[f"{name} p50 ms"].append(median(closed_loop(port, whole, 1, seconds).latencies) * 1e3)
         load = closed_loop(port, stream, CONNECTIONS, seconds)
@@ -73,7 +74,7 @@ def _streams(load: Load) -> float:
 def _open_many(port: int, count: int, seconds: float, report: Report) -> None:
     """So many streams at once, each of which has to have all its events."""
     body = {"model": "embedded", "messages": MESSAGES, "stream": True}
-    load = closed_loop(port, post(PATH, body, KEY), count, max(seconds, 2.0))
+    load = closed_loop(port, Fresh(post(PATH, body, KEY)), count, max(seconds, 2.0))
     report.notes.append(f"{count} streams at a time through the router: {_streams(load):.0f} streams/s, all complete")
 
 

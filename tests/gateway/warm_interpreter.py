@@ -166,6 +166,7 @@ def _serve_forks(commands: socket.socket) -> list[str] | None:
             if not message:
                 for pid in running:
                     os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGCONT)  # a test may have stopped it
                 return None
             pid = os.fork()
             if pid == 0:
