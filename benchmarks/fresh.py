@@ -8,6 +8,7 @@ from itertools import count
 MARK = "########"  # where a request's number stands, near the beginning of its prompt
 HITS = re.compile(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 _numbers = count()
+STRIDE = 61_803_399  # between two numbers, modulo 10^8: also their first digits differ
 
 
 class Fresh(Iterator[bytes]):
@@ -18,14 +19,17 @@ class Fresh(Iterator[bytes]):
         assert len(self._parts) > 1, f"no {MARK} in {request[:500]!r}"
 
     def __next__(self) -> bytes:
-        return (b"%0*d" % (len(MARK), next(_numbers))).join(self._parts)
+        return (b"%08d" % (next(_numbers) * STRIDE % 10**8)).join(self._parts)
 
 
 def check_nothing_was_cached(port: int) -> None:
-    """Raise `Cached` if a gateway has found any token of a prompt in its cache since it began.
+    """Raise `Cached` if a gateway has found any token of a prompt in its cache since it began."""
+    if found := cached_tokens(port):
+        raise Cached(f"{found:,} tokens of prompts were found in the cache: the figures are the cache's")
 
-    The gateway has to serve its metrics there: `metrics_on_tenant_port`.
-    """
+
+def cached_tokens(port: int) -> int:
+    """Return how many a gateway has found since it began; it has to serve its metrics: `metrics_on_tenant_port`."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/metrics")
@@ -33,8 +37,7 @@ def check_nothing_was_cached(port: int) -> None:
     finally:
         connection.close()
     assert found, "the gateway tells no metrics on its port"
-    if float(found[1]):
-        raise Cached(f"{float(found[1]):,.0f} tokens of prompts were found in the cache: the figures are the cache's")
+    return int(float(found[1]))
 
 
 class Cached(RuntimeError):

@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     return report.finish(options.results)
 
 
-def _requests(server: Worker, stream: bool, tokens: int) -> Iterator[bytes]:
+def _fresh(server: Worker, stream: bool, tokens: int) -> Iterator[bytes]:
     return Fresh(post(PATH, BODY | {"max_tokens": tokens, "stream": stream}, server.ready["key"]))
 
 
@@ -98,7 +98,7 @@ class _Window:
 
 def _steady(server: Worker, streams: int, step_ms: float, seconds: float) -> tuple[dict[str, float], int]:
     """A window in which all streams run, none begins and none ends; returns its figures and the tokens that came."""
-    requests = _requests(server, stream=True, tokens=min(2000, int((seconds + 10) * 1000 / step_ms)))
+    requests = _fresh(server, stream=True, tokens=min(2000, int((seconds + 10) * 1000 / step_ms)))
     with Clients(server.ready["port"], streams) as clients:
         clients.begin_streams(requests)
         window, events = _Window(server), clients.num_events
@@ -161,7 +161,7 @@ def _requests(report: Report, runs: int, seconds: float) -> None:
 
 def _loaded(server: Worker, connections: int, tokens: int, seconds: float) -> dict[str, float]:
     """Returns what a window took in which every answer that ends is followed by a request."""
-    requests = _requests(server, stream=True, tokens=tokens)
+    requests = _fresh(server, stream=True, tokens=tokens)
     with Clients(server.ready["port"], connections) as clients:
         clients.send(requests)
         clients.run(requests, seconds / 2)
@@ -207,10 +207,10 @@ def _rates(report: Report, runs: int, seconds: float) -> None:
         for _ in range(runs):
             for workers, server in servers.items():
                 own, port = figures[workers], server.ready["port"]
-                alone = closed_loop(port, _requests(server, stream=False, tokens=SHORT), 1, seconds)
+                alone = closed_loop(port, _fresh(server, stream=False, tokens=SHORT), 1, seconds)
                 own["p50 ms at 1"].append(quantile(sorted(alone.latencies), 0.5) * 1000)
                 for name, stream in (("requests/s", False), ("streams/s", True)):
-                    load = closed_loop(port, _requests(server, stream, SHORT), CONNECTIONS, seconds)
+                    load = closed_loop(port, _fresh(server, stream, SHORT), CONNECTIONS, seconds)
                     own[f"{name} at {CONNECTIONS}"].append(load.answers / load.seconds)
                     own[f"generator, {name}"].append(load.busy)
     rows: list[dict[str, object]] = [

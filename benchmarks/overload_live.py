@@ -27,7 +27,7 @@ from benchmarks import machine
 from benchmarks.load import OK, post
 from benchmarks.overload_loads import drawn_trace
 from benchmarks.report import Report, Spread, quantile, scenario_parser
-from benchmarks.served import Served, served
+from benchmarks.served import Served, served_afresh
 from benchmarks.traffic import ClosedLoop, Due, Exchange, Heard, Traffic
 
 TENANTS = tuple(f"tenant-{number}" for number in range(4))
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(options: Namespace, core: int, trace: Sequence[Arrival], run: int, figures: Figures) -> float:
     """One run against a server of its own; returns its capacity, in requests a second."""
-    with TemporaryDirectory() as directory, served(core, TENANTS, Path(directory), **SETTINGS) as server:
+    with TemporaryDirectory() as directory, served_afresh(core, TENANTS, Path(directory), **SETTINGS) as server:
         conversations = Conversations(server, trace, run)
         capacity = capacity_of(server, conversations, options.seconds)
         for name, factor in LOADS.items():

@@ -30,7 +30,7 @@ from benchmarks.overload_live import (
 )
 from benchmarks.overload_loads import drawn_trace
 from benchmarks.report import Report, Spread, scenario_parser
-from benchmarks.served import served
+from benchmarks.served import served_afresh
 
 LOAD = 0.7
 PRESENT: Mapping[str, Mapping[str, object]] = {
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(
     options: Namespace, core: int, trace: Sequence[Arrival], run: int, present: Mapping[str, object]
 ) -> dict[str, object]:
-    with TemporaryDirectory() as directory, served(core, TENANTS, Path(directory), **SETTINGS) as server:
+    with TemporaryDirectory() as directory, served_afresh(core, TENANTS, Path(directory), **SETTINGS) as server:
         rate = LOAD * capacity_of(server, Conversations(server, trace, run), options.seconds)
     with TemporaryDirectory() as directory:
         events = Path(directory) / "events"
@@ -88,7 +88,7 @@ def _good(
     """Returns the share of good requests by these settings."""
     with (
         TemporaryDirectory() as directory,
-        served(core, TENANTS, Path(directory), **{**SETTINGS, **settings}) as server,
+        served_afresh(core, TENANTS, Path(directory), **{**SETTINGS, **settings}) as server,
     ):
         asked = Conversations(server, trace, 100 + run).poisson(rate, options.seconds)
         return figures_of(asked, offer(server, asked, options.seconds), options.seconds)["good"]
