@@ -1,6 +1,6 @@
 """The compiled core decides what the interpreted one does, to the byte.
 
-It is what the installation has compiled; where the sources are others by now, it is compiled here, not optimized.
+It is what the installation has compiled; where the sources are others by now, the night compiles it, not optimized.
 """
 
 import subprocess
@@ -63,10 +63,12 @@ Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the core was compiled to."""
     if compiled_core.compiled() is not None:
         return compiled_core.home()
+    if not request.config.getoption("--all"):
+        pytest.skip("the core is not compiled from these sources, which takes minutes: the night does it")
     directory = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
         for module in (compile_core, compiled_core):
