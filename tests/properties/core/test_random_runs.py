@@ -35,7 +35,7 @@ def test_rows_without_numbers_lost_steps_and_clients_that_leave_are_decided_agai
 
 def test_what_prompts_share_is_found_given_up_and_lost_again_to_the_byte() -> None:
     kinds, told = Counter[str](), Counter[str]()
-    for seed in range(examples(120)):
+    for seed in range(examples(40, at_night=1200)):
         engine = {"num_blocks": 18 + seed % 30, "steps_in_flight": 1 + seed % 2, "max_preemptions": 1 + seed % 4}
         lines = random_run(CoreConfig(), seed, losses=0.06, failures=0.03, is_shared=True, **engine)
         entries = list(replay(lines))
