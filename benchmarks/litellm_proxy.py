@@ -17,6 +17,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from backend.timed_run import end_group
 from benchmarks.litellm_environment import litellm_command
 from benchmarks.machine import on_core
 from benchmarks.processes import PATIENCE, WorkerFailed, bound, free_port
@@ -52,7 +53,7 @@ def litellm_proxy(core: int, backend_port: int, redis_port: int) -> Iterator[int
             _wait_until_ready(process, port, directory / "log")
             yield port
         finally:
-            _end(process)
+            end_group(process, PATIENCE)
 
 
 def _config(backend_port: int, redis_port: int) -> dict[str, object]:
@@ -86,12 +87,3 @@ def _is_ready(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.cache import cache_dir
+from benchmarks.processes import bound
 
 INSTALLED = "installed"  # a file that says that the installation was finished
 
@@ -29,8 +30,9 @@ def own_environment(
         venv.create(directory, with_pip=True, clear=True)
         sources = [f"--no-binary={name}" for name in compiled]
         pip = [str(programs / "python"), "-m", "pip", "--quiet"]
-        subprocess.run([*pip, "install", "--only-binary=:all:", *sources, requirement, *also], check=True)
+        command = [*pip, "install", "--only-binary=:all:", *sources, requirement, *also]
+        subprocess.run(**bound(command), check=True)
         if unused:
-            subprocess.run([*pip, "uninstall", "--yes", *unused], check=True)
+            subprocess.run(**bound([*pip, "uninstall", "--yes", *unused]), check=True)
         (directory / INSTALLED).touch()
     return programs

@@ -2,20 +2,23 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from backend.timed_run import end_group
 from benchmarks.machine import on_core
 
 ROOT = Path(__file__).parent.parent
 END_SECONDS = 180.0  # that a program in the background has to end: it may drain
 PATIENCE = 20  # seconds that a process may take to clean up after itself
+BASH = shutil.which("bash") or "bash"  # the command may be given another PATH
 LEASH = """
 alive=$1; shift
 ( (read -r _ <&"$alive"; kill -KILL 0) </dev/null >/dev/null 2>&1 & )
@@ -41,7 +44,7 @@ def bound(command: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
     It leads a process group of its own, in which a shell waits for this process to end, however it does, and then kills
     the group. PR_SET_PDEATHSIG would kill as soon as the thread ends that has started the command.
     """
-    return {"args": ["bash", "-c", LEASH, "bash", str(_alive), *command], "process_group": 0, "pass_fds": (_alive,)}
+    return {"args": [BASH, "-c", LEASH, "bash", str(_alive), *command], "process_group": 0, "pass_fds": (_alive,)}
 
 
 class Worker:
@@ -77,11 +80,9 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+        end_group(self._process)
 
     @property
     def pid(self) -> int:
@@ -128,5 +129,4 @@ def background(command: Sequence[str], log: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()
-        process.wait(END_SECONDS)
+        end_group(process, END_SECONDS)

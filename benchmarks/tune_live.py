@@ -29,6 +29,7 @@ from benchmarks.overload_live import (
     offer,
 )
 from benchmarks.overload_loads import drawn_trace
+from benchmarks.processes import bound
 from benchmarks.report import Report, Spread, scenario_parser
 from benchmarks.served import served_afresh
 
@@ -100,7 +101,7 @@ def _tuned(events: Path) -> tuple[dict[str, object], float, float]:
     """
     targets = ("--good-first-token", str(FIRST_TOKEN), "--good-per-token", str(INTERVAL))
     command = (sys.executable, "-m", "sluice", "tune", "--log", str(events), "--budget", str(BUDGET), *targets)
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()
+    printed = subprocess.run(**bound(command), check=True, capture_output=True, text=True).stdout.strip().splitlines()
     goodput = next(line for line in printed if line.startswith("goodput"))
     _, simulated, _, promised, _ = goodput.split()
     line = printed[-2] if printed[-2].startswith("--") else ""

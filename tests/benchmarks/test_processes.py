@@ -1,8 +1,11 @@
 """What a benchmark or a test has started ends with it, also where it is killed."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator, Set
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 from threading import Thread
 
 import pytest
@@ -45,15 +48,17 @@ WHO = {
 }
 
 
-@pytest.mark.parametrize("where", ["in a thread", "in the main thread"])
+@pytest.mark.parametrize(
+    ("where", "number"), [("in a thread", SIGKILL), ("in the main thread", SIGKILL), ("in the main thread", SIGTERM)]
+)
 @pytest.mark.parametrize("program", WHO.values(), ids=WHO)
-def test_nothing_outlives_a_killed_parent(program: str, where: str) -> None:
+def test_nothing_outlives_its_parent_however_that_ends(program: str, where: str, number: int) -> None:
     command = [sys.executable, "-c", STARTER, where, "bash", "-c", program]
     parent = subprocess.Popen(**bound(command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     started = [int(pid) for pid in parent.stdout.readline().split()]
     assert started and all(map(is_alive, started))
-    parent.kill()
+    parent.send_signal(number)
     parent.communicate()
     eventually(lambda: not any(map(is_alive, started)))
 
@@ -92,6 +97,30 @@ def test_a_command_is_run_as_it_is_given_and_says_how_it_ended(tmp_path: Path) -
     )
     assert done.stdout == f"{['a b', '', '$(c)', chr(39)]} {tmp_path} ['0', '1', '2', '3']\n"
     assert (done.returncode, done.stderr) == (3, "")
+
+
+STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.check_output", "subprocess.check_call", "subprocess.call"}
+LIFELINES = {  # of other kinds: the end of what it reads, the server's own lock
+    ("tests/gateway/warm_interpreter.py", "subprocess.Popen"),
+    ("tests/quotas/embedded/test_embedded_store.py", "subprocess.Popen"),
+}
+SHORT = ("'git'", "'tar'")
+
+
+def unbound(folder: str, starters: Set[str]) -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            is_bound = any(keyword.arg is None for keyword in call.keywords)  # **bound(command)
+            is_short = call.args and ast.unparse(call.args[0]).lstrip("[").startswith(SHORT)
+            if (starter := ast.unparse(call.func)) in starters and not is_bound and not is_short:
+                yield path.relative_to(ROOT).as_posix(), starter
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "scripts", "tests"])
+def test_whatever_is_started_is_bound(folder: str) -> None:
+    """Tests may run by the name alone what ends by itself."""
+    starters = {"ProcessPoolExecutor", "subprocess.Popen"} | (STARTERS if folder != "tests" else set())
+    assert set(unbound(folder, starters)) <= LIFELINES
 
 
 def is_alive(pid: int) -> bool:

@@ -13,16 +13,17 @@ from benchmarks import vllm_environment as module
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty one; what is downloaded is an empty file, and what is unpacked an empty library."""
 
-    def run(command: list[Any], *, cwd: Path | None = None, check: bool) -> None:
-        if command[0] == "apt-get":
+    def run(args: list[Any], *, cwd: Path | None = None, check: bool) -> None:
+        if args[0] == "apt-get":
             assert cwd is not None
             (cwd / f"{module.TCMALLOC}_2.10-1_amd64.deb").touch()
         else:
-            (command[-1] / "usr" / "lib").mkdir(parents=True)
-            (command[-1] / "usr" / "lib" / "libtcmalloc_minimal.so.4").touch()
-        calls.append(command[0])
+            (args[-1] / "usr" / "lib").mkdir(parents=True)
+            (args[-1] / "usr" / "lib" / "libtcmalloc_minimal.so.4").touch()
+        calls.append(args[0])
 
     calls = list[str]()
+    monkeypatch.setattr(module, "bound", lambda command: {"args": command})
     monkeypatch.setattr(module.subprocess, "run", run)
     monkeypatch.setattr(module, "vllm_python", lambda: tmp_path / "bin" / "python")
     yield tmp_path
