@@ -112,6 +112,9 @@ KINDS: dict[str, Schema] = {
     "maxLength 100,000": lambda n: {"type": "string", "maxLength": 100_000 + n},
     "nested repetition": _matching("(x{1,100}){1,100}"),
     "pattern of 2^20 states": _matching("(a|b)*a(a|b){20}"),
+    "100 look-arounds": lambda n: {
+        "properties": {f"f{i}": {"pattern": f"^(?!(?:ab{n}|cd{i}|ef)$)[a-z]+$"} for i in range(100)}
+    },
     "4 MB": lambda n: {"type": "object", "description": f"{n}" + "x" * (4 << 20)},
 }
 

@@ -65,6 +65,26 @@ def kernel_view(cache: Tensor) -> Tensor:
     return cache
 
 
+def dependent_launch(device: torch.device) -> dict[str, bool]:
+    """Return the arguments with which a kernel is launched while the one before it still runs, where a device can
+    (sm_90 on): programmatic dependent launch. Such a kernel calls `await_inputs` before it reads what others write.
+    """
+    has = not INTERPRETED.value and capability(device) >= (9, 0)
+    return {"PDL": True, "launch_pdl": True} if has else {"PDL": False}
+
+
+@triton.jit
+def await_inputs(PDL: tl.constexpr):  # noqa: N803
+    """Let the next kernel be launched, and wait until those before have ended and what they wrote can be read.
+
+    Every program comes here before it returns: the next kernel's wait is for this one alone. What was written before
+    the last product of matrices, which is launched as usual, may be read before.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
 @triton.jit
 def dot(a, b, acc):
     """Return `acc + a @ b` in fp32; fp32 operands as three tf32 products, or plainly where that many parts would spill.

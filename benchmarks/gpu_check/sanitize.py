@@ -91,10 +91,12 @@ def _judged(name: str, said: str) -> Iterator[Finding]:
     if UNSUPPORTED in said:
         yield Finding(name, f"skipped: {UNSUPPORTED}")
         return
+    told = [line for line in said.splitlines() if line.startswith("=========")]
     summary, done = SUMMARIES[name].search(said), re.search(r"^ran (.*)$", said, re.MULTILINE)
     if summary is None or done is None:
-        raise RuntimeError("\n".join([f"{name} did not come to its end:", *said.splitlines()[-TOLD_LINES:]]))
-    told = [line for line in said.splitlines() if line.startswith("=========")]
+        raise RuntimeError(
+            "\n".join([f"{name} did not come to its end:", *told[:TOLD_LINES], *said.splitlines()[-TOLD_LINES:]])
+        )
     named = [kernel for kernel in KERNELS if any(re.search(rf"\b{kernel}\b", line) for line in told)]
     yield Finding(f"{name}: errors{' in ' if named else ''}{', '.join(named)}", int(summary[1]), bound=0, exact=True)
     yield Finding(f"{name}: ran", done[1])

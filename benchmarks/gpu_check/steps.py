@@ -93,11 +93,12 @@ def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
 
 
 def _breakdowns(runner: ModelRunner, plan: Plan) -> Iterator[Finding]:
-    """Of decodes that fill the batch, and of the longest prompt."""
-    rows, tokens = max(plan.batches), max(plan.prompts)
-    _fill(runner, rows, plan.context)
-    decodes = [_numbered(_decodes(rows, plan.context + n)) for n in range(4)]
-    yield from breakdown(f"{plan.shape}: decode, batch {rows}", runner, decodes)
+    """Of decodes, and of the longest prompt."""
+    tokens = max(plan.prompts)
+    for rows in plan.batches:
+        _fill(runner, rows, plan.context)
+        decodes = [_numbered(_decodes(rows, plan.context + n)) for n in range(4)]
+        yield from breakdown(f"{plan.shape}: decode, batch {rows}", runner, decodes)
     prompts = [_numbered(_prompt(tokens, runner.config.blocks_for(tokens))) for _ in range(2)]
     yield from breakdown(f"{plan.shape}: prefill of {tokens:,}", runner, prompts)
 

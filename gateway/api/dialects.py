@@ -38,6 +38,7 @@ class Prompt:
     tail: tuple[int, ...] | list[int]
     text: str | None = None  # with which the answer begins, if its client wants the prompt back
     begun: str = ""  # what it has of the answer's message already
+    is_content: bool = False  # the answer is its content, whatever stands in it
 
 
 class Dialect:

@@ -1,7 +1,7 @@
 """The base of every endpoint: each request gets an answer, whatever happens, and ends in exactly one outcome."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from gateway.errors import ApiError, InternalError
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import ClientGone, show_key
 from gateway.http.responses import ResponseWriter
-from gateway.openai.foreign_fields import Ignored
+from gateway.openai.foreign_fields import Ignored, ignored_header
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -100,10 +100,12 @@ class Endpoint:
             await frontend.engine.check_refusals(policy)
         return await frontend.body_reader.read(call.scope, call.receive, policy.name, policy.key, call.record, parse)
 
-    def tell_ignored(self, call: Call, ignored: Ignored | None) -> None:
-        """Say which fields of a request had no effect: to the client, the log and the metrics."""
+    def tell_ignored(self, call: Call, ignored: Ignored | None, left_out: Sequence[str] = ()) -> None:
+        """Say which fields of a request had no effect, to the client, the log and the metrics, and to the client which
+        places of its schemas were `left_out`.
+        """
+        call.response.add_headers(ignored_header([*(ignored or ()), *left_out]))
         if ignored:
-            call.response.add_headers(ignored.header())
             call.record.ignored = tuple(ignored.values())
 
     async def charge(self, call: Call, policy: EffectivePolicy) -> RequestCharge:

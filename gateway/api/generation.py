@@ -85,7 +85,7 @@ class GenerationEndpoint(Endpoint):
         async with scope:
             call.response.send, call.record.scope = scope.send, scope
             prompts = await dialect.prompts(request, policy.name, frontend)
-            self.tell_ignored(call, request.ignored)
+            self.tell_ignored(call, request.ignored, request.left_out)
             policy.check_prompts(len(prompts) * request.num_answers)
             if request.bad_words:
                 words = await frontend.bad_words(policy.name, request.bad_words)

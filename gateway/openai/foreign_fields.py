@@ -3,8 +3,9 @@ servers take. Echoes are dropped. What would change an answer is refused by its 
 told of, or refused, as the operator chooses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from pydantic import BeforeValidator, ValidationInfo
@@ -13,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from gateway.http.json_body import MAX_FIELDS, NAMELESS
 
 OTHERS = "other"  # stands for the names of fields that nobody knows, which a client may have made up
-MOST_TOLD = 512  # bytes of the header that says what was ignored
+MOST_TOLD_BYTES = 1024  # of the header that says what was ignored
 
 Values = tuple[Any, ...]
 
@@ -24,17 +25,20 @@ class Ignored(dict[str, str]):
     def add(self, place: str, name: str, counted: str = OTHERS) -> None:
         self[f"{place}{name[:64] or NAMELESS}"] = counted
 
-    def header(self) -> dict[str, str]:
-        """Returns a header with as many of them as it has room for, and how many more there are."""
-        told, size = list[str](), 0
-        for place in self:
-            shown = "".join([char if "!" <= char <= "~" and char not in ",;" else "?" for char in place])
-            size += len(shown) + 2
-            if size > MOST_TOLD:
-                told.append(f"and {len(self) - len(told)} more")
-                break
-            told.append(shown)
-        return {"x-sluice-ignored": ", ".join(told)} if told else {}
+
+def ignored_header(places: Collection[str]) -> dict[str, str]:
+    """Returns `x-sluice-ignored`: places in a body, percent-encoded, as many as it has room for, and the number of
+    others. Without any there is no header.
+    """
+    told, size = list[str](), 0
+    for place in places:
+        shown = quote(place[:MOST_TOLD_BYTES], safe="/~$.[]")
+        size += len(shown) + 2
+        if size > MOST_TOLD_BYTES:
+            told.append(f"and {len(places) - len(told)} more")
+            break
+        told.append(shown)
+    return {"x-sluice-ignored": ", ".join(told)} if told else {}
 
 
 # what libraries keep of an answer, or write into a conversation for others to read

@@ -69,6 +69,7 @@ class GenerationRequest:
     length_field: str = "max_tokens"  # the one that bounds the answer
     grammar_field: str | None = None  # the one that says what the answer has to match; None: it may be any text
     ignored: Ignored | None = field(default=None, compare=False)  # fields without effect, those of the template too
+    left_out: list[str] = field(default_factory=list)  # places of what its schemas say and nothing enforces
 
     @property
     def may_end(self) -> bool:
@@ -266,7 +267,7 @@ def _shared(
     # the larger of two token limits counts, as for a quota
     is_newer = (max_completion_tokens or 0) > (max_tokens or 0)
     include_usage = options is not None and bool(options.get("include_usage"))
-    grammar, grammar_field = read_grammar(body.get("response_format"), body.get("structured_outputs")) or (None, None)
+    asked = read_grammar(body.get("response_format"), body.get("structured_outputs"))
     return {
         "model": body["model"],
         "sampling": sampling_of(
@@ -275,7 +276,7 @@ def _shared(
             max_completion_tokens if is_newer else max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            grammar=grammar,
+            grammar=asked and asked.grammar,
         ),
         "details": _details(body),
         "stream": stream,
@@ -291,7 +292,8 @@ def _shared(
         "kept_tokens": _kept_tokens(body),
         "cache_salt": body.get("cache_salt"),
         "length_field": "max_completion_tokens" if is_newer else "max_tokens",
-        "grammar_field": grammar_field,
+        "grammar_field": asked and asked.field,
+        "left_out": list(asked.left_out) if asked else [],
     }
 
 

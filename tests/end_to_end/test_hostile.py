@@ -105,10 +105,10 @@ BAD_CHATS = [
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"\x00" * 100: 1}, "?" * 64),
-        ({"": 1}, '""'),
-        ({"messages": [{"role": "user", "content": "Hi", "": 1}]}, 'messages[].""'),
-        ({"a\r\nset-cookie: b=1": 1, "\u20ac, x": 2}, "a??set-cookie:?b=1, ???x"),
+        ({"\x00" * 100: 1}, "%00" * 64),
+        ({"": 1}, "%22%22"),
+        ({"messages": [{"role": "user", "content": "Hi", "": 1}]}, "messages[].%22%22"),
+        ({"a\r\nset-cookie: b=1": 1, "\u20ac, x": 2}, "a%0D%0Aset-cookie%3A%20b%3D1, %E2%82%AC%2C%20x"),
         ({"x" * 1_000_000: SECRET}, "x" * 64),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 import pytest
@@ -13,11 +14,12 @@ from gateway.openai.bodies import ChatBody, CompletionBody
 from gateway.openai.foreign_fields import (
     ECHOES,
     IGNORABLE,
-    MOST_TOLD,
+    MOST_TOLD_BYTES,
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETION,
     REFUSED_IN_MESSAGE,
     Ignored,
+    ignored_header,
 )
 from gateway.openai.limits import Limits
 from gateway.openai.requests import (
@@ -142,7 +144,9 @@ def test_other_unknown_fields_are_ignored_and_told_of_or_refused_by_their_place(
     ]
     for told, place, messages, fields in places:
         ignored = chat(IGNORES, *messages, **fields).ignored
-        assert ignored == {told: "other"} and ignored.header() == {"x-sluice-ignored": told}
+        assert ignored == {told: "other"} and ignored_header(ignored) == {
+            "x-sluice-ignored": quote(told, safe="/~$.[]")
+        }
         assert refused(REFUSES, *messages, **fields).param == place
 
 
@@ -230,11 +234,11 @@ def test_the_other_bodies_ignore_alike() -> None:
 def test_the_header_is_bounded_and_plain() -> None:
     ignored = Ignored()
     ignored.add("", "a\r\nset-cookie: x, b;\u20ac")
-    assert ignored.header() == {"x-sluice-ignored": "a??set-cookie:?x??b??"}
+    assert ignored_header(ignored) == {"x-sluice-ignored": "a%0D%0Aset-cookie%3A%20x%2C%20b%3B%E2%82%AC"}
     for number in range(500):
         ignored.add("messages[].", f"{number}{'x' * 100}")
-    told = ignored.header()["x-sluice-ignored"]
-    assert len(told) < MOST_TOLD + 20 and told.endswith(" more")
+    told = ignored_header(ignored)["x-sluice-ignored"]
+    assert len(told) < MOST_TOLD_BYTES + 20 and told.endswith(" more")
     names = told.split(", ")
     assert names[-1] == f"and {501 - len(names[:-1])} more"
 
