@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import bound
-from tests.benchmarks.test_processes import is_alive
 from tests.gateway.server_process import eventually
+from tests.quotas.stores import is_running
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
@@ -111,7 +111,7 @@ def test_what_is_ended_in_the_midst_of_a_part_leaves_its_figures_and_no_process(
         (part,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(number)
         printed = process.stdout.read()
-    eventually(lambda: not is_alive(int(part)))
+    eventually(lambda: not is_running(int(part)))
     assert process.returncode == (143 if number == signal.SIGTERM else -9)
     parts = {part["part"]: part for part in json.loads(file.read_text())["parts"]}
     assert len(findings(parts["environment"])) > 2

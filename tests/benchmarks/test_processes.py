@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.processes import ROOT, bound
 from tests.gateway.server_process import eventually
+from tests.quotas.stores import is_running
 
 STARTER = """
 import subprocess, sys, time
@@ -57,10 +58,10 @@ def test_nothing_outlives_its_parent_however_that_ends(program: str, where: str,
     parent = subprocess.Popen(**bound(command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     started = [int(pid) for pid in parent.stdout.readline().split()]
-    assert started and all(map(is_alive, started))
+    assert started and all(map(is_running, started))
     parent.send_signal(number)
     parent.communicate()
-    eventually(lambda: not any(map(is_alive, started)))
+    eventually(lambda: not any(map(is_running, started)))
 
 
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
@@ -69,10 +70,10 @@ def test_a_pool_of_processes_ends_with_a_killed_parent(kind: str) -> None:
     parent = subprocess.Popen(**command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     worker = int(parent.stdout.readline())
-    assert is_alive(worker)
+    assert is_running(worker)
     parent.kill()
     parent.communicate()
-    eventually(lambda: not is_alive(worker))
+    eventually(lambda: not is_running(worker))
 
 
 def test_what_a_thread_has_started_outlives_the_thread() -> None:
@@ -121,11 +122,3 @@ def test_whatever_is_started_is_bound(folder: str) -> None:
     """Tests may run by the name alone what ends by itself."""
     starters = {"ProcessPoolExecutor", "subprocess.Popen"} | (STARTERS if folder != "tests" else set())
     assert set(unbound(folder, starters)) <= LIFELINES
-
-
-def is_alive(pid: int) -> bool:
-    """A process that has ended, and that nobody has waited for, is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
