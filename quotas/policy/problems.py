@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NamedTuple
 
 MAX_SHOWN = 60  # characters of a value that an error repeats
 MAX_PROBLEMS = 100
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Mark:
+class Mark(NamedTuple):
     """A place in a file, counted from 1; line 0 is the file as a whole."""
 
     file: str
