@@ -324,7 +324,7 @@ def _setup(
         model_dir=model.directory,
         vocab_size=model.config.vocab_size,
         pepper=tenants.keys.pepper,
-        keys=[*tenants.keys.in_force],
+        keys=[*tenants.keys.in_force.values()],
         policy=tenants.policies.current,
         refused_tenants={*client.service.refusal_limiter.refused_tenants},
         refused_keys={*client.service.quotas.refused},

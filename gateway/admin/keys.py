@@ -63,11 +63,11 @@ class Keys:
     async def listed(self, words: str) -> Row:
         """Return the keys in whose id, tenant or name `words` occur, the newest first, and the names of all tenants."""
         words = words.lower()[:MAX_FILTER]
-        found = [record for record in self._source.in_force if words in _text(record)]
+        found = [record for record in self._source.in_force.values() if words in _text(record)]
         found.sort(key=lambda record: (record.created, record.id), reverse=True)
         now = datetime.now(UTC)
         policy = self._policies.current
-        tenants = sorted({*policy.tenants, *(record.tenant for record in self._source.in_force)})
+        tenants = sorted({*policy.tenants, *(record.tenant for record in self._source.in_force.values())})
         return {
             "keys": await map_in_slices(found[:MAX_ROWS], lambda record: self._row(record, now)),
             "truncated": max(0, len(found) - MAX_ROWS),
@@ -137,7 +137,7 @@ class Keys:
 
     def _stored(self, key_id: str) -> KeyRecord:
         """Raises `KeyNotFound` for one that is unknown, or is not in the directory."""
-        record = next((record for record in self._source.in_force if record.id == key_id), None)
+        record = self._source.in_force.get(key_id)
         if record is None:
             raise KeyNotFound(f"There is no API key with the id {key_id!r:.80}.")
         if (origin := self._origin(record)) != "stored":

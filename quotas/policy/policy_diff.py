@@ -1,11 +1,12 @@
 """The difference between two policies, listed by the tenants and classes that it concerns."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from quotas.policy.policy import Policy
+from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_text import class_fields, overload_fields, sharing_groups, tenant_fields
 
 UNSET = "unset"
@@ -35,6 +36,27 @@ def changed_tenants(old: Policy | None, new: Policy) -> list[str]:
     removed = [name for name in before if name not in after]
     changed = [name for name, now in after.items() if (was := before.get(name)) is None or was.digest != now.digest]
     return sorted(removed + changed)
+
+
+class PolicyEdit(NamedTuple):
+    """What makes one policy of another: small where few tenants differ."""
+
+    rest: Policy  # the later one, without tenants
+    named: dict[str, TenantPolicy]  # those that differ or are new
+    removed: list[str]
+
+    @staticmethod
+    def between(old: Policy, new: Policy) -> "PolicyEdit":
+        changed = changed_tenants(old, new)
+        named = {name: new.tenants[name] for name in changed if name in new.tenants}
+        return PolicyEdit(replace(new, tenants={}), named, [name for name in changed if name not in named])
+
+    def of(self, old: Policy) -> Policy:
+        """Return the later policy; `old` is the earlier one, or the later one already."""
+        tenants = {**old.tenants, **self.named}
+        for name in self.removed:
+            tenants.pop(name, None)
+        return replace(self.rest, tenants=tenants)
 
 
 def policy_diff(old: Policy, new: Policy, most: int | None = None) -> list[str]:

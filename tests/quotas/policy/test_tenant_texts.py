@@ -21,7 +21,7 @@ SHAPES = {
     "flow at the margin": "tenants:\n  a: {weight: 2,\nmodels: [x]}\n  b: {weight: 3}\n",
     "quoted over lines": 'tenants:\n  a: {models: ["x\n  b: y"]}\n  b: {weight: 3}\n',
     "quoted at the margin": "defaults: {models: ['x\ntenants:\n  a: y']}\n",
-    "literal": "tenants:\n  a:\n    prefix_cache:\n      pinned:\n        - |+\n          b: c\n\n           d\n\n  b:\n",
+    "literal": "tenants:\n  a:\n    prefix_cache:\n      pinned:\n      - |+\n        b: c\n\n         d\n\n  b:\n",
     "explicit keys": "tenants:\n  ? a\n  : {weight: 2}\n  ? b\n  : {weight: 3}\n",
     "explicit top": "? tenants\n: a: {weight: 2}\n",
     "flow top": "{tenants:\n  {a: {weight: 2}}}\n",
@@ -86,10 +86,11 @@ def test_an_edit_means_the_same_whatever_was_read_before(first: str, second: str
 
 
 LINES = [
-    "tenants:", "  a:", "  b: {weight: 3}", "  c: {weight: 3}", "  d: {weight: x}", "    weight: 2", "    weight: 5",
-    "    limits: {tokens: 5/min}", "    keys: {k: }", "    keys:", "      k:", "  # note", "# note", "", "defaults:",
-    "  weight: 4", "classes: {x: , y: }", "    highest_class: y", "  e: {models: [x,", "    y]}", "  f: 'g", "h'", "...",
-    "    prefix_cache: {pinned: [|", "  'q': {weight: 1}", "  ? r", "  : {weight: 1}", "  weight: 4", "\ttab", " s: {weight: 1}", "---",
+    *("tenants:", "  a:", "  b: {weight: 3}", "  c: {weight: 3}", "  d: {weight: x}", "    weight: 2", "    weight: 5"),
+    *("    limits: {tokens: 5/min}", "    keys: {k: }", "    keys:", "      k:", "  # note", "# note", "", "defaults:"),
+    *("  weight: 4", "classes: {x: , y: }", "    highest_class: y", "  e: {models: [x,", "    y]}", "  f: 'g", "h'"),
+    *("    prefix_cache: {pinned: [|", "  'q': {weight: 1}", "  ? r", "  : {weight: 1}", "\ttab", " s: {weight: 1}"),
+    *("---", "..."),
 ]  # fmt: skip
 
 
