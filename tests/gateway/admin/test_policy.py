@@ -37,7 +37,7 @@ async def test_of_a_pinned_prompt_the_beginning_is_told_and_what_tells_it_from_o
     beginning = prompts[0][:25]
     assert change.startswith(f"  prefix_cache.pinned: {beginning}") and change.count("(432 characters, ") == 2
     assert len(change) < 200 and len({*change.split(" -> ")}) == 2
-    (shown,) = effective(before)["tenants"]["acme"]["prefix_cache"]["pinned"]
+    (shown,) = effective(before, ["acme"])["tenants"]["acme"]["prefix_cache"]["pinned"]
     assert shown.startswith(beginning) and len(shown) < 100
 
 
