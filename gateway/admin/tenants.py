@@ -34,7 +34,7 @@ class Tenants:
         others = [*service.keys.tenants(), *self._history.totals]
         found = await asyncio.to_thread(_found, words.lower(), service.policies.current.tenants, others, shares)
         shown = found[:MAX_ROWS]
-        counts = _TenantCounts(service, self._requests)
+        counts = _TenantCounts(service, self._history, self._requests, shown)
         rows = await map_in_slices(shown, lambda name: self._row(name, counts))
         return {"tenants": rows, "truncated": len(found) - len(shown)}
 
@@ -46,7 +46,7 @@ class Tenants:
         ):
             raise TenantNotFound(f"No tenant {name!r:.100} is in the policy, has a key, or has sent a request.")
         policy = service.policies.current.tenant(name)
-        counts = _TenantCounts(service, self._requests)
+        counts = _TenantCounts(service, self._history, self._requests, [name])
         return self._row(name, counts) | {
             "class": policy.default_class,
             "limits": await self._limits(name, policy, counts),
@@ -80,8 +80,8 @@ class Tenants:
             "credit_seconds": service.core.credit(name) if name in history.shares.total else 0.0,
             "requests": totals.requests,
             "refused": totals.refused,
-            "prompt_tokens": totals.prompt_tokens + counts.prompt_tokens[name],
-            "output_tokens": totals.output_tokens + counts.output_tokens[name],
+            "prompt_tokens": counts.prompt_tokens[name],
+            "output_tokens": counts.output_tokens[name],
         }
 
     async def _limits(self, name: str, policy: TenantPolicy, counts: "_TenantCounts") -> list[Row]:
@@ -122,13 +122,14 @@ def _found(words: str, named: Iterable[str], others: Iterable[str], shares: Mapp
 
 
 class _TenantCounts:
-    """Counts by tenant at one moment: sequences being served, their tokens, and KV blocks."""
+    """Counts by tenant at one moment: sequences being served, their tokens and those of all that ended, and KV blocks."""
 
-    def __init__(self, service: Service, requests: LiveRequests) -> None:
+    def __init__(self, service: Service, history: History, requests: LiveRequests, names: Iterable[str]) -> None:
         self.running = Counter(s.tenant for s in service.core.scheduler.running.values())
         self.waiting: Counter[str] = Counter()
-        self.prompt_tokens: Counter[str] = Counter()
-        self.output_tokens: Counter[str] = Counter()
+        ended = {name: totals for name in names if (totals := history.totals.get(name))}
+        self.prompt_tokens = Counter({name: totals.prompt_tokens for name, totals in ended.items()})
+        self.output_tokens = Counter({name: totals.output_tokens for name, totals in ended.items()})
         kv = KVAccounts(service.core.scheduler.kv_manager)
         self.kv_held, self.kv_charged, self.kv_cached = kv.held(), kv.charged(), kv.idle()
         self.kv_kept, self.kv_pinned = kv.kept(), kv.pinned()

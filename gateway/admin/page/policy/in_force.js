@@ -40,19 +40,19 @@ export class InForce {
     });
   }
 
-  show({ version, history, has_files: hasFiles, effective, problem }) {
+  show({ version, history, has_files: hasFiles, effective, problem, named: number, truncated }) {
     const { classes, defaults, tenants, prefix_sharing: groups } = effective;
     const named = Object.entries(tenants);
     const since = history.find((edition) => edition.version === version);
     const from = hasFiles ? "" : ", the built-in one";
-    const facts = `Version ${shown(version, 24)}${from}, since ${moment(since?.at)}; ${counted(named.length, "tenant")} named.`;
+    const facts = `Version ${shown(version, 24)}${from}, since ${moment(since?.at)}; ${counted(number, "tenant")} named.`;
     setText(byId("in-force-facts"), facts);
     setText(byId("policy-problem"), problem ? `An edit was not taken: ${shown(problem, 600)}` : "");
     byId("policy-reload").hidden = !hasFiles;
     byId("policy-classes").replaceChildren(plainTable("Classes", CLASSES, Object.entries(classes).map(classCells)));
     const groupOf = groupsByTenant(groups);
     const rows = named.map(([name, fields]) => tenantRow(name, fields, false, groupOf.get(name)));
-    this.tenants.update([tenantRow(OTHERS, defaults, true), ...rows]);
+    this.tenants.update([tenantRow(OTHERS, defaults, true), ...rows], truncated);
   }
 }
 
