@@ -122,7 +122,7 @@ def _found(words: str, named: Iterable[str], others: Iterable[str], shares: Mapp
 
 
 class _TenantCounts:
-    """Counts by tenant at one moment: sequences being served, their tokens and those of all that ended, and KV blocks."""
+    """Counts by tenant at one moment: sequences being served, tokens of those and of all that ended, and KV blocks."""
 
     def __init__(self, service: Service, history: History, requests: LiveRequests, names: Iterable[str]) -> None:
         self.running = Counter(s.tenant for s in service.core.scheduler.running.values())

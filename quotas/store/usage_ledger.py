@@ -64,8 +64,8 @@ class UsageLedger:
         return [dict(map(_entry, words[::2], words[1::2])) for words in answers]
 
     async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
-        """Return the tenants and the UTC days from `first` to `last` that have a ledger, in no order. It reads the names
-        of all keys of the database.
+        """Return the tenants and the UTC days in this period that have a ledger, in no order. It reads the names of all
+        keys of the database.
 
         Raises `StoreUnavailable`, and `StoreUnsuitable` where that is not permitted.
         """
