@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, Valida
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gateway.errors import BadRequest, RequestTooLarge
+from quotas.policy.units import show_size
 
 BLOCK = 65_536  # bytes that are scanned, or decoded, at once: well under a millisecond
 MAX_ELEMENTS = 16_384
@@ -272,8 +273,8 @@ def _too_many_elements() -> RequestTooLarge:
 
 def _too_large_a_skeleton() -> RequestTooLarge:
     return RequestTooLarge(
-        f"The request body holds more than {MAX_SKELETON} bytes beside its long texts and token ids: send less in one "
-        "request."
+        f"The request body holds more than {show_size(MAX_SKELETON)} beside its long texts and token ids: send less in "
+        "one request."
     )
 
 
@@ -374,7 +375,10 @@ def shown(value: Any) -> str:
 def _bad_request(error: ErrorDetails) -> BadRequest:
     field = (error["ctx"]["field"],) if error["type"] == "unsupported" else ()
     param = _param((*error["loc"], *field))
-    return BadRequest(_sentence(error, param or "The body"), param or None)
+    refusal = BadRequest(_sentence(error, param or "The body"), param or None)
+    if error["type"] in _EXPECTED:
+        refusal.rule = f"{_rule(error, param or 'The body')}."
+    return refusal
 
 
 def _param(loc: tuple[int | str, ...]) -> str:
@@ -403,10 +407,13 @@ _EXPECTED = {
 def _sentence(error: ErrorDetails, param: str) -> str:
     kind = error["type"]
     if kind in _EXPECTED:
-        expected = _EXPECTED[kind].format(**error.get("ctx", {}))
-        return f"{param} must be {expected}, got {shown(error['input'])}."
+        return f"{_rule(error, param)}, got {shown(error['input'])}."
     if kind == "missing":
         return f"{param} is required."
     if kind == "extra_forbidden":
         return f"{param} is not a field that this server knows."
     return f"{param} {error['msg']}."  # the message of one of our own validators
+
+
+def _rule(error: ErrorDetails, param: str) -> str:
+    return f"{param} must be {_EXPECTED[error['type']].format(**error.get('ctx', {}))}"
