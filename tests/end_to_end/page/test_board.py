@@ -121,7 +121,8 @@ def test_a_trouble_that_others_come_of_counts_once_and_stands_above_them(
     apart = finding | {"name": "late_loop", "trouble": "the loop is late"}
     gateway.answers["diagnosis"] = {"findings": [finding, *others, apart]}
     board = open_board()
-    board.until_reads("#problems", "1 serious, 1 warning memory is short.")
+    board.until_reads("#problems summary", "1 serious, 1 warning")
+    assert board.text("#problems summary span") == "memory is short."
     assert board.js("document.querySelector('#problems summary').scrollWidth <= innerWidth")
     board.click("#problems summary")
     board.until_count("#problems > ul > li", 2)
@@ -235,6 +236,7 @@ def test_the_filter_leaves_what_contains_its_words(board: Page) -> None:
 
 def test_one_part_that_fails_is_named_and_the_rest_goes_on(board: Page, gateway: FakeGateway) -> None:
     del gateway.answers["kv"]
+    board.click("#problems summary")
     board.until_reads("#problems", "What is shown of kv is old: kv is broken.")
     gateway.show_requests(recent=(ended(1, "newcomer"),))
     board.until_reads("#live", "No request is being served.")

@@ -16,7 +16,7 @@ const CLASSES = [
   ["Queue", false, "major"],
 ];
 const OTHERS = "all others";
-const MINOR = { minor: true };
+const IN_LINES = { minor: true, lines: true };
 const MAJOR = { major: true };
 
 export class InForce {
@@ -28,11 +28,11 @@ export class InForce {
         { ...text("weight", "Weight", { numeric: true, ...MAJOR }), value: ({ weight }) => weight },
         text("classes", "Class, highest"),
         text("limits", "Limits", { wide: true }),
-        text("models", "Models", MINOR),
-        text("price", "Price", MINOR),
+        text("models", "Models", IN_LINES),
+        text("price", "Price", IN_LINES),
         text("outage", "Without store", { least: true }),
-        text("keys", "Keys named", MINOR),
-        text("cached", "Cached prefixes", MINOR),
+        text("keys", "Keys named", IN_LINES),
+        text("cached", "Cached prefixes", IN_LINES),
       ],
       key: ({ name, isDefault }) => `${isDefault} ${name}`,
       matches: (row, words) => `${row.name} ${row.limits} ${row.classes}`.toLowerCase().includes(words),
