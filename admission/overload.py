@@ -24,6 +24,7 @@ from backend.scheduler.sequence import Sequence
 
 TYPICAL_WEIGHT = 0.02  # of each newcomer in the running means of prompts and of deadlines
 PROBE_EVERY = 64  # borderline refusals; one of them is admitted, so that estimates are not learned from the lucky alone
+HOPELESS = 0.5  # of the time that a first token takes on an idle machine
 BORDERLINE = 1.25  # times the time that is left
 ROOM_OF_TOKENS = 2.0
 """The typical prompts for which there must be room where overload is to spare tokens, so that a long one finds as much
@@ -145,7 +146,7 @@ class AdmissionControl:
     def _check_deadline(self, sequence: Sequence, now: float) -> None:
         estimate = self._estimator.of(sequence, now)
         calibrated = self.calibration.calibrate(sequence, estimate, now)
-        if self._scheduler.has_work and self.refuses_late:  # an idle machine refuses nobody
+        if self.refuses_late:
             self._refuse_late(sequence, estimate, calibrated, now)
         self.calibration.overtaken(estimate.behind, estimate.prefill)
         knows_length = self._lengths.knows(sequence.tenant, sequence.max_tokens)
@@ -157,8 +158,11 @@ class AdmissionControl:
             self.deferred += 1
 
     def _refuse_late(self, sequence: Sequence, estimate: Estimate, calibrated: CalibratedEstimate, now: float) -> None:
-        late = self._first_token_late(sequence, estimate, calibrated, now)
-        late = late or self._last_token_late(sequence, estimate, calibrated, now)
+        if self._scheduler.has_work:
+            late = self._first_token_late(sequence, estimate, calibrated, now)
+            late = late or self._last_token_late(sequence, estimate, calibrated, now)
+        else:
+            late = _hopeless(sequence, estimate, now)
         if late is None or self._is_probe(late):
             return
         try:
@@ -244,6 +248,16 @@ class AdmissionControl:
     def _until_drained(self, seconds: float, slack: float) -> float:
         rate = self._drain.slow_rate
         return (seconds - slack * rate) / rate
+
+
+def _hopeless(sequence: Sequence, estimate: Estimate, now: float) -> DeadlineInfeasible | None:
+    """Returns why even an idle machine would be late by far, with the first token, whatever the estimate is off; it
+    refuses nobody else.
+    """
+    for by in (sequence.first_token_by, sequence.done_by):
+        if by is not None and by - now < HOPELESS * estimate.first_token:
+            return DeadlineInfeasible("first", estimate.first_token, by - now, False, 0.0)
+    return None
 
 
 def _has_target(sequence: Sequence) -> bool:

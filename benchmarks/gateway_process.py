@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import on_core
-from benchmarks.processes import ROOT, WorkerFailed
+from benchmarks.processes import ROOT, WorkerFailed, bound
 
 READY = re.compile(r"ready at http://127\.0\.0\.1:(\d+)")
 
@@ -31,7 +31,7 @@ def gateway_process(state_dir: Path, core: int | None = None, **settings: object
     flags = {"port": 0, "admin_port": 0, "log_level": "warning", "state_dir": state_dir, **settings}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     with nullcontext() if core is None else on_core(core):
-        process = subprocess.Popen(
+        process = bound(
             [sys.executable, "-m", "sluice", "serve", *arguments],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,

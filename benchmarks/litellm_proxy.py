@@ -17,9 +17,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from backend.timed_run import end_group
 from benchmarks.litellm_environment import litellm_command
 from benchmarks.machine import on_core
-from benchmarks.processes import PATIENCE, WorkerFailed, free_port
+from benchmarks.processes import PATIENCE, WorkerFailed, bound, free_port
 
 KEY = "sk-benchmark"  # and its limits: peers/litellm_keys.py
 KEYS = Path(__file__).parent / "peers" / "litellm_keys.py"
@@ -41,7 +42,7 @@ def litellm_proxy(core: int, backend_port: int, redis_port: int) -> Iterator[int
         config.write_text(json.dumps(_config(backend_port, redis_port)))  # JSON is YAML
         arguments = ["--config", config, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
         with on_core(core), (directory / "log").open("wb") as log:
-            process = subprocess.Popen(
+            process = bound(
                 [litellm_command(), *arguments, "--telemetry", "False"],
                 cwd=directory,
                 env={**os.environ, **ENVIRONMENT},
@@ -52,7 +53,7 @@ def litellm_proxy(core: int, backend_port: int, redis_port: int) -> Iterator[int
             _wait_until_ready(process, port, directory / "log")
             yield port
         finally:
-            _end(process)
+            end_group(process, PATIENCE)
 
 
 def _config(backend_port: int, redis_port: int) -> dict[str, object]:
@@ -86,12 +87,3 @@ def _is_ready(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -25,7 +25,7 @@ import orjson
 
 from benchmarks import machine
 from benchmarks.machine import cpu_seconds, on_core
-from benchmarks.processes import ROOT, Worker, WorkerFailed
+from benchmarks.processes import ROOT, Worker, WorkerFailed, bound
 from benchmarks.report import Report, Spread, quantile, scenario_parser
 from benchmarks.route import ADMIN_KEY, KEY, MESSAGES, PATH
 from fleet.ext_proc.messages import ProcessingRequest
@@ -155,7 +155,7 @@ def _picker(ports: list[int], core: int) -> Iterator[tuple[int, int]]:
         flags = ["--replicas", str(file), "--port", "0", "--admin-port", "off", "--state-dir", folder]
         environment = {**os.environ, "SLUICE_DEMO_KEY": KEY, "SLUICE_ADMIN_KEY": ADMIN_KEY}
         with on_core(core):
-            process = subprocess.Popen(
+            process = bound(
                 [sys.executable, "-m", "sluice", "pick", *flags, "--log-level", "warning"],
                 cwd=ROOT,
                 env=environment,

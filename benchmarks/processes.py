@@ -1,16 +1,19 @@
 """The processes of a benchmark: each on its own core, answering one JSON line for each line it reads."""
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from backend.timed_run import end_group
 from benchmarks.machine import on_core
 
 ROOT = Path(__file__).parent.parent
@@ -51,11 +54,9 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+        end_group(self._process)
 
     @property
     def pid(self) -> int:
@@ -94,13 +95,26 @@ def free_port() -> int:
         return port
 
 
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, however that may be."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def bound(command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
+    """Start a program that is told to end when this one does, were it killed: no tool leaves anything behind."""
+    return subprocess.Popen(command, preexec_fn=end_with_parent, **options)  # noqa: PLW1509 - by their main threads
+
+
 @contextmanager
 def background(command: Sequence[str], log: Path) -> Iterator[None]:
     """Run a command in the background, which is asked to end at the end; what it says goes to the log."""
     with log.open("wb") as said:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+        process = bound(command, cwd=ROOT, stdout=said, stderr=said)
     try:
         yield
     finally:
-        process.terminate()
-        process.wait(END_SECONDS)
+        end_group(process, END_SECONDS)

@@ -10,7 +10,7 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from benchmarks.processes import WorkerFailed
+from benchmarks.processes import WorkerFailed, bound
 from quotas.embedded.server_binary import find_server
 
 START_SECONDS = 10
@@ -43,7 +43,7 @@ class RedisServer:
         self.kill()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        self._process = bound(self._command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

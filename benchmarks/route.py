@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from benchmarks import machine
 from benchmarks.load import Load, closed_loop, post
 from benchmarks.machine import on_core
-from benchmarks.processes import ROOT, Worker, WorkerFailed
+from benchmarks.processes import ROOT, Worker, WorkerFailed, bound
 from benchmarks.report import Report, Spread, scenario_parser
 
 KEY, ADMIN_KEY = "sk-benchmark", "correct-horse-battery-staple"
@@ -87,7 +87,7 @@ def _router(origins: list[str], core: int) -> Iterator[int]:
         flags = ["--replicas", str(file), "--port", "0", "--admin-port", "off", "--state-dir", folder]
         environment = {**os.environ, "SLUICE_DEMO_KEY": KEY, "SLUICE_ADMIN_KEY": ADMIN_KEY}
         with on_core(core):
-            process = subprocess.Popen(
+            process = bound(
                 [sys.executable, "-m", "sluice", "route", *flags, "--log-level", "warning"],
                 cwd=ROOT,
                 env=environment,

@@ -23,7 +23,7 @@ import httpx
 import yaml
 
 from benchmarks.load import post
-from benchmarks.processes import ROOT, Worker, WorkerFailed
+from benchmarks.processes import ROOT, Worker, WorkerFailed, bound
 from benchmarks.report import Report, Spread, quantile, scenario_parser
 from benchmarks.served import make_keys
 from benchmarks.traffic import Due, Exchange, Traffic
@@ -169,7 +169,7 @@ def _router(flags: Mapping[str, object]) -> Iterator[tuple[int, int]]:
     """Run one; yields its port and its admin port."""
     given = {"port": 0, "admin-port": 0, "log-level": "warning", **flags}
     command = [sys.executable, "-m", "sluice", "route", *(f"--{name}={value}" for name, value in given.items())]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = bound(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         ports = list[int]()

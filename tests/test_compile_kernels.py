@@ -43,6 +43,39 @@ def test_other_kernels_and_shapes_are_compiled_without_faults(tmp_path: Path) ->
     assert "no kernel has a fault" in compiled(tmp_path, *small, "--kernel", "prefill", "decode")
 
 
+# Triton's own way from a launcher to a kernel, with a driver that loads and launches nothing.
+LAUNCHED = """
+import torch
+from triton.runtime import driver
+from backend.kernels import triton_lang
+from backend.kernels.self_check import disagreements
+from backend.kernels.triton_ops import TritonOps
+from benchmarks.gpu_check.paper_gpu import PaperDriver
+
+class Driver(PaperDriver):
+    class utils:
+        load_binary = staticmethod(lambda *binary: (1, 1, 1, 0, 1024))
+        get_device_properties = staticmethod(lambda device: {"max_shared_mem": 232448, "warpSize": 32})
+
+    launcher_cls = staticmethod(lambda source, metadata: lambda *launched: print("launched", metadata.name))
+
+driver.set_active(Driver(90))
+triton_lang.CPU_CAPABILITY = (9, 0)
+disagreements(TritonOps(), torch.float32)
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_gpu_that_is_elsewhere_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
+    job = "kernels that differ from their reference, float32"
+    command = ("-m", "benchmarks.gpu_check.compiling", "--arch", "90", "--jobs", "1", "--only", job)
+    assert "8 kernels" in run(*command, TRITON_CACHE_DIR=str(tmp_path))
+    filled = set(tmp_path.rglob("*.cubin"))
+    assert len(filled) == 8
+    assert run("-c", LAUNCHED, TRITON_CACHE_DIR=str(tmp_path)).count("launched") >= 8
+    assert set(tmp_path.rglob("*.cubin")) == filled
+
+
 WAITING = """
     %a = scf.for %i = %0 to %n step %c {
       %w = ttg.async_wait %k {num = 0 : i32}

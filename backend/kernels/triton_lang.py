@@ -14,6 +14,17 @@ from torch import Tensor
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 asks to be told; 3.10 would not fuse
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+if INTERPRETED.value:
+    from triton.runtime import interpreter
+
+    _patch_tensor = interpreter._patch_lang_tensor
+
+    def _patch_index(tensor, scope):
+        """Triton 3.6 interprets a scalar as an array of one, of which numpy 2.4 makes no number."""
+        _patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch_index
 
 LOG2E = 1.4426950408889634
 NO_WINDOW = 2**31 - 1

@@ -1,4 +1,7 @@
-"""vLLM on the CPU, in its own environment: its engine, stepped in this process and detokenising as when it serves."""
+"""vLLM on the CPU, in its own environment: its engine, stepped in this process and detokenising as when it serves.
+
+With `--device cuda` it is vLLM on a GPU, where it is installed, and makes no text: a random model has no tokenizer.
+"""
 
 import time
 from argparse import Namespace
@@ -9,7 +12,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from benchmarks.peers.peer import Generate, Generated, answer_requests, parser
-from benchmarks.workload import Workload
+from benchmarks.workload import MAX_POSITIONS, Workload
 
 
 @contextmanager
@@ -18,9 +21,10 @@ def load(options: Namespace) -> Iterator[Generate]:
         options.model,
         dtype=options.dtype,
         max_num_seqs=options.max_num_seqs,
-        max_model_len=1024,
+        max_model_len=options.max_model_len,
         enable_prefix_caching=False,
         disable_log_stats=True,
+        skip_tokenizer_init=options.device == "cuda",
     ).llm_engine
 
     def generate(workload: Workload) -> Generated:
@@ -47,4 +51,7 @@ def load(options: Namespace) -> Iterator[Generate]:
 
 
 if __name__ == "__main__":
-    answer_requests(parser().parse_args(), load)
+    own = parser()
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    own.add_argument("--max-model-len", type=int, default=MAX_POSITIONS)
+    answer_requests(own.parse_args(), load)

@@ -24,7 +24,7 @@ class Look:
     at: float
     replicas: tuple[ReplicaSummary, ...]
     num_available: int  # that requests may go to
-    retries_left: bool  # second attempts may be made
+    retries_left: bool  # second attempts may be made, whoever asks
 
     def those(self, condition: Condition) -> list[ReplicaSummary]:
         return [one for one in self.replicas if one.condition is condition]
@@ -268,7 +268,7 @@ def retries_spent(window: Window) -> Finding | None:
     retried = ", ".join(f"{one.retried} of {one.attempts} at {one.name}" for one in most if one.retried)
     return Finding(
         "retries_spent",
-        "second attempts are used up: what a replica refuses or loses is no longer sent to another",
+        "a tenant's second attempts are used up: what a replica refuses or loses of it is not sent to another",
         f"tried again elsewhere: {retried or 0}",
         "replicas are overloaded or fail: add replicas, and see what their own findings and logs say",
     )

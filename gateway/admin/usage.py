@@ -170,6 +170,8 @@ def _budget_row(tenant: str, key: str | None, limit: Limit, state: LimitState | 
         "amount": limit.amount,
         "left": None if state is None else state.remaining,
         "resets_in": None if state is None else state.reset,
+        "set_aside": None if state is None else state.set_aside,
+        "lost": None if state is None else state.lost,
     }
 
 

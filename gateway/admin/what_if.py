@@ -18,6 +18,7 @@ from admission.simulation.device import Served, device_of
 from admission.simulation.recording import TraceFacts
 from admission.simulation.summary import ClassSummary, Summary, Tail, TenantSummary
 from admission.simulation.traces import Traffic
+from backend.own_process import module_command, module_environment
 from gateway.admin.policy import NAME, PastedPolicy
 from gateway.admin.recent_traffic import RecentRequest, RecentTraffic, arrivals_of
 from gateway.api.service import Service
@@ -89,7 +90,8 @@ def _packed(requests: list[RecentRequest], rest: object) -> bytes:
 async def _asked(question: bytes) -> WhatIf | None:
     """Return what the other process answers; None means that the edit is not valid. Raises `InternalError`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "gateway.admin.what_if"),
+        *module_command("gateway.admin.what_if"),
+        env=module_environment(),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -54,12 +54,15 @@ class BodyReader:
     ) -> T:
         """Read the body and return what `parse` makes of it. Raises `ApiError` and `ClientGone`."""
         parts = BodyParts(scope, receive, self._max_body_bytes, self._timeout)
-        if parts.max_size <= INLINE:
-            return parse(await _read_small(parts, record))
-        if parts.max_size <= BLOCK:  # a connection buffers as much of any request
-            return await self._read(parts, tenant, record, parse)
-        async with self._reserve_bytes(tenant, key, parts.max_size):
-            return await self._read(parts, tenant, record, parse)
+        try:
+            if parts.max_size <= INLINE:
+                return parse(await _read_small(parts))
+            if parts.max_size <= BLOCK:  # a connection buffers as much of any request
+                return await self._read(parts, tenant, parse)
+            async with self._reserve_bytes(tenant, key, parts.max_size):
+                return await self._read(parts, tenant, parse)
+        finally:
+            record.body_bytes = parts.size
 
     async def offload(self, tenant: str, size: int, function: Callable[[], T]) -> T:
         """Run a function whose time grows with `size`, in bytes: on the thread if that is large."""
@@ -76,11 +79,10 @@ class BodyReader:
         """End the thread; work that still waits for it is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _read(self, parts: BodyParts, tenant: str, record: RequestRecord, parse: Callable[[JsonBody], T]) -> T:
+    async def _read(self, parts: BodyParts, tenant: str, parse: Callable[[JsonBody], T]) -> T:
         scanner, rest = JsonScanner(self._max_model_len), bytearray()
         while parts.more:
             rest += await parts.next()
-            record.body_bytes = parts.size
             while len(rest) > BLOCK:
                 async with self._scan_lock.hold(tenant):
                     scanner.feed(bytes(rest[:BLOCK]))
@@ -105,12 +107,11 @@ class BodyReader:
         return semaphore
 
 
-async def _read_small(parts: BodyParts, record: RequestRecord) -> JsonBody:
+async def _read_small(parts: BodyParts) -> JsonBody:
     """Read a body whose elements cannot be too many, since it has fewer bytes than a body may have elements."""
     raw = b""
     while parts.more:
         raw += await parts.next()
-        record.body_bytes = parts.size
     return JsonBody(raw)
 
 

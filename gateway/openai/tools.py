@@ -10,6 +10,7 @@ from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
 from gateway.http.json_body import EXACT, shown
+from gateway.openai.foreign_fields import ECHOES, known_object
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 2**18  # of all of them, as JSON
@@ -28,10 +29,11 @@ class FunctionTool(TypedDict, total=False):
 @with_config(EXACT)
 class ToolDefinition(TypedDict):
     type: Literal["function"]
-    function: FunctionTool
+    function: Annotated[FunctionTool, known_object(FunctionTool, "tools[].function.", echoes=ECHOES)]
 
 
-Tools = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)]
+_Tool = Annotated[ToolDefinition, known_object(ToolDefinition, "tools[].", echoes=ECHOES)]
+Tools = Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 @dataclass(frozen=True, slots=True)

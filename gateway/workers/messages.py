@@ -212,7 +212,7 @@ def record_message(record: RequestRecord) -> Message:
         *(record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices),
         record.num_answers,
         *(record.service_class, record.policy_version, record.response_id),
-        *(record.body_bytes, record.authenticated, record.body_read),
+        *(record.body_bytes, record.authenticated, record.body_read, record.ignored),
     ]
 
 
@@ -223,7 +223,8 @@ def record_of(message: Message, sampling: SamplingParams | None = None) -> Reque
     )
     record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices = known[:6]
     record.num_answers, record.service_class, record.policy_version, record.response_id = known[6:10]
-    record.body_bytes, record.authenticated, record.body_read = known[10:]
+    record.body_bytes, record.authenticated, record.body_read, ignored = known[10:]
+    record.ignored = tuple(ignored)
     record.sampling = sampling
     return record
 

@@ -5,10 +5,10 @@ import logging
 import pickle
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from backend.own_process import module_command, module_environment
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.service import Service
 from gateway.http.server import END_SECONDS, ListenError, on_signals
@@ -217,9 +217,11 @@ class _Seat:
         ours, theirs = socket.socketpair()
         with theirs:
             files = (self._sock.fileno(), theirs.fileno())
-            command = [sys.executable, "-P", "-m", "gateway.workers.worker_process", *map(str, files)]
+            command = module_command("gateway.workers.worker_process", *files)
             try:
-                process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, pass_fds=files)
+                process = await asyncio.create_subprocess_exec(
+                    *command, env=module_environment(), stdin=subprocess.DEVNULL, pass_fds=files
+                )
             except BaseException:
                 ours.close()
                 raise

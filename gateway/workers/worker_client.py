@@ -186,7 +186,7 @@ class WorkerClient:
     async def limit_states(self, policy: EffectivePolicy) -> list[LimitState]:
         limits = {limit.name: limit for limit in policy.charged}
         states = await self.ask("limit_states", policy.name, policy.key)
-        return [LimitState(limits[name], remaining, reset) for name, remaining, reset in states if name in limits]
+        return [LimitState(limits[name], *known) for name, *known in states if name in limits]
 
     async def kv_memory(self, policy: EffectivePolicy) -> KVMemory:
         return KVMemory(*await self.ask("kv_memory", policy.name, policy.key))

@@ -28,6 +28,7 @@ from quotas.store.account import Account, Levels, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations
+from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
 from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
@@ -45,25 +46,32 @@ class RedisStore:
     """
 
     def __init__(
-        self, runner: ScriptRunner, lease: float = LEASE, monotonic: Callable[[], float] = time.monotonic
+        self,
+        runner: ScriptRunner,
+        lease: float = LEASE,
+        monotonic: Callable[[], float] = time.monotonic,
+        name: ReplicaName | None = None,
     ) -> None:
         """`lease` is the seconds that a heartbeat lasts. Closing the store closes the runner."""
+        name = name or ReplicaName()
         self._runner = runner
-        self._replica = ReplicaReservations(runner, lease)
-        self._ledger = UsageLedger(runner, self._replica.id)
-        self._fallback = OutageFallback(self._replica, monotonic)
+        self._replica = ReplicaReservations(runner, lease, name)
+        self._ledger = UsageLedger(runner, name)
+        self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
         self._accounts: dict[tuple[str, str | None], Account] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def at(cls, url: str, timeout: float = TIMEOUT, lease: float = LEASE) -> "RedisStore":
+    def at(
+        cls, url: str, timeout: float = TIMEOUT, lease: float = LEASE, name: ReplicaName | None = None
+    ) -> "RedisStore":
         """Return a store at `url`, as redis-py takes it; `timeout` is the most seconds that a call waits."""
-        return cls(ScriptRunner(url, timeout), lease)
+        return cls(ScriptRunner(url, timeout), lease, name=name)
 
     @property
     def replica(self) -> str:
-        """The random id by which the store knows this process."""
+        """The id by which the store knows this process."""
         return self._replica.id
 
     @property
@@ -87,6 +95,10 @@ class RedisStore:
     def num_unsettled(self) -> int:
         """The number of this replica's reservations that are not settled yet."""
         return self._replica.num_unsettled
+
+    def set_aside(self) -> dict[str, int]:
+        """Return how many units of limits are set aside for this replica, by what they are of."""
+        return self._fallback.slices.granted()
 
     async def connect(self) -> None:
         """Raise `StoreUnavailable` if the server cannot be reached now (attempts go on in the background), and

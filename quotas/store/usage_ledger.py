@@ -15,6 +15,7 @@ from quotas.policy.limit import EPOCH
 from quotas.reservation import NOTHING, Usage
 from quotas.store.account import NO_KEY, PREFIX, key_name, state_key
 from quotas.store.redis_link import command
+from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
 ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
@@ -36,10 +37,10 @@ class UsageLedger:
     There is one per process. Usage that limits count is booked as it is settled.
     """
 
-    def __init__(self, runner: ScriptRunner, replica: str) -> None:
+    def __init__(self, runner: ScriptRunner, name: ReplicaName) -> None:
         self._runner = runner
-        self._replica = replica.encode()
-        self._ordinal = 0
+        self._replica = name.id.encode()
+        self._ordinal = name.first_ordinal
         self._open: dict[str, Batch] = {}  # by tenant
         self._closed: dict[str, deque[tuple[int, Batch]]] = {}  # by tenant, in order: sent, or about to be
 

@@ -184,6 +184,7 @@ def test_penalties_and_minimum_lengths_survive_preemption(checkpoints: dict[str,
         ([{"role": "user", "content": "w1"}], "prompt 0 is of type dict; a text"),
         ("w1 w2", "prompts is one text; a list of prompts is expected"),
         ([[1], [1] * 45], "prompt 1 has 45 tokens"),
+        ([[{"role": "user", "content": "a\ud881"}]], "prompt 0 is not valid Unicode: it holds a lone surrogate"),
     ],
 )
 def test_what_is_no_prompt_or_does_not_fit_is_refused_before_anything_runs(

@@ -194,10 +194,8 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
             "chat_template_kwargs.bos_token",
             "not a variable that a request",
         ),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking", "has no effect"),
         ({"documents": [{"text": "x"}]}, "documents", "has no effect"),
         ({"thinking_token_budget": 5}, "thinking_token_budget", "answers have no reasoning"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "has no effect"),
         ({"continue_final_message": True}, "continue_final_message", "a last message of the role assistant"),
         ({"tools": tool(parameters={"a": "x" * 2**18})}, "tools", "at most 262144 are read"),
         (

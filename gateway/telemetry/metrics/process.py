@@ -155,6 +155,8 @@ class StoreMetrics:
         registry.gauge(
             "sluice.reservations.outstanding", "Reservations that are not settled.", lambda: store.num_unsettled
         )
+        aside = Family("sluice.quota.set_aside", Kind.GAUGE, "", "Set aside of limits for an outage.", ("resource",))
+        registry.read(aside, lambda: [((name,), amount) for name, amount in store.set_aside().items()])
         for script in Script:
             self._latencies.at(script)
             self._errors.at(script)

@@ -95,6 +95,20 @@ def test_a_failing_compiler_is_logged_and_leaves_nothing_behind(
     assert [*(tmp_path / "cache").iterdir()] == []
 
 
+def test_a_compiler_that_hangs_ends_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = tmp_path / "c++"
+    driver.write_text(f"#!/usr/bin/env bash\n[[ $1 == --version ]] || flock {tmp_path}/lock sleep infinity\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+    monkeypatch.setattr(build, "COMPILE_SECONDS", 1.0)
+    assert build.build() is None
+    assert "timed out" in caplog.text
+    assert [*(tmp_path / "cache").iterdir()] == [], "and it is tried again at the next start"
+    subprocess.run(["flock", tmp_path / "lock", "true"], check=True, timeout=240)
+
+
 @pytest.mark.usefixtures("compiler")
 def test_an_unusable_cache_directory_is_logged_and_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

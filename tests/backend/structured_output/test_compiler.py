@@ -39,6 +39,14 @@ def test_who_matches_is_started_before_anything_is_asked_for() -> None:
         assert processes._matching != [None]
 
 
+def test_a_gateway_says_at_its_start_that_no_answer_can_have_a_grammar(caplog: pytest.LogCaptureFixture) -> None:
+    processes = Mock(matching=Mock(side_effect=GrammarInvalid("its process does not start")))
+    compiler = GrammarCompiler(processes)
+    compiler.start()
+    compiler._threads.shutdown()
+    assert "no answer can have a grammar: its process does not start" in caplog.text
+
+
 def test_all_processes_come_back_where_the_one_that_forks_them_was_killed() -> None:
     with running_processes() as processes:
         compiler = GrammarCompiler(processes)
@@ -198,6 +206,49 @@ def test_an_owners_bytes_are_bounded_and_what_was_not_used_for_longest_goes_firs
     assert compiler.compile_now(regex("z+", "another")).num_users == 1
     with pytest.raises(TooManyGrammars):
         compiler.compile_now(regex("b+"))
+
+
+def test_what_one_key_has_running_leaves_its_owners_other_keys_half_as_many_bytes(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = processes.matching(0)
+    monkeypatch.setattr(module._Job, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
+    compiler = GrammarCompiler(processes, owner_bytes=250)
+
+    async def run() -> None:
+        large = [await compiler.acquire(regex(source, "a"), "greedy") for source in ("b+", "c+")]
+        with pytest.raises(TooManyGrammars):
+            await compiler.acquire(regex("d+", "a"), "greedy")
+        small = await compiler.acquire(regex("e+", "a"), "modest")
+        with pytest.raises(TooManyGrammars):
+            await compiler.acquire(regex("f+", "a"), "modest")
+        compiler.release(small, "modest")
+        for one in large:
+            compiler.release(one, "greedy")
+        assert not compiler._used and not compiler._waiting
+
+    asyncio.run(run())
+
+
+def test_keys_of_an_owner_take_turns_at_being_compiled_for(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, order = processes.matching(0), list[str]()
+
+    def run_job(job: module._Job) -> CompiledGrammar:
+        order.append(job._grammar.source)
+        return CompiledGrammar(job._grammar, 1, 0.01, process)
+
+    monkeypatch.setattr(module._Job, "run", run_job)
+    compiler = GrammarCompiler(processes)
+
+    async def run() -> None:
+        flood = [compiler.acquire(regex(f"a{{{n}}}", "a"), "greedy") for n in range(1, MOST_WAITING + 2)]
+        await asyncio.gather(*flood, compiler.acquire(regex("b", "a"), "modest"))
+
+    asyncio.run(run())
+    assert order.index("b") <= 2
+    assert not compiler._waiting and not compiler._turns
 
 
 def test_what_a_process_had_compiled_is_compiled_again_when_it_is_gone(compiler: GrammarCompiler) -> None:

@@ -28,7 +28,7 @@ amounts = st.integers(5, 60) | st.integers(5, 60) | st.sampled_from([997, 10**6,
 waits = st.sampled_from([0, 1, 333_333, 10**6, 7 * 10**6, 29 * 10**6, 31 * 10**6, 3600 * 10**6, DAY, 3 * DAY])
 
 
-policies = policies_of(KEYS, amounts, held=(0, 4), most=3)
+policies = policies_of(KEYS, amounts, held=(0, 4), most=3, fewest=0)
 asks = st.builds(Ask, st.sampled_from([1, 1, 1, 2, 0]), st.integers(0, 12), st.integers(0, 12))
 reserves = st.tuples(st.just("reserve"), st.integers(0, 2), st.sampled_from(KEYS), asks)
 steps = st.one_of(
