@@ -39,21 +39,21 @@ def ranked(found: Iterable[Finding]) -> list[Finding]:
     """Return findings with the name of the one that explains each as its `cause`, and behind that; what is serious, or
     explains what is, comes first.
     """
-    ordered = sorted(found, key=_is_mild)
-    explained = [replace(finding, cause=_root(finding, ordered)) for finding in ordered]
-    roots = [finding for finding in explained if not finding.cause]
-    groups = [[root, *(one for one in explained if one.cause == root.name and _meet(one, root))] for root in roots]
+    ordered = sorted((replace(finding, cause="") for finding in found), key=_is_mild)
+    roots = {finding: _root(finding, ordered) for finding in ordered}
+    groups = [
+        [root, *(replace(one, cause=root.name) for one in ordered if roots[one] is root is not one)]
+        for root in ordered
+        if roots[root] is root
+    ]
     groups.sort(key=lambda group: min(map(_is_mild, group)))
     return [finding for group in groups for finding in group]
 
 
-def _root(finding: Finding, found: Sequence[Finding]) -> str:
-    """Return the name of what explains a finding, by way of others too; empty if nothing does."""
+def _root(finding: Finding, found: Sequence[Finding]) -> Finding:
+    """Return what explains a finding, by way of others too; itself if nothing does."""
     causes = [one for one in found if one is not finding and _explains(one, finding, found)]
-    if not causes:
-        return ""
-    cause = min(causes, key=lambda one: _RANKS[_kind(one)])
-    return _root(cause, found) or cause.name
+    return _root(min(causes, key=lambda one: _RANKS[_kind(one)]), found) if causes else finding
 
 
 def _explains(cause: Finding, finding: Finding, found: Sequence[Finding]) -> bool:

@@ -1,4 +1,8 @@
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.doctor.causes import EXPLAINS, ranked
 from gateway.doctor.finding import Finding, Severity
@@ -64,6 +68,22 @@ def test_a_trouble_of_one_replica_explains_none_of_another() -> None:
     assert told(late, off, drift) == [("late_loop", ""), ("estimates_off", "late_loop"), ("prices_off", "")]
 
 
+FOUND = st.builds(
+    found, st.sampled_from([*EXPLAINS, "above_target_a", "prices_off"]), st.booleans(), st.sampled_from(["a", "b", "ab"])
+)
+
+
+@given(st.lists(FOUND, unique=True, max_size=8))
+def test_each_finding_is_told_once_and_behind_its_cause(those: list[Finding]) -> None:
+    told = ranked(those)
+    assert ranked(told) == told
+    assert sorted(map(str, those)) == sorted(str(replace(finding, cause="")) for finding in told)
+    root = ""
+    for finding in told:
+        root = root if finding.cause else finding.name
+        assert finding.cause in ("", root)
+
+
 def test_troubles_that_have_nothing_to_do_with_each_other_stay_apart() -> None:
     assert told(found("lost_telemetry"), found("invalid_policy", serious=True), found("slow_clients")) == [
         ("invalid_policy", ""), ("lost_telemetry", ""), ("slow_clients", ""),
@@ -77,7 +97,7 @@ def test_nothing_explains_what_explains_it() -> None:
             assert other not in kinds[:rank], f"{kind} explains {other}, which stands above it"
 
 
-def test_whatever_a_cause_explains_is_a_finding_that_there_is() -> None:
+def test_what_a_cause_explains_is_a_finding_that_there_is() -> None:
     """By the names of the functions that find them, but for a few that are called otherwise."""
     names = {judge.__name__ for judge in _JUDGES}
     otherwise = {"device_stalled": "stalled", "flooding_tenant": "flood_of_work", "refused_tenant": "flood_of_refusals"}
