@@ -27,6 +27,7 @@ from benchmarks.report import Report, Spread, scenario_parser
 from gateway.announcement import Ready
 from gateway.api.service import Service
 from gateway.app import run_gateway
+from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import new_key, pepper_of
 from gateway.tenants.key_store import KeyStore
@@ -116,6 +117,7 @@ def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _times_of_reading(number: int, of_its_own: bool, runs: int) -> dict[str, object]:
+    gc.set_threshold(*GC_THRESHOLDS)
     sources = tenants(number, of_its_own)
     first, again, diff = list[float](), list[float](), list[float]()
     for run in range(runs):
@@ -193,7 +195,9 @@ class _Asked:
 
     def _write(self, sources: Sources) -> None:
         for name, content in sources.items():
-            (self._policy / name).write_bytes(content)
+            half_written = self._policy.parent / name
+            half_written.write_bytes(content)
+            half_written.replace(self._policy / name)
 
     def ask_all(self, ready: Ready) -> None:
         self._in_loop(self._book())

@@ -194,6 +194,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
     """
     faulthandler.enable(STDERR)  # what a crash of native code leaves behind
     check_tls(settings)
+    gc.set_threshold(*GC_THRESHOLDS)  # before a policy of many tenants is read
     policies = LivePolicy(settings.policy)
     keys = KeySource(settings, policies.current)
     with (
@@ -368,7 +369,6 @@ def _load(settings: Settings) -> LoadedModel:
     model.runner.warm_up()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
     return model
 
 

@@ -9,7 +9,8 @@ const MOST = 500; // rows ever shown: a filter is the way to the rest
 /**
  * A column: {id, title, note, value(row) to sort by, text(row), or make(current) and fill(element, row), and the marks
  * numeric; least, minor and major (left out where the table is narrow, in this order); names (narrower then), stretches
- * (as wide as there is room), lines (not cut, but in lines) and wide (both)}; `current()` is the row as it is whenever that is asked.
+ * (as wide as there is room), lines (not cut, but in lines) and wide (both)};
+ * `current()` is the row as it is whenever that is asked.
  * Options: columns, key(row), matches(row, words) for the filter, limit, sort {id, descending}, empty, title.
  */
 export class Table {

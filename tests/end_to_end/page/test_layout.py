@@ -217,7 +217,8 @@ LONG = {
 }
 WIDTHS = (800, 1280, 1440, 1920)
 WHOLE = """[...document.querySelectorAll('%s tbody td')].filter(cell => cell.offsetParent)
-  .flatMap(cell => [cell, ...cell.children]).every(box => box.scrollWidth <= box.clientWidth + 1)"""
+  .flatMap(cell => [cell, ...cell.children])
+  .every(box => box.scrollWidth <= box.clientWidth + 1 && box.scrollHeight <= box.clientHeight + 1)"""
 
 
 def test_what_a_policy_says_of_a_tenant_is_not_cut(gateway: FakeGateway, open_board: PageMaker) -> None:
@@ -240,6 +241,10 @@ def test_what_the_audit_log_and_refusals_say_is_not_cut(gateway: FakeGateway, op
             page.until(WHOLE % table)
 
 
+LABELS = "[...document.querySelectorAll('#view-%s svg text')].filter(text => text.getClientRects().length)"
+INSIDE = f"""(labels => labels.length && labels.map(text => [text, text.ownerSVGElement].map(box => box.getBoundingClientRect()))
+  .every(([label, chart]) => label.left >= chart.left && label.right <= chart.right && label.bottom <= chart.bottom)
+)({LABELS})"""
 NAMES = "[...document.querySelectorAll('#usage-days text')].filter(text => text.textContent.startsWith('2026-'))"
 APART = f"""(boxes => boxes.length && boxes[0].left >= 0
   && boxes.every((box, index) => box.right <= (boxes[index + 1] ?? {{left: innerWidth - 20}}).left)
@@ -258,3 +263,12 @@ def test_the_names_of_days_lie_within_their_chart_and_apart(
         page.resize(width)
         page.until(f"document.querySelector('#usage-days svg').viewBox.baseVal.width <= {width}")
         page.until(APART)
+
+
+@pytest.mark.parametrize("view", ["now", "usage"])
+def test_no_label_of_an_axis_is_cut(open_board: PageMaker, view: str) -> None:
+    page = open_board(view)
+    page.until_shown(f"#view-{view} svg text")
+    for width in (320, *WIDTHS):
+        page.resize(width)
+        page.until(INSIDE % view)

@@ -209,6 +209,9 @@ def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProc
     assert httpx.get(f"{server.admin_url}/admin/v1/usage.csv").status_code == 401
 
 
+HEARD = """(checked => { window.heard = [];
+  new MutationObserver(() => window.heard.push(checked.textContent)).observe(checked, {childList: true})
+})(document.querySelector("#policy-checked"))"""
 EDIT = "tenants:\n  demo: {limits: {requests: {rate: 1/h, burst: 1}}}\n  nobody: {weight: 2}\n"
 
 
@@ -220,8 +223,11 @@ def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
     page = open_view("policy")
     page.until_shown("#policy-classes table")
     page.fill("#policy-edit", EDIT)
+    page.js(HEARD)
     page.click("#policy-what-if")
     page.until_reads("#policy-checked", "Simulated: ")
+    simulating = "Simulating, for 0 s so far; it takes up to 10 s on an idle processor, and longer on a busy one…"
+    assert page.js("window.heard[0]") == simulating
     cells = page.texts("#policy-checked tbody tr")
     completed = next(row.split("\t") for row in cells if row.startswith("Completed"))
     assert int(completed[1]) > int(completed[2]) >= 1  # the edit's limit has refused some

@@ -66,7 +66,7 @@ A100 = ("--memory", "80GiB", "--gpu", "a100")
     [
         (
             ["--per-token", "0.02"],
-            "set devices apart, which serves 1.19 times the requests: it pays where tokens are wanted within 23.8 ms of",
+            "set devices apart, which serves 1.19 times the requests: it pays where tokens are wanted within 23.8 ms",
         ),
         (
             ["--per-token", "0.1"],
