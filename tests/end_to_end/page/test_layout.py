@@ -242,7 +242,8 @@ def test_what_the_audit_log_and_refusals_say_is_not_cut(gateway: FakeGateway, op
 
 
 LABELS = "[...document.querySelectorAll('#view-%s svg text')].filter(text => text.getClientRects().length)"
-INSIDE = f"""(labels => labels.length && labels.map(text => [text, text.ownerSVGElement].map(box => box.getBoundingClientRect()))
+INSIDE = f"""(labels => labels.length && labels
+  .map(text => [text, text.ownerSVGElement].map(box => box.getBoundingClientRect()))
   .every(([label, chart]) => label.left >= chart.left && label.right <= chart.right && label.bottom <= chart.bottom)
 )({LABELS})"""
 NAMES = "[...document.querySelectorAll('#usage-days text')].filter(text => text.textContent.startsWith('2026-'))"

@@ -68,9 +68,8 @@ def test_a_trouble_of_one_replica_explains_none_of_another() -> None:
     assert told(late, off, drift) == [("late_loop", ""), ("estimates_off", "late_loop"), ("prices_off", "")]
 
 
-FOUND = st.builds(
-    found, st.sampled_from([*EXPLAINS, "above_target_a", "prices_off"]), st.booleans(), st.sampled_from(["a", "b", "ab"])
-)
+NAMES = [*EXPLAINS, "above_target_a", "prices_off"]
+FOUND = st.builds(found, st.sampled_from(NAMES), st.booleans(), st.sampled_from(["a", "b", "ab"]))
 
 
 @given(st.lists(FOUND, unique=True, max_size=8))
