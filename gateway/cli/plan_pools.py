@@ -83,7 +83,7 @@ def disaggregation(device: Device, floor: Device, prompt: int, namespace: Namesp
         (f"{split.prefill} for prompts, {DEVICES - split.prefill} for answers", _rate(split.rate), _of_split(split)),
     ]
     lines = table(("devices", "requests/s each", ""), rows, frozenset({"requests/s each"}))
-    at_best = f"with steps at their floor {_until(pays_up_to(floor, shape, link))}"
+    at_best = f"with steps at their floor it {_when(pays_up_to(floor, shape, link))}"
     return f"{title}\n{lines}{_verdict(device, shape, link, both, split)}; {at_best}\n"
 
 
@@ -118,17 +118,19 @@ def _of_whole(one: Together) -> str:
 
 
 def _verdict(device: Device, shape: Shape, link: Link, both: Together, split: Apart) -> str:
-    until = _until(pays_up_to(device, shape, link))
+    pays = _when(pays_up_to(device, shape, link))
     if split.rate > WORTH * both.rate:
         more = (
             f"{split.rate / both.rate:.2f} times the requests" if both.rate else "requests that no device serves whole"
         )
-        return f"apart pays here, {more}: it pays {until}"
-    return f"keep them together: apart pays {until}"
+        return f"set devices apart, which serves {more}: it {pays}"
+    return f"keep them together: setting devices apart {pays}"
 
 
-def _until(seconds: float | None) -> str:
-    return "at no time between tokens" if seconds is None else f"up to {format_duration(seconds)} between tokens"
+def _when(seconds: float | None) -> str:
+    if seconds is None:
+        return "pays nowhere, however long tokens may take"
+    return f"pays where tokens are wanted within {format_duration(seconds)} of each other"
 
 
 def _rate(rate: float) -> str:

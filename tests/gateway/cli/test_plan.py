@@ -64,9 +64,18 @@ A100 = ("--memory", "80GiB", "--gpu", "a100")
 @pytest.mark.parametrize(
     ("flags", "verdict"),
     [
-        (["--per-token", "0.02"], "apart pays here, 1.19 times the requests: it pays up to 23.8 ms between tokens"),
-        (["--per-token", "0.1"], "keep them together: apart pays up to 23.8 ms between tokens"),
-        (["--first-token", "0.01"], "keep them together: apart pays at no time between tokens"),
+        (
+            ["--per-token", "0.02"],
+            "set devices apart, which serves 1.19 times the requests: it pays where tokens are wanted within 23.8 ms",
+        ),
+        (
+            ["--per-token", "0.1"],
+            "keep them together: setting devices apart pays where tokens are wanted within 23.8 ms of each other",
+        ),
+        (
+            ["--first-token", "0.01"],
+            "keep them together: setting devices apart pays nowhere, however long tokens may take",
+        ),
     ],
 )
 def test_it_says_when_devices_for_prompts_and_for_answers_would_pay(
