@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from admission.simulation.study import process_pool
 from benchmarks.report import Report, Spread, scenario_parser
 from gateway.announcement import Ready
 from gateway.api.service import Service
@@ -112,7 +113,7 @@ def _reading(number: int, runs: int) -> list[dict[str, object]]:
 
 def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
     """Each measurement begins with an empty heap."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with process_pool(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
