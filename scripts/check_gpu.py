@@ -97,7 +97,7 @@ class Part:
 PARTS = {
     "environment": Part(environment, 20),
     "compile": Part(compiling.check, 35),
-    "correctness": Part(correctness.check, 60),
+    "correctness": Part(correctness.check, 40),
     "serving": Part(serving.check, 25),
     "agreement": Part(agreement.check, 25),
     "engine": Part(requests.check_offline, 40),
