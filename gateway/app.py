@@ -194,6 +194,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
     """
     faulthandler.enable(STDERR)  # what a crash of native code leaves behind
     check_tls(settings)
+    gc.set_threshold(*GC_THRESHOLDS)  # before a policy of many tenants is read
     policies = LivePolicy(settings.policy)
     keys = KeySource(settings, policies.current)
     with (
@@ -330,7 +331,7 @@ def _setup(
         model_dir=model.directory,
         vocab_size=model.config.vocab_size,
         pepper=tenants.keys.pepper,
-        keys=[*tenants.keys.in_force],
+        keys=[*tenants.keys.in_force.values()],
         policy=tenants.policies.current,
         refused_tenants={*client.service.refusal_limiter.refused_tenants},
         refused_keys={*client.service.quotas.refused},
@@ -368,7 +369,6 @@ def _load(settings: Settings) -> LoadedModel:
     model.runner.warm_up()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
     return model
 
 

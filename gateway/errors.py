@@ -120,13 +120,16 @@ class ApiError(Exception):
 
 class BadRequest(ApiError):
     status = 400
+    rule: str | None = None  # that was broken, in a sentence that quotes nothing of the request
 
     @property
     def discreet_message(self) -> str:
         """Returns the rule that was broken, without what was found instead of it."""
         if self.param and not self.discreet_param:
             return "The body is not valid."
-        rule = _QUOTED.sub("...", _FOUND.split(self.message, 1)[0]).rstrip(".")
+        if self.rule is not None:
+            return self.rule
+        rule = _QUOTED.sub("...", _FOUND.split(self.message, 1)[0]).removesuffix(".")
         return f"{rule}."
 
 

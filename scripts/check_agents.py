@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backend.timed_run import run_within
+from backend.timed_run import bound, run_within
 from labs.benchmarks import machine
 from labs.benchmarks.cache import cache_dir
 from labs.benchmarks.own_environment import own_environment
@@ -81,7 +81,8 @@ def node() -> tuple[str, list[str]]:
     folder = cache_dir() / "openai-node"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "node_modules").exists():
-        subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), *NODE_PACKAGES], check=True)
+        command = ["npm", "install", "--silent", "--prefix", str(folder), *NODE_PACKAGES]
+        subprocess.run(**bound(command), check=True)
     installed = json.loads((folder / "node_modules" / "openai" / "package.json").read_text())["version"]
     program = folder / f"{NODE}.mjs"
     program.write_bytes((PROGRAMS / program.name).read_bytes())

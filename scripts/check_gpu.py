@@ -41,6 +41,7 @@ os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # re
 import triton
 
 from backend import compiled_core
+from backend.bound_process import bound
 from labs.benchmarks.gpu_check import (
     agreement,
     beside,
@@ -60,7 +61,6 @@ from labs.benchmarks.gpu_check import (
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import FALLBACK, dtype_of
 from labs.benchmarks.kernels_gpu import copy_rates, peaks_of
-from labs.benchmarks.processes import end_with_parent
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
@@ -97,7 +97,7 @@ class Part:
 PARTS = {
     "environment": Part(environment, 20),
     "compile": Part(compiling.check, 35),
-    "correctness": Part(correctness.check, 60),
+    "correctness": Part(correctness.check, 40),
     "serving": Part(serving.check, 25),
     "agreement": Part(agreement.check, 25),
     "engine": Part(requests.check_offline, 40),
@@ -174,7 +174,7 @@ def run_apart(name: str, seconds: float) -> Result:
         errors = Path(folder) / "stderr"
         ended: Ended | None = None
         with errors.open("w") as stderr:
-            process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
+            process = subprocess.Popen(**bound(command), stderr=stderr)
         try:
             status = process.wait(timeout=max(seconds, 1.0))
             failure = "" if status == 0 else f"ended with status {status}"
@@ -200,7 +200,6 @@ def run_apart(name: str, seconds: float) -> Result:
 
 def part_main(name: str, file: Path) -> int:
     """Each finding is written as it is made, so that a part that is killed keeps those before."""
-    end_with_parent(signal.SIGKILL)
     torch.set_grad_enabled(False)
     with file.open("w") as out:
         print(json.dumps(torch.cuda.get_device_name(DEVICE) if GPU else ""), file=out, flush=True)

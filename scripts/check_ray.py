@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 import yaml
 
+from backend.bound_process import bound
 from backend.timed_run import end_group
 from labs.benchmarks.machine import children
-from labs.benchmarks.processes import ROOT, bound, free_port
+from labs.benchmarks.processes import ROOT, free_port
 from labs.benchmarks.report import RESULTS, Report
 from labs.benchmarks.served import make_keys
 from scripts.fleet_checks import (
@@ -90,7 +91,7 @@ class RaySite(Site):
         address = re.search(r"View the dashboard at \S*?(http://[\d.:]+)", self.log.read_text())
         assert address
         subprocess.run(
-            [SERVE, "deploy", "-a", address[1], str(self.written(max_replicas, backlog_target))],
+            **bound([SERVE, "deploy", "-a", address[1], str(self.written(max_replicas, backlog_target))]),
             cwd=ROOT,
             env=ENVIRON,
             check=True,
@@ -194,7 +195,7 @@ def serving(folder: Path) -> Iterator[RaySite]:
     site = RaySite(folder, free_port(), keys)
     with site.log.open("wb") as log:
         command = [SERVE, "run", str(site.written())]
-        process = bound(command, cwd=ROOT, env=ENVIRON, stdout=log, stderr=log)
+        process = subprocess.Popen(**bound(command), cwd=ROOT, env=ENVIRON, stdout=log, stderr=log)
     try:
         seconds_until(lambda: process.poll() is not None or site.answers(REPLICAS))
         yield site

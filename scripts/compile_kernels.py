@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -37,12 +36,13 @@ import torch
 import triton
 from torch import Tensor
 
+from backend.bound_process import bound
 from backend.kernels import sampling, triton_lang
 from backend.kernels.ops import StepInputs
 from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check import compiling
 from labs.benchmarks.gpu_check.paper_gpu import META, compiled, paper_gpu
-from labs.benchmarks.processes import end_with_parent
+from labs.simulation.study import process_pool
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ATTENTION = ("prefill", "decode")
@@ -185,7 +185,8 @@ def inspect(variant: Variant, label: str, built: Any) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+        command = bound([tool, "--dump-resource-usage", file.name])
+        text = subprocess.run(**command, check=True, capture_output=True, text=True)
     found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", text.stdout)}
     spilled, shared, in_flight = found["STACK"] + found["LOCAL"], built.metadata.shared, copies_in_flight(built.asm)
     limit = triton_lang.shared_memory(divmod(variant.arch, 10))
@@ -271,7 +272,7 @@ def compile_all(wanted: list[Variant], kernels: tuple[str, ...], jobs: int) -> I
         for variant in wanted:
             yield from compile_variant(variant, kernels)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
+    with process_pool(jobs, get_context("spawn")) as pool:
         for results in pool.map(partial(compile_variant, kernels=kernels), wanted):
             yield from results
 

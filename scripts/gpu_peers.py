@@ -21,6 +21,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from backend.bound_process import bound
+
 ROOT = Path(__file__).resolve().parent.parent
 FA3_CARRIED = ROOT / ".gpu" / "fa3.so.xz"
 PARTS = ROOT / ".gpu-vllm"
@@ -85,7 +89,8 @@ def vllm() -> None:
 
 def fetched(folder: str, *wanted: str) -> list[Path]:
     """Wheels for the machine, in the order of their names."""
-    subprocess.run([*PIP, *FOR, *PLATFORMS, "--platform=manylinux2014_x86_64", f"--dest={folder}", *wanted], check=True)
+    command = [*PIP, *FOR, *PLATFORMS, "--platform=manylinux2014_x86_64", f"--dest={folder}", *wanted]
+    subprocess.run(**bound(command), check=True)
     return sorted(Path(folder).glob("*.whl"))
 
 

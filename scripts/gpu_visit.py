@@ -31,6 +31,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from backend.bound_process import bound
 from labs.benchmarks.gpu_check.finding import Finding
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,7 +146,7 @@ def _fill_cache(python: str, arch: int, archive: Path) -> None:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(**bound(command), cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{shlex.join(command)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return done.stdout

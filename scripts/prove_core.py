@@ -21,10 +21,11 @@ from typing import TypeVar
 
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
+from tests.admission.core_machine import CoreMachine
+from tests.properties.core.random_runs import random_cancellations, random_schedule
 
 from admission.core import Unit
-from tests.labs.core.core_machine import CoreMachine
-from tests.labs.core.random_runs import random_cancellations, random_schedule
+from labs.simulation.study import process_pool
 
 CHUNK = 200  # seeds a process takes at a time
 CANCELLATIONS = 100  # a run
@@ -59,7 +60,7 @@ def main() -> None:
     runs = range(first, first + ceil(options.cancellations / CANCELLATIONS))
     print(f"{'what':38}{'runs':>26}{'seconds':>9}  found")
     try:
-        with ProcessPoolExecutor(options.jobs) as pool:
+        with process_pool(options.jobs) as pool:
             for unit in Unit:
                 show(prove_fairness(pool, unit, schedules))
             show(prove_cancellations(pool, runs))

@@ -21,6 +21,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from backend.bound_process import bound
 from scripts.gpu_visit import COMMAND, GATHERED, RESULTS, ROOT, TRITON_CACHE, lacking, packages
 
 TESTS = f"{COMMAND} test -m gpu tests/gpu"
@@ -36,13 +37,13 @@ def rehearse(python: str) -> dict[str, object]:
         shutil.copytree(GATHERED, tree / GATHERED.name)
         environ = {"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": folder, "PYTHON": python, "PIP_NO_INDEX": "1"}
         began, used = time.perf_counter(), _cpu_seconds()
-        done = subprocess.run(["bash", "-c", COMMAND], cwd=tree, env=environ | {"OUT": str(out)}, check=False)
+        done = subprocess.run(**bound(["bash", "-c", COMMAND]), cwd=tree, env=environ | {"OUT": str(out)}, check=False)
         seconds, cpu_seconds = time.perf_counter() - began, _cpu_seconds() - used
         files = {file.name: file.stat().st_size for file in sorted(out.iterdir())}
         parts = [part for file in sorted(out.glob("*.json")) for part in json.loads(file.read_text())["parts"]]
         core = "core /" in (out / "machine.txt").read_text(errors="replace")
         tests = subprocess.run(
-            ["bash", "-c", TESTS], cwd=tree, env=environ, capture_output=True, text=True, check=False
+            **bound(["bash", "-c", TESTS]), cwd=tree, env=environ, capture_output=True, text=True, check=False
         )
     return {
         "date": date.today().isoformat(),  # noqa: DTZ011 - of whoever rehearses

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backend.bound_process import bound
+
 ROOT = Path(__file__).parent.parent
 TOOLS = (
     "bash",
@@ -63,7 +65,7 @@ class Machine:
         environ = {"PATH": str(self.path), "HOME": str(self.checkout), "CALLS": str(self.calls_file)}
         environ |= {"VENV": str(self.checkout / ".venv"), "PIP_CONFIG_FILE": "/dev/null", **variables}
         return subprocess.Popen(
-            [self.checkout / script, *arguments],
+            **bound([self.checkout / script, *arguments]),
             cwd="/",
             env=environ,
             stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from backend.bound_process import bound
 from sluice.conflicts import DISTRIBUTION
 
 ROOT = Path(__file__).parent.parent
@@ -91,7 +92,9 @@ def serving(command: Path, place: Path) -> Iterator[str]:
     environ = keep | {"XDG_STATE_HOME": str(place / "state"), "SLUICE_CACHE_DIR": str(place / "cache")}
     with (place / "log").open("w+") as log:
         arguments = [str(command), "serve", "--port", "0", "--admin-port", "0"]
-        process = subprocess.Popen(arguments, cwd=place, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            **bound(arguments), cwd=place, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
+        )
         assert process.stdout is not None
         try:
             announced = ""

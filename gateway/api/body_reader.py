@@ -15,6 +15,7 @@ from gateway.http.json_body import BLOCK, JsonBody, JsonScanner
 from gateway.http.request_scope import BodyParts
 from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord
+from quotas.policy.units import show_size
 
 INLINE = 8_192  # bytes that are parsed, or rendered, on the loop itself: a millisecond at most
 RETRY_SECONDS = 1.0
@@ -197,8 +198,8 @@ class _ByteSemaphore:
             if not isinstance(error, TimeoutError):
                 raise
             raise ConcurrencyExceeded(
-                f"Your {self._owner} has had {self._size} bytes of request bodies under way for {timeout:g} s, its "
-                "limit: send fewer large bodies at once, or send them faster.",
+                f"Your {self._owner} has had {show_size(self._size)} of request bodies under way for {timeout:g} s, "
+                "its limit: send fewer large bodies at once, or send them faster.",
                 retry_after=RETRY_SECONDS,
             ) from None
 

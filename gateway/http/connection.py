@@ -18,6 +18,7 @@ from gateway.errors import ApiError, BadRequest, HeadersTooLarge, Overloaded, Re
 from gateway.http.connection_table import ConnectionEntry
 from gateway.http.request_scope import TRANSPORT, Exchange
 from gateway.http.responses import encode_headers, request_id
+from quotas.policy.units import show_size
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ DISCARDED_PER_SECOND = 32 * 2**20  # bytes, of all connections; it takes some 3 
 PROBE_SECONDS = 5  # between two questions whether a client that sends no more still reads
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # means nothing to who did not ask for it (RFC 9110, 15.2.1)
 _COMMENT = b"3\r\n:\n\n\r\n"  # means nothing in an event stream
-_TOO_LARGE = f"The request's headers exceed {MAX_HEADER_BYTES} bytes."
+_TOO_LARGE = f"The request's headers exceed {show_size(MAX_HEADER_BYTES)}."
 
 
 def bound_socket(host: str, port: int, shared: bool = False) -> socket.socket:

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import ErrorType
 
 from gateway.errors import BadRequest, RequestTooLarge
+from quotas.policy.units import show_size
 
 BLOCK = 65_536  # bytes that are scanned, or decoded, at once: well under a millisecond
 MAX_ELEMENTS = 16_384
@@ -273,8 +274,8 @@ def _too_many_elements() -> RequestTooLarge:
 
 def _too_large_a_skeleton() -> RequestTooLarge:
     return RequestTooLarge(
-        f"The request body holds more than {MAX_SKELETON} bytes beside its long texts and token ids: send less in one "
-        "request."
+        f"The request body holds more than {show_size(MAX_SKELETON)} beside its long texts and token ids: send less in "
+        "one request."
     )
 
 
@@ -376,7 +377,10 @@ def shown(value: Any) -> str:
 def _bad_request(error: ErrorDetails) -> BadRequest:
     field = error["ctx"]["field"] if error["type"] == "unsupported" else ()
     param = _param((*error["loc"], *(field if isinstance(field, tuple) else (field,))))
-    return BadRequest(_sentence(error, param or "The body"), param or None)
+    refusal = BadRequest(_sentence(error, param or "The body"), param or None)
+    if error["type"] in _EXPECTED:
+        refusal.rule = f"{_rule(error, param or 'The body')}."
+    return refusal
 
 
 def _param(loc: tuple[int | str, ...]) -> str:
@@ -409,8 +413,7 @@ _KINDS = frozenset(get_args(ErrorType))  # of pydantic, whose words are not ours
 def _sentence(error: ErrorDetails, param: str) -> str:
     kind = error["type"]
     if kind in _EXPECTED:
-        expected = _EXPECTED[kind].format(**error.get("ctx", {}))
-        return f"{param} must be {expected}, got {shown(error['input'])}."
+        return f"{_rule(error, param)}, got {shown(error['input'])}."
     if kind == "missing":
         return f"{param} is required."
     if kind == "extra_forbidden":
@@ -418,3 +421,7 @@ def _sentence(error: ErrorDetails, param: str) -> str:
     if kind in _KINDS:
         return f"{param} has a value that this server does not take, got {shown(error['input'])}."
     return f"{param} {error['msg']}."  # the message of one of our own validators
+
+
+def _rule(error: ErrorDetails, param: str) -> str:
+    return f"{param} must be {_EXPECTED[error['type']].format(**error.get('ctx', {}))}"

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from admission.outcome import Outcome
 from gateway.errors import ApiError, BadRequest, RequestTimedOut, RequestTooLarge, ShuttingDown
 from gateway.http.connection_table import ConnectionEntry
+from quotas.policy.units import show_size
 
 _NONE: Mapping[str, Any] = {}
 TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection's transport and the `Exchange`
@@ -206,7 +207,7 @@ def _expected_size(scope: Scope, limit: int) -> int:
 
 
 def _too_large(limit: int) -> RequestTooLarge:
-    return RequestTooLarge(f"The request body is larger than the {limit} bytes this server accepts.")
+    return RequestTooLarge(f"The request body is larger than the {show_size(limit)} this server accepts.")
 
 
 async def _next_part(receive: Receive, timeout: float) -> Message:

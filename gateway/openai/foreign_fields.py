@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from gateway.http.json_body import MAX_FIELDS, NAMELESS
+from gateway.key_mask import masked
 
 OTHERS = "other"  # stands for the names of fields that nobody knows, which a client may have made up
 MOST_TOLD_BYTES = 1024  # of the header that says what was ignored
@@ -32,7 +33,7 @@ def ignored_header(places: Collection[str]) -> dict[str, str]:
     """
     told, size = list[str](), 0
     for place in places:
-        shown = quote(place[:MOST_TOLD_BYTES], safe="/~$.[]")
+        shown = quote(masked(place[:MOST_TOLD_BYTES]), safe="/~$.[]")
         size += len(shown) + 2
         if size > MOST_TOLD_BYTES:
             told.append(f"and {len(places) - len(told)} more")

@@ -9,6 +9,7 @@ from pydantic import Field
 from backend.text.chat_template import ChatTemplate
 from gateway.errors import BadRequest
 from gateway.openai.foreign_fields import Ignored
+from quotas.policy.units import show_size
 
 MAX_DOCUMENTS = 128
 MAX_KWARGS = 16
@@ -37,7 +38,7 @@ def read_variables(
             raise BadRequest(f"{param} is not a variable that a request may set.", param)
     if variables and _size(variables) > MAX_KWARGS_BYTES:
         raise BadRequest(
-            f"chat_template_kwargs has more than {MAX_KWARGS_BYTES} bytes, the most that are read: send less.",
+            f"chat_template_kwargs has more than {show_size(MAX_KWARGS_BYTES)}, the most that are read: send less.",
             "chat_template_kwargs",
         )
     if documents:

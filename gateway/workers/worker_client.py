@@ -269,9 +269,8 @@ class WorkerClient:
     def _update(self, number: int, binary: memoryview) -> None:
         update: Update = pickle.loads(binary)  # noqa: S301 - of the process that started this one
         if update.policy is not None:
-            self._policies.current = update.policy
-        if update.keys is not None:
-            self._keys.replace(update.keys)
+            self._policies.current = update.policy.of(self._policies.current)
+        self._keys.change(update.keys, update.revoked)
         self.link.send(FrameKind.UPDATED, number)
 
     def _admitted(self, message: Message, _: memoryview) -> None:

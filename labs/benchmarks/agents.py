@@ -30,7 +30,7 @@ from labs.simulation.contents import Content
 from labs.simulation.device import DEVICES
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective
-from labs.simulation.study import simulate_run
+from labs.simulation.study import process_pool, simulate_run
 from labs.simulation.summary import Summary
 
 DEVICE = DEVICES["llama3-8b-a100"]
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = scenario_parser(__doc__, runs=3).parse_args(arguments)
     seeds, count = ((1,), 6) if options.quick else (tuple(range(JUDGED, JUDGED + options.runs)), AGENTS)
     report = Report("agents", options.quick)
-    with ProcessPoolExecutor(2) as pool:
+    with process_pool(2) as pool:
         cases = [(name, blocks, host) for name, load in LOADS.items() for blocks, host in _memory(load)]
         runs = [
             Run(*case, seed, *rule, count)

@@ -21,6 +21,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event, Thread
 
+from backend.bound_process import bound
 from backend.timed_run import end_group
 from labs.benchmarks.report import RESULTS, Report
 
@@ -114,14 +115,13 @@ def first_run(commit: str, place: Path, caches: Path, uv: Path | None) -> dict[s
     subprocess.run(["tar", "-x"], cwd=checkout, input=archive, check=True)
     began = time.monotonic()
     process = subprocess.Popen(
-        ["scripts/serve", "--port", "0", "--admin-port", "0"],
+        **bound(["scripts/serve", "--port", "0", "--admin-port", "0"]),
         cwd=checkout,
         env=_environment(place, caches, uv),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=sys.stderr,
         text=True,
-        process_group=0,
     )
     processes = Processes(process.pid)
     watcher = Thread(target=processes.watch, daemon=True)

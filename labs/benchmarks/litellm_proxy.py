@@ -17,10 +17,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from backend.bound_process import bound
 from backend.timed_run import end_group
 from labs.benchmarks.litellm_environment import litellm_command
 from labs.benchmarks.machine import on_core
-from labs.benchmarks.processes import PATIENCE, WorkerFailed, bound, free_port
+from labs.benchmarks.processes import PATIENCE, WorkerFailed, free_port
 
 KEY = "sk-benchmark"  # and its limits: peers/litellm_keys.py
 KEYS = Path(__file__).parent / "peers" / "litellm_keys.py"
@@ -42,8 +43,8 @@ def litellm_proxy(core: int, backend_port: int, redis_port: int) -> Iterator[int
         config.write_text(json.dumps(_config(backend_port, redis_port)))  # JSON is YAML
         arguments = ["--config", config, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
         with on_core(core), (directory / "log").open("wb") as log:
-            process = bound(
-                [litellm_command(), *arguments, "--telemetry", "False"],
+            process = subprocess.Popen(
+                **bound([litellm_command(), *arguments, "--telemetry", "False"]),
                 cwd=directory,
                 env={**os.environ, **ENVIRONMENT},
                 stdout=log,

@@ -1,9 +1,7 @@
 """The processes of a benchmark: each on its own core, answering one JSON line for each line it reads."""
 
-import ctypes
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from backend.bound_process import bound
 from backend.timed_run import end_group
 from labs.benchmarks.machine import on_core
 
@@ -33,7 +32,7 @@ class Worker:
         self.command = list(command)
         with nullcontext() if core is None else on_core(core):
             self._process = subprocess.Popen(
-                self.command,
+                **bound(self.command),
                 cwd=directory,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.PIPE,
@@ -95,25 +94,11 @@ def free_port() -> int:
         return port
 
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends, however that may be."""
-    _libc.prctl(_PR_SET_PDEATHSIG, number)
-
-
-def bound(command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
-    """Start a program that is told to end when this one does, were it killed: no tool leaves anything behind."""
-    return subprocess.Popen(command, preexec_fn=end_with_parent, **options)  # noqa: PLW1509 - by their main threads
-
-
 @contextmanager
 def background(command: Sequence[str], log: Path) -> Iterator[None]:
     """Run a command in the background, which is asked to end at the end; what it says goes to the log."""
     with log.open("wb") as said:
-        process = bound(command, cwd=ROOT, stdout=said, stderr=said)
+        process = subprocess.Popen(**bound(command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
     try:
         yield
     finally:

@@ -12,7 +12,6 @@ own arrivals, at that load.
 
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from labs.simulation.device import DEVICES
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective
 from labs.simulation.search.tuning import LADDERS, Setting, Tuner
-from labs.simulation.study import capacity
+from labs.simulation.study import capacity, process_pool
 from labs.simulation.traces import read_trace
 from labs.simulation.workload import Workload
 
@@ -45,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     workloads = _traced(options.trace, requests) if options.trace else _drawn(requests)
     report = Report("tune", options.quick)
     rows = []
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with process_pool(options.jobs) as pool:
         for name, workload in workloads.items():
             tuner = Tuner(POLICY, workload.arrivals(seed=1), DEVICE, Objective(), BUDGET, pool)
             tuned = tuner.run()

@@ -3,7 +3,6 @@
 Settings meet the requests in the simulator; nothing is served, and nothing is changed."""
 
 from argparse import Namespace, _SubParsersAction
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,7 +22,7 @@ from labs.cli.simulation_inputs import (
 )
 from labs.simulation.metrics import NOTHING, escape_controls, format_duration, format_number, format_percent
 from labs.simulation.search.tuning import ENOUGH, LADDERS, Tuned, Tuner
-from labs.simulation.study import Study
+from labs.simulation.study import Study, process_pool
 
 BUDGET = 30
 NOTES = """\
@@ -71,7 +70,7 @@ def _tune(namespace: Namespace) -> int:
     arrivals = workload.arrivals(seed=1)
     with ExitStack() as stack:
         bar = stack.enter_context(progress("searching", "requests", (namespace.budget + 1) * len(arrivals)))
-        pool = stack.enter_context(ProcessPoolExecutor(namespace.jobs)) if namespace.jobs > 1 else None
+        pool = stack.enter_context(process_pool(namespace.jobs)) if namespace.jobs > 1 else None
         tuner = Tuner(policy, arrivals, traffic.device, study.judged_by, namespace.budget, pool, bar.update)
         tuned = tuner.run()
     remarks = [escape_controls(line) for line in unread_columns(namespace, traffic.facts, has_file)]

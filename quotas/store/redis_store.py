@@ -14,7 +14,7 @@ State that no longer differs from none expires.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
@@ -31,7 +31,7 @@ from quotas.store.replica import ReplicaReservations
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
-from quotas.store.usage_ledger import UsageLedger
+from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
 
 LEASE = 30.0  # seconds
 TIMEOUT = 0.25  # seconds
@@ -259,8 +259,10 @@ class RedisStore:
         return (await self._runner.call(Script.CONCLUDE, (state_key(tenant).encode(),), *words))[1] != b"0"
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
-        """Return the state of each limit now."""
-        account = self._account(tenant, key, limits)
+        """Return the state of each limit now. Who is only asked about is not remembered."""
+        account = self._accounts.get((tenant, key))
+        if account is None or account.limits != limits:
+            account = self._new_account(tenant, key, limits)
         return account.states(await self._replica.levels(account))
 
     def book(self, tenant: str, key: str | None, usage: Usage) -> None:
@@ -298,22 +300,30 @@ class RedisStore:
 
     async def usage(self, tenant: str, day: date) -> dict[str | None, Usage]:
         """Return the usage of each of the tenant's keys on a UTC day; None stands for requests without a key."""
-        return await self._ledger.of(tenant, day)
+        (usage,) = await self._ledger.of([(tenant, day)])
+        return usage
 
-    async def ledgers(self) -> list[tuple[str, date]]:
-        """Return the tenants and UTC days that the connected server has a ledger of, sorted: see `UsageLedger`."""
-        return await self._ledger.ledgers()
+    async def usages(self, ledgers: Iterable[Ledger]) -> list[Batch]:
+        """Return the usage by key of each of these tenants on its day, asked for together."""
+        return await self._ledger.of(ledgers)
+
+    async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
+        """Return the tenants and UTC days that the connected server has a ledger of: see `UsageLedger`."""
+        return await self._ledger.ledgers(first, last)
 
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
         account = self._accounts.get((tenant, key))
         if account is None or not (account.limits is limits or account.limits == limits):
-            older, account = account, Account(tenant, key, limits, self._replica.id, self._replica.lease)
+            older, account = account, self._new_account(tenant, key, limits)
             if older is not None:
                 account.carry_over(older)
                 self._fallback.slices.forget(older)
             self._accounts[tenant, key] = account
         account.last_used = self._monotonic()
         return account
+
+    def _new_account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
+        return Account(tenant, key, limits, self._replica.id, self._replica.lease)
 
     def _forget_idle(self) -> None:
         """Drop the accounts of which nothing can be left in the store."""

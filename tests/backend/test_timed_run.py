@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.timed_run import end_group, run_within
+from backend.timed_run import bound, end_group, run_within
 
 PATIENCE = 120.0
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_who_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
     program = "import sys; from backend.timed_run import *; end_on_signals(); run_within(999.0, sys.argv[1:])"
     command = driver(tmp_path / "lock", "open(sys.argv[2], 'w').close(); process.wait()")
     os.mkfifo(tmp_path / "started")
-    process = subprocess.Popen([sys.executable, "-c", program, *command, tmp_path / "started"], cwd=ROOT)
+    process = subprocess.Popen(**bound([sys.executable, "-c", program, *command, tmp_path / "started"]), cwd=ROOT)
     (tmp_path / "started").read_text()
     process.terminate()
     assert process.wait(PATIENCE) == 128 + signal.SIGTERM
@@ -79,7 +79,7 @@ def test_who_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_group_is_asked_first_and_ended_whoever_of_it_is_left(tmp_path: Path) -> None:
     asked = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(flush=True); signal.pause()"
-    process = subprocess.Popen(driver(tmp_path / "lock", asked), stdout=subprocess.PIPE, process_group=0)
+    process = subprocess.Popen(**bound(driver(tmp_path / "lock", asked)), stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.readline()

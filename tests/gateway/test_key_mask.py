@@ -37,6 +37,7 @@ def test_a_key_is_masked_whatever_stands_around_it(before: str, behind: str) -> 
         "sk-sluice-planted",
         "sluice-admin-0123456789abcdef",
     ],
+    ids=["path", "URL", "header", "cut", "escaped", "another's", "the demo's", "the admin's"],
 )
 def test_forms_of_a_key(text: str) -> None:
     assert MASK in masked(text)

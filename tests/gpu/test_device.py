@@ -14,6 +14,7 @@ from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import generate
 
 pytest.importorskip("triton")
+pytest.importorskip("labs")
 
 from labs.benchmarks.gpu_check import models
 

@@ -23,6 +23,7 @@ from backend.worker import warm_up
 from tests.backend.runners import MODEL
 
 pytest.importorskip("triton")
+pytest.importorskip("labs")
 
 from labs.benchmarks.gpu_check import paper_gpu as paper
 

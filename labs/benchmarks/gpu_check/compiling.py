@@ -9,12 +9,11 @@ by their absolute paths: it serves where it was made, or unpacked at the same pl
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
+from backend.bound_process import bound
 from backend.config import EngineConfig
 from backend.model.model_config import ModelConfig
 from backend.worker import warm_up
@@ -32,7 +32,7 @@ from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import TINY
 from labs.benchmarks.gpu_check.paper_gpu import compiled, paper_gpu, paper_runner
 from labs.benchmarks.model_shapes import LLAMA_3_8B, QWEN3_06B
-from labs.benchmarks.processes import end_with_parent
+from labs.simulation.study import process_pool
 
 ROOT = Path(__file__).parent.parent.parent
 CPU = torch.device("cpu")
@@ -104,8 +104,7 @@ def run_job(name: str, arch: int, links: bool) -> Done:
 
 def run_jobs(names: list[str], arch: int, processes: int, links: bool = False) -> Iterator[Done]:
     """As they are done."""
-    bound = {"initializer": end_with_parent, "initargs": (signal.SIGKILL,)}
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), **bound) as pool:
+    with process_pool(processes, get_context("spawn")) as pool:
         for job in as_completed([pool.submit(run_job, name, arch, links) for name in names]):
             yield job.result()
 
@@ -118,7 +117,7 @@ def check(device: torch.device) -> Iterator[Finding]:
     command += ["--links"] if gpu else ["--only", SMALLEST]
     environ = {**os.environ, "TRITON_INTERPRET": "0"}
     before, started, failures = num_cached(), time.perf_counter(), list[str]()
-    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(**bound(command), cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             done = Done(**json.loads(line))

@@ -18,8 +18,9 @@ from contextlib import suppress
 
 import torch
 
+from backend.bound_process import bound
 from labs.benchmarks.gpu_check.finding import Finding
-from labs.benchmarks.processes import ROOT, bound
+from labs.benchmarks.processes import ROOT
 
 SECONDS = 75.0  # for both tools
 SUMMARIES = {
@@ -61,15 +62,14 @@ def _start(tool: str, name: str) -> "subprocess.Popen[str]":
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if name == "memcheck":
         environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    return bound(
-        [tool, *options, sys.executable, "-m", "labs.benchmarks.gpu_check.sanitized"],
+    return subprocess.Popen(
+        **bound([tool, *options, sys.executable, "-m", "labs.benchmarks.gpu_check.sanitized"]),
         cwd=ROOT,
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,
     )
 
 

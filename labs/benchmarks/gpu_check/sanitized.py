@@ -3,7 +3,6 @@
 `python -m labs.benchmarks.gpu_check.sanitized`; without a GPU and with TRITON_INTERPRET=1 it shows that kernels run.
 """
 
-import signal
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -22,7 +21,6 @@ from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.leak import KINDS, Traffic
 from labs.benchmarks.gpu_check.models import TINY
 from labs.benchmarks.model_shapes import QWEN3_06B
-from labs.benchmarks.processes import end_with_parent
 
 FEW_KINDS = (
     SamplingParams(temperature=0, repetition_penalty=1.1, allowed_token_ids=(1, 2, 3)),
@@ -101,7 +99,6 @@ def run(numbers: Numbers, device: torch.device) -> int:
 
 
 def main() -> None:
-    end_with_parent(signal.SIGKILL)
     torch.set_grad_enabled(False)
     gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")

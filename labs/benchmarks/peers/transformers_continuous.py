@@ -46,7 +46,7 @@ def load(options: Namespace) -> Iterator[Generate]:
             if result.is_finished():
                 assert result.timestamps is not None
                 times[result.request_id] = [at - started for at in result.timestamps]
-        return Generated(time.perf_counter() - started, [times[str(index)] for index in range(len(times))])
+        return Generated(time.perf_counter() - started, [times[str(index)] for index in range(len(times))], 0)
 
     try:
         yield generate

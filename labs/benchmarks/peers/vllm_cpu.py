@@ -30,6 +30,7 @@ def load(options: Namespace) -> Iterator[Generate]:
     def generate(workload: Workload) -> Generated:
         started = time.perf_counter()
         times: list[list[float]] = [[] for _ in workload.prompts]
+        cached = dict[int, int]()
         for index, (prompt, count) in enumerate(zip(workload.prompts, workload.max_tokens, strict=True)):
             sampling = SamplingParams(
                 temperature=0,
@@ -45,7 +46,8 @@ def load(options: Namespace) -> Iterator[Generate]:
             for output in outputs:
                 index = int(output.request_id.partition("-")[0])
                 times[index] += [now] * len(output.outputs[0].token_ids)
-        return Generated(time.perf_counter() - started, times)
+                cached[index] = output.num_cached_tokens
+        return Generated(time.perf_counter() - started, times, sum(cached.values()))
 
     yield generate
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from backend.bound_process import bound
 from backend.kernels import build
 
 TINY = 'extern "C" int answer() { return 42; }\n'
@@ -158,7 +159,8 @@ def test_concurrent_builders_leave_one_whole_library(tmp_path: Path) -> None:
         f"from pathlib import Path; from backend.kernels import build; build.SOURCES = Path({str(build.SOURCES)!r});"
         "print(build.build())"
     )
-    builders = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    command = bound([sys.executable, "-c", program])
+    builders = [subprocess.Popen(**command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     answers = {builder.communicate()[0].strip() for builder in builders}
     assert answers == {str(build.cached())}
     assert len([*(tmp_path / "cache").iterdir()]) == 1

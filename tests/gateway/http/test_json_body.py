@@ -1,17 +1,19 @@
 import json
 import re
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 from pydantic_core.core_schema import ErrorType
 
 from gateway.errors import BadRequest, RequestTooLarge
 from gateway.http import json_body
-from gateway.http.json_body import MAX_ELEMENTS, MAX_SKELETON, JsonBody, JsonScanner
+from gateway.http.json_body import MAX_ELEMENTS, MAX_SKELETON, JsonBody, JsonScanner, Wire, read
 from gateway.openai import bodies
+from gateway.workers.messages import error_message, error_of
 
 TEXTS = st.text(st.sampled_from('ab"\\/\n\u00e9\u4e2d\U0001f600\u0000 ,:[]{}0'), max_size=90)
 IDS = st.lists(st.integers(0, 10**6), max_size=60)
@@ -183,6 +185,29 @@ def test_the_number_of_elements_that_may_come_is_exact() -> None:
     assert scan(b"[" + b"0.5," * (MAX_ELEMENTS - 1) + b"0]").loads()[-1] == 0
     with pytest.raises(RequestTooLarge):
         scan(b"[" + b"0.5," * MAX_ELEMENTS + b"0]")
+
+
+class Choice(Wire):
+    mode: Literal["none", "auto", "required"] = "auto"
+    count: int = Field(default=1, ge=1, le=5)
+
+
+@pytest.mark.parametrize(
+    ("body", "discreet"),
+    [
+        (b'{"mode": "my secret"}', "mode must be 'none', 'auto' or 'required'."),
+        (b'{"mode": ["my secret"]}', "mode must be 'none', 'auto' or 'required'."),
+        (b'{"count": "my secret"}', "count must be an integer."),
+        (b'{"count": 6}', "count must be at most 5."),
+        (b'{"my secret": 6}', "The body is not valid."),
+    ],
+)
+def test_logs_say_what_a_field_must_be_in_words_of_ours(body: bytes, discreet: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(Choice, JsonBody.of(body))
+    assert refused.value.discreet_message == discreet
+    told = error_of(error_message(refused.value))  # as an HTTP worker tells the engine's process
+    assert isinstance(told, BadRequest) and told.discreet_message == discreet
 
 
 FORMS = st.sampled_from([bodies.CHAT, bodies.COMPLETION, bodies.TOKENIZE, bodies.DETOKENIZE])

@@ -1,11 +1,11 @@
 """Counterfactual replays, to be run in a process of their own: what they fork must have one thread."""
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from labs.benchmarks.overload_runs import simulate
 from labs.simulation.arrival import Arrival
+from labs.simulation.study import process_pool
 
 Found = tuple[list[str], list[bool], list[int]]
 """The outcomes by session; of each refusal that was looked into, whether the request would have been good itself, and
@@ -21,5 +21,5 @@ def look_into(policy: str, arrivals: list[Arrival], every: int) -> Found:
 
 
 def apart(function: Callable[..., Found], *arguments: object) -> Found:
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with process_pool(1, get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()

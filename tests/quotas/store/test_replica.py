@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backend.bound_process import bound
 from quotas.errors import NeverFits, QuotaRefused
 from quotas.policy.limit import Budget, Limit, Rate
 from quotas.reservation import NOTHING, Ask, Attempt, Delivered, LimitState, Reservation, Usage
@@ -277,6 +278,6 @@ asyncio.run(main(*sys.argv[1:]))
 
 def test_four_processes_spend_one_limit_exactly(valkey_url: str) -> None:
     command = [sys.executable, "-c", SPENDER, valkey_url, uuid4().hex, str(LIMIT)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    processes = [subprocess.Popen(**bound(command), stdout=subprocess.PIPE, text=True) for _ in range(4)]
     spent = sum(int(process.communicate()[0]) for process in processes)
     assert 0.98 * LIMIT <= spent <= LIMIT

@@ -1,4 +1,3 @@
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -8,6 +7,7 @@ from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.recorder import Objective
 from labs.simulation.search import tuning
 from labs.simulation.search.tuning import Tuner
+from labs.simulation.study import process_pool
 from tests.labs.simulation.runs import DEVICE
 
 ARRIVALS = [Arrival(n * 0.12, 300 + 37 * n % 900, 5 + 13 * n % 90, session=n, tenant="ab"[n % 2]) for n in range(90)]
@@ -42,7 +42,7 @@ def test_what_is_found_is_near_the_best_of_all_settings() -> None:
 def test_a_search_costs_no_more_than_its_budget_and_is_the_same_every_time() -> None:
     once, again = tuner(budget=6).run(), tuner(budget=6).run()
     assert once == again and once.spent <= 6.5
-    with ProcessPoolExecutor(2) as pool:
+    with process_pool(2) as pool:
         side_by_side = tuner(budget=6)
         side_by_side.executor = pool
         assert side_by_side.run() == once
