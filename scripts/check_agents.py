@@ -19,7 +19,8 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backend.timed_run import bound, run_within
+from backend.bound_process import bound
+from backend.timed_run import run_within
 from labs.benchmarks import machine
 from labs.benchmarks.cache import cache_dir
 from labs.benchmarks.own_environment import own_environment

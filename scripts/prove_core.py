@@ -21,11 +21,11 @@ from typing import TypeVar
 
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-from tests.admission.core_machine import CoreMachine
-from tests.properties.core.random_runs import random_cancellations, random_schedule
 
 from admission.core import Unit
 from labs.simulation.study import process_pool
+from tests.labs.core.core_machine import CoreMachine
+from tests.labs.core.random_runs import random_cancellations, random_schedule
 
 CHUNK = 200  # seeds a process takes at a time
 CANCELLATIONS = 100  # a run

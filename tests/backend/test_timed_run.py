@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.timed_run import bound, end_group, run_within
+from backend.bound_process import bound
+from backend.timed_run import end_group, run_within
 
 PATIENCE = 120.0
 ROOT = Path(__file__).parents[2]

@@ -12,6 +12,7 @@ from backend.config import EngineConfig
 from backend.kernels.triton_lang import FP8
 from backend.kernels.triton_ops import TritonOps
 from backend.model.decoder import Decoder
+from backend.model.known_shapes import QWEN3_06B
 from backend.model.model_config import ModelConfig
 from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
@@ -20,7 +21,6 @@ from backend.worker.device_stream import CpuStream, CudaStream, DeviceStream, Gr
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.leak import KINDS, Traffic
 from labs.benchmarks.gpu_check.models import TINY
-from labs.benchmarks.model_shapes import QWEN3_06B
 
 FEW_KINDS = (
     SamplingParams(temperature=0, repetition_penalty=1.1, allowed_token_ids=(1, 2, 3)),

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 import torch
-from labs.benchmarks.model_shapes import LLAMA_3_8B
 
 from backend.kernels.ops import RowPenalties, RowSampling
 from backend.llm import OfflineEngine
+from backend.model.known_shapes import LLAMA_3_8B
 from backend.paged_kv.block_names import BlockNames
 from backend.roofline import Footprint, Peaks, Roofline
 from backend.sampling_params import SamplingParams
