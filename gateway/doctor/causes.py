@@ -53,7 +53,9 @@ def ranked(found: Iterable[Finding]) -> list[Finding]:
 def _root(finding: Finding, found: Sequence[Finding]) -> Finding:
     """Return what explains a finding, by way of others too; itself if nothing does."""
     causes = [one for one in found if one is not finding and _explains(one, finding, found)]
-    return _root(min(causes, key=lambda one: _RANKS[_kind(one)]), found) if causes else finding
+    if not causes:
+        return finding
+    return _root(min(causes, key=lambda one: (_RANKS[_kind(one)], one.replicas != finding.replicas, str(one))), found)
 
 
 def _explains(cause: Finding, finding: Finding, found: Sequence[Finding]) -> bool:

@@ -188,7 +188,7 @@ def test_a_deadline_that_counts_from_each_attempt_is_tried_again(site: Site, pau
     pauses.meanwhile = site.vacate
     with site.occupied(waiting=8):
         told = site.post(headers={"x-sluice-ttft-ms": "1"}).json()["error"]["estimate_ms"]
-        assert ask(site, attempts, extra_headers={"x-sluice-ttft-ms": str(told / 2)})
+        assert ask(site, attempts, extra_headers={"x-sluice-ttft-ms": str(told * 3 / 4)})
     assert attempts.responses[0].headers["x-sluice-dropped-reason"] == "deadline"
     assert attempts.statuses[0] in (429, 503)
     assert_came_back_once(attempts, pauses, attempts.statuses[0])

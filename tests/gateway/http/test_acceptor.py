@@ -139,7 +139,10 @@ def test_a_flood_of_clients_beyond_the_limit_of_files_is_shed(tmp_path: Path) ->
         def connect(count: int) -> list[RawClient]:
             return [stack.enter_context(connected(server)) for _ in range(count)]
 
-        (streaming,) = connect(1)
+        grammars, streaming = connect(2)
+        asked = completion(structured_outputs={"choice": ["a"]})
+        grammars.send(request(server, asked, "/v1/completions"))
+        assert grammars.reply().status == 200  # what grammars need has its files from now on
         streaming.send(request(server, completion(max_tokens=600, ignore_eos=True, stream=True), "/v1/completions"))
         received = streaming.receive()
         limit_files(server, SPARE_FILES)

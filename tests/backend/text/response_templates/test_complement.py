@@ -18,6 +18,7 @@ TEXTS = st.text("ab.-+0fox é\n日😀", max_size=8) | st.sampled_from(["abc", "
 
 
 def as_python_has_it(source: str) -> re.Pattern[str]:
+    source = re.sub(r"\$$", r"\\Z", source)  # where `$` is before a last line feed, too
     return re.compile(re.sub(r"\\x\{([0-9a-f]+)\}", lambda found: f"\\U{int(found[1], 16):08x}", source))
 
 
