@@ -24,13 +24,14 @@ from itertools import product
 from random import Random
 from statistics import median
 
+from backend.bound_process import process_pool
 from labs.benchmarks.report import Report, Spread, scenario_parser
 from labs.simulation.arrival import Arrival, Turn
 from labs.simulation.contents import Content
 from labs.simulation.device import DEVICES
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective
-from labs.simulation.study import process_pool, simulate_run
+from labs.simulation.study import simulate_run
 from labs.simulation.summary import Summary
 
 DEVICE = DEVICES["llama3-8b-a100"]

@@ -15,13 +15,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from backend.bound_process import process_pool
 from labs.benchmarks.overload_loads import OUTPUTS, PROMPTS, drawn_trace
 from labs.benchmarks.report import Report, scenario_parser
 from labs.simulation.device import DEVICES
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective
 from labs.simulation.search.tuning import LADDERS, Setting, Tuner
-from labs.simulation.study import capacity, process_pool
+from labs.simulation.study import capacity
 from labs.simulation.traces import read_trace
 from labs.simulation.workload import Workload
 

@@ -1,19 +1,15 @@
 """Compares policies on one workload over several seeds."""
 
 import gc
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import inf
-from multiprocessing import parent_process
-from multiprocessing.context import BaseContext
-from threading import Thread
 
 from admission.core import Overload
+from backend.bound_process import process_pool
 from labs.simulation.arrival import Arrival
 from labs.simulation.device import Device
 from labs.simulation.loop import Loop
@@ -177,22 +173,6 @@ def _each(study: Study, tasks: Sequence[Task], progress: Progress) -> Iterator[S
         for summary in pool.map(partial(_run_task, study), tasks):
             progress(study.workload.size)
             yield summary
-
-
-def process_pool(jobs: int, context: BaseContext | None = None) -> ProcessPoolExecutor:
-    """Make a pool whose processes end with this one, also where it is killed: they would wait for work for ever."""
-    return ProcessPoolExecutor(jobs, context, initializer=_end_with_the_parent)
-
-
-def _end_with_the_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
 
 
 def _run_task(study: Study, task: Task, progress: Progress = lambda requests: None) -> Summary:

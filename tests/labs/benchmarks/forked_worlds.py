@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from multiprocessing import get_context
 
+from backend.bound_process import process_pool
 from labs.benchmarks.overload_runs import simulate
 from labs.simulation.arrival import Arrival
-from labs.simulation.study import process_pool
 
 Found = tuple[list[str], list[bool], list[int]]
 """The outcomes by session; of each refusal that was looked into, whether the request would have been good itself, and

@@ -35,7 +35,7 @@ time.sleep(600)
 POOL = """
 import os, sys, time
 from multiprocessing import get_context
-from labs.simulation.study import process_pool
+from backend.bound_process import process_pool
 
 with process_pool(2, get_context(sys.argv[1])) as pool:
     print(pool.submit(os.getpid).result(), flush=True)

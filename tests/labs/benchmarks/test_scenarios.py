@@ -25,7 +25,7 @@ SCENARIOS = (
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_it_is_a_command_with_the_flags_of_all(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
-        import_module(f"benchmarks.{scenario}").main(["--help"])
+        import_module(f"labs.benchmarks.{scenario}").main(["--help"])
     assert {"--runs", "--quick", "--results"} <= set(
         capsys.readouterr().out.replace("]", " ").replace("[", " ").split()
     )
@@ -35,7 +35,7 @@ def test_it_is_a_command_with_the_flags_of_all(scenario: str, capsys: pytest.Cap
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_quick_run_ends_well_and_writes_its_figures(scenario: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", f"benchmarks.{scenario}", "--quick", "--results", str(tmp_path)]
+    command = [sys.executable, "-m", f"labs.benchmarks.{scenario}", "--quick", "--results", str(tmp_path)]
     done = subprocess.run(**bound(command), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / f"{scenario}.quick.json").read_text())

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from backend.bound_process import process_pool
 from labs.simulation.arrival import Arrival
 from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.recorder import Objective
 from labs.simulation.search import tuning
 from labs.simulation.search.tuning import Tuner
-from labs.simulation.study import process_pool
 from tests.labs.simulation.runs import DEVICE
 
 ARRIVALS = [Arrival(n * 0.12, 300 + 37 * n % 900, 5 + 13 * n % 90, session=n, tenant="ab"[n % 2]) for n in range(90)]
