@@ -78,7 +78,8 @@ def environment(device: torch.device) -> Iterable[Finding]:
         yield Finding("capability", ".".join(map(str, torch.cuda.get_device_capability(device))))
     yield Finding("processors", os.cpu_count() or 0)
     header = Path(sysconfig.get_path("include")) / "Python.h"
-    yield Finding("C compiler, Python's headers", f"{shutil.which(os.environ.get('CC', 'gcc'))}, {header.exists()}")
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    yield Finding("C compiler, Python's headers", f"{compiler and Path(compiler).name}, {header.exists()}")
     yield Finding("core", "interpreted" if compiled_core.compiled() is None else "compiled")
     absent = requests.missing() + [name for name in ("transformers", "llguidance") if find_spec(name) is None]
     yield Finding("absent", ", ".join(absent) or "nothing")
