@@ -59,7 +59,7 @@ from benchmarks.gpu_check import (
 )
 from benchmarks.gpu_check.finding import Finding
 from benchmarks.gpu_check.models import FALLBACK, dtype_of
-from benchmarks.kernels_gpu import copy_rates, peaks_of
+from benchmarks.kernels_gpu import copy_rates, matrix_rate
 from benchmarks.processes import bound
 
 GPU = torch.cuda.is_available()
@@ -85,8 +85,7 @@ def environment(device: torch.device) -> Iterable[Finding]:
     yield Finding("absent", ", ".join(absent) or "nothing")
     for which, rate in copy_rates(device).items():
         yield Finding(f"copy, read and written, {which}", rate / 1e12, "TB/s")
-    peaks = peaks_of(device, dtype_of(device))
-    yield Finding("matrix product", peaks.matrix_rate / 1e12, "TFLOP/s")
+    yield Finding("matrix product", matrix_rate(device, dtype_of(device)) / 1e12, "TFLOP/s")
 
 
 @dataclass(frozen=True)
