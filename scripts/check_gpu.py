@@ -60,7 +60,7 @@ from labs.benchmarks.gpu_check import (
 )
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import FALLBACK, dtype_of
-from labs.benchmarks.kernels_gpu import copy_rates, peaks_of
+from labs.benchmarks.kernels_gpu import copy_rates, matrix_rate
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
@@ -78,14 +78,14 @@ def environment(device: torch.device) -> Iterable[Finding]:
         yield Finding("capability", ".".join(map(str, torch.cuda.get_device_capability(device))))
     yield Finding("processors", os.cpu_count() or 0)
     header = Path(sysconfig.get_path("include")) / "Python.h"
-    yield Finding("C compiler, Python's headers", f"{shutil.which(os.environ.get('CC', 'gcc'))}, {header.exists()}")
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    yield Finding("C compiler, Python's headers", f"{compiler and Path(compiler).name}, {header.exists()}")
     yield Finding("core", "interpreted" if compiled_core.compiled() is None else "compiled")
     absent = requests.missing() + [name for name in ("transformers", "llguidance") if find_spec(name) is None]
     yield Finding("absent", ", ".join(absent) or "nothing")
     for which, rate in copy_rates(device).items():
         yield Finding(f"copy, read and written, {which}", rate / 1e12, "TB/s")
-    peaks = peaks_of(device, dtype_of(device))
-    yield Finding("matrix product", peaks.matrix_rate / 1e12, "TFLOP/s")
+    yield Finding("matrix product", matrix_rate(device, dtype_of(device)) / 1e12, "TFLOP/s")
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 ATTENTION = ("prefill", "decode")
 PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
 SEARCHES = ("SEARCH", "SHIFT")
-OF_EVERY_KERNEL = ("PDL", "launch_pdl")  # where an architecture has it
-FILLED_BY_PROGRAMS = 90  # from here on, decodes keep copies in flight by more programs, not by more stages
+LAUNCH_FLAGS = ("PDL", "launch_pdl")  # where an architecture has it
+FIRST_ARCH_FILLED_BY_PROGRAMS = 90  # from here on, decodes keep copies in flight by more programs, not by more stages
 BLOCK_ID_BYTES = 4  # that a decode copies beside keys and values
 
 
@@ -174,7 +174,7 @@ def compile_variant(variant: Variant, kernels: tuple[str, ...] = ()) -> list[Com
 
 def told_apart_by(constants: Mapping[str, Any]) -> str:
     """What is on, and which digit a search is for."""
-    on = [name.lower() for name, value in constants.items() if value is True and name not in OF_EVERY_KERNEL]
+    on = [name.lower() for name, value in constants.items() if value is True and name not in LAUNCH_FLAGS]
     return "".join(f" {name}" for name in on + [str(constants[name]) for name in SEARCHES if name in constants])
 
 
@@ -222,7 +222,7 @@ def attention_faults(variant: Variant, label: str, ptx: str, in_flight: int) -> 
         narrow.discard(BLOCK_ID_BYTES)
     if narrow or not widths:
         yield f"copies {sorted(widths)} bytes at a time"
-    if not in_flight and (prefill or variant.arch < FILLED_BY_PROGRAMS or variant.dtype == "fp8"):
+    if not in_flight and (prefill or variant.arch < FIRST_ARCH_FILLED_BY_PROGRAMS or variant.dtype == "fp8"):
         yield "waits for copies where it begins them"
 
 

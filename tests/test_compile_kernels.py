@@ -29,6 +29,7 @@ def test_attention_is_compiled_for_every_kind_of_gpu_without_faults(archs: tuple
     assert printed.count("prefill") == printed.count("decode") == len(archs)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_other_kernels_and_shapes_are_compiled_without_faults(tmp_path: Path) -> None:
     rest = ("join", "prefill windowed", "rope_and_store normed", "rms_norm adds", "silu_mul", "apply_token_bitmask")
@@ -62,6 +63,7 @@ disagreements(TritonOps(), torch.float32)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_gpu_that_is_elsewhere_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
     job = "kernels that differ from their reference, float32"

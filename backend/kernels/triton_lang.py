@@ -67,7 +67,7 @@ def kernel_view(cache: Tensor) -> Tensor:
 
 def dependent_launch(device: torch.device) -> dict[str, bool]:
     """Return the arguments with which a kernel is launched while the one before it still runs, where a device can
-    (sm_90 on): programmatic dependent launch. Such a kernel calls `await_inputs` before it reads what others write.
+    (sm_90 on): programmatic dependent launch. Such a kernel calls `await_inputs` before it reads results of others.
     """
     has = not INTERPRETED.value and capability(device) >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if has else {"PDL": False}
@@ -75,10 +75,10 @@ def dependent_launch(device: torch.device) -> dict[str, bool]:
 
 @triton.jit
 def await_inputs(PDL: tl.constexpr):  # noqa: N803
-    """Let the next kernel be launched, and wait until those before have ended and what they wrote can be read.
+    """Let the next kernel be launched, and wait until all kernels before this one have ended: their results are there.
 
-    Every program comes here before it returns: the next kernel's wait is for this one alone. What was written before
-    the last product of matrices, which is launched as usual, may be read before.
+    Every program calls this before it returns: the next kernel waits for this one alone. Results from before the last
+    product of matrices, which is launched as usual, may be read earlier.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

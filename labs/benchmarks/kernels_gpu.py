@@ -242,9 +242,14 @@ def peaks_of(device: torch.device, dtype: torch.dtype) -> Peaks:
     """Bandwidth of the faster of two copies, and rate of a product, all far larger than the caches, of numbers drawn at
     random: a device may be faster on zeros.
     """
-    bandwidth, side = max(copy_rates(device).values()), 8192 if device.type == "cuda" else 128
+    return Peaks(max(copy_rates(device).values()), matrix_rate(device, dtype))
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a matrix product."""
+    side = 8192 if device.type == "cuda" else 128
     a = torch.randn((side, side), dtype=dtype, device=device)
-    return Peaks(bandwidth, matrix_rate=2 * side**3 / best_seconds(lambda: a @ a, device))
+    return 2 * side**3 / best_seconds(lambda: a @ a, device)
 
 
 def copy_rates(device: torch.device) -> dict[str, float]:

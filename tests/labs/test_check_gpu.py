@@ -88,6 +88,7 @@ def test_every_part_runs(tmp_path: Path) -> None:
     assert {finding["unit"] for finding in speeds if "between tokens" not in finding["what"]} == {""}, "a card's number"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_part_in_a_process_of_its_own_is_reported_alike(tmp_path: Path) -> None:
     status, printed, parts = check(tmp_path, "--apart", "--parts", "environment", "engine")
@@ -97,6 +98,7 @@ def test_a_part_in_a_process_of_its_own_is_reported_alike(tmp_path: Path) -> Non
     assert [finding["unit"] for finding in findings(parts["engine"]) if held_to_speed(finding)] == ["", ""]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_is_ended_in_the_midst_of_a_part_leaves_its_figures_and_no_process(tmp_path: Path, number: int) -> None:
@@ -127,6 +129,7 @@ def test_the_parts_of_a_visit_fit_its_time() -> None:
     subprocess.run([sys.executable, "-c", LIMITS], cwd=ROOT, check=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_part_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
     status, printed, parts = check(tmp_path, "--apart", "--parts", "kernels", "environment", "--seconds", "1.5")

@@ -6,6 +6,8 @@ from tests.end_to_end.page import page_data
 from tests.end_to_end.page.fake_gateway import FakeGateway
 from tests.end_to_end.page.page_object import Page, PageMaker
 
+pytestmark = pytest.mark.nightly  # the night has the time for pages of every width and key
+
 MANY = tuple(f"tenant-{number:03d}" for number in range(500))
 
 
