@@ -28,6 +28,7 @@ from backend.scheduler.sequence import Sequence
 
 PATIENCE_WEIGHT = 0.02  # of each newcomer in the running mean of deadlines
 MOST_PATIENT_S = 30.0  # as which longer deadlines count
+HOPELESS_SHARE = 0.5  # of the time that a first token takes on an idle machine
 ROOM_OF_PATIENCE = 16.0
 """Times its own prefill that a request leaves free for each time that it may wait longer than most do, as far as its
 time is taken: what can wait would else be let in until all of its time is, and would hold up all that come then.
@@ -154,7 +155,7 @@ class AdmissionControl:
     def _check_deadline(self, sequence: Sequence, now: float) -> None:
         forecast = self._forecaster.of(sequence, self._backlog.num_cached_tokens(sequence), now)
         calibrated = self.calibration.calibrate(sequence, forecast, now)
-        if self._scheduler.has_work and self.refuses_late:  # an idle machine refuses nobody
+        if self.refuses_late:
             self._refuse_late(sequence, forecast, calibrated, now)
         self.calibration.overtaken(forecast.behind, forecast.prefill)
         knows_length = self._lengths.knows(sequence.tenant, sequence.max_tokens)
@@ -166,8 +167,11 @@ class AdmissionControl:
             self.deferred += 1
 
     def _refuse_late(self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float) -> None:
-        late = self._first_token_late(sequence, forecast, calibrated, now)
-        late = late or self._last_token_late(sequence, forecast, calibrated, now)
+        if self._scheduler.has_work:
+            late = self._first_token_late(sequence, forecast, calibrated, now)
+            late = late or self._last_token_late(sequence, forecast, calibrated, now)
+        else:
+            late = _hopeless(sequence, forecast, now)
         if late is None:
             return
         try:
@@ -248,6 +252,16 @@ class AdmissionControl:
     def _until_drained(self, seconds: float, slack: float) -> float:
         rate = self._drain.slow_rate
         return (seconds - slack * rate) / rate
+
+
+def _hopeless(sequence: Sequence, forecast: Forecast, now: float) -> DeadlineInfeasible | None:
+    """Return why even an idle machine would be late by far, with the first token, whatever the estimate is off; it
+    refuses nobody else.
+    """
+    for by in (sequence.first_token_by, sequence.done_by):
+        if by is not None and by - now < HOPELESS_SHARE * forecast.first_token:
+            return DeadlineInfeasible("first", forecast.first_token, by - now, False, 0.0)
+    return None
 
 
 def _has_target(sequence: Sequence) -> bool:

@@ -20,7 +20,8 @@ class Excess:
     load: float
 
     def __str__(self) -> str:
-        return f"{self.load:,.6g} {_UNITS[self.unit]} would wait, at most {self.bound:,.6g} may"
+        scale, unit = (2**20, "MiB") if self.unit == "bytes" else (1, _UNITS[self.unit])
+        return f"{self.load / scale:,.6g} {unit} would wait, at most {self.bound / scale:,.6g} may"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Compiles the core: python -m backend.compile_core
 
-It takes mypy, which the extras `compile` and `dev` install, a C compiler and Python's headers, and about a minute. See
+It takes mypy and setuptools, a C compiler and Python's headers, 1 GB of memory and some three minutes of a core. See
 `compiled_core`: nothing needs it, and what is interpreted decides the same.
 """
 
@@ -11,14 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
-from backend.compiled_core import GROUP, MODULES, compiled, directory_name, home, sources
+from backend.compiled_core import GROUP, MODULES, compiled, directory_name, has_tools, home, how_to_compile, sources
+from backend.timed_run import end_on_signals, run_within
 
 log = logging.getLogger(__name__)
 
-COMPILE_SECONDS = 900
+COMPILE_SECONDS = 900.0
 OPTIMIZATION = 2  # as a C compiler counts it
 SETUP = """\
 from setuptools import setup
@@ -32,8 +32,8 @@ setup(name={group!r}, ext_modules=modules, packages=[], py_modules=[])
 
 def build(optimization: int = OPTIMIZATION) -> Path | None:
     """Compile now, and delete what was compiled of other sources. Returns where it is, or None and logs the reason."""
-    if find_spec("mypyc") is None or find_spec("setuptools") is None:
-        log.warning("mypy and setuptools are needed to compile the core: pip install 'sluice[compile]'")
+    if not has_tools():
+        log.warning("mypy and setuptools are needed to compile the core: %s", how_to_compile())
         return None
     contents = sources()
     target = home() / directory_name(contents)
@@ -42,7 +42,7 @@ def build(optimization: int = OPTIMIZATION) -> Path | None:
         with tempfile.TemporaryDirectory(dir=home(), prefix="compiling-") as scratch:
             _compile(contents, Path(scratch), optimization).replace(target)
     except subprocess.CalledProcessError as error:
-        log.warning("compiling the core failed, it stays interpreted:\n%s", error.stdout[-2000:])
+        log.warning("compiling the core failed, it stays interpreted:\n%s", (error.stdout + error.stderr)[-2000:])
         return None
     except (OSError, subprocess.TimeoutExpired) as error:
         log.warning("compiling the core failed, it stays interpreted: %s", error)
@@ -64,15 +64,7 @@ def _compile(contents: Mapping[str, bytes], scratch: Path, optimization: int) ->
     setup = copy / "setup.py"
     setup.write_text(SETUP.format(files=files, group=GROUP, level=optimization))
     command = [sys.executable, setup.name, "build_ext", f"--build-lib={made}", f"--build-temp={scratch}"]
-    subprocess.run(  # noqa: S603
-        command,
-        check=True,
-        cwd=copy,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=COMPILE_SECONDS,
-        text=True,
-    )
+    run_within(COMPILE_SECONDS, command, cwd=copy)
     return made
 
 
@@ -91,4 +83,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_on_signals()
     sys.exit(main())

@@ -12,6 +12,7 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -104,6 +105,20 @@ def compiled() -> Path | None:
     """Return the directory of what was compiled from the sources as they are; None where nothing was."""
     directory = home() / directory_name(sources())
     return directory if directory.is_dir() else None
+
+
+def has_tools() -> bool:
+    """Return True if this environment has what compiles the core; all but developers' lacks it."""
+    return find_spec("mypyc") is not None and find_spec("setuptools") is not None
+
+
+def how_to_compile() -> str:
+    """Return what to run to have the core compiled."""
+    if has_tools():
+        return "python -m backend.compile_core"
+    if (ROOT / "scripts" / "compile").is_file():
+        return "scripts/compile"
+    return "pip install mypy setuptools, then python -m backend.compile_core"
 
 
 def home() -> Path:

@@ -38,11 +38,12 @@ class InvalidRequest(BackendError):
 
 
 class TooManyTokens(InvalidRequest):
-    """The text encodes to `num_tokens` tokens, which are more than it may have."""
+    """The text encodes to `num_tokens` tokens, or to more if they are `at_least` as many: more than it may have."""
 
-    def __init__(self, num_tokens: int, most: int) -> None:
+    def __init__(self, num_tokens: int, most: int, at_least: bool = False) -> None:
         super().__init__(f"the text has {num_tokens} tokens, and at most {most} may be had", "prompt")
         self.num_tokens = num_tokens
+        self.at_least = at_least
 
 
 class GrammarInvalid(InvalidRequest):

@@ -1,26 +1,21 @@
-"""Packages beside the product may add commands, orders and batching rules: entry points of one group name them."""
+"""Packages beside the product may add commands and choices. `labs` is one, where it is: a checkout has it."""
 
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 
-GROUP = "sluice.extensions"
+from backend.own_process import ROOT
+
+PACKAGES = ("labs",)
 
 
 @cache
 def extensions() -> tuple[ModuleType, ...]:
-    """Return the extensions that are installed.
+    """Return the module `extension` of each package that lies beside this one; one elsewhere is a stranger's.
 
-    An extension has `COMMANDS`, the place `module:function` of each command that it adds to `sluice` by the command's
-    name, and has registered its other choices once it is imported. One that is named but absent, as `labs` is in a
-    wheel, is left out.
+    It has `COMMANDS`, the place `module:function` of each command that it adds to `sluice` by the command's name, and
+    has registered its other choices once it is imported.
     """
-    found = []
-    for point in entry_points(group=GROUP):
-        try:
-            found.append(import_module(point.module))
-        except ModuleNotFoundError as error:
-            if error.name != point.module.partition(".")[0]:
-                raise
-    return tuple(found)
+    there = [name for name in PACKAGES if (Path(ROOT) / name / "extension.py").is_file()]
+    return tuple(import_module(f"{name}.extension") for name in there)

@@ -1,8 +1,16 @@
 """A grammar as it was asked for: what a text has to match, not compiled and known by its hash."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from typing import Any
+
+ONE_LINE: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As `json.dumps` writes, and chat templates show calls to the model: most tokens between values are then forced."""
+_CONTROLS = re.compile(r"\\u00[01]|\\u007[fF]|\x7f")
+_ONE_SPELLING = {"json_allowed_escapes": '"\\bfnrt'}
 
 
 class GrammarKind(StrEnum):
@@ -37,3 +45,12 @@ class Grammar:
     def __post_init__(self) -> None:
         said = f"{self.kind}:{len(self.owner)}:{self.owner}:{self.source}".encode("utf-8", "surrogatepass")
         object.__setattr__(self, "hash", blake2b(said, digest_size=16).digest())
+
+
+def json_options(schema: str, style: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how JSON of a schema is written, in this style.
+
+    A text has one spelling, and no property comes a second time under another (`"a"`, `"\\u0061"`). Where the schema
+    itself has control characters, which have no other spelling, all of the library's escapes are left.
+    """
+    return {**style} if _CONTROLS.search(schema) else {**style, **_ONE_SPELLING}

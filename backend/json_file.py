@@ -31,7 +31,7 @@ class JsonFile:
 
     def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
         self.path = path
-        self._values = values
+        self.values = values
         self._prefix = prefix  # where this object stands inside the file, for messages: "rope_scaling."
 
     @classmethod
@@ -48,15 +48,15 @@ class JsonFile:
 
     def get(self, key: str) -> Any:
         """Return the value as it is; None where it is absent."""
-        return self._values.get(key)
+        return self.values.get(key)
 
     def mentions(self, key: str) -> bool:
         """Return True if the key is there at all, be it with null."""
-        return key in self._values
+        return key in self.values
 
     def wrong(self, key: str, expected: str) -> ModelLoadError:
         """Return the error for a value that is not what it must be; the caller raises it."""
-        found = f"{self._values[key]!r:.{MAX_SHOWN}}" if key in self._values else "missing"
+        found = f"{self.values[key]!r:.{MAX_SHOWN}}" if key in self.values else "missing"
         return ModelLoadError(f"{self.path}: {self._prefix}{key} is {found}; {expected}")
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
@@ -80,11 +80,11 @@ class JsonFile:
 
     def nested(self, key: str) -> "JsonFile | None":
         """Return the nested object under `key`; None where it is absent or empty."""
-        value = self._values.get(key) or {}
+        value = self.values.get(key) or {}
         if not isinstance(value, dict):
             raise self.wrong(key, "an object is expected")
         return JsonFile(self.path, value, f"{self._prefix}{key}.") if value else None
 
     def _or_default(self, key: str, default: object) -> object:
-        value = self._values.get(key)
+        value = self.values.get(key)
         return default if value is None else value

@@ -1,5 +1,6 @@
 """Offline use takes a list of prompts and returns texts, on the same scheduler, kernels and sampler as the server."""
 
+import json
 import random
 import secrets
 import sys
@@ -239,6 +240,12 @@ class LLM:
                 f"prompt {index} is of type {type(prompt).__name__}; {expected} is expected", "prompts"
             )
         if _is_chat(prompt):
+            try:
+                json.dumps(prompt, ensure_ascii=False, default=str).encode()
+            except UnicodeEncodeError:
+                raise InvalidRequest(
+                    f"prompt {index} is not valid Unicode: it holds a lone surrogate", "prompts"
+                ) from None
             return tokenizer.encode(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ from backend.sizing import EngineOptions
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
 from backend.structured_output.processes import GrammarProcesses
-from backend.text.tokenizer import Tokenizer
+from backend.text.tokenizer import ChatControlTokens, Tokenizer
 from backend.worker.device_errors import placing
 from backend.worker.model_runner import ModelRunner
 
@@ -69,6 +69,7 @@ def load_model(
     device: str = "auto",
     kernels: str = "auto",
     tensor_parallel: int = 1,
+    chat_control_tokens: ChatControlTokens = "text",
     structured_output: StructuredOutputOptions | None = None,
     progress: Progress = lambda done, total: None,
 ) -> LoadedModel:
@@ -78,7 +79,7 @@ def load_model(
     """
     directory = resolve_model(name)
     config = read_model_config(directory)
-    tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
+    tokenizer = Tokenizer.from_dir(directory, config.vocab_size, chat_control_tokens)
     defaults = read_sampling_defaults(directory)
     target = select_device(device, tensor_parallel)
     precision = select_dtype(dtype, config, target)

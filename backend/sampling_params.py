@@ -25,13 +25,13 @@ class SamplingParams:
     max_tokens: int | None = None  # None: what the context leaves
     min_tokens: int = 0  # end and stop tokens are suppressed before this many
     temperature: float = 1.0  # below GREEDY_BELOW: greedy
-    top_p: float = 1.0  # 1: off
+    top_p: float = 1.0  # 1: off; 0: greedy
     top_k: int = 0  # 0 or -1: off
     min_p: float = 0.0  # 0: off
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    seed: int | None = None  # None: the engine draws one
+    seed: int | None = None  # None, or -1 as in vLLM and llama.cpp: the engine draws one
     stop: tuple[str, ...] = ()  # ends the text before the first of these
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -49,7 +49,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", "min_tokens")
         _check_number("temperature", self.temperature, 0, 2)
-        _check_number("top_p", self.top_p, 0, 1, low_excluded=True)
+        _check_number("top_p", self.top_p, 0, 1)
         _check_int("top_k", self.top_k, -1, _INT64 - 1)
         _check_number("min_p", self.min_p, 0, 1)
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
@@ -57,6 +57,8 @@ class SamplingParams:
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
         if self.seed is not None:
             _check_int("seed", self.seed, -_INT64, _INT64 - 1)
+            if self.seed == -1:
+                object.__setattr__(self, "seed", None)
         _check_stop(self.stop)
         _check_stop_token_ids(self.stop_token_ids)
         _check_bias(self.logit_bias)
@@ -69,26 +71,24 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
+        return self.temperature < GREEDY_BELOW or self.top_p == 0
 
     @property
     def penalised(self) -> bool:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
 
-def _check_number(param: str, value: object, low: float, high: float, low_excluded: bool = False) -> None:
+def _check_number(param: str, value: object, low: float, high: float) -> None:
     """Refuse a number out of range. NaN and the infinities fail the comparison like any other."""
-    in_range = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-    if in_range and not (low_excluded and value == low):
-        return
-    bounds = f"above {low} and at most {high}" if low_excluded else f"between {low} and {high}"
-    raise InvalidRequest(f"{param} must be {bounds}, got {_shown(value)}", param)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidRequest(f"{param} must be between {low} and {high}, got {_shown(value)}", param)
 
 
 def _check_int(param: str, value: object, low: int, high: int) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return
-    bounds = f"at least {low}" if high == _INT64 - 1 and low > -_INT64 else f"between {low} and {high}"
+    is_open = high == _INT64 - 1 and low > -_INT64 and not (isinstance(value, int) and value > high)
+    bounds = f"at least {low}" if is_open else f"between {low} and {high}"
     raise InvalidRequest(f"{param} must be an integer {bounds}, got {_shown(value)}", param)
 
 

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fleet.endpoint import FleetServices
 from fleet.route_endpoint import RouteEndpoint
 from gateway.errors import ApiError, MethodNotAllowed, RouteNotFound
+from gateway.http.path import route_path
 from gateway.http.responses import ResponseWriter
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ ROUTES = {  # with the scope that a key needs; a replica looks again
     ("POST", "/tokenize"): "inference",
     ("POST", "/detokenize"): "inference",
     ("GET", MODELS): "inference",
+    ("GET", "/tokenizer_info"): "inference",
     ("GET", "/v1/limits"): "limits",
 }
 
@@ -47,7 +49,7 @@ class RouterApp:
         self._endpoints |= {("GET", path): probe for path, probe in probes.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, path = scope["method"], scope["path"]
+        method, path = scope["method"], route_path(scope)
         one_model = path.startswith(f"{MODELS}/") and len(path) > len(MODELS) + 1
         known = MODELS if one_model else path
         endpoint = self._endpoints.get((method, known))

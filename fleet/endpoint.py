@@ -71,17 +71,19 @@ class FleetEndpoint:
             outcome = refusal.outcome
             if isinstance(refusal, InternalError):
                 log.error("a request failed", exc_info=error, extra={"discreet": True})
-            await self._refuse(scope, response, record, refusal)
+            await self._refuse(scope, receive, response, record, refusal)
         finally:
             record.status, record.first_byte = response.status, response.started
             telemetry.ended(record, outcome)
 
-    async def _refuse(self, scope: Scope, response: ResponseWriter, record: RequestRecord, refusal: ApiError) -> None:
+    async def _refuse(
+        self, scope: Scope, receive: Receive, response: ResponseWriter, record: RequestRecord, refusal: ApiError
+    ) -> None:
         services = self._services
         peer, _ = scope.get("client") or ("", 0)
         seconds = services.refusals.count(refusal, record.tenant, record.key, peer, record.body_bytes)
         if seconds and response.started is None:
-            await services.active_requests.pause(seconds)
+            await services.active_requests.delay(seconds, scope, receive, response.send)
         with services.active_requests.abort_if_stalled(scope):
             await response.fail(refusal)
 

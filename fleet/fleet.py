@@ -83,7 +83,7 @@ class Fleet:
         assert view.state is not None
         now = self.clock()
         own = own_prefill(request, view.state, self._knowledge.cached_share(request, view, now))
-        self._picker.sent(own, now)
+        self._picker.sent(request, view, own, now)
         return view.sent(request.tenant, WaitingWork(1, own, own), now)
 
     def answered(self, request: RoutedRequest, view: ReplicaView) -> None:

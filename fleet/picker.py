@@ -2,13 +2,13 @@
 asks it, and so may whatever else speaks for a gateway, such as an endpoint picker of Kubernetes.
 """
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, inf
 from random import Random
 
-from fleet import rendezvous
 from fleet.prediction import RoutedRequest, first_token_seconds, own_prefill
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
@@ -18,6 +18,7 @@ WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `
 MATCHED = 0.3  # the cached share from which `CacheAware` goes by it
 RECENT = 20.0  # seconds
 MOST_BUSY = 0.95  # share of the time: beyond capacity no queue is ever empty, and nobody knows how long that will last
+MAX_PLACED = 256  # beginnings of prompts whose place a router remembers before any replica has told of them
 UNBALANCED, TIMES = 64, 1.5  # requests, and times the least, by which the largest load has `CacheAware` go by load
 
 
@@ -66,7 +67,7 @@ class Picker:
         """Return one of the views, of which there is at least one."""
         raise NotImplementedError
 
-    def sent(self, prefill: float, now: float) -> None:
+    def sent(self, request: RoutedRequest, view: ReplicaView, prefill: float, now: float) -> None:
         """Note that a request is being sent to a replica, which takes so many seconds of prefill there."""
 
 
@@ -77,7 +78,7 @@ class RoundRobin(Picker):
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         return views[self._next % len(views)]
 
-    def sent(self, prefill: float, now: float) -> None:
+    def sent(self, request: RoutedRequest, view: ReplicaView, prefill: float, now: float) -> None:
         self._next += 1
 
 
@@ -150,6 +151,27 @@ class RecentRequests:
         self._at = now
 
 
+class PlacedBeginnings:
+    """Where prompts were sent last, by their beginnings."""
+
+    def __init__(self) -> None:
+        self.num_at: Counter[str] = Counter()  # by replica
+        self._names: OrderedDict[bytes, str] = OrderedDict()
+
+    def of(self, locality: bytes) -> str | None:
+        return self._names.get(locality)
+
+    def put(self, locality: bytes, name: str) -> None:
+        """Note that prompts that begin so are sent there."""
+        before = self._names.pop(locality, None)
+        if before is None and len(self._names) >= MAX_PLACED:
+            _, before = self._names.popitem(last=False)
+        if before is not None:
+            self.num_at[before] -= 1
+        self._names[locality] = name
+        self.num_at[name] += 1
+
+
 class LeastPredicted(Picker):
     """The earliest predicted first token, counted with the time that its own prompt takes of others.
 
@@ -160,19 +182,21 @@ class LeastPredicted(Picker):
     replica. While one has nothing to do, hardly anybody is delayed, and a prompt goes where it is served first; the
     busier all are, the more it counts that nothing is computed twice.
 
-    Of predictions that are nearly the same, a prompt that may be asked for again goes where its beginning hashes to,
-    so that the next one finds it there, and any other to the less loaded of two at random.
+    Of predictions that are nearly the same, a prompt that may be asked for again goes where its beginning is cached, or
+    was sent last, else where the fewest requests and beginnings are, and any other to the less loaded of two at random.
     """
 
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:
         self._knowledge, self._dice = knowledge, dice
-        self._recent = RecentRequests()
+        self._recent, self._placed = RecentRequests(), PlacedBeginnings()
 
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         return self._pick(request, views, now) if len(views) > 1 else views[0]
 
-    def sent(self, prefill: float, now: float) -> None:
+    def sent(self, request: RoutedRequest, view: ReplicaView, prefill: float, now: float) -> None:
         self._recent.add(prefill, now)
+        if request.locality is not None:
+            self._placed.put(request.locality, view.name)
 
     def num_delayed(self, views: Sequence[ReplicaView]) -> float:
         """Return how many others a second more of prefill delays by as much: the next, and those who come in time."""
@@ -192,9 +216,15 @@ class LeastPredicted(Picker):
             shares = [self._knowledge.cached_share(request, view, now) for view in tied]
             if max(shares):
                 return tied[shares.index(max(shares))]
-            by_name = {view.name: view for view in tied}
-            return by_name[rendezvous.choose(request.locality, {name: view.load for name, view in by_name.items()})]
+            placed = self._placed.of(request.locality)
+            return next((view for view in tied if view.name == placed), None) or self._emptiest(tied)
         return min(self._dice.sample(tied, 2), key=lambda view: view.load)
+
+    def _emptiest(self, views: list[ReplicaView]) -> ReplicaView:
+        """Return one of those with the fewest requests and beginnings of prompts that were sent there."""
+        loads = [view.load + self._placed.num_at[view.name] for view in views]
+        least = min(loads)
+        return self._dice.choice([view for view, load in zip(views, loads, strict=True) if load == least])
 
 
 def make_picker(routing: Routing, knowledge: Knowledge, dice: Random) -> Picker:

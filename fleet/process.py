@@ -6,7 +6,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from ssl import create_default_context
 from typing import NamedTuple
@@ -44,6 +43,7 @@ from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.effective_policy import EffectivePolicies
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.live_policy import LivePolicy
+from gateway.version import VERSION
 
 MAX_IDS = 2**20  # tokens of a context, more than any that is served
 
@@ -157,7 +157,7 @@ def run(serving_: Coroutine[object, object, None]) -> None:
 def announcement(settings: Settings, does: str, scheme: str, port: int, admin: AdminPort | None) -> str:
     """Return the lines that say where it serves."""
     tls = "s" if settings.tls_cert_file else ""
-    lines = [f"Sluice {version('sluice')} {does} at {scheme}{tls}://{settings.host}:{port}"]
+    lines = [f"Sluice {VERSION} {does} at {scheme}{tls}://{settings.host}:{port}"]
     if admin is not None:
         lines.append(f"  admin     http{tls}://{settings.admin_host}:{admin.number}")
     return "\n".join(lines)

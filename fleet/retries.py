@@ -7,27 +7,34 @@ FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0  # of being left out: twice as long each
 
 
 class RetryBudget:
-    """Allows one second attempt for every ten requests, and a reserve for the first that fail together."""
+    """Allows a tenant one second attempt for every ten requests, and a reserve for the first that fail together. A
+    tenant whose requests fail by its own doing, such as deadlines that no replica can keep, takes nobody else's.
+    """
 
     def __init__(self, share: float = SHARE, reserve: float = RESERVE) -> None:
         self._share, self._reserve = share, reserve
-        self._left = reserve
+        self._owed: dict[str, float] = {}  # by tenant, second attempts that its requests have yet to make up for
         self.taken = 0
 
-    def requested(self) -> None:
+    def requested(self, tenant: str) -> None:
         """Note a first attempt."""
-        self._left = min(self._reserve, self._left + self._share)
+        if owed := max(0.0, self._owed.pop(tenant, 0.0) - self._share):
+            self._owed[tenant] = owed
 
     @property
-    def is_left(self) -> bool:
-        """Whether a second attempt may be made."""
-        return self._left >= 1
+    def is_left_for_all(self) -> bool:
+        """Whether every tenant may have a second attempt made."""
+        return all(map(self.is_left, self._owed))
 
-    def take(self) -> bool:
-        """Return whether a second attempt may be made, and count it."""
-        if not self.is_left:
+    def is_left(self, tenant: str) -> bool:
+        """Return whether the tenant may have a second attempt made."""
+        return self._owed.get(tenant, 0.0) <= self._reserve - 1
+
+    def take(self, tenant: str) -> bool:
+        """Return whether the tenant may have a second attempt made, and count it."""
+        if not self.is_left(tenant):
             return False
-        self._left -= 1
+        self._owed[tenant] = self._owed.get(tenant, 0.0) + 1
         self.taken += 1
         return True
 

@@ -77,10 +77,10 @@ class RouteEndpoint(FleetEndpoint):
         failure: ApiError | Relayed = NoReplica()
         tried, lost = list[str](), None
         request_id = secrets.token_hex(16)
-        budget.requested()
+        budget.requested(request.tenant)
         while len(tried) < MAX_ATTEMPTS:
             view = fleet.pick(request, tried)
-            if view is None or (tried and not budget.take()):
+            if view is None or (tried and not budget.take(request.tenant)):
                 break
             fleet.retried.update(tried)
             tried.append(view.name)

@@ -1,8 +1,7 @@
 """Has the requests settled that a lost replica leaves behind, by what the router has delivered of their answers.
 
 The replica cannot: what it charged would stay until its lease is over, and then count as far as it had booked, which is
-not what anybody got. Any other replica asks the store in its place, or the same one once it is back. A tenant without
-limits has nothing reserved, and so nothing to settle.
+not what anybody got. Any other replica asks the store in its place, or the same one once it is back.
 """
 
 import asyncio

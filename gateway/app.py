@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 
 import torch
 import uvloop
@@ -46,6 +45,7 @@ from gateway.http.connection_table import ConnectionCounts
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server, check_tls, open_ports
+from gateway.idle_memory import give_back_when_idle
 from gateway.openai.limits import Limits
 from gateway.replica.announcer import announcing
 from gateway.settings.machine import GC_THRESHOLDS
@@ -69,6 +69,7 @@ from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.pinned_prompts import PinnedPrompts, pinned_problems
 from gateway.tenants.quota_store import open_quotas, open_store
 from gateway.tenants.shared_debts import share_debts
+from gateway.version import VERSION
 from gateway.watchdog import Watchdog
 from gateway.workers.messages import Setup
 from gateway.workers.pool import WorkerPool
@@ -163,7 +164,9 @@ async def open_service(
 
 def served_model(settings: Settings, model: LoadedModel, service: Service) -> ServedModel:
     """Returns what the API's clients see of a model."""
-    limits = Limits(model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults)
+    limits = Limits(
+        model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults, settings.unknown_fields
+    )
     return ServedModel(
         service.model,
         service.created,
@@ -173,6 +176,7 @@ def served_model(settings: Settings, model: LoadedModel, service: Service) -> Se
         settings.tool_followup or None,
         service.kv_shape,
         has_grammars=service.grammars is not None,
+        clamps_max_tokens=settings.max_tokens_beyond_context == "clamp",
     )
 
 
@@ -190,6 +194,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
     """
     faulthandler.enable(STDERR)  # what a crash of native code leaves behind
     check_tls(settings)
+    gc.set_threshold(*GC_THRESHOLDS)  # before a policy of many tenants is read
     policies = LivePolicy(settings.policy)
     keys = KeySource(settings, policies.current)
     with (
@@ -202,9 +207,10 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
         ready = _ready(settings, model, socks[0], keys.demo_key, admin)
 
         def started() -> None:
-            core = "compiled" if compiled_core.is_used() else "interpreted"
+            offer = f"interpreted core ({compiled_core.how_to_compile()}: it decides in half of the time)"
+            core = "compiled core" if compiled_core.is_used() else offer
             where = f"{ready.url}, admin at {ready.admin_url}" if admin else ready.url
-            log.info("serving %s at %s, by the %s core", ready.model, where, core)
+            log.info("serving %s at %s, by the %s", ready.model, where, core)
             announce(ready)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -295,12 +301,13 @@ async def serve_engine(
         await service.follow_policies()
         watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)
-        process = Process(version("sluice"), device, probes, lambda: server.should_exit, server.drain)
+        process = Process(VERSION, device, probes, lambda: server.should_exit, server.drain)
         async with (
             pushing(settings, service.metrics),
             beside(policies.watch(), keys.watch(policies)),
             beside(active_requests.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
             beside(service.kept_usage.run(), *([service.debts.run()] if service.debts else [])),
+            beside(give_back_when_idle(lambda: not service.telemetry.live)),
             admin_plane(settings, service, keys, process, admin),
             announcing(settings, service, socks[0], admin, lambda: server.started and not server.should_exit),
         ):
@@ -324,7 +331,7 @@ def _setup(
         model_dir=model.directory,
         vocab_size=model.config.vocab_size,
         pepper=tenants.keys.pepper,
-        keys=[*tenants.keys.in_force],
+        keys=[*tenants.keys.in_force.values()],
         policy=tenants.policies.current,
         refused_tenants={*client.service.refusal_limiter.refused_tenants},
         refused_keys={*client.service.quotas.refused},
@@ -355,13 +362,13 @@ def _load(settings: Settings) -> LoadedModel:
             device=settings.device,
             kernels=settings.kernels,
             tensor_parallel=settings.tensor_parallel,
+            chat_control_tokens=settings.chat_control_tokens,
             structured_output=structured_output_options(settings),
             progress=progress,
         )
     model.runner.warm_up()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
     return model
 
 
@@ -375,7 +382,7 @@ def _ready(
 ) -> Ready:
     config = model.engine_config
     return Ready(
-        version=version("sluice"),
+        version=VERSION,
         host=settings.host,
         port=sock.getsockname()[1],
         tls=settings.tls_cert_file is not None,

@@ -100,8 +100,9 @@ def _load(path: Path) -> StepTimeModel:
 
 def _save(path: Path, state: dict[str, Any]) -> None:
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
+        draft.touch(0o600)
         draft.write_text(json.dumps(state))
         draft.replace(path)
 

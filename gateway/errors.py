@@ -48,6 +48,7 @@ import orjson
 
 from admission.outcome import Outcome
 from backend.errors import InvalidRequest
+from gateway.key_mask import masked
 from gateway.sse import event
 
 _FIELD = re.compile(r"[A-Za-z_]\w{0,39}(\[\d+\]|\.[A-Za-z_]\w{0,39}){0,8}", re.ASCII)
@@ -77,9 +78,9 @@ class ApiError(Exception):
         retry_after: float | None = None,
         details: dict[str, int | float | str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = masked(message)
+        super().__init__(self.message)
+        self.param = None if param is None else masked(param)
         self.retry_after = None if retry_after is None else min(max(retry_after, 0.001), MAX_RETRY_AFTER_S)
         self.details = details or {}
         self.rate_headers: Mapping[str, str] = {}  # what is left of the limits that were looked at
@@ -119,13 +120,16 @@ class ApiError(Exception):
 
 class BadRequest(ApiError):
     status = 400
+    rule: str | None = None  # that was broken, in a sentence that quotes nothing of the request
 
     @property
     def discreet_message(self) -> str:
         """Returns the rule that was broken, without what was found instead of it."""
         if self.param and not self.discreet_param:
             return "The body is not valid."
-        rule = _QUOTED.sub("...", _FOUND.split(self.message, 1)[0]).rstrip(".")
+        if self.rule is not None:
+            return self.rule
+        rule = _QUOTED.sub("...", _FOUND.split(self.message, 1)[0]).removesuffix(".")
         return f"{rule}."
 
 

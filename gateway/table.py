@@ -29,7 +29,7 @@ def csv_text(heading: Row, rows: Sequence[Row]) -> str:
     """Write rows as RFC 4180 says, but with line feeds; no cell is a formula."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([list(map(_inert, row)) for row in (heading, *rows)])
+    writer.writerows(list(map(_inert, row)) for row in (heading, *rows))
     return text.getvalue()
 
 

@@ -74,12 +74,12 @@ class Quotas:
 
     async def reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage) -> Grant:
         """Charge `ask` to `limits`, all that requests of the tenant `name` with this key are charged to, or raise
-        `QuotaRefused`.
+        `QuotaRefused`. One of several attempts is known to the store even where no limit counts it.
 
         While the store is away, `outage` decides: it then raises `StoreUnavailable`, or grants
         (quotas/store/outage.py).
         """
-        if not limits:
+        if not limits and ask.attempt is None:
             return Grant(self, name, key)
         grant = Grant(self, name, key, await self._reserve(name, key, limits, ask, outage))
         self.refused.discard((name, key))

@@ -75,12 +75,16 @@ NOTHING = Usage(requests=0)
 
 class LimitState(NamedTuple):
     """The state of a limit: `remaining` units may be taken now, and all of them after `reset` seconds if nobody takes
-    any. `reset` is 0 where nothing refills.
+    any. `reset` is 0 where nothing refills. Of the units, `set_aside` are for replicas to spend while the store is
+    away, and count as remaining; `lost` count as used because replicas were lost. Both are told where states are asked
+    for.
     """
 
     limit: Limit
     remaining: int
     reset: float
+    set_aside: int = 0
+    lost: int = 0
 
 
 @dataclass(slots=True, eq=False)

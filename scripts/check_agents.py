@@ -19,6 +19,8 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from backend.bound_process import bound
+from backend.timed_run import run_within
 from labs.benchmarks import machine
 from labs.benchmarks.cache import cache_dir
 from labs.benchmarks.own_environment import own_environment
@@ -60,9 +62,7 @@ def checked(name: str, port: int, key: str) -> Iterator[dict[str, object]]:
     """A row for each check of one client."""
     requirement, command = node() if name == NODE else (CLIENTS[name], python(name))
     environ = {"OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1", "OPENAI_API_KEY": key, "SLUICE_MODEL": MODEL}
-    done = subprocess.run(
-        command, env=os.environ | environ, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = run_within(PATIENCE, command, env=os.environ | environ, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         lines.append({"check": "it runs", "problem": done.stderr[-1500:]})
@@ -82,7 +82,8 @@ def node() -> tuple[str, list[str]]:
     folder = cache_dir() / "openai-node"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "node_modules").exists():
-        subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), *NODE_PACKAGES], check=True)
+        command = ["npm", "install", "--silent", "--prefix", str(folder), *NODE_PACKAGES]
+        subprocess.run(**bound(command), check=True)
     installed = json.loads((folder / "node_modules" / "openai" / "package.json").read_text())["version"]
     program = folder / f"{NODE}.mjs"
     program.write_bytes((PROGRAMS / program.name).read_bytes())

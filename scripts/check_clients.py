@@ -11,7 +11,6 @@ anything.
 
 import json
 import os
-import subprocess
 import sys
 import time
 from argparse import ArgumentParser
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 
 from backend.model.hub import resolve_model
+from backend.timed_run import run_within
 from labs.benchmarks import machine, vllm_environment
 from labs.benchmarks.own_environment import own_environment
 from labs.benchmarks.processes import background, free_port
@@ -167,9 +167,7 @@ def _flags(arguments: Mapping[str, str]) -> list[str]:
 def _run(command: list[str], environ: Mapping[str, str], folder: Path) -> None:
     """With what it says on the terminal only if it fails. Nothing is fetched from the hub."""
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | environ
-    done = subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = run_within(PATIENCE, command, cwd=folder, env=environ, check=False)
     if done.returncode:
         sys.stderr.write(done.stdout[-4000:] + done.stderr[-4000:])
         raise SystemExit(f"{command[0]} ended with status {done.returncode}")

@@ -1,28 +1,35 @@
 #!/usr/bin/env python3
 """Check and measure everything on one NVIDIA GPU, in less than ten minutes: scripts/check_gpu.py [--json FILE]
 
-    scripts/check_gpu.py                       every part
+    scripts/check_gpu.py                       every part, the most telling first
     scripts/check_gpu.py --parts kernels engine
 
 Needs Python 3.11, torch, triton, numpy, safetensors, tokenizers and jinja2; transformers and what the gateway needs are
 used when they are there. Each part runs in a process of its own, within a time of its own, and is reported whatever
-becomes of the others. Without a GPU the parts run interpreted and small, here, which shows only that they run.
-Exit status: 0 when every part ran, 1 when one failed, 3 when a figure misses its bound.
+becomes of the others; figures are written after each, also when this is ended in the midst of one (SIGTERM, SIGINT),
+and no process is left on the GPU. Speeds are held to what the same GPU did in the same run.
+Without a GPU the parts run interpreted and small, here, which shows only that they run.
+Exit status: 0 when every part ran, 3 when a figure misses its bound, 1 when a part failed and what ran is right.
 """
 
 import argparse
 import json
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,21 +40,52 @@ os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # re
 
 import triton
 
-from labs.benchmarks.gpu_check import agreement, beside, correctness, kernels, requests, serving, steps
+from backend import compiled_core
+from backend.bound_process import bound
+from labs.benchmarks.gpu_check import (
+    agreement,
+    beside,
+    compiling,
+    correctness,
+    kernels,
+    leak,
+    masks,
+    peers,
+    requests,
+    same,
+    sanitize,
+    serving,
+    steps,
+    tenants,
+)
 from labs.benchmarks.gpu_check.finding import Finding
+from labs.benchmarks.gpu_check.models import FALLBACK, dtype_of
+from labs.benchmarks.kernels_gpu import copy_rates, matrix_rate
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
 ALL_SECONDS = 570.0
-TOLD_LINES = 12  # of what a part that failed wrote to stderr
+TOLD_LINES = 30  # of what a part that failed wrote to stderr
 
 
 def environment(device: torch.device) -> Iterable[Finding]:
+    """What there is, and what parts will do without."""
     yield Finding("device", torch.cuda.get_device_name(device) if GPU else "none: interpreted, small")
-    yield Finding("torch, triton", f"{torch.__version__}, {triton.__version__}")
+    yield Finding("Python, torch, triton", f"{platform.python_version()}, {torch.__version__}, {triton.__version__}")
     if GPU:
         free, total = torch.cuda.mem_get_info(device)
         yield Finding("memory, free", free / 2**30, f"GiB of {total / 2**30:.1f}")
+        yield Finding("capability", ".".join(map(str, torch.cuda.get_device_capability(device))))
+    yield Finding("processors", os.cpu_count() or 0)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    yield Finding("C compiler, Python's headers", f"{compiler and Path(compiler).name}, {header.exists()}")
+    yield Finding("core", "interpreted" if compiled_core.compiled() is None else "compiled")
+    absent = requests.missing() + [name for name in ("transformers", "llguidance") if find_spec(name) is None]
+    yield Finding("absent", ", ".join(absent) or "nothing")
+    for which, rate in copy_rates(device).items():
+        yield Finding(f"copy, read and written, {which}", rate / 1e12, "TB/s")
+    yield Finding("matrix product", matrix_rate(device, dtype_of(device)) / 1e12, "TFLOP/s")
 
 
 @dataclass(frozen=True)
@@ -57,17 +95,27 @@ class Part:
 
 
 PARTS = {
-    "environment": Part(environment, 60),
-    "correctness": Part(correctness.check, 150),
-    "serving": Part(serving.check, 90),
-    "agreement": Part(agreement.check, 90),
-    "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 120),
-    "engine": Part(requests.check_offline, 120),
-    "kernels": Part(kernels.check, 150),
-    "http": Part(requests.check_http, 150),
-    "beside": Part(beside.check, 120),
-    "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 90),
+    "environment": Part(environment, 20),
+    "compile": Part(compiling.check, 35),
+    "correctness": Part(correctness.check, 40),
+    "serving": Part(serving.check, 25),
+    "agreement": Part(agreement.check, 25),
+    "engine": Part(requests.check_offline, 40),
+    "llama-3-8b": Part(partial(steps.check, plan=steps.LLAMA), 65),
+    "http": Part(requests.check_http, 70),
+    "kernels": Part(kernels.check, 100),
+    "beside": Part(beside.check, 80),
+    "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 60),
+    "same": Part(same.check, 40),
+    "masks": Part(masks.check, 25),
+    "leak": Part(leak.check, 60),
+    "sanitize": Part(sanitize.check, 85),
+    "tenants": Part(tenants.check, 180),
+    "fa3": Part(peers.check_attention, 40),
+    "peers": Part(peers.check_engines, 70),
+    "vllm": Part(peers.check_vllm, 240),
 }
+"""By worth: what is right comes before what is fast, and what a visit of minutes has no time for comes last."""
 
 
 @dataclass
@@ -78,6 +126,7 @@ class Result:
     findings: list[Finding] = field(default_factory=list)
     failure: str = ""
     seconds: float = 0.0
+    device: str = ""  # the name of the GPU, as the part's process knows it: this one takes no memory of it
 
 
 def shown(finding: Finding) -> Finding:
@@ -94,23 +143,45 @@ def run_here(name: str) -> Result:
             print(f"  {shown(finding)}", flush=True)
     except Exception:  # noqa: BLE001 - the other parts still run
         result.failure = traceback.format_exc()
+    except Ended as ended:
+        result.failure, ended.result = str(ended), result
+        raise
     result.seconds = time.perf_counter() - started
     return result
 
 
+class Ended(BaseException):
+    """A signal says that all is to end, within a part; `result` is what came of it so far."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.status = 128 + number
+        self.result: Result | None = None
+
+
+def end(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # one is enough, and what it ends takes a moment
+    raise Ended(number)
+
+
 def run_apart(name: str, seconds: float) -> Result:
-    """In a process of its own, killed after `seconds`; a device error there stays there."""
+    """In a process of its own, killed after `seconds`; a device error there stays there. Raises `Ended`."""
     with tempfile.TemporaryDirectory() as folder:
         file, started = Path(folder) / "part.jsonl", time.perf_counter()
         command = [sys.executable, str(Path(__file__).resolve()), "--part", name, "--json", str(file)]
+        command += [f"--kernels={FALLBACK.kernels}", *([] if FALLBACK.has_graphs else ["--without-graphs"])]
+        command += [] if FALLBACK.kv_gib is None else [f"--kv-gib={FALLBACK.kv_gib}"]
         errors = Path(folder) / "stderr"
+        ended: Ended | None = None
         with errors.open("w") as stderr:
-            process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
+            process = subprocess.Popen(**bound(command), stderr=stderr)
         try:
             status = process.wait(timeout=max(seconds, 1.0))
             failure = "" if status == 0 else f"ended with status {status}"
         except subprocess.TimeoutExpired:
             failure = f"took longer than {seconds:.0f} s"
+        except Ended as error:
+            ended, failure = error, str(error)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # and whatever a part that crashed has left on the device
@@ -118,40 +189,64 @@ def run_apart(name: str, seconds: float) -> Result:
         lines = file.read_text().splitlines() if file.exists() else []
         if failure:
             failure = "\n".join([failure, *errors.read_text(errors="replace").splitlines()[-TOLD_LINES:]])
-    findings = [Finding(**json.loads(line)) for line in lines]
-    return Result(name, findings, failure, time.perf_counter() - started)
+    device, *found = [json.loads(line) for line in lines] or [""]
+    seconds = time.perf_counter() - started
+    result = Result(name, [Finding(**one) for one in found], failure, seconds, device)
+    if ended is not None:
+        ended.result = result
+        raise ended
+    return result
 
 
 def part_main(name: str, file: Path) -> int:
     """Each finding is written as it is made, so that a part that is killed keeps those before."""
     torch.set_grad_enabled(False)
     with file.open("w") as out:
-        for finding in PARTS[name].check(DEVICE):
+        print(json.dumps(torch.cuda.get_device_name(DEVICE) if GPU else ""), file=out, flush=True)
+        for finding in counting_kernels(PARTS[name].check(DEVICE)):
             print(f"  {shown(finding)}", flush=True)
             print(json.dumps(asdict(finding)), file=out, flush=True)
     return 0
 
 
+def counting_kernels(findings: Iterable[Finding]) -> Iterable[Finding]:
+    """What part `compile` has left for a part to compile."""
+    before = compiling.num_cached()
+    yield from findings
+    if GPU:
+        yield Finding("kernels compiled meanwhile", compiling.num_cached() - before)
+
+
 def run_all(names: list[str], apart: bool, limit: float, file: Path) -> list[Result]:
-    """The figures are written after each part, so that they are there whatever ends the next."""
-    deadline, results = time.perf_counter() + limit, []
+    """The figures are written after each part, so that they are there whatever ends the next. Raises `Ended`."""
+    deadline, results = time.perf_counter() + limit, list[Result]()
     for name in names:
         print(f"{name}:", flush=True)
         left = deadline - time.perf_counter()
-        if left < 1:
-            results.append(Result(name, failure="no time was left"))
-        else:
-            results.append(run_apart(name, min(PARTS[name].seconds, left)) if apart else run_here(name))
-        if results[-1].failure:
-            print(f"  FAILED: {results[-1].failure}", flush=True)
-        write(results, file)
+        try:
+            if left < 1:
+                results.append(Result(name, failure="no time was left"))
+            else:
+                most = min(PARTS[name].seconds, left) if GPU else left
+                results.append(run_apart(name, most) if apart else run_here(name))
+                results[-1].findings += over_http(results) if name in ("engine", "http") else []
+        except Ended as ended:
+            results += [ended.result] if ended.result is not None else []
+            raise
+        finally:
+            if results and results[-1].failure:
+                print(f"  FAILED: {results[-1].failure}", flush=True)
+            write(results, file)
     return results
 
 
 def write(results: list[Result], file: Path) -> None:
     parts = [vars(result) | {"findings": [finding.to_json() for finding in result.findings]} for result in results]
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    file.write_text(json.dumps({"gpu": GPU, **versions, "parts": parts}, indent=1))
+    about = {"device": next((result.device for result in results if result.device), None)}
+    about |= {"torch": torch.__version__, "triton": triton.__version__, "date": datetime.now(UTC).date().isoformat()}
+    whole = file.with_name(f"{file.name}.new")
+    whole.write_text(json.dumps(about | {"parts": parts}, indent=1))
+    whole.replace(file)  # whoever is ended in between leaves what was there
 
 
 def over_http(results: list[Result]) -> list[Finding]:
@@ -164,7 +259,7 @@ def over_http(results: list[Result]) -> list[Finding]:
 
 def report(results: list[Result], file: Path) -> int:
     """The bounds and the failures again, and the exit status."""
-    found = [finding for result in results for finding in result.findings] + over_http(results)
+    found = [finding for result in results for finding in result.findings]
     judged = [finding for finding in found if finding.met is not None and (GPU or finding.exact)]
     print("\nsummary")
     for finding in judged:
@@ -172,9 +267,9 @@ def report(results: list[Result], file: Path) -> int:
     for result in results:
         print(f"  {result.part:20}{result.seconds:7.1f} s  {'FAILED' if result.failure else 'ran'}")
     print(f"  figures in {file}")
-    if any(result.failure for result in results):
-        return 1
-    return 0 if all(finding.met for finding in judged) else 3
+    if not all(finding.met for finding in judged):
+        return 3
+    return 1 if any(result.failure for result in results) else 0
 
 
 def main() -> int:
@@ -183,11 +278,21 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("check_gpu.json"), metavar="FILE")
     parser.add_argument("--apart", action="store_true", default=GPU, help="a process for each part without a GPU too")
     parser.add_argument("--seconds", type=float, default=ALL_SECONDS, help="for all parts together")
+    parser.add_argument("--kernels", default="auto", help="torch: where Triton cannot compile")
+    parser.add_argument("--without-graphs", action="store_true", help="where they cannot be recorded")
+    parser.add_argument("--kv-gib", type=float, help="of KV memory, where all that is free is too much")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # the process of one part
     options = parser.parse_args()
+    FALLBACK.kernels, FALLBACK.kv_gib = options.kernels, options.kv_gib
+    FALLBACK.has_graphs = not options.without_graphs
     if options.part:
         return part_main(options.part, options.json)
-    return report(run_all(options.parts, options.apart, options.seconds, options.json), options.json)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    try:
+        return report(run_all(options.parts, options.apart, options.seconds, options.json), options.json)
+    except Ended as ended:
+        return ended.status
 
 
 if __name__ == "__main__":

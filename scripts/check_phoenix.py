@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from backend.bound_process import bound
 from labs.benchmarks.own_environment import own_environment
 from labs.benchmarks.processes import ROOT
 from tests.gateway.telemetry.phoenix import VARIABLE
@@ -22,7 +23,7 @@ REQUIREMENT = "arize-phoenix==20.26.1"
 def main() -> int:
     command = [sys.executable, "-m", "pytest", "tests/end_to_end/test_phoenix.py", *sys.argv[1:]]
     environ = os.environ | {VARIABLE: str(own_environment(REQUIREMENT) / "phoenix")}
-    return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
+    return subprocess.run(**bound(command), cwd=ROOT, env=environ, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run Sluice on Ray Serve with four replicas on this machine: scripts/check_ray.py
 
-It needs the extra `sluice[ray]`, some 500 MB, for which CI has no room. Answers and streams beside direct ones, limits
+It needs the extra `ray`, some 500 MB, for which CI has no room. Answers and streams beside direct ones, limits
 over all replicas, disconnects, SIGKILL of a gateway and of its Serve replica while they stream, a rolling update under
 load, one more replica once there is work for it, and what a request takes beside a direct one. Writes
 labs/benchmarks/results/ray.json; exit status 1 when a target was missed.
@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import httpx
 import yaml
 
+from backend.bound_process import bound
+from backend.timed_run import end_group
 from labs.benchmarks.machine import children
 from labs.benchmarks.processes import ROOT, free_port
 from labs.benchmarks.report import RESULTS, Report
@@ -89,7 +91,7 @@ class RaySite(Site):
         address = re.search(r"View the dashboard at \S*?(http://[\d.:]+)", self.log.read_text())
         assert address
         subprocess.run(
-            [SERVE, "deploy", "-a", address[1], str(self.written(max_replicas, backlog_target))],
+            **bound([SERVE, "deploy", "-a", address[1], str(self.written(max_replicas, backlog_target))]),
             cwd=ROOT,
             env=ENVIRON,
             check=True,
@@ -193,13 +195,16 @@ def serving(folder: Path) -> Iterator[RaySite]:
     site = RaySite(folder, free_port(), keys)
     with site.log.open("wb") as log:
         command = [SERVE, "run", str(site.written())]
-        process = subprocess.Popen(command, cwd=ROOT, env=ENVIRON, stdout=log, stderr=log)
+        process = subprocess.Popen(**bound(command), cwd=ROOT, env=ENVIRON, stdout=log, stderr=log)
     try:
         seconds_until(lambda: process.poll() is not None or site.answers(REPLICAS))
         yield site
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(PATIENCE)
+        try:
+            process.wait(PATIENCE)
+        finally:
+            end_group(process)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@
     PYTHONPATH=/path/to/triton-3.6 scripts/compile_kernels.py   with one unpacked elsewhere
     scripts/compile_kernels.py --arch 90 --head-dim 128 --dtype bfloat16 --block-size 16 --kernel prefill
 
+    scripts/compile_kernels.py --cache /tmp/kernels --arch 90   all that scripts/check_gpu.py launches on an H100
+
 The kernels' own launchers are run on tensors without memory, and what they would launch is compiled instead, so that
-what is compiled here is what a GPU gets: same constants, same warps and stages, same knowledge of alignment.
+what is compiled here is what a GPU gets: same constants, same warps and stages, same knowledge of alignment. A cache
+serves a GPU's machine (TRITON_CACHE_DIR) at the absolute path where it was made, with the same version of Triton.
 
 No kernel may spill, or take more shared memory than the architecture gives a program. Attention in 16 and 8 bits must
 multiply with the architecture's tensor-core instructions, copy keys and values 16 bytes at a time (8 from an 8-bit
@@ -20,12 +23,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -34,31 +35,20 @@ os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported
 import torch
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from backend.bound_process import bound, process_pool
 from backend.kernels import sampling, triton_lang
 from backend.kernels.ops import StepInputs
 from backend.kernels.triton_ops import TritonOps
+from labs.benchmarks.gpu_check import compiling
+from labs.benchmarks.gpu_check.paper_gpu import META, compiled, paper_gpu
 
-META = torch.device("meta")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
-POINTERS = {
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float8_e4m3fn: "*fp8e4nv",
-    torch.uint8: "*u8",
-    torch.bool: "*i1",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
-ALIGNED = [["tt.divisibility", 16]]
-OPTIONS = ("num_warps", "num_stages")
 ATTENTION = ("prefill", "decode")
 PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
 SEARCHES = ("SEARCH", "SHIFT")
+LAUNCH_FLAGS = ("PDL", "launch_pdl")  # where an architecture has it
+FIRST_ARCH_FILLED_BY_PROGRAMS = 90  # from here on, decodes keep copies in flight by more programs, not by more stages
 BLOCK_ID_BYTES = 4  # that a decode copies beside keys and values
 
 
@@ -77,17 +67,6 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Launch:
-    kernel: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {name: self.kwargs[name] for name in OPTIONS if name in self.kwargs}
-
-
-@dataclass(frozen=True)
 class Compiled:
     variant: Variant
     kernel: str
@@ -96,34 +75,6 @@ class Compiled:
     spilled: int  # bytes of local memory and stack
     in_flight: int  # copies still in flight where the loops wait for others, the fewest; 0 for a loop without copies
     faults: tuple[str, ...]
-
-
-def source(launch: Launch) -> ASTSource:
-    """What Triton's own launcher would compile."""
-    kernel = launch.kernel
-    given = dict(zip(kernel.arg_names, launch.args, strict=False)) | launch.kwargs
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    for index, parameter in enumerate(kernel.params):
-        value = given[parameter.name]
-        special = not parameter.do_not_specialize
-        if parameter.is_constexpr or (special and type(value) is int and value == 1):
-            constants[parameter.name], signature[parameter.name] = value, "constexpr"
-            continue
-        signature[parameter.name] = type_name(value)
-        if isinstance(value, Tensor) or (special and type(value) is int and value % 16 == 0):
-            attributes[index,] = ALIGNED
-    return ASTSource(kernel, signature, constants, attributes)
-
-
-def type_name(value: object) -> str:
-    if isinstance(value, Tensor):
-        return POINTERS[value.dtype]
-    if isinstance(value, float):
-        return "fp32"
-    assert isinstance(value, int), value
-    return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
 def step() -> StepInputs:
@@ -207,35 +158,23 @@ def run_sampling() -> None:
     sampling.sample_rows(meta(rows, vocab), parameters, penalties)
 
 
-def record(variant: Variant) -> list[Launch]:
-    """The launches of `variant` on a device of its architecture."""
-    launches: list[Launch] = []
-    torch.cuda.get_device_capability = lambda device=None: divmod(variant.arch, 10)
-    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=132)
-    for lookup in (triton_lang.capability, triton_lang.multiprocessors):
-        lookup.cache_clear()
-    triton.JITFunction.__getitem__ = lambda kernel, grid: (
-        lambda *args, **kwargs: launches.append(Launch(kernel, args, kwargs))
-    )
-    run_launchers(variant)
-    return launches
-
-
 def compile_variant(variant: Variant, kernels: tuple[str, ...] = ()) -> list[Compiled]:
     """Those of `kernels` (as they are printed) that the variant launches, or all."""
-    target = GPUTarget("cuda", variant.arch, 32)
     results: dict[str, Compiled] = {}
-    for launch in record(variant):
-        label = launch.kernel.__name__.strip("_") + told_apart_by(launch.kwargs)
+
+    def on_launch(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        label = kernel.__name__.strip("_") + told_apart_by(constants)
         if label not in results and (not kernels or label in kernels):
-            built = triton.compile(source(launch), target=target, options=launch.options)
-            results[label] = inspect(variant, label, built)
+            results[label] = inspect(variant, label, compiled(kernel, args, constants))
+
+    with paper_gpu(variant.arch, on_launch):
+        run_launchers(variant)
     return list(results.values())
 
 
 def told_apart_by(constants: Mapping[str, Any]) -> str:
     """What is on, and which digit a search is for."""
-    on = [name.lower() for name, value in constants.items() if value is True]
+    on = [name.lower() for name, value in constants.items() if value is True and name not in LAUNCH_FLAGS]
     return "".join(f" {name}" for name in on + [str(constants[name]) for name in SEARCHES if name in constants])
 
 
@@ -245,7 +184,8 @@ def inspect(variant: Variant, label: str, built: Any) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+        command = bound([tool, "--dump-resource-usage", file.name])
+        text = subprocess.run(**command, check=True, capture_output=True, text=True)
     found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", text.stdout)}
     spilled, shared, in_flight = found["STACK"] + found["LOCAL"], built.metadata.shared, copies_in_flight(built.asm)
     limit = triton_lang.shared_memory(divmod(variant.arch, 10))
@@ -282,7 +222,7 @@ def attention_faults(variant: Variant, label: str, ptx: str, in_flight: int) -> 
         narrow.discard(BLOCK_ID_BYTES)
     if narrow or not widths:
         yield f"copies {sorted(widths)} bytes at a time"
-    if not in_flight:
+    if not in_flight and (prefill or variant.arch < FIRST_ARCH_FILLED_BY_PROGRAMS or variant.dtype == "fp8"):
         yield "waits for copies where it begins them"
 
 
@@ -304,7 +244,12 @@ def main() -> int:
     parser.add_argument("--group", nargs="+", type=int, default=[4], help="query heads that share a key head")
     parser.add_argument("--kernel", nargs="+", default=[], help="as printed, 'prefill windowed' (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIRECTORY", help="fill this cache of Triton's instead, see above"
+    )
     options = parser.parse_args()
+    if options.cache is not None:
+        return fill(options.cache.resolve(), options.arch, options.jobs)
     faults = 0
     print(f"triton {triton.__version__}\n{'':52}{'kernel':28}{'registers':>10}{'shared':>8}{'in flight':>10}")
     for found in compile_all(list(variants(options)), tuple(options.kernel), options.jobs):
@@ -315,12 +260,18 @@ def main() -> int:
     return 1 if faults else 0
 
 
+def fill(cache: Path, archs: list[int], jobs: int) -> int:
+    """What `scripts/check_gpu.py` launches, on a GPU of each architecture."""
+    os.environ["TRITON_CACHE_DIR"] = str(cache)
+    return max([compiling.main([f"--arch={arch}", f"--jobs={jobs}"]) for arch in archs])
+
+
 def compile_all(wanted: list[Variant], kernels: tuple[str, ...], jobs: int) -> Iterator[Compiled]:
     if jobs == 1:
         for variant in wanted:
             yield from compile_variant(variant, kernels)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with process_pool(jobs, get_context("spawn")) as pool:
         for results in pool.map(partial(compile_variant, kernels=kernels), wanted):
             yield from results
 

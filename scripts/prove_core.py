@@ -23,6 +23,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from admission.core import Unit
+from backend.bound_process import process_pool
 from tests.labs.core.core_machine import CoreMachine
 from tests.labs.core.random_runs import random_cancellations, random_schedule
 
@@ -59,7 +60,7 @@ def main() -> None:
     runs = range(first, first + ceil(options.cancellations / CANCELLATIONS))
     print(f"{'what':38}{'runs':>26}{'seconds':>9}  found")
     try:
-        with ProcessPoolExecutor(options.jobs) as pool:
+        with process_pool(options.jobs) as pool:
             for unit in Unit:
                 show(prove_fairness(pool, unit, schedules))
             show(prove_cancellations(pool, runs))

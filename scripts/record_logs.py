@@ -24,8 +24,8 @@ from admission.event_logs.event_log import VERSION, replay
 from admission.kv.retention import Between
 from admission.kv.swap_choice import Swap
 from backend.config import Batching, KVAllocation
-from tests.admission import log_scenes
 from tests.gateway.served_log import served
+from tests.labs.core import log_scenes
 from tests.labs.core.log_runs import flood, many_answers, random_run
 
 FOLDER = Path(__file__).parent.parent / "tests" / "labs" / "core" / "recorded"

@@ -28,7 +28,6 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from importlib import import_module
-from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
@@ -191,10 +190,10 @@ def _serve(trips: Trips, requests: int, *flags: str) -> Paths:
         del os.environ[name]
     os.environ["SLUICE_DEMO_KEY"] = KEY
     import_module("admission.controller")  # what is there before the command is not compiled, and can be listened to
-    (command,) = entry_points(group="console_scripts", name="sluice")
+    command = import_module("sluice.__main__").main
     with TemporaryDirectory() as state, ThreadPoolExecutor(1) as threads:
         said = Announcement(trips, client, threads)
-        status = _profiled(lambda: command.load()(["serve", f"--state-dir={state}", *FLAGS, *flags]), said)
+        status = _profiled(lambda: command(["serve", f"--state-dir={state}", *FLAGS, *flags]), said)
     if said.client is None or status:
         raise SystemExit(f"sluice serve ended with status {status}: {said.getvalue()}")
     said.client.result()

@@ -1,16 +1,17 @@
 """This module finds out whether the packages that Sluice is made of are Sluice's own.
 
-A wheel puts `fleet`, `gateway`, `admission`, `quotas` and `backend` into site-packages. When another distribution has a
-package of such a name, pip says nothing: the files of the one that is installed last replace those of the other, and
-uninstalling one removes files that both have. Whichever came last, the environment holds a mixture of two programs,
-so Sluice refuses to run in it.
+A wheel puts `fleet`, `gateway`, `admission`, `quotas` and `backend` into site-packages, beside `sluice`. When another
+distribution has a package of such a name, pip says nothing: the files of the one that is installed last replace those
+of the other, and uninstalling one removes files that both have. Whichever came last, the environment holds a mixture of
+two programs, so Sluice refuses to run in it.
 """
 
 from importlib.metadata import Distribution
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("fleet", "gateway", "admission", "quotas", "backend")
+PACKAGES = ("sluice", "fleet", "gateway", "admission", "quotas", "backend")
+DISTRIBUTION = "sluice_gateway"  # as a wheel spells its name
 HOME = Path(__file__).resolve().parent.parent  # the directory that holds this package, and should hold the others
 _REMEDY = "Install Sluice into an environment of its own."
 
@@ -20,7 +21,7 @@ class PackageConflict(ImportError):
 
 
 def check_packages() -> None:
-    """Raise `PackageConflict` unless Python finds all five packages beside this one, and they hold no files of others.
+    """Raise `PackageConflict` unless Python finds all packages beside each other, and they hold no files of others.
 
     It imports none of them, and reads the RECORD of each distribution that is installed beside Sluice.
     """
@@ -58,7 +59,7 @@ def _other_owners(directory: Path) -> list[tuple[str, str]]:
     for record in sorted(directory.glob("*.dist-info/RECORD")):
         paths = b"\n" + record.read_bytes()
         packages = [package for package in PACKAGES if b"\n%s/" % package.encode() in paths]
-        if packages and not record.parent.name.startswith("sluice-"):
+        if packages and not record.parent.name.startswith(f"{DISTRIBUTION}-"):
             metadata = Distribution.at(record.parent).metadata
             found.append((f"the distribution {metadata['Name']} {metadata['Version']}", packages[0]))
     return found

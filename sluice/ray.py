@@ -1,7 +1,7 @@
 """Sluice on Ray Serve, which places replicas, restarts and scales them: serve run sluice.ray:application
 
 Each Serve replica owns a `sluice serve` and hands requests on to it. Arguments of the application are the fields of
-`Options`; docs/fleet.md has examples. It needs the extra `sluice[ray]`.
+`Options`; docs/fleet.md has examples. It needs the extra `ray` (pip install '.[ray]').
 """
 
 import asyncio

@@ -7,6 +7,7 @@ from functools import cache
 
 import httpx
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from redis import Redis
 
@@ -35,6 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="this machine has no GPU: see scripts/gpu_box"))
     if config.getoption("--all"):
         return
     left_out = [item for item in items if item.get_closest_marker("nightly")]

@@ -8,6 +8,7 @@ import pytest
 from tests.backend.kernels.test_triton_ops import run
 
 pytest.importorskip("triton")
+pytest.importorskip("labs")
 
 
 def compiled(folder: Path, *options: str) -> str:
@@ -15,23 +16,20 @@ def compiled(folder: Path, *options: str) -> str:
     return run("scripts/compile_kernels.py", "--jobs", "1", *options, TRITON_CACHE_DIR=str(folder))
 
 
-EACH_KIND = (
-    "80",
-    "86",
-    "90",
-    "100",
-)  # 89 and 120 have the products and the memory of 86: at night
 SERVING = ("--dtype", "bfloat16", "--head-dim", "128", "--block-size", "16")
 
 
+# 89 and 120 have the products and the memory of 86.
 @pytest.mark.timeout(1800)
-def test_attention_is_compiled_for_every_kind_of_gpu_without_faults(tmp_path: Path) -> None:
+@pytest.mark.parametrize("archs", [("80", "90"), pytest.param(("86", "100"), marks=pytest.mark.nightly)], ids="-".join)
+def test_attention_is_compiled_for_every_kind_of_gpu_without_faults(archs: tuple[str, ...], tmp_path: Path) -> None:
     """No spills; shared memory that is there; tensor cores; wide copies, in flight from one iteration to the next."""
-    printed = compiled(tmp_path, *SERVING, "--arch", *EACH_KIND, "--kernel", "prefill", "decode")
+    printed = compiled(tmp_path, *SERVING, "--arch", *archs, "--kernel", "prefill", "decode")
     assert "no kernel has a fault" in printed
-    assert printed.count("prefill") == printed.count("decode") == len(EACH_KIND)
+    assert printed.count("prefill") == printed.count("decode") == len(archs)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_other_kernels_and_shapes_are_compiled_without_faults(tmp_path: Path) -> None:
     rest = ("join", "prefill windowed", "rope_and_store normed", "rms_norm adds", "silu_mul", "apply_token_bitmask")
@@ -41,6 +39,40 @@ def test_other_kernels_and_shapes_are_compiled_without_faults(tmp_path: Path) ->
     assert all(kernel in printed for kernel in (*rest, *sampling))
     small = ("--dtype", "fp8", "--head-dim", "64", "--block-size", "16", "--group", "7", "--arch", "89")
     assert "no kernel has a fault" in compiled(tmp_path, *small, "--kernel", "prefill", "decode")
+
+
+# Triton's own way from a launcher to a kernel, with a driver that loads and launches nothing.
+LAUNCHED = """
+import torch
+from triton.runtime import driver
+from backend.kernels import triton_lang
+from backend.kernels.self_check import disagreements
+from backend.kernels.triton_ops import TritonOps
+from labs.benchmarks.gpu_check.paper_gpu import PaperDriver
+
+class Driver(PaperDriver):
+    class utils:
+        load_binary = staticmethod(lambda *binary: (1, 1, 1, 0, 1024))
+        get_device_properties = staticmethod(lambda device: {"max_shared_mem": 232448, "warpSize": 32})
+
+    launcher_cls = staticmethod(lambda source, metadata: lambda *launched: print("launched", metadata.name))
+
+driver.set_active(Driver(90))
+triton_lang.CPU_CAPABILITY = (9, 0)
+disagreements(TritonOps(), torch.float32)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_a_gpu_that_is_elsewhere_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
+    job = "kernels that differ from their reference, float32"
+    command = ("-m", "labs.benchmarks.gpu_check.compiling", "--arch", "90", "--jobs", "1", "--only", job)
+    assert "8 kernels" in run(*command, TRITON_CACHE_DIR=str(tmp_path))
+    filled = set(tmp_path.rglob("*.cubin"))
+    assert len(filled) == 8
+    assert run("-c", LAUNCHED, TRITON_CACHE_DIR=str(tmp_path)).count("launched") >= 8
+    assert set(tmp_path.rglob("*.cubin")) == filled
 
 
 WAITING = """

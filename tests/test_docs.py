@@ -13,8 +13,15 @@ from tests.quotas.policies import parsed, problems_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sluice", "fleet", "gateway", "admission", "quotas", "backend", "labs")
-TOPS = "|".join((*PACKAGES, "deploy", "docs", "policies", "scripts", "tests"))
-ELSEWHERE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "labs/benchmarks/README.md", "backend/embedded/README.md")
+TOPS = "|".join((*PACKAGES, "deploy", "docs", "examples", "policies", "scripts", "tests"))
+ELSEWHERE = (
+    "README.md",
+    "examples/README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "labs/benchmarks/README.md",
+    "backend/embedded/README.md",
+)
 DOCUMENTS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / path for path in ELSEWHERE)])
 OF_THE_SOURCE = [path for path in DOCUMENTS if path.stem in {"architecture", "glossary"}]
 
@@ -22,6 +29,7 @@ PATH = re.compile(rf"(?<![\w./-])(?:{TOPS})/[\w./-]*\w|(?<![\w./-])[\w./-]*\w\.(
 MODULE = re.compile(r"(?<![\w./-])(?:gateway|admission|quotas|backend|labs|scripts|tests)(?:\.\w+)+(?![\w/])")
 CLASS = re.compile(r"`([A-Z][a-z]\w*)((?:\.\w+)*)(?:\(\))?`")
 WORD = re.compile(r"`(_?[a-z]\w*_\w+)(?:\(\))?`")
+STRANGER = re.compile(r"\binstall(?: [^\s;&|`]+)*? ['\"]?sluice(?:\[[\w,]*\])?['\"]?(?![\w./;-])")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # class names of others, or words that only look like a class's name
 FOREIGN = {"FlowControl", "HttpToolsProtocol", "RequestResponseCycle", "Host"}
@@ -109,6 +117,23 @@ def is_there(document: Path, path: str, anchor: str) -> bool:
         return False
     headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
     return not anchor or anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages == {target for target in LINK.findall(index) if "/" not in target}
+
+
+def test_nobody_is_told_to_install_a_strangers_package() -> None:
+    """On PyPI `sluice` is another project."""
+    assert STRANGER.search("pip install -U 'sluice[ray]'") and not STRANGER.search("pip install '.[ray]'; sluice serve")
+    folders = [ROOT / folder for folder in (*PACKAGES, "benchmarks", "deploy", "examples", "scripts")]
+    sources = [
+        path for folder in folders for path in folder.rglob("*") if path.suffix in {"", ".py", ".yaml", ".service"}
+    ]
+    texts = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *sources] if path.is_file()}
+    assert [name(path) for path, text in texts.items() if STRANGER.search(text)] == []
 
 
 def test_the_glossary_is_short_sorted_and_says_where_each_term_lives() -> None:

@@ -9,23 +9,44 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-TOOLS = ("bash", "env", "dirname", "cat", "cksum", "uname", "flock", "mkdir", "cp", "chmod")
+from backend.bound_process import bound
 
-# Writes down each call. `-m venv` makes an environment of itself; `pip install --editable` puts a `sluice` there.
+ROOT = Path(__file__).parent.parent
+TOOLS = (
+    "bash",
+    "env",
+    "dirname",
+    "cat",
+    "cksum",
+    "flock",
+    "mkdir",
+    "mktemp",
+    "rm",
+    "cp",
+    "chmod",
+    "grep",
+    "nice",
+    "timeout",
+)
+
+# Writes down each call. `-m venv` makes an environment of itself, and with pip unless it is told otherwise. It is uv as
+# well, which makes environments of it.
 STAND_IN = """\
 #!/usr/bin/env bash
-echo "$*" >>"$CALLS"
+echo "${0##*/} $*" >>"$CALLS"
 case "$*" in
 *version_info*) [[ ! ${TOO_OLD:-} ]] ;;
 *"import ensurepip"*) [[ ! ${NO_ENSUREPIP:-} ]] ;;
-"-m venv"*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
-"-m pip"*--editable*)
-    [[ ! ${PIP_FAILS:-} ]] || exit 1
-    sluice=$(dirname "$0")/sluice
-    printf '#!/usr/bin/env bash\\nprintf "<%%s>" "$@"\\n' >"$sluice"
-    chmod +x "$sluice" ;;
-"-m backend.kernels.build" | "-m backend.compile_core") [[ ! ${NO_COMPILER:-} ]] ;;
+*"import sys, pip"*) if [[ $0 == *.venv* ]]; then [[ -e ${0%/*}/pip ]]; else [[ ! ${NO_PIP:-} ]]; fi ;;
+*sysconfig*) mkdir -p "$VENV/lib" && echo "$VENV/lib" ;;
+"-P -m sluice"*) shift 3; printf "<%s>" "$@" ;;
+*"import mypyc"*) [[ ${HAS_MYPYC:-} ]] ;;
+*urlopen*) [[ ! ${NO_INDEX:-} ]] ;;
+"-m venv"* | venv*)
+    mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
+    [[ $* == venv* || $* == *without-pip* ]] || echo >"${@: -1}/bin/pip" ;;
+*--requirement*) [[ ! ${PIP_FAILS:-} ]] ;;
+"-m backend.kernels.build") [[ ! ${NO_COMPILER:-} ]] ;;
 "-m pytest"*) echo "3 passed" ;;
 *) true ;;
 esac
@@ -41,9 +62,10 @@ class Machine:
     calls_file: Path
 
     def start(self, script: str, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
-        environ = {"PATH": str(self.path), "CALLS": str(self.calls_file), **variables}
+        environ = {"PATH": str(self.path), "HOME": str(self.checkout), "CALLS": str(self.calls_file)}
+        environ |= {"VENV": str(self.checkout / ".venv"), "PIP_CONFIG_FILE": "/dev/null", **variables}
         return subprocess.Popen(
-            [self.checkout / script, *arguments],
+            **bound([self.checkout / script, *arguments]),
             cwd="/",
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -86,13 +108,15 @@ def test_serve_installs_once_and_passes_its_arguments_on(machine: Machine) -> No
     again = machine.run("scripts/serve")
     assert (again.returncode, again.stdout) == (0, "<serve>")
     assert len(machine.calls("-m venv")) == 1
-    assert len(machine.calls("--editable")) == 1
+    assert len(machine.calls("--requirement")) == 1
 
 
 def test_the_installation_is_held_to_the_constraints(machine: Machine) -> None:
     machine.run("scripts/serve")
-    (call,) = machine.calls("--editable")
-    assert call.endswith(f"--editable {machine.checkout}[compile] -c {machine.checkout}/constraints.txt")
+    (call,) = machine.calls("--requirement")
+    assert call.endswith(
+        f"--requirement {machine.checkout}/.venv/requirements.txt -c {machine.checkout}/constraints.txt"
+    )
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
@@ -102,27 +126,27 @@ def test_a_change_of_dependencies_installs_again_into_the_same_environment(machi
         file.write("# changed\n")
     machine.run("scripts/serve")
     assert len(machine.calls("-m venv")) == 1
-    assert len(machine.calls("--editable")) == 2
+    assert len(machine.calls("--requirement")) == 2
 
 
 def test_a_checkout_that_moved_is_installed_again(machine: Machine, tmp_path: Path) -> None:
     machine.run("scripts/serve")
     moved = Machine(machine.checkout.rename(tmp_path / "moved"), machine.path, machine.calls_file)
     assert moved.run("scripts/serve").stdout == "<serve>"
-    assert len(machine.calls("--editable")) == 2
+    assert len(machine.calls("--requirement")) == 2
 
 
 def test_the_development_installation_serves_too(machine: Machine) -> None:
     machine.run("scripts/install", "dev")
     machine.run("scripts/serve")
-    (call,) = machine.calls("--editable")
-    assert f"{machine.checkout}[dev]" in call
+    (call,) = machine.calls("--requirement")
+    assert f"{machine.checkout}/.venv/requirements.txt" in call
 
 
 def test_two_at_once_install_once(machine: Machine) -> None:
     both = [machine.start("scripts/serve", name) for name in ("one", "two")]
     assert [process.communicate(timeout=240)[0] for process in both] == ["<serve><one>", "<serve><two>"]
-    assert len(machine.calls("--editable")) == 1
+    assert len(machine.calls("--requirement")) == 1
 
 
 def test_a_failed_installation_stops_and_is_tried_again(machine: Machine) -> None:
@@ -132,20 +156,111 @@ def test_a_failed_installation_stops_and_is_tried_again(machine: Machine) -> Non
     assert machine.run("scripts/serve").stdout == "<serve>"
 
 
-def test_no_compiler_is_no_obstacle(machine: Machine) -> None:
+def test_what_failed_is_tried_again_and_what_was_done_is_not(machine: Machine) -> None:
     served = machine.run("scripts/serve", NO_COMPILER="1")
-    assert served.stdout == "<serve>"
+    assert served.stdout == "<serve>", "no compiler is no obstacle"
     assert "no compiled kernels" in served.stderr
-    assert "the core is not compiled" in served.stderr
+    assert "no compiled kernels" not in machine.run("scripts/serve").stderr
+    assert len(machine.calls("-m backend.kernels.build")) == 2
+    assert len(machine.calls("--requirement")) == 1
 
 
-def test_the_core_is_compiled_at_each_installation(machine: Machine) -> None:
+def test_nothing_compiles_the_core_in_front_of_a_user(machine: Machine) -> None:
     machine.run("scripts/serve")
-    assert len(machine.calls("compile_core")) == 1
     machine.run("scripts/install", "dev")
-    assert len(machine.calls("compile_core")) == 2
-    machine.run("scripts/install", "dev")
-    assert len(machine.calls("compile_core")) == 2, "and not for every edit: what was edited is interpreted"
+    assert machine.calls("compile_core") == []
+
+
+@pytest.mark.parametrize("variables", [{}, {"HAS_MYPYC": "1"}], ids=["without tools", "with tools"])
+def test_the_core_is_compiled_on_request_with_tools_that_are_not_kept(
+    machine: Machine, variables: dict[str, str]
+) -> None:
+    assert machine.run("scripts/compile", **variables).returncode == 0
+    assert len(machine.calls("-m backend.compile_core")) == 1
+    fetched = machine.calls("mypy setuptools")
+    assert len(fetched) == (not variables)
+    assert not [call for call in fetched if Path(call.split("--target ")[1].split()[0]).exists()]
+
+
+TORCH = "https://download.pytorch.org/whl/cpu"
+
+
+@pytest.mark.parametrize(
+    ("variables", "index"),
+    [
+        ({}, TORCH),
+        ({"NO_INDEX": "1"}, None),
+        ({"TORCH_INDEX": "https://mirror.example/cpu"}, "https://mirror.example/cpu"),
+        ({"TORCH_INDEX": ""}, None),
+    ],
+)
+def test_without_a_gpu_torch_comes_without_cuda_where_it_can_be_had(
+    machine: Machine, variables: dict[str, str], index: str | None
+) -> None:
+    said = machine.run("scripts/serve", **variables).stderr
+    assert "260 MB to download" in said and ("with the one for CUDA" in said) == (index is None)
+    calls = machine.calls(" install ")
+    assert len(calls) == 1 + (index is not None)
+    if index is not None:
+        assert f"--no-deps --index-url {index} torch -c {machine.checkout}/constraints.txt" in calls[0]
+
+
+def test_with_a_gpu_torch_comes_from_where_all_else_does(machine: Machine) -> None:
+    (machine.path / "nvidia-smi").write_text("#!/usr/bin/env bash\n")
+    (machine.path / "nvidia-smi").chmod(0o755)
+    machine.run("scripts/serve")
+    assert not machine.calls("urlopen") and len(machine.calls(" install ")) == 1
+
+
+def with_uv(machine: Machine) -> Machine:
+    (machine.path / "uv").write_text(STAND_IN)
+    (machine.path / "uv").chmod(0o755)
+    return machine
+
+
+def test_uv_installs_where_there_is_one(machine: Machine) -> None:
+    assert with_uv(machine).run("scripts/serve", "--port", "9").stdout == "<serve><--port><9>"
+    assert len(machine.calls("uv venv ")) == 1
+    assert len(machine.calls("uv pip install")) == 2
+    assert machine.calls("-m pip") == machine.calls("-m venv") == []
+
+
+def test_an_environment_of_uvs_is_kept_when_dependencies_change(machine: Machine) -> None:
+    with_uv(machine).run("scripts/serve")
+    with (machine.checkout / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    machine.run("scripts/serve")
+    assert len(machine.calls("uv venv ")) == 1
+    machine.run("scripts/install", "dev", INSTALLER="pip")
+    assert not machine.calls("-m venv"), "pip is lent"
+
+
+def test_pip_is_lent_to_the_environment_by_an_interpreter_that_has_it(machine: Machine) -> None:
+    machine.run("scripts/serve")
+    assert machine.calls("-m venv") == [f"python3 -m venv --clear --without-pip {machine.checkout}/.venv"]
+    assert machine.calls("python3 -m pip --python")
+
+
+def test_an_interpreter_without_pip_makes_one_with_it(machine: Machine) -> None:
+    machine.run("scripts/serve", NO_PIP="1")
+    assert len(machine.calls("-m venv")) == 2
+    assert machine.calls("python -m pip install") and not machine.calls("-m pip --python")
+
+
+@pytest.mark.parametrize("name", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"])
+def test_pip_installs_where_it_is_told_of_places_that_uv_does_not_know(machine: Machine, name: str) -> None:
+    with_uv(machine).run("scripts/serve", **{name: "/wheels"})
+    assert machine.calls("uv ") == []
+
+
+def test_pips_own_configuration_is_asked_for_places(machine: Machine) -> None:
+    config = machine.checkout / ".config" / "pip" / "pip.conf"
+    config.parent.mkdir(parents=True)
+    config.write_text("[global]\nno-cache-dir = false\nextra-index-url = https://mirror.example/simple\n")
+    with_uv(machine).run("scripts/serve")
+    assert machine.calls("uv ") == []
+    machine.run("scripts/install", "dev", INSTALLER="uv")
+    assert len(machine.calls("uv pip install")) == 2, "who asks for uv has it"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +290,7 @@ def test_ci_checks_and_tests_and_ends_with_the_summary_of_pytest(machine: Machin
     done = machine.run(".ci/run", "-k", "scheduler")
     assert done.returncode == 0
     assert done.stdout.endswith("3 passed\n")
-    calls = machine.calls("-m ") + machine.calls("lint_imports")
+    calls = [call.partition(" ")[2] for call in machine.calls("python -m ") + machine.calls("lint_imports")]
     assert [call for call in calls if not call.startswith(("-m venv", "-m pip", "-m backend"))] == [
         "-m ruff check .",
         "-m ruff format --check .",
@@ -186,7 +301,7 @@ def test_ci_checks_and_tests_and_ends_with_the_summary_of_pytest(machine: Machin
 
 
 def test_every_script_can_be_run() -> None:
-    scripts = [ROOT / "scripts" / name for name in ("serve", "test", "check", "install", "lock")]
+    scripts = [ROOT / "scripts" / name for name in ("serve", "test", "check", "compile", "install", "lock")]
     assert all(os.access(path, os.X_OK) for path in [*scripts, ROOT / ".ci" / "run"])
 
 

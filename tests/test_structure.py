@@ -182,6 +182,7 @@ def test_a_call_is_a_function_that_begins_and_a_frame_is_also_one_that_goes_on(t
     assert request.frames["gateway/served.py"] > request.calls["gateway/served.py"]
 
 
+@pytest.mark.nightly
 def test_the_command_counts_what_a_request_crosses_and_compares(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     before.write_text(json.dumps({"figures": {"modules": 12345}}))

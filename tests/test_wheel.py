@@ -14,11 +14,14 @@ import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import distributions, packages_distributions, requires
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 import httpx
 import pytest
+
+from backend.bound_process import bound
+from sluice.conflicts import DISTRIBUTION
 
 ROOT = Path(__file__).parent.parent
 LENT = re.compile("(torch|triton|nvidia-.*|cuda-.*)$", re.IGNORECASE)
@@ -37,7 +40,7 @@ def place() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def wheel(place: Path) -> Path:
     pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", place, ROOT)
-    (path,) = place.glob("sluice-*.whl")
+    (path,) = place.glob(f"{DISTRIBUTION}-*.whl")
     return path
 
 
@@ -89,7 +92,9 @@ def serving(command: Path, place: Path) -> Iterator[str]:
     environ = keep | {"XDG_STATE_HOME": str(place / "state"), "SLUICE_CACHE_DIR": str(place / "cache")}
     with (place / "log").open("w+") as log:
         arguments = [str(command), "serve", "--port", "0", "--admin-port", "0"]
-        process = subprocess.Popen(arguments, cwd=place, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            **bound(arguments), cwd=place, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
+        )
         assert process.stdout is not None
         try:
             announced = ""
@@ -126,13 +131,26 @@ def test_an_empty_environment_serves_a_streamed_answer(command: Path, place: Pat
     assert all(str(number) in text for number in range(3, 13)), text
 
 
-def test_what_is_lent_to_the_environment_is_named_by_the_wheel() -> None:
-    assert any(requirement.startswith("torch>=") for requirement in requires("sluice") or ())
+def requirements(wheel: Path) -> list[str]:
+    """What the wheel says that it needs, with and without extras."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return re.findall(r"^Requires-Dist: (.*)$", archive.read(name).decode(), re.MULTILINE)
 
 
-def test_what_is_imported_is_named_by_the_wheel() -> None:
+def test_what_is_lent_to_the_environment_is_named_by_the_wheel(wheel: Path) -> None:
+    assert any(requirement.startswith("torch>=") for requirement in requirements(wheel))
+
+
+def test_what_a_processor_does_not_use_is_nobodys_dependency(wheel: Path) -> None:
+    """Triton is 1 GB, and a torch for CUDA brings it; mypy compiles the core, which is offered."""
+    everybodys = [requirement for requirement in requirements(wheel) if "extra ==" not in requirement]
+    assert not [requirement for requirement in everybodys if re.match("triton|mypy|setuptools|pip", requirement)]
+
+
+def test_what_is_imported_is_named_by_the_wheel(wheel: Path) -> None:
     homes = packages_distributions()
-    named = {re.split("[^a-z0-9-]", requirement.lower())[0] for requirement in requires("sluice") or ()}
+    named = {re.split("[^a-z0-9-]", requirement.lower())[0] for requirement in requirements(wheel)}
     for package in imported() - set(sys.stdlib_module_names) - set(ROOMS):
         name = BROUGHT.get(package, package)
         found = homes.get(name, [name])  # what an extra brings need not be installed, and then goes by its own name

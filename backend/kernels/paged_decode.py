@@ -18,6 +18,9 @@ from backend.kernels.triton_lang import (
     NO_WINDOW,
     SCAN,
     advance,
+    await_inputs,
+    capability,
+    dependent_launch,
     dot,
     from_cache,
     kernel_view,
@@ -38,16 +41,18 @@ class DecodeTile:
     stages: int
 
 
-def decode_tile(dtype: torch.dtype, head_dim: int, converted: bool = False) -> DecodeTile:
+def decode_tile(q: Tensor, cache: Tensor) -> DecodeTile:
     """Return a tile of 16 KiB in 16-bit types. Five stages, since block ids come first, are two tiles ahead.
 
-    Keys and values that are `converted` from 8 bits need registers for both; heads of 256 then need twice the warps,
-    or they spill.
+    From sm_90 on four are enough: on an H200 they took 4 to 14 % less time at every batch, as more programs fit a
+    multiprocessor. Keys and values that are converted from 8 bits need registers for both; heads of 256 then need twice
+    the warps, or they spill.
     """
-    if dtype == torch.float32:
+    head_dim, converted = q.shape[2], cache.itemsize == 1
+    if q.dtype == torch.float32:
         return DecodeTile(keys=32, warps=4, stages=2) if head_dim <= 128 else DecodeTile(keys=16, warps=8, stages=2)
     if head_dim <= 128:
-        return DecodeTile(keys=64, warps=4, stages=5)
+        return DecodeTile(keys=64, warps=4, stages=4 if capability(q.device) >= (9, 0) and not converted else 5)
     return DecodeTile(keys=32, warps=8 if converted else 4, stages=5)
 
 
@@ -91,6 +96,7 @@ def _decode(
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
     item = tl.program_id(1)
@@ -100,6 +106,7 @@ def _decode(
         sequences = base + tl.arange(0, SCAN)
         counts = tl.cdiv(_visible(context_lens, sequences, num_seqs, window), chunk)
         sequence, first, before = advance(item, sequences, counts, num_seqs, sequence, first, before)
+    await_inputs(PDL)
     if sequence >= num_seqs:
         return
 
@@ -161,6 +168,7 @@ def _join(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     JOINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Store the weighted mean of a sequence's chunks for one query head; zeros for a row without context."""
     sequence = tl.program_id(0)
@@ -168,6 +176,7 @@ def _join(
     num_heads = tl.num_programs(1)
     chunk = _chunk_size(context_lens, num_seqs, window, max_chunks, BLOCK_N)
     num_chunks = tl.cdiv(tl.minimum(tl.load(context_lens + sequence), window), chunk)
+    await_inputs(PDL)
     if num_chunks == 1:
         return
     first = 0
@@ -215,7 +224,7 @@ def paged_decode(
     _, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
-    shape = decode_tile(q.dtype, head_dim, converted=k_cache.itemsize == 1)
+    shape = decode_tile(q, k_cache)
     block_d = max(MIN_ROWS, triton.next_power_of_2(head_dim))
     max_chunks = -(-multiprocessors(q.device) * CHUNKS_PER_MULTIPROCESSOR // num_kv_heads)
     partial = q.new_empty((max_chunks + num_seqs, num_heads, head_dim), dtype=torch.float32)
@@ -233,6 +242,7 @@ def paged_decode(
         BLOCK_N=shape.keys,
         num_warps=shape.warps,
         num_stages=shape.stages,
+        **dependent_launch(q.device),
     )
     _join[num_seqs, num_heads](
         *(out, partial, partial_lse, context_lens, num_seqs, max_chunks, seen),
@@ -241,4 +251,5 @@ def paged_decode(
         BLOCK_N=shape.keys,
         JOINED=JOINED if block_d <= 128 else JOINED // 2,
         num_warps=1,
+        **dependent_launch(q.device),
     )

@@ -17,7 +17,9 @@ from backend.kernels.triton_lang import (
     NO_WINDOW,
     SCAN,
     advance,
+    await_inputs,
     capability,
+    dependent_launch,
     dot,
     from_cache,
     kernel_view,
@@ -138,6 +140,7 @@ def _prefill(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     item = tl.num_programs(0) - 1 - tl.program_id(0)  # the last runs of a prompt see the most keys: they start first
@@ -152,6 +155,7 @@ def _prefill(
         counts = tl.cdiv(ends - begins, TOKENS)
         sequence, first, before = advance(item, sequences, counts, num_seqs - first_seq, sequence, first, before)
     sequence += first_seq
+    await_inputs(PDL)
     if sequence >= num_seqs:
         return
 
@@ -233,4 +237,5 @@ def paged_prefill(
         WINDOWED=window is not None,
         num_warps=shape.warps,
         num_stages=shape.stages,
+        **dependent_launch(q.device),
     )

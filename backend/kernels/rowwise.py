@@ -5,16 +5,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from backend.kernels.triton_lang import await_inputs, dependent_launch
+
 
 @triton.jit
-def _rms_norm(out, x, residual, weight, eps, ADDS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm(
+    out, x, residual, weight, eps, ADDS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     """Normalise one row. Sums and products are rounded to the rows' type where the reference rounds them."""
     columns = tl.arange(0, BLOCK)
     real = columns < SIZE
     places = tl.program_id(0).to(tl.int64) * SIZE + columns
+    scales = tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
+    await_inputs(PDL)
     row = tl.load(x + places, mask=real, other=0.0)
     dtype = row.dtype
-    scales = tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
     if ADDS:
         held = tl.load(residual + places, mask=real, other=0.0)
         row = (held.to(tl.float32) + row.to(tl.float32)).to(dtype)
@@ -46,6 +51,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         SIZE=size,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
+        **dependent_launch(x.device),
     )
     return out
 
@@ -54,12 +60,13 @@ BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul(out, gate_up, width, BLOCK: tl.constexpr):
+def _silu_mul(out, gate_up, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Compute one block of one row, rounded to the rows' type after the activation, as the reference rounds."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = columns < width
     places = gate_up + row * 2 * width + columns
+    await_inputs(PDL)
     gate = tl.load(places, mask=real, other=0.0)
     up = tl.load(places + width, mask=real, other=0.0).to(tl.float32)
     wide = gate.to(tl.float32)
@@ -72,5 +79,7 @@ def launch_silu_mul(gate_up: Tensor) -> Tensor:
     assert gate_up.is_contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
-    _silu_mul[rows, triton.cdiv(width, BLOCK)](out, gate_up, width, BLOCK=BLOCK, num_warps=4)
+    _silu_mul[rows, triton.cdiv(width, BLOCK)](
+        *(out, gate_up, width), BLOCK=BLOCK, num_warps=4, **dependent_launch(out.device)
+    )
     return out

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from backend.kernels.ops import StepInputs
-from backend.kernels.triton_lang import kernel_view, to_cache
+from backend.kernels.triton_lang import await_inputs, dependent_launch, kernel_view, to_cache
 
 
 @triton.jit
@@ -61,6 +61,7 @@ def _rope_and_store(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Rotate one token's query heads of one group and their key head, and store the key head and the value head."""
     token = tl.program_id(0).to(tl.int64)
@@ -76,6 +77,7 @@ def _rope_and_store(
     cos = tl.load(angles, mask=real, other=0.0)[None, :]
     sin = tl.load(angles + HALF, mask=real, other=0.0)[None, :]
 
+    await_inputs(PDL)
     row = qkv + token * ((GROUP + 2) * num_kv_heads * 2 * HALF)
     queries = (kv_head * GROUP + group)[:, None] * (2 * HALF) + halves[None, :]
     first, second = _turned(row + queries, q_norm, cos, sin, halves, held, eps, NORMED, HALF)
@@ -127,5 +129,6 @@ def launch_rope_and_store(
         BLOCK_G=block_g,
         BLOCK_HALF=block_half,
         num_warps=1 if block_g * block_half <= 512 else 4,
+        **dependent_launch(qkv.device),
     )
     return out

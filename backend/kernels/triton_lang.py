@@ -14,6 +14,17 @@ from torch import Tensor
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 asks to be told; 3.10 would not fuse
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+if INTERPRETED.value:
+    from triton.runtime import interpreter
+
+    _patch_tensor = interpreter._patch_lang_tensor
+
+    def _patch_index(tensor, scope):
+        """Triton 3.6 interprets a scalar as an array of one, of which numpy 2.4 makes no number."""
+        _patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch_index
 
 LOG2E = 1.4426950408889634
 NO_WINDOW = 2**31 - 1
@@ -52,6 +63,26 @@ def kernel_view(cache: Tensor) -> Tensor:
     if cache.dtype == FP8 and capability(cache.device) < (8, 9):
         return cache.view(torch.uint8)
     return cache
+
+
+def dependent_launch(device: torch.device) -> dict[str, bool]:
+    """Return the arguments with which a kernel is launched while the one before it still runs, where a device can
+    (sm_90 on): programmatic dependent launch. Such a kernel calls `await_inputs` before it reads results of others.
+    """
+    has = not INTERPRETED.value and capability(device) >= (9, 0)
+    return {"PDL": True, "launch_pdl": True} if has else {"PDL": False}
+
+
+@triton.jit
+def await_inputs(PDL: tl.constexpr):  # noqa: N803
+    """Let the next kernel be launched, and wait until all kernels before this one have ended: their results are there.
+
+    Every program calls this before it returns: the next kernel waits for this one alone. Results from before the last
+    product of matrices, which is launched as usual, may be read earlier.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

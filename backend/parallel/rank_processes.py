@@ -2,7 +2,6 @@
 
 import logging
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from backend.errors import BackendError, DeviceError
+from backend.own_process import module_command, module_environment
 from backend.parallel.messages import STOP, Message, RankSetup
 
 log = logging.getLogger(__name__)
@@ -111,8 +111,12 @@ class RankProcesses:
 def _start(setup: RankSetup) -> _Rank:
     ours, theirs = Pipe()
     with theirs:
-        command = [sys.executable, "-P", "-m", "backend.parallel.rank_process", str(theirs.fileno())]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603
+            module_command("backend.parallel.rank_process", theirs.fileno()),
+            env=module_environment(),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
     with suppress(OSError):  # it has ended, which is noticed
         ours.send(setup)
     return _Rank(setup.rank, process, ours)

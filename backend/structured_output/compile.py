@@ -1,19 +1,22 @@
 """Compiling takes a grammar to what llguidance matches tokens with. Runs in grammar processes alone."""
 
 import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+import tokenizers
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from backend.grammar import GrammarKind
+from backend.grammar import ONE_LINE, GrammarKind, json_options
 
 WHITESPACE = r"\x20|\r?\n[\x20\t]{0,32}"
 """Between the parts of a JSON text is none, one space, or a new line with its indentation: a model might go on with
 more of it for ever.
 """
 
-JSON_OPTIONS = {
-    GrammarKind.JSON_SCHEMA: json.dumps({"whitespace_pattern": WHITESPACE}),
-    GrammarKind.JSON_LINE: json.dumps({"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}),
+JSON_STYLES: Mapping[GrammarKind, Mapping[str, Any]] = {
+    GrammarKind.JSON_SCHEMA: {"whitespace_pattern": WHITESPACE},
+    GrammarKind.JSON_LINE: ONE_LINE,
 }
 
 LIMITS = LLParserLimits(
@@ -40,9 +43,64 @@ class CompileError(Exception):
         return any(words in str(self).lower() for words in _TOO_MUCH)
 
 
+class _Literals(TokenizerWrapper):
+    """The vocabulary as llguidance takes it, with a tokenizer for the text that a grammar forces.
+
+    What a grammar says is text, and its tokens have exactly its bytes: no added token stands for its own name in it,
+    and nothing is normalised. The library's own tokenizer does both, forces the end token where a literal holds its
+    name, and then finds that the grammar allows no token.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, library: LLTokenizer, core: tokenizers.Tokenizer) -> None:
+        ids = range(library.vocab_size)
+        self.eos_token_id = library.eos_token
+        self.special_token_ids = [token for token in ids if library.is_special_token(token)]
+        self.tokens = [library.decode_bytes([token]) for token in ids]
+        self.encode_greedily: Callable[[str], list[int]] = library.greedy_tokenize
+        self._special = frozenset(self.special_token_ids)
+        self._core = _without_names(core)
+
+    def __call__(self, text: str) -> list[int]:
+        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        is_exact = self._special.isdisjoint(ids) and b"".join([self.tokens[one] for one in ids]) == text.encode()
+        return ids if is_exact else self.encode_greedily(text)
+
+
 def make_tokenizer(tokenizer_json: str, vocab_size: int, end_tokens: list[int]) -> LLTokenizer:
     """Return the vocabulary as llguidance has it, with as many tokens as the model has logits. Raises `ValueError`."""
-    return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=end_tokens)
+    library = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=end_tokens, slices=[])
+    literals = _Literals(library, tokenizers.Tokenizer.from_str(tokenizer_json))
+    made = LLTokenizer(literals, eos_token=end_tokens)
+    literals.encode_greedily = made.greedy_tokenize  # the other one's memory is free again
+    return made
+
+
+def _without_names(core: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return a tokenizer of the same words, without added tokens, and without what changes text or adds to it."""
+    empty = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    steps = {name: getattr(core, name) for name in ("normalizer", "pre_tokenizer")}
+    kept = {name: _exact(json.loads(step.__getstate__())) for name, step in steps.items() if step is not None}
+    plain = tokenizers.Tokenizer.from_str(json.dumps(empty | kept))
+    plain.model = core.model
+    return plain
+
+
+def _exact(step: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a step of a tokenizer without what changes text or adds to it; None where nothing is left of it."""
+    match step:
+        case {"type": "Sequence"}:
+            key = "normalizers" if "normalizers" in step else "pretokenizers"
+            return {**step, key: [kept for one in step[key] if (kept := _exact(one)) is not None]}
+        case {"type": "NFC" | "NFD" | "NFKC" | "NFKD" | "Prepend"}:
+            return None
+        case {"prepend_scheme": _}:
+            return {**step, "prepend_scheme": "never"}
+        case {"add_prefix_space": _}:
+            return {**step, "add_prefix_space": False}
+    return step
 
 
 def compile_grammar(tokenizer: LLTokenizer, kind: GrammarKind, source: str) -> LLMatcher:
@@ -57,7 +115,8 @@ def _translated(kind: GrammarKind, source: str) -> str:
     """Return the grammar as llguidance reads it. A schema is not parsed here: that would hold the interpreter."""
     match kind:
         case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_LINE:
-            return f'{{"grammars":[{{"json_schema":{_with_options(source.strip(), JSON_OPTIONS[kind])}}}]}}'
+            options = json.dumps(json_options(source, JSON_STYLES[kind]))
+            return f'{{"grammars":[{{"json_schema":{_with_options(source.strip(), options)}}}]}}'
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case GrammarKind.CHOICE:

@@ -1,30 +1,35 @@
 """Has grammars compiled before the sequences that ask for them are queued, within what each owner may take of it.
 
 What nobody has seen yet is compiled in a process that is killed when it takes too long, and then once more in the one
-that will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, and what it has
-compiled is kept for it, and for nobody else, up to a number of bytes: how soon an answer begins tells nobody what
-others ask for.
+that will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, its keys in turns,
+and what it has compiled is kept for it, and for nobody else, up to a number of bytes: how soon an answer begins tells
+nobody what others ask for.
 """
 
 import asyncio
 import json
+import logging
 import os
 import signal
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from select import POLLIN, poll
 from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 from backend.errors import GrammarInvalid, GrammarTooComplex
 from backend.grammar import Grammar
 from backend.structured_output.frames import receive_frame, send_frame
 from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess, NoGrammarProcess
 
-MOST_WAITING = 32  # of an owner's, behind the one that is compiled
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 32  # of a key's, behind the one that is compiled
+KEY_SHARE = 0.5  # of what an owner's may take, that one key's may whatever its other keys use
 WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
 LOOK, LEAST_SHARE = 0.05, 0.25  # seconds, and what of them a process has to get that runs while a processor is idle
 SEND_SECONDS = 0.25  # that such a process has to take what it is to compile
@@ -33,7 +38,7 @@ MOST_LATE = 2  # processes that got less: then nobody asks another one before on
 
 
 class TooManyGrammars(Exception):
-    """The owner has too many grammars waiting to be compiled, or too much compiled for what it runs at present."""
+    """The key has too many grammars waiting to be compiled, or too much compiled for what it runs at present."""
 
 
 @dataclass(slots=True)
@@ -44,7 +49,11 @@ class CompiledGrammar:
     num_bytes: int
     seconds: float  # of a processor, that compiling it took
     process: MatchingProcess  # that has it
-    num_users: int = 0  # sequences, queued or running, that need it
+    users: Counter[str] = field(default_factory=Counter)  # by key, those queued or running that need it
+
+    @property
+    def num_users(self) -> int:
+        return self.users.total()
 
     @property
     def owner(self) -> str:
@@ -214,11 +223,18 @@ def _answers(process: ForkedProcess, seconds: float) -> bool:
     return bool(links.poll(1000 * seconds))
 
 
+def _log_failure(start: "Future[Any]") -> None:
+    if not start.cancelled() and (error := start.exception()) is not None:
+        log.error("no answer can have a grammar: %s", error)
+
+
 class GrammarCompiler:
     """Keeps what was compiled. Its methods are called by one thread, which is never held up but by `compile_now`."""
 
     def __init__(self, processes: GrammarProcesses, owner_bytes: int = 64 << 20, num_compiling: int = 1) -> None:
-        """`owner_bytes` is what compiled grammars of one owner may take; `num_compiling` are compiled at a time."""
+        """`owner_bytes` is what compiled grammars of one owner may take, and beyond it those of a key that uses no more
+        than `KEY_SHARE` of it; `num_compiling` are compiled at a time.
+        """
         self.processes = processes
         self.owner_bytes = owner_bytes
         self.num_hits = self.num_misses = self.num_invalid = self.num_too_complex = 0
@@ -226,37 +242,42 @@ class GrammarCompiler:
         self.on_compiled: list[Callable[[str, float], object]] = []  # with the owner, and seconds of a processor
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()  # by hash, the last used last
         self._bytes: dict[str, int] = {}  # by owner, of what is compiled
-        self._turns: dict[str, asyncio.Lock] = {}  # by owner, while any of its grammars waits to be compiled
-        self._waiting: dict[str, int] = {}
+        self._used = Counter[tuple[str, str]]()  # by owner and key, bytes of what its requests need
+        self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()  # by owner, and by key
+        self._waiting = Counter[tuple[str, str]]()  # by owner and key
         self._idle = _IdleProcesses(processes)
         self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
 
     def start(self) -> None:
         """Have the processes start that the first grammar needs, which takes seconds where the vocabulary is large.
 
-        What is wrong with it, whoever asks for a grammar is told.
+        What is wrong with it is logged, and told whoever asks for a grammar.
         """
-        self._threads.submit(self.processes.matching, 0)
+        self._threads.submit(self.processes.matching, 0).add_done_callback(_log_failure)
 
-    async def acquire(self, grammar: Grammar) -> CompiledGrammar:
+    async def acquire(self, grammar: Grammar, key: str = "") -> CompiledGrammar:
         """Return a grammar that was compiled, and stays so until it is released. What only waits may be cancelled.
 
         Raises `GrammarInvalid`, and `TooManyGrammars` or `NoGrammarProcess` for what may be tried again later.
         """
         if (found := self._find(grammar)) is not None:
-            return self._use(found)
-        owner = grammar.owner
-        if self._waiting.get(owner, 0) > MOST_WAITING:
+            return self._use(found, key)
+        whose = grammar.owner, key
+        if self._waiting[whose] > MOST_WAITING:
             raise TooManyGrammars(f"{MOST_WAITING} grammars wait to be compiled, which is the most that may")
-        self._waiting[owner] = self._waiting.get(owner, 0) + 1
+        self._waiting[whose] += 1
         try:
-            async with self._turns.setdefault(owner, asyncio.Lock()):
+            # a key has one of its grammars wait for its owner's turn, so that its owner's keys take turns
+            async with self._turn(*whose), self._turn(grammar.owner):
                 found = self._find(grammar)
-                return self._use(found if found is not None else await self._compile(grammar))
+                return self._use(found if found is not None else await self._compile(grammar, key), key)
         finally:
-            self._waiting[owner] -= 1
-            if not self._waiting[owner]:
-                del self._waiting[owner], self._turns[owner]
+            self._waiting[whose] -= 1
+            if not self._waiting[whose]:
+                del self._waiting[whose]
+
+    def _turn(self, *whose: str) -> asyncio.Lock:
+        return self._turns.setdefault(whose, asyncio.Lock())
 
     def compile_now(self, grammar: Grammar) -> CompiledGrammar:
         """Return a grammar as `acquire` does, once it is compiled; meanwhile the caller waits."""
@@ -268,12 +289,12 @@ class GrammarCompiler:
             except GrammarInvalid as error:
                 self._count(error)
                 raise
-            found = self._keep(found)
-        return self._use(found)
+            found = self._keep(found, "")
+        return self._use(found, "")
 
-    def release(self, compiled: CompiledGrammar) -> None:
+    def release(self, compiled: CompiledGrammar, key: str = "") -> None:
         """Take note that one that has acquired a grammar has no use for it any more."""
-        compiled.num_users -= 1
+        self._unuse(compiled, key)
         self._trim(compiled.owner)
 
     def release_all(self, several: Iterable[CompiledGrammar]) -> None:
@@ -286,9 +307,19 @@ class GrammarCompiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.processes.stop()
 
-    def _use(self, compiled: CompiledGrammar) -> CompiledGrammar:
-        compiled.num_users += 1
+    def _use(self, compiled: CompiledGrammar, key: str) -> CompiledGrammar:
+        if not compiled.users[key]:
+            self._used[compiled.owner, key] += compiled.num_bytes
+        compiled.users[key] += 1
         return compiled
+
+    def _unuse(self, compiled: CompiledGrammar, key: str) -> None:
+        compiled.users[key] -= 1
+        if not compiled.users[key]:
+            del compiled.users[key]
+            self._used[compiled.owner, key] -= compiled.num_bytes
+            if not self._used[compiled.owner, key]:
+                del self._used[compiled.owner, key]
 
     def _find(self, grammar: Grammar) -> CompiledGrammar | None:
         """Return what is compiled of it, unless the process that had it is gone."""
@@ -299,12 +330,12 @@ class GrammarCompiler:
             return found
         return None
 
-    async def _compile(self, grammar: Grammar) -> CompiledGrammar:
+    async def _compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
         job, loop = _Job(grammar, self.processes, self._idle), asyncio.get_running_loop()
 
         def ended(work: Future[CompiledGrammar]) -> None:
             with suppress(RuntimeError):  # the loop is closed by now
-                loop.call_soon_threadsafe(self._given_up, job, grammar.owner, work)
+                loop.call_soon_threadsafe(self._given_up, job, grammar.owner, key, work)
 
         work = self._threads.submit(job.run)
         try:
@@ -316,16 +347,16 @@ class GrammarCompiler:
         except GrammarInvalid as error:
             self._failed(grammar.owner, error)
             raise
-        return self._keep(compiled)
+        return self._keep(compiled, key)
 
-    def _given_up(self, job: _Job, owner: str, work: Future[CompiledGrammar]) -> None:
+    def _given_up(self, job: _Job, owner: str, key: str, work: Future[CompiledGrammar]) -> None:
         """Charge what was spent on a grammar that its owner has given up, and keep it if it was done all the same."""
         if work.cancelled():
             return  # it had not begun
         error = work.exception()
         if error is None:
             with suppress(TooManyGrammars):
-                self._keep(work.result())
+                self._keep(work.result(), key)
         elif isinstance(error, GrammarInvalid):
             self._failed(owner, error)
         else:
@@ -345,7 +376,7 @@ class GrammarCompiler:
         for tell in self.on_compiled:
             tell(owner, seconds)
 
-    def _keep(self, compiled: CompiledGrammar) -> CompiledGrammar:
+    def _keep(self, compiled: CompiledGrammar, key: str) -> CompiledGrammar:
         """Keep what was compiled, at the cost of what its owner has not used for longest."""
         owner, name = compiled.owner, compiled.grammar.hash
         self.num_misses += 1
@@ -355,10 +386,11 @@ class GrammarCompiler:
             return before
         self._bytes[owner] = self._bytes.get(owner, 0) + compiled.num_bytes
         self._compiled[name] = compiled
-        compiled.num_users += 1  # it is not given up for itself
+        self._use(compiled, key)  # it is not given up for itself
         self._trim(owner)
-        compiled.num_users -= 1
-        if self._bytes.get(owner, 0) > self.owner_bytes:
+        used = self._used[owner, key]
+        self._unuse(compiled, key)
+        if self._bytes.get(owner, 0) > self.owner_bytes and used > KEY_SHARE * self.owner_bytes:
             self._forget(compiled)
             raise TooManyGrammars(
                 f"the compiled grammars of what runs and waits take more than {self.owner_bytes} bytes; use fewer "

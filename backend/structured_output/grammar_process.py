@@ -192,6 +192,7 @@ class _Matching:
         self._compiled: dict[bytes, LLMatcher] = {}
         self._slots: dict[int, _Slot] = {}
         self._layout = setup.layout
+        self._end_tokens = setup.end_tokens
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
         self._bytes = memoryview(shared)
         self._words = self._bytes.cast("i")
@@ -265,7 +266,7 @@ class _Matching:
         self._slots.pop(slot, None)
         if compiled is not None:
             self._words[self._working_on] = slot
-            self._slots[slot] = _Slot(SlotMatcher(compiled), may_jump)
+            self._slots[slot] = _Slot(SlotMatcher(compiled, self._end_tokens), may_jump)
 
     def _row(self, slot: int, start: int, length: int) -> tuple[RowStatus, int]:
         """Take over a slot's output; fill its mask and say which tokens are forced. Returns how many are of use."""
@@ -282,8 +283,13 @@ class _Matching:
         if forced:
             self._bytes[begin:end] = self._none
             self._bytes[begin + forced[0] // 8] = 1 << forced[0] % 8
-        elif status is RowStatus.MASKED and self._bytes[begin:end] == self._none:
-            status = RowStatus.NOTHING
+        elif status is RowStatus.MASKED:
+            for token in self._end_tokens:
+                place, bit = begin + token // 8, 1 << token % 8
+                if self._bytes[place] & bit and not matcher.may_end_with(token):
+                    self._bytes[place] ^= bit
+            if self._bytes[begin:end] == self._none:
+                status = RowStatus.NOTHING
         words[layout.statuses + slot] = status
         count = min(len(forced), MOST_FORCED) if known.may_jump else 0
         words[layout.num_forced + slot] = count

@@ -13,11 +13,15 @@ class Matcher(Protocol):
 
     def is_error(self) -> bool: ...
 
+    def is_accepting(self) -> bool: ...
+
     def stop_reason(self) -> str: ...
 
     def consume_token(self, sampled_token: int) -> bool: ...
 
     def compute_ff_tokens(self) -> list[int]: ...
+
+    def validate_tokens(self, tokens: list[int]) -> int: ...
 
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
 
@@ -28,11 +32,14 @@ class SlotMatcher:
     Where the grammar leaves one continuation, its tokens are `forced`: worked out once, and then the mask of each of
     their places has one bit, until another token is consumed. All of it depends on the output alone: who consumes the
     same tokens again has the same masks again.
+
+    No token is forced that the library does not allow, nor one that ends the answer.
     """
 
-    def __init__(self, compiled: Matcher) -> None:
+    def __init__(self, compiled: Matcher, end_tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         self.forced: list[int] = []
+        self._end_tokens = frozenset(end_tokens)
         self._compiled = compiled
         self._matcher = compiled.deep_copy()
         self._looked_at = -1  # tokens that there were when it was worked out what is forced behind them
@@ -74,6 +81,13 @@ class SlotMatcher:
             return RowStatus.MASKED
         return RowStatus.EXHAUSTED if matcher.stop_reason().endswith("TooComplex") else RowStatus.NOTHING
 
+    def may_end_with(self, token: int) -> bool:
+        """Whether the output matches, as it is or with this token behind it: a grammar may name one that ends it."""
+        if self._matcher.is_accepting():
+            return True
+        ended = self._matcher.deep_copy()
+        return ended.consume_token(token) and ended.is_accepting()
+
     def _consume(self, token: int) -> None:
         self._force()
         if self.forced:
@@ -83,4 +97,9 @@ class SlotMatcher:
     def _force(self) -> None:
         if not self.forced and self._looked_at != len(self.tokens) and not self._matcher.is_error():
             self._looked_at = len(self.tokens)
-            self.forced = self._matcher.compute_ff_tokens()
+            forced = self._matcher.compute_ff_tokens()
+            if forced:
+                del forced[self._matcher.validate_tokens(forced) :]
+                if not self._end_tokens.isdisjoint(forced):
+                    del forced[next(place for place, token in enumerate(forced) if token in self._end_tokens) :]
+            self.forced = forced

@@ -7,7 +7,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -17,6 +16,7 @@ from typing import Any
 
 from backend.errors import GrammarInvalid
 from backend.grammar import Grammar
+from backend.own_process import module_command, module_environment
 from backend.structured_output.frames import receive_frame, send_frame
 from backend.structured_output.mask_time import MaskTime
 from backend.structured_output.process_setup import ProcessSetup
@@ -133,14 +133,18 @@ class GrammarProcesses:
             ours, theirs = socket.socketpair()
             with theirs:
                 fds = (theirs.fileno(), self.memory.fd)
-                command = [sys.executable, "-P", "-m", "backend.structured_output.grammar_process", *map(str, fds)]
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)  # noqa: S603
+                self._process = subprocess.Popen(  # noqa: S603
+                    module_command("backend.structured_output.grammar_process", *fds),
+                    env=module_environment(),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=fds,
+                )
             ours.settimeout(START_SECONDS)
             send_frame(ours, json.dumps(asdict(self.setup)).encode())
             try:
                 error = json.loads(receive_frame(ours))["error"]
             except (EOFError, OSError) as failure:
-                error = f"its process does not start ({failure})"
+                error = f"its process does not start ({str(failure) or 'it ends, and has written why'})"
             if error is not None:
                 ours.close()
                 self._end_all()

@@ -11,13 +11,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from os import urandom
 from typing import Any, TypeVar, cast
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
@@ -28,6 +29,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from backend.errors import InvalidRequest, ModelLoadError
+from backend.text.control_tokens import PLAIN, ControlTokens, Marking
 
 Message = Mapping[str, Any]
 MAX_SOURCE = 2**20  # characters; the longest templates in use have some 20,000
@@ -54,26 +56,34 @@ class ChatTemplate:
 
     It renders what `transformers.apply_chat_template` renders. The sandbox is immutable and keeps a template away from
     Python's internals; its time and memory are bounded. Clients never supply one.
-
-    A message that holds the text of a special token ("<|eot_id|>") reaches the tokenizer as it is, the default also of
-    transformers and vLLM. It confuses only its own conversation; applications that embed foreign text remove it.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str = "chat_template") -> None:
-        """`special_tokens` are the names a template may print: bos_token, eos_token and so on."""
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        origin: str = "chat_template",
+        control: ControlTokens | None = None,
+    ) -> None:
+        """`special_tokens` are the names a template may print: bos_token, eos_token and so on. `control` are the tokens
+        that a prompt has from the template alone; None: those that a request spells are in it as well.
+        """
         self.source = source
         self._special_tokens = dict(special_tokens)
-        self._environment = _environment()
+        self._control = control
         try:
-            self._template = self._environment.from_string(_bounded(source))
+            self._template = self._compiled(None)
             self.call_id_length = int(found[1]) if (found := _CALL_ID_LENGTH.search(source)) else None
-            self.variables = frozenset(find_undeclared_variables(self._environment.parse(source)))
-            self._template.globals = dict(self._template.globals)  # a chain of maps, copied for each rendering
+            self.variables = frozenset(find_undeclared_variables(self._template.environment.parse(source)))
+            marked = control and self._compiled(control)
         except (TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as exc:
             raise ModelLoadError(
                 f"{origin}: the chat template does not compile: {_reason(exc)}; correct or remove it"
             ) from exc
         self._try_out(origin)
+        self._is_marked = False
+        if control and marked and self._keeps_marks(marked, control):
+            self._template, self._is_marked = marked, True
 
     def render(
         self,
@@ -82,42 +92,93 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the prompt text, special tokens included: encode it with `add_special_tokens=False`.
+        """Return the prompt text, special tokens included: encode it with `add_special_tokens=False`, and whole: it may
+        be a `PartedText`.
 
         `continue_final_message`: it ends where the last message does, so that the answer goes on with it.
-        `variables` are what the template may read besides, such as `tools`; `self.variables` says which it does.
+        `variables` are what the template may read besides, such as `tools`; `self.variables` says which it does. No
+        text holds a lone surrogate.
 
         Raises `InvalidRequest` on `messages` when the template refuses them (say, an order of roles), fails, or takes
         more time or memory than a template is allowed.
         """
+        written, control = partial(self._written, add_generation_prompt, continue_final_message), self._control
         try:
-            if continue_final_message:
-                return self._continued(messages, **variables)
-            return self._rendered(messages, add_generation_prompt, **variables)
+            text = written(messages, variables)
+            if control is None:
+                return text
+            if self._is_marked:
+                return control.prompt(text)
+            neutral = written(*control.neutral((messages, variables))) if control.count(text) else text
+            if control.count(text) != control.count(neutral):
+                raise TemplateError("a text in them spells a control token of the model: leave it out")
+            return text
         except Exception as exc:  # a template is code of its own: it can raise whatever Python can
-            raise InvalidRequest(f"the chat template refuses these messages: {_reason(exc)}", "messages") from exc
+            reason = control.plain(_reason(exc)) if control else _reason(exc)
+            raise InvalidRequest(f"the chat template refuses these messages: {reason}", "messages") from exc
+
+    def _compiled(self, control: ControlTokens | None) -> Template:
+        special_tokens = self._special_tokens
+        if control is not None:
+            special_tokens = {name: control.marked(text) for name, text in special_tokens.items()}
+        template = _environment(control).from_string(_bounded(self.source))
+        template.globals = {**template.globals, **special_tokens}  # no chain of maps, copied for each rendering
+        return template
 
     def _try_out(self, origin: str) -> None:
         """Refuse a template that fails on a greeting. Whatever else it says against one may be its rule."""
         try:
-            self._rendered([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+            self._rendered(self._template, _GREETING, True, {})
         except TemplateOverrun as exc:
             raise ModelLoadError(f"{origin}: the chat template cannot be served: {exc}; correct or remove it") from exc
         except Exception:  # noqa: BLE001, S110 - a template is code of its own, and may want other messages
             pass
 
-    def _continued(self, messages: Sequence[Message], **variables: Any) -> str:
+    def _keeps_marks(self, marked: Template, control: ControlTokens) -> bool:
+        """Whether the template writes all of its control tokens such that they can be told from those of requests."""
+        for messages in (_GREETING, _CONVERSATION):
+            with suppress(Exception):  # what it refuses here it may refuse
+                text = self._rendered(self._template, messages, True, {"tools": _TOOLS})
+                prompt = control.prompt(self._rendered(marked, messages, True, {"tools": _TOOLS}))
+                if type(prompt) is not str or control.count(prompt) != control.count(text):
+                    return False
+        return True
+
+    def _written(
+        self,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+    ) -> str:
+        if not continue_final_message:
+            return self._rendered(self._template, messages, add_generation_prompt, variables)
         mark = f"\u241f{urandom(8).hex()}\u241f"  # no text that anybody could have sent
         last = {**messages[-1], "content": f"{messages[-1]['content']}{mark}"}
-        text, found, _ = self._rendered([*messages[:-1], last], False, **variables).rpartition(mark)
+        text, found, _ = self._rendered(self._template, [*messages[:-1], last], False, variables).rpartition(mark)
         if not found:
             raise TemplateError("it leaves out the end of the last message, which can therefore not be continued")
         return text
 
-    def _rendered(self, messages: Sequence[Message], add_generation_prompt: bool, **variables: Any) -> str:
-        context = {**self._special_tokens, "tools": None, "documents": None, **variables}
+    def _rendered(
+        self, template: Template, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        context: dict[str, Any] = {"tools": None, "documents": None, **variables}
         context |= {"messages": [dict(message) for message in messages], "add_generation_prompt": add_generation_prompt}
-        return self._environment.guard.rendering(lambda: self._template.render(context))
+        return cast(GuardedEnvironment, template.environment).guard.rendering(lambda: template.render(context))
+
+
+_GREETING: list[Message] = [{"role": "user", "content": "Hi"}]
+_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
+_CONVERSATION: list[Message] = [
+    {"role": "system", "content": "Hi"},
+    *_GREETING,
+    {"role": "assistant", "content": "Hi", "reasoning_content": "Hi"},
+    *_GREETING,
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": "Hi"},
+]
+_TOOLS = [{"type": "function", "function": {"name": "f", "description": "Hi", "parameters": {"type": "object"}}}]
 
 
 def _reason(exc: Exception) -> str:
@@ -131,8 +192,9 @@ def _bounded(source: str) -> str:
     return source
 
 
-def _environment() -> "GuardedEnvironment":
-    environment = GuardedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+def _environment(control: ControlTokens | None) -> "GuardedEnvironment":
+    extensions = [_GenerationBlock, loopcontrols]
+    environment = GuardedEnvironment(control, trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.add_filter("tojson", _to_json)
     environment.globals |= {
         "raise_exception": _raise_exception,
@@ -257,18 +319,25 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, control: ControlTokens | None = None, **options: Any) -> None:
+        """Templates mark the `control` tokens that they write."""
         super().__init__(**options)
         self.guard = Guard()
+        self._control = control
         self.filters = {name: self._bounded(name, filter_) for name, filter_ in self.filters.items()}
         ours = (("loop", self.guard.loop), ("emit", self.guard.emit), ("concatenated", self.guard.concatenated))
-        self.filters |= {f"guard.{name}": function for name, function in ours}
+        self.filters |= {f"guard.{name}": function for name, function in ours} | {PLAIN: self._plain}
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         self.filters[name] = self._bounded(name, function)
 
     def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
+        if self._control is not None:
+            source = Marking(self._control).visit(source)
         return super()._generate(_Guarding().visit(source), *args, **options)
+
+    def _plain(self, value: Any) -> Any:
+        return self._control.plain(value) if self._control and isinstance(value, str) else value
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return what the sandbox returns. A field of a message comes without the exception that the sandbox catches

@@ -106,9 +106,10 @@ class IncrementalDetokenizer:
 
     - A character is sent when its last byte has come. Bytes that can never become one are sent as U+FFFD as soon as
       that is certain, so at most three bytes wait.
-    - For byte-level BPE the text equals `Tokenizer.decode` of all ids. With byte fallback it does as long as the byte
-      tokens are valid UTF-8; where they are not, `decode` gives up a whole run of bytes, and the valid ones among them
-      are kept here. Other decoders (Metaspace, WordPiece) are read through a window of at most `HELD_TOKENS`.
+    - For byte-level BPE the text equals `Tokenizer.decode` of all ids, but for an unfinished character at the end, of
+      which nothing is sent. With byte fallback it does as long as the byte tokens are valid UTF-8; where they are not,
+      `decode` gives up a whole run of bytes, and the valid ones among them are kept here. Other decoders (Metaspace,
+      WordPiece) are read through a window of at most `HELD_TOKENS`.
     - No part of a stop string is sent, unless `include_stop`; `stopped` names the one that ended the text.
     - `prompt_tail` are the last few ids of the prompt when the output continues its text, as in a completion: a leading
       space survives, and a character begun there is completed. Leave it empty where the answer is a text of its own.
@@ -152,7 +153,7 @@ class IncrementalDetokenizer:
         return [text for token_id in token_ids if (text := self.push((token_id,)))]
 
     def finish(self) -> str:
-        """Return the rest, when the ids have ended: held text and bytes of an unfinished character; "" after a stop."""
+        """Return the rest, when the ids have ended: the text held back for stop strings; "" after a stop."""
         if self._matcher is None:
             return self._decoder.finish()
         return self._matcher.push(self._decoder.finish()) + self._matcher.finish()
@@ -207,8 +208,8 @@ class _ByteDecoder:
         return self.push((token_id,)) if text is None else text
 
     def finish(self) -> str:
-        text, self._pending = self._pending.decode("utf-8", "replace"), b""
-        return text
+        self._pending = b""
+        return ""
 
     def _strip(self, text: str) -> str:
         dropped = 0
@@ -247,7 +248,7 @@ class _WindowDecoder:
         return text
 
     def finish(self) -> str:
-        return self._new_text()
+        return self._new_text().rstrip(_INCOMPLETE)
 
     def _new_text(self) -> str:
         return self._decode(self._context + self._held)[len(self._decode(self._context)) :]

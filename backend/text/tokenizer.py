@@ -1,17 +1,21 @@
 """A tokenizer turns text into token ids and back, and messages into prompt text, from a model directory."""
 
 import asyncio
+import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from sys import maxsize
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 
 from backend.errors import InvalidRequest, ModelLoadError, TooManyTokens
 from backend.json_file import JsonFile
 from backend.text.chat_template import ChatTemplate, Message
+from backend.text.control_tokens import ControlTokens, PartedText
 from backend.text.response_templates.builtin import builtin_template
 from backend.text.response_templates.template import ResponseTemplate, TemplateError
 from backend.text.token_bytes import TokenBytes, byte_decoding
@@ -19,11 +23,14 @@ from backend.text.token_bytes import TokenBytes, byte_decoding
 INLINE_CHARS = 2048  # encoded on the calling thread in well under a millisecond; longer texts go to the pool
 _ENCODE_THREADS = 2
 _NORMALIZED_CHARS = 4  # most characters that a normalizer makes one of (NFC, NFKC)
+_PARTS_AT_ONCE = 256  # that are encoded, of a `PartedText`
+_BEFORE = "\n"  # a part, so that no tokenizer takes it for the beginning of a text
 _FILL_IN_THE_MIDDLE = [  # what stands before the text before, before the text behind, and before the answer
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
 ]
+ChatControlTokens = Literal["text", "parsed"]
 _SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 
 
@@ -41,8 +48,9 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_template: ChatTemplate | None = None,
         response_template: ResponseTemplate | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`special_tokens` maps names such as eos_token to their text."""
+        """`special_tokens` maps names such as eos_token to their text; `config` is the checkpoint's own."""
         self.response_template = response_template  # None: the text of an answer is its content
         core.no_truncation()
         core.no_padding()
@@ -50,6 +58,9 @@ class Tokenizer:
         self._core = core
         self._chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
+        template = {} if chat_template is None else {"chat_template": chat_template.source}
+        told = {"tokenizer_class": "PreTrainedTokenizerFast", **(config or {}), **self._special_tokens, **template}
+        self.info = json.dumps(told, ensure_ascii=False).encode("utf-8", "replace")  # its configuration, as JSON
         self.vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # highest id + 1
         self._longest_token = max(map(len, core.get_vocab(with_added_tokens=True)), default=1)
         self.bos_token_id = self._special_id("bos_token")
@@ -68,16 +79,22 @@ class Tokenizer:
         self._pool = ThreadPoolExecutor(_ENCODE_THREADS, thread_name_prefix="tokenizer")
 
     @classmethod
-    def from_dir(cls, model_dir: Path, model_vocab_size: int) -> "Tokenizer":
+    def from_dir(
+        cls, model_dir: Path, model_vocab_size: int, chat_control_tokens: ChatControlTokens = "text"
+    ) -> "Tokenizer":
         """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja, all but the
         first optional. Raises `ModelLoadError` naming the file, also when it holds ids that the model has no row for.
+
+        `chat_control_tokens` says what becomes of control tokens that messages spell.
         """
         path = model_dir / "tokenizer.json"
-        config = _optional(model_dir / "tokenizer_config.json")
+        core, config = _read_core(path), _optional(model_dir / "tokenizer_config.json")
         special_tokens = _special_tokens(config, _optional(model_dir / "special_tokens_map.json"))
-        found = _read_chat_template(model_dir, config)
-        template = ChatTemplate(found[0], special_tokens, origin=found[1]) if found else None
-        tokenizer = cls(_read_core(path), special_tokens, template, _read_response_template(config, found))
+        found, template = _read_chat_template(model_dir, config), None
+        if found:
+            control = control_tokens(core, found[0]) if chat_control_tokens == "text" else None
+            template = ChatTemplate(found[0], special_tokens, found[1], control)
+        tokenizer = cls(core, special_tokens, template, _read_response_template(config, found), config.values)
         if tokenizer.vocab_size > model_vocab_size:
             raise ModelLoadError(
                 f"{path}: the highest token id is {tokenizer.vocab_size - 1}, but the model has {model_vocab_size} "
@@ -96,6 +113,8 @@ class Tokenizer:
 
         Raises `TooManyTokens` for a long text that has more than `most`: a list of them would hold the interpreter.
         """
+        if isinstance(text, PartedText):
+            return self._encode_parts(text, add_special_tokens, most)
         try:
             (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as exc:  # only lone surrogates make a str unacceptable
@@ -103,6 +122,22 @@ class Tokenizer:
         if len(encoding) > most:
             raise TooManyTokens(len(encoding), most)
         return encoding.ids
+
+    def _encode_parts(self, text: PartedText, add_special_tokens: bool, most: int) -> list[int]:
+        parts = text.parts()
+        first = next(parts)
+        ids, before = self.encode(first, False), self.encode(_BEFORE, False)
+        behind = list[int]()
+        if add_special_tokens:
+            ids, behind = _around(ids, self.encode(first, True))
+        while len(ids) <= most and (some := list(islice(parts, _PARTS_AT_ONCE))):
+            encodings = self._core.encode_batch_fast([_BEFORE + part for part in some], add_special_tokens=False)
+            for part, encoding in zip(some, encodings, strict=True):
+                begins_alike = encoding.ids[: len(before)] == before
+                ids += encoding.ids[len(before) :] if begins_alike else self.encode(part, False)
+        if len(ids) > most:
+            raise TooManyTokens(len(ids), most, at_least=True)
+        return ids + behind
 
     async def encode_async(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
         """Encode as `encode` does, without holding the event loop for more than a short text."""
@@ -162,6 +197,33 @@ class Tokenizer:
     def _special_id(self, name: str) -> int | None:
         text = self._special_tokens.get(name)
         return None if text is None else self._core.token_to_id(text)
+
+
+def control_tokens(core: tokenizers.Tokenizer, chat_template: str) -> ControlTokens | None:
+    """Return the tokens by which a model is told who speaks, thinks or calls: special ones, and others that are written
+    in angle brackets or in the chat template. Added tokens besides, such as runs of spaces, are texts as any other.
+    None: there are none.
+    """
+    added = [
+        token
+        for token in core.get_added_tokens_decoder().values()
+        if len(token.content) > 1 and not token.content.isspace()
+    ]
+    control = [
+        token
+        for token in added
+        if token.special or re.fullmatch("<.*>", token.content) or token.content in chat_template
+    ]
+    is_normalized = core.normalizer is not None and any(token.normalized for token in control)
+    normalize = core.normalizer.normalize_str if is_normalized else None
+    return ControlTokens([token.content for token in control], normalize) if control else None
+
+
+def _around(ids: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
+    """Return what stands before and up to the end of `ids` in `whole`, and what stands behind them."""
+    ends = range(len(whole), len(ids) - 1, -1)
+    end = next((end for end in ends if whole[end - len(ids) : end] == ids), len(whole))
+    return whole[:end], whole[end:]
 
 
 def remember_no_words(model: Any) -> None:

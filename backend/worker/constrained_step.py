@@ -2,8 +2,8 @@
 
 import threading
 from array import array
+from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,33 +12,47 @@ from backend.config import EngineConfig
 from backend.kernels.ops import Ops
 from backend.scheduler.batch import NO_TOKEN_ALLOWED, StepOutput
 from backend.structured_output.masks import ConstrainedRows, Masks, TokenMasks
+from backend.worker.device_stream import DeviceStream
+from backend.worker.logits_processors import WORD_BITS
 
 
 class MaskBuffers:
-    """Memory for masks on their way to a device, one for each step that may be in flight; on a CPU there is none."""
+    """Memory for masks on their way to a device, all of it there before the first request; on a CPU there is none.
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
-        self._device = device
-        self._num_seqs = config.max_num_seqs
-        self._pinned: list[Tensor] = []
-        self._count = config.steps_in_flight
+    On the host there is a piece for each step that may be in flight; on the device steps follow one another.
+    """
+
+    def __init__(self, config: EngineConfig, vocab_size: int, stream: DeviceStream) -> None:
+        shape, device = (config.max_num_seqs, -(-vocab_size // WORD_BITS)), stream.device
+        self._is_copied = device.type != "cpu"
+        if self._is_copied:
+            self._pieces = deque(
+                (_ints(stream, shape[0] * shape[1]).view(shape), _ints(stream, shape[0]))
+                for _ in range(config.steps_in_flight)
+            )
+            self._masks = torch.zeros(shape, dtype=torch.int32, device=device)
+            self._rows = torch.zeros(shape[0], dtype=torch.int32, device=device)
 
     def place(self, masks: Masks, num_rows: int) -> tuple[Tensor, Tensor]:
         """Return masks [masks, words] and the mask of each row [rows] int32, -1 where it has none, on the device."""
         indices, slots = [-1] * num_rows, list(masks.slots.values())
-        is_copied = self._device.type != "cpu"
-        for row, mask in zip(masks.slots, range(len(slots)) if is_copied else slots, strict=True):
+        for row, mask in zip(masks.slots, range(len(slots)) if self._is_copied else slots, strict=True):
             indices[row] = mask
-        if not is_copied:
-            return masks.words, torch.frombuffer(array("i", indices), dtype=torch.int32)
-        if len(self._pinned) < self._count:
-            size = (self._num_seqs, masks.words.shape[1])
-            self._pinned.append(torch.empty(size, dtype=torch.int32, pin_memory=True))
-        else:
-            self._pinned.append(self._pinned.pop(0))
-        words = torch.index_select(masks.words, 0, torch.tensor(slots), out=self._pinned[-1][: len(slots)])
-        move: dict[str, Any] = {"device": self._device, "non_blocking": True}
-        return words.to(**move), torch.tensor(indices, dtype=torch.int32, pin_memory=True).to(**move)
+        row_masks = torch.frombuffer(array("i", indices), dtype=torch.int32)
+        if not self._is_copied:
+            return masks.words, row_masks
+        self._pieces.rotate(1)
+        words, rows = self._pieces[0][0][: len(slots)], self._pieces[0][1][:num_rows]
+        torch.index_select(masks.words, 0, torch.tensor(slots), out=words)
+        rows.copy_(row_masks)
+        return (
+            self._masks[: len(slots)].copy_(words, non_blocking=True),
+            self._rows[:num_rows].copy_(rows, non_blocking=True),
+        )
+
+
+def _ints(stream: DeviceStream, count: int) -> Tensor:
+    return stream.staging(4 * count).view(torch.int32)
 
 
 class ConstrainedStep:
@@ -48,12 +62,12 @@ class ConstrainedStep:
     """
 
     def __init__(
-        self, rows: ConstrainedRows, masks: TokenMasks, buffers: MaskBuffers, before: Callable[[], None]
+        self, rows: ConstrainedRows, masks: TokenMasks, buffers: MaskBuffers, before: Callable[[], object]
     ) -> None:
         """`before` returns once `TokenMasks.sampled` has what the step before has sampled."""
         self.may_jump = rows.may_jump
         self._masks, self._buffers = masks, buffers
-        self._pending: tuple[ConstrainedRows, Callable[[], None]] | None = rows, before
+        self._pending: tuple[ConstrainedRows, Callable[[], object]] | None = rows, before
         self._following = [row[:2] for row in rows.asked if row[-1]]  # rows whose newest token the step before sampled
         self._taken: Masks | None = None
         self._is_settled = threading.Event()

@@ -1,5 +1,6 @@
 """Errors of a device are explained here, each with its remedy."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from subprocess import CalledProcessError
@@ -8,6 +9,9 @@ import torch
 
 from backend.errors import BackendError, ConfigError, DeviceError
 
+_NO_MEMORY = re.compile(r"\bCUDA\b.*\bout of memory\b|_STATUS_ALLOC_FAILED|DefaultCPUAllocator")
+"""Of CUDA and Triton ("CUDA error: out of memory", "Triton Error [CUDA]: ..."), of cuBLAS and cuDNN, and of a CPU."""
+
 
 def is_device_error(error: Exception) -> bool:
     """Return True if torch, CUDA or Triton raised the error: otherwise it is a mistake of ours."""
@@ -15,8 +19,8 @@ def is_device_error(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return True if the device was out of memory. On a CPU torch says so in words alone."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    """Return True if the device, or the host for it, was out of memory: many say so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or _NO_MEMORY.search(str(error)) is not None
 
 
 def remedy(error: Exception) -> str | None:

@@ -97,11 +97,12 @@ def check_fits(memory: DeviceMemory) -> None:
 
 
 def slot_bytes(model: ModelConfig, seqs: int) -> int:
-    """Return the bytes of the logits, of their log probabilities and of the penalties' counts of `seqs` slots; and of
-    the slice of a prompt's logits that is there at a time.
+    """Return the bytes of the logits, of their log probabilities, of the penalties' counts and of the masks, by rules
+    and by grammars, of `seqs` slots; and of the slice of a prompt's logits that is there at a time.
     """
     above = 1  # of each log probability, whether it is above that of the token
-    return seqs * model.vocab_size * (2 * LOGIT_BYTES + above + PENALTY_BYTES) + SLICE_COPIES * SLICE_BYTES
+    by_token = 2 * LOGIT_BYTES + above + PENALTY_BYTES
+    return seqs * (model.vocab_size * by_token + model.vocab_size // 4) + SLICE_COPIES * SLICE_BYTES
 
 
 def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.device) -> StepInputs:

@@ -8,6 +8,7 @@ from torch import Tensor
 from backend.kernels.ops import Ops, RowPenalties, RowSampling, SampleRows
 from backend.kernels.torch_ops import TorchOps
 from backend.scheduler.batch import NewSequence
+from backend.worker.device_stream import on_device
 from backend.worker.logits_processors import LogitsProcessors, ProcessedRows
 from backend.worker.penalties import PenaltyState
 from backend.worker.sampler import TokenChoice
@@ -82,8 +83,7 @@ class DeviceSampler:
         if processed is not None:
             processed.apply(logits)
         if forbidden:
-            pinned = self._device.type == "cuda"
-            pairs = torch.tensor(forbidden, pin_memory=pinned).to(self._device, non_blocking=True)
+            pairs = on_device(forbidden, torch.int64, self._device)
             logits.index_put_((pairs[:, 0], pairs[:, 1]), self._impossible)
         penalties = None
         if arrived is not None:

@@ -147,6 +147,15 @@ class Span:
         return round(milliseconds * 1e6) / 1e9
 
 
+def on_device(numbers: object, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers of the host, lists or arrays, on a device; the host does not wait for the copy.
+
+    Pinned once they are a tensor: torch refuses to pin what it makes of an array.
+    """
+    tensor = torch.tensor(numbers, dtype=dtype)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
 def make_device_stream(device: torch.device, captures: bool) -> DeviceStream:
     """Return the stream of a device. `captures`: graphs can hold what will run on the device, if it has graphs."""
     return CpuStream() if device.type == "cpu" else CudaStream(device, captures)

@@ -37,7 +37,10 @@ class LostStep:
         self._error = error
 
     def wait(self) -> StepOutput:
-        raise self._error
+        try:
+            raise self._error
+        finally:
+            del self._error  # its traceback has this frame: each would keep the other, and the runner with them
 
 
 class InlineDevice:

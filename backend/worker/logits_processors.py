@@ -15,6 +15,7 @@ from torch import Tensor
 from backend.kernels.ops import Ops
 from backend.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from backend.scheduler.batch import NO_TOKEN_ALLOWED, NewSequence
+from backend.worker.device_stream import on_device
 
 HISTORY = MAX_BAD_WORD_TOKENS - 1  # newest tokens of an output that a bad word can end
 WORD_BITS = 32
@@ -75,8 +76,7 @@ class LogitsProcessors:
                 self.newest[slot].copy_(self.on_device([_NONE] * (HISTORY - len(output)) + output, torch.int64))
 
     def on_device(self, numbers: object, dtype: torch.dtype) -> Tensor:
-        pinned = self._device.type == "cuda"
-        return torch.tensor(numbers, dtype=dtype, pin_memory=pinned).to(self._device, non_blocking=True)
+        return on_device(numbers, dtype, self._device)
 
     def _rules_of(self, admitted: NewSequence) -> SlotRules:
         sampling = admitted.sampling

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from backend.scheduler.batch import Batch, NewSequence, PromptLogprobs, TokenLogprobs
+from backend.worker.device_stream import on_device
 
 SLICE_BYTES = 32 << 20  # of a prompt's logits that are there at a time, in fp32
 SLICE_COPIES = 3  # of a slice: in the decoder's type and in fp32, and their log-softmax
@@ -97,7 +98,8 @@ class StepLogprobs:
         """Score the prompts' tokens, of which `hidden` [tokens, hidden] are the step's final hidden states."""
         most_rows = max(1, SLICE_BYTES // (4 * self.vocab_size))
         for part in self.parts:
-            picked, tokens = self._room(len(part.token_ids), part.count), self._on_device(part.token_ids)
+            picked = self._room(len(part.token_ids), part.count)
+            tokens = on_device(part.token_ids, torch.int64, self.device)
             for first in range(0, len(part.token_ids), most_rows):
                 rows = slice(first, min(first + most_rows, len(part.token_ids)))
                 logits = compute_logits(hidden[part.row + rows.start : part.row + rows.stop])
@@ -108,13 +110,13 @@ class StepLogprobs:
         """Score the rows that ask by `logits` [rows, vocab] as they are now."""
         if self.rows:
             most = max(self.counts)
-            asking = logits if len(self.rows) == len(logits) else logits[self._on_device(self.rows)]
+            asking = logits if len(self.rows) == len(logits) else logits[on_device(self.rows, torch.int64, self.device)]
             self._scores, self._of_rows = Scores(asking, self._most(most)), self._room(len(self.rows), most)
 
     def pick(self, tokens: Tensor) -> None:
         """Pick what is asked of the scores, now that `tokens` [rows of the step] are drawn."""
         if self._scores is not None and self._of_rows is not None:
-            chosen = tokens if len(self.rows) == len(tokens) else tokens[self._on_device(self.rows)]
+            chosen = tokens if len(self.rows) == len(tokens) else tokens[on_device(self.rows, torch.int64, self.device)]
             self._of_rows.take(0, *self._scores.of(chosen))
             self._scores = None
 
@@ -136,10 +138,6 @@ class StepLogprobs:
 
     def _room(self, rows: int, count: int) -> Picked:
         return Picked.room(rows, self._most(count), pinned=self.device.type == "cuda")
-
-    def _on_device(self, numbers: list[int]) -> Tensor:
-        pinned = self.device.type == "cuda"
-        return torch.tensor(numbers, dtype=torch.int64, pin_memory=pinned).to(self.device, non_blocking=True)
 
 
 class AskedLogprobs:

@@ -43,24 +43,39 @@ class StepSampler(Protocol):
 
 
 @dataclass(slots=True)
+class StepAhead:
+    """What the step behind a launched one has to know of it; no runner, for a runner keeps its last."""
+
+    staged: Staged
+    running: Running
+    masks: TokenMasks | None
+    behind: ConstrainedStep | None = None  # the step launched behind it, where that may tell which tokens are forced
+
+    def wait(self) -> float:
+        """Wait for the step, and have its tokens known to steps behind it, where any may need them."""
+        elapsed = self.running.wait()
+        if self.masks is not None:
+            piece, count = self.staged.piece, self.staged.num_sampled
+            self.masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
+        return elapsed
+
+
+@dataclass(slots=True)
 class LaunchedStep:
     """A step that was launched, to be waited for."""
 
     runner: "ModelRunner"
     number: int
-    staged: Staged
-    running: Running
+    work: StepAhead
     logprobs: StepLogprobs | None
     constrained: ConstrainedStep | None
-    behind: ConstrainedStep | None = None  # the step launched behind it, where that may tell which tokens are forced
 
     def wait(self) -> StepOutput:
         try:
-            elapsed = self.running.wait()
-            self.note_tokens()
+            elapsed = self.work.wait()
         except (RuntimeError, MemoryError) as error:
             raise self.runner.failure(self.number, error) from error
-        piece, count = self.staged.piece, self.staged.num_sampled
+        piece, count = self.work.staged.piece, self.work.staged.num_sampled
         token_ids, slots = piece.tokens[:count].tolist(), piece.numbers.sampled_slots[:count].tolist()
         self.runner.completed()
         output = StepOutput(self.number, token_ids, elapsed)
@@ -68,15 +83,9 @@ class LaunchedStep:
             output.logprobs, output.prompt_logprobs = self.logprobs.read()
         if self.constrained is not None:
             self.constrained.complete(output)
-        if self.behind is not None:
-            self.behind.foretell(output, slots, FORETELLING * elapsed)
+        if (behind := self.work.behind) is not None:
+            behind.foretell(output, slots, FORETELLING * elapsed)
         return output
-
-    def note_tokens(self) -> None:
-        """Have the tokens known to steps behind this one, which is done, where any may need them."""
-        if self.runner.masks is not None:
-            piece, count = self.staged.piece, self.staged.num_sampled
-            self.runner.masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
 
 
 class ModelRunner:
@@ -116,8 +125,8 @@ class ModelRunner:
         self._asked_logprobs = AskedLogprobs(decoder.config.vocab_size, self.device)
         self._swapper = Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None
         self.masks: TokenMasks | None = None  # of sequences with a grammar; None: there can be none
-        self._mask_buffers = MaskBuffers(config, self.device)
-        self._launched: LaunchedStep | None = None  # the last, where steps run before they are waited for
+        self._mask_buffers = MaskBuffers(config, decoder.config.vocab_size, self._device_stream)
+        self._launched: StepAhead | None = None  # the last, where steps run before they are waited for
         self._staged: deque[Staged] = deque()  # steps launched and not completed
         self._newest = -1  # step
 
@@ -246,9 +255,9 @@ class ModelRunner:
         finally:
             if constrained is not None and self.runs_ahead:
                 constrained.settle()
-        step = LaunchedStep(self, batch.step, staged, running, logprobs, constrained)
-        self._launched = step if self.runs_ahead else None
-        return step
+        launched = StepAhead(staged, running, self.masks)
+        self._launched = launched if self.runs_ahead else None
+        return LaunchedStep(self, batch.step, launched, logprobs, constrained)
 
     def _work(self, batch: Batch, run: Work) -> Work:
         """Return what the device's stream is to do for a batch, `run` or more."""
@@ -259,12 +268,7 @@ class ModelRunner:
         if self.masks is None or (rows := self.masks.rows_of(batch)) is None:
             return None
         launched = self._launched
-
-        def before() -> None:
-            if launched is not None:
-                launched.running.wait()
-                launched.note_tokens()
-
+        before = launched.wait if launched is not None else lambda: None
         step = ConstrainedStep(rows, self.masks, self._mask_buffers, before)
         if launched is not None and step.may_jump:
             launched.behind = step

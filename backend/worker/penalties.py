@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from backend.scheduler.batch import NewSequence
+from backend.worker.device_stream import on_device
 from backend.worker.slot_sampling import SlotSampling
 
 
@@ -85,7 +86,7 @@ class PenaltyState:
     def load(self, arrived: list[NewSequence]) -> None:
         """Start the counts of slots from the tokens that their sequences have already. The host waits for nothing."""
         for admitted in arrived:
-            tokens = self._on_device(admitted.token_ids)
+            tokens = on_device(admitted.token_ids, torch.int64, self._device)
             prompt, output = tokens[: admitted.num_prompt_tokens], tokens[admitted.num_prompt_tokens :]
             self.occurrences.in_prompt[admitted.slot].zero_().index_fill_(0, prompt, True)
             counts = self.occurrences.output_counts[admitted.slot].zero_()
@@ -106,10 +107,6 @@ class PenaltyState:
             frequency=_column(known.frequency[chosen], 0, device),
             repetition=_column(known.repetition[chosen], 1, device),
         )
-
-    def _on_device(self, token_ids: list[int]) -> Tensor:
-        pinned = self._device.type == "cuda"
-        return torch.tensor(token_ids, dtype=torch.int64, pin_memory=pinned).to(self._device, non_blocking=True)
 
 
 def _column(strengths: npt.NDArray[np.float32], off: float, device: torch.device) -> Tensor | None:

@@ -5,13 +5,18 @@ where it has a stream for them. No event orders them behind those steps, and non
 """
 
 import time
+import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from backend.errors import ConfigError
 from backend.paged_kv.kv_cache import KVCache
+from backend.roofline import show_bytes
 from backend.scheduler.batch import Batch
+from backend.worker.device_stream import on_device
 
 MEASURED_BLOCKS = 16  # copied to the host and back, to measure what a copy takes
 STAGING_BYTES = 2**23  # of a GPU's memory: 0.2 ms of its link, many times what it takes to launch a kernel and a copy
@@ -34,7 +39,10 @@ class Swapper:
         self._blocks = _rows(kv.blocks)
         on_gpu = kv.blocks.device.type == "cuda"
         shape = (num_host_blocks, self._blocks.shape[1])
-        self._host = torch.empty(shape, dtype=self._blocks.dtype, pin_memory=on_gpu)
+        self._host = torch.empty(shape, dtype=self._blocks.dtype)
+        if on_gpu:
+            _pin(self._host, kv.blocks.device)
+            weakref.finalize(self, _unpin, self._host, kv.blocks.device).atexit = False
         self._staging: Tensor | None = None
         row_bytes = self._blocks.shape[1] * self._blocks.element_size()
         if on_gpu if gathers is None else gathers:
@@ -63,8 +71,7 @@ class Swapper:
     def _staged(self, staging: Tensor, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield for each run of host blocks its staging memory, the device's blocks and the host's."""
         runs = list(_runs(pairs, len(staging)))
-        index = torch.tensor([block for _, blocks in runs for block in blocks], pin_memory=staging.is_cuda)
-        index = index.to(staging.device, non_blocking=True)
+        index = on_device([block for _, blocks in runs for block in blocks], torch.int64, staging.device)
         begin = 0
         for first, blocks in runs:
             count = len(blocks)
@@ -85,6 +92,27 @@ class Swapper:
         if self._blocks.device.type == "cuda":
             torch.cuda.synchronize(self._blocks.device)
         return time.perf_counter() - begin
+
+
+def _pin(memory: Tensor, device: torch.device) -> None:
+    """Let the device copy to and from memory of the host by itself. Torch would take twice as much of it: its own
+    allocator rounds up to a power of two. Raises `ConfigError`.
+    """
+    try:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    except RuntimeError as error:
+        with suppress(RuntimeError):
+            torch.zeros(1, device=device)  # CUDA tells it once more, and would tell whoever calls it next
+        asked = show_bytes(memory.nbytes)
+        raise ConfigError(
+            f"swap_space_bytes asks for {asked}, and no GPU can reach as much of the host: {error}"
+        ) from None
+
+
+def _unpin(memory: Tensor, device: torch.device) -> None:
+    with suppress(RuntimeError):  # of a device that has failed
+        torch.cuda.synchronize(device)
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def _rows(blocks: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from typing import Any
 
 from starlette.routing import Route
@@ -17,6 +16,7 @@ from fleet.retries import RetryBudget
 from fleet.view import ReplicaView
 from gateway.admin.endpoint import AdminRequest, Json, admin_route
 from gateway.replica.state import NO_CHANGES
+from gateway.version import VERSION
 
 PREFIX = "/admin/v1"
 
@@ -37,7 +37,7 @@ class FleetApi:
     ) -> None:
         self._fleet, self._budget, self._diagnosis, self._is_draining = fleet, budget, diagnosis, is_draining
         self._tenants = FleetTenants(fleet, weight)
-        self._version = version("sluice")
+        self._version = VERSION
         self._started = time.time()
 
     def routes(self) -> list[Route]:
@@ -71,7 +71,7 @@ class FleetApi:
             "replicas_wanted": self._replicas_wanted(),
             "attempts": fleet.picks.total(),
             "retries": budget.taken,
-            "retries_left": budget.is_left,
+            "retries_left": budget.is_left_for_all,
             "replicas": rows,
         }
 

@@ -58,7 +58,7 @@ class FleetDiagnosis:
     def _look(self) -> Look:
         fleet = self._fleet
         replicas = tuple(summarized(fleet, view) for view in fleet.views.values())
-        return Look(fleet.clock(), replicas, len(fleet.available()), self._budget.is_left)
+        return Look(fleet.clock(), replicas, len(fleet.available()), self._budget.is_left_for_all)
 
     async def _ask_all(self) -> Answers:
         """Ask all replicas at once, but for those that are lost, whose admin ports would not answer either."""

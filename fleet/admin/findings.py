@@ -8,6 +8,7 @@ from itertools import islice
 
 from fleet.admin.summary import ReplicaSummary, ToldSummary
 from fleet.view import Condition
+from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding, Severity
 
 FAR = 3.0  # times the mean backlog of the others: prompts that go to where they are cached may well leave twice
@@ -23,7 +24,7 @@ class Look:
     at: float
     replicas: tuple[ReplicaSummary, ...]
     num_available: int  # that requests may go to
-    retries_left: bool  # second attempts may be made
+    retries_left: bool  # second attempts may be made, whoever asks
 
     def those(self, condition: Condition) -> list[ReplicaSummary]:
         return [one for one in self.replicas if one.condition is condition]
@@ -46,7 +47,7 @@ class Answers:
 
 
 def fleet_findings(window: Window, answers: Answers) -> list[Finding]:
-    """Return the troubles of a fleet and of its replicas: the serious ones first, then those of the fleet."""
+    """Return the troubles of a fleet and of its replicas, `ranked`; of what is as serious, those of the fleet first."""
     found = [finding for judge in _JUDGES if (finding := judge(window)) is not None]
     own = {
         name: [one for one in findings if one.name not in OWN]
@@ -56,7 +57,7 @@ def fleet_findings(window: Window, answers: Answers) -> list[Finding]:
     silent = {one.name for one in window.after.those(Condition.SILENT)}
     unasked = {name: why for name, why in answers.problems.items() if name not in silent}
     found += [*_undiagnosed(unasked), *together(own)]
-    return sorted(found, key=lambda finding: finding.severity is not Severity.SERIOUS)
+    return ranked(found)
 
 
 def together(own: Mapping[str, Iterable[Finding]]) -> list[Finding]:
@@ -267,7 +268,7 @@ def retries_spent(window: Window) -> Finding | None:
     retried = ", ".join(f"{one.retried} of {one.attempts} at {one.name}" for one in most if one.retried)
     return Finding(
         "retries_spent",
-        "second attempts are used up: what a replica refuses or loses is no longer sent to another",
+        "a tenant's second attempts are used up: what a replica refuses or loses of it is not sent to another",
         f"tried again elsewhere: {retried or 0}",
         "replicas are overloaded or fail: add replicas, and see what their own findings and logs say",
     )

@@ -40,7 +40,7 @@ class PickEndpoint(FleetEndpoint):
     async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
         """Name the replica, and the one to fall back on. Raises `NoReplica` and `DeadlineUnmeetable`."""
         fleet, exchange = self._services.fleet, self._exchange
-        self._services.budget.requested()
+        self._services.budget.requested(request.tenant)
         view = self._pick(scope, request)
         signed = self._services.keys.fleet.header(Attempt(secrets.token_hex(16), ANY_ATTEMPT))
         headers = [(ATTEMPT_HEADER, signed), (b"x-request-id", response.request_id)]
@@ -53,7 +53,7 @@ class PickEndpoint(FleetEndpoint):
             response.status, response.started = head.status, self._services.telemetry.clock()
             served = fleet.views.get(head.served or view.name, view)
             if served is not view and served.state is not None:
-                self._services.budget.take()
+                self._services.budget.take(request.tenant)
                 fleet.retried[view.name] += 1
                 attempts.close()
                 attempts.enter_context(fleet.attempt(request, served))
@@ -88,7 +88,7 @@ class PickEndpoint(FleetEndpoint):
 
     def _fallback(self, request: RoutedRequest, view: ReplicaView) -> list[str]:
         """Return the replica for a second attempt, where the budget allows one."""
-        if not self._services.budget.is_left:
+        if not self._services.budget.is_left(request.tenant):
             return []
         other = self._services.fleet.pick(request, [view.name], self._exchange.subset)
         return [] if other is None else [other.name]

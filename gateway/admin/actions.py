@@ -72,6 +72,11 @@ class Actions:
         self._drain()
         return {"draining": True}
 
+    async def started(self, num_keys: int) -> None:
+        """Record what holds from the start: it may have been edited while no gateway saw it."""
+        target = f"policy {self._policies.current.version}"
+        await self._note_edit("gateway.start", target, f"in force; keys: {num_keys}")
+
     async def policy_changed(self, policy: Policy) -> None:
         await self._note_edit("policy.change", policy.version, "in force")
 

@@ -115,7 +115,7 @@ class Api:
         return overview(self._process, self._service, self._history, time.time())
 
     async def tenants(self, request: AdminRequest) -> Json:
-        return await self._tenants.listed()
+        return await self._tenants.listed(request.words)
 
     async def tenant(self, request: AdminRequest) -> Json:
         return await self._tenants.shown(request.name)
@@ -134,7 +134,7 @@ class Api:
         return await kv_map(self._service.core.scheduler, self._service.kv_shape.block_bytes)
 
     async def policy(self, request: AdminRequest) -> Json:
-        return await policy_report(self._service.policies)
+        return await policy_report(self._service.policies, request.words)
 
     async def policy_text(self, request: AdminRequest) -> Json:
         return await self._policy_check.text(self._service.policies.current)
@@ -147,7 +147,7 @@ class Api:
         return await self._what_ifs.of(read(PastedPolicy, JsonBody.of(request.body)))
 
     async def keys(self, request: AdminRequest) -> Json:
-        return await self._keys.listed(request.query.get("contains", ""))
+        return await self._keys.listed(request.words)
 
     async def create_key(self, request: AdminRequest) -> Json:
         return await self._keys.create(request.actor, read(NewKey, JsonBody.of(request.body)))
@@ -162,13 +162,13 @@ class Api:
         return {"refusals": await map_in_slices(self._history.refusals(), refusal_row)}
 
     async def usage(self, request: AdminRequest) -> Json:
-        return await self._usage.report(request.query)
+        return await self._usage.report(request.query, request.words)
 
     async def usage_csv(self, request: AdminRequest) -> Blob:
         return Blob((await self._usage.csv(request.query)).encode(), "text/csv; charset=utf-8")
 
     async def budgets(self, request: AdminRequest) -> Json:
-        return await self._usage.budgets()
+        return await self._usage.budgets(request.words)
 
     async def audit(self, request: AdminRequest) -> Json:
         return {"entries": await self._audit.entries()}

@@ -17,6 +17,7 @@ import orjson
 
 from gateway.errors import AuditUnavailable
 
+FILE = "audit.log"  # in the state directory
 TAIL_BYTES = 256 * 1024  # of the file's end, that is read back
 MAX_ENTRIES = 1000
 
@@ -32,9 +33,8 @@ class AuditLog:
     async def record(self, actor: str, action: str, target: str, result: str) -> None:
         """Write one entry and wait for the disk. Raises `AuditUnavailable` when it cannot be written."""
         async with self._lock:
-            entry = {"at": self._clock(), "actor": actor, "action": action, "target": target, "result": result}
             try:
-                await asyncio.to_thread(_append, self._path, orjson.dumps(entry) + b"\n")
+                await asyncio.to_thread(append_entry, self._path, self._clock(), actor, action, target, result)
             except OSError as error:
                 raise AuditUnavailable(
                     f"Nothing was changed: {self._path} cannot be written ({error.strerror})."
@@ -43,6 +43,12 @@ class AuditLog:
     async def entries(self) -> list[dict[str, Any]]:
         """Return the latest entries, the newest first, including those of earlier runs."""
         return await asyncio.to_thread(_tail, self._path)
+
+
+def append_entry(path: Path, at: float, actor: str, action: str, target: str, result: str) -> None:
+    """Write one entry and wait for the disk. Raises `OSError`."""
+    entry = {"at": at, "actor": actor, "action": action, "target": target, "result": result}
+    _append(path, orjson.dumps(entry) + b"\n")
 
 
 def _append(path: Path, line: bytes) -> None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding
 from gateway.doctor.findings import findings, past_findings
 from gateway.doctor.snapshot import SECONDS, Samples, Snapshot
@@ -61,13 +62,13 @@ class Diagnosis:
         self._last = after
 
     def _judged(self, before: Snapshot, after: Snapshot) -> list[Finding]:
-        """Return the findings of now, then those of the last minutes that no longer hold."""
+        """Return the findings of now, and those of the last minutes that no longer hold."""
         found = findings(before, after)
         at, text = next(((at, text) for at, text in self._past if after.at - at <= REMEMBERED), (after.at, b""))
         if after.at - at <= SECONDS:
             return found
         samples, known = Samples.parse(zlib.decompress(text).decode()), {finding.name for finding in found}
-        return found + [past for past in past_findings(at, samples, after) if past.name not in known]
+        return ranked(found + [past for past in past_findings(at, samples, after) if past.name not in known])
 
     async def _before(self) -> Snapshot:
         """Return the last snapshot if it is recent enough, else take one and wait `SECONDS`."""

@@ -18,6 +18,7 @@ from gateway.http.responses import ResponseWriter, encode_headers
 MAX_BODY_BYTES = 4096  # of what needs no more, and of what needs none
 BODY_TIMEOUT = 5.0  # seconds
 MAX_QUERY = 16  # fields
+MAX_WORDS = 200  # characters
 
 Json = dict[str, Any]
 
@@ -30,6 +31,11 @@ class AdminRequest:
     name: str = ""  # what the path names
     query: Mapping[str, str] = field(default_factory=dict)  # of each parameter the last value
     body: bytes = b""
+
+    @property
+    def words(self) -> str:
+        """What the names in a list are to contain, in any case."""
+        return self.query.get("contains", "")[:MAX_WORDS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,10 @@ class Shares:
             if abs(self._recent[name]) < _NOTHING:
                 del self._recent[name]
 
+    def recent(self) -> dict[str, float]:
+        """Return the service of the last minute by tenant, of those that had any."""
+        return dict(self._recent)
+
     def share(self, tenant: str) -> float:
         """Return the tenant's share of all service in the last minute, from 0 to 1."""
         everyone = self._recent_of_all

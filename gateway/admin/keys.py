@@ -5,8 +5,9 @@ A secret is in the one answer that makes it, and nowhere else: not in the audit 
 
 import asyncio
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from heapq import nlargest, nsmallest
 from typing import TypeVar
 
 from pydantic import Field
@@ -22,10 +23,9 @@ from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, re
 from gateway.tenants.key_store import KeyRecord, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import describe_unnamed
-from quotas.policy.policy import SCOPES
+from quotas.policy.policy import SCOPES, Policy
 
 OVERLAP = "24h"
-MAX_FILTER = 200  # characters
 
 ELSEWHERE = {
     "policy": "in a policy file, and is changed there",
@@ -62,16 +62,14 @@ class Keys:
 
     async def listed(self, words: str) -> Row:
         """Return the keys in whose id, tenant or name `words` occur, the newest first, and the names of all tenants."""
-        words = words.lower()[:MAX_FILTER]
-        found = [record for record in self._source.in_force if words in _text(record)]
-        found.sort(key=lambda record: (record.created, record.id), reverse=True)
+        records, policy = self._source.in_force, self._policies.current
+        found, truncated = await asyncio.to_thread(_found, records, words.lower())
+        tenants = await asyncio.to_thread(_first_tenants, records, policy)
         now = datetime.now(UTC)
-        policy = self._policies.current
-        tenants = sorted({*policy.tenants, *(record.tenant for record in self._source.in_force)})
         return {
-            "keys": await map_in_slices(found[:MAX_ROWS], lambda record: self._row(record, now)),
-            "truncated": max(0, len(found) - MAX_ROWS),
-            "tenants": tenants[:MAX_ROWS],
+            "keys": await map_in_slices(found, lambda record: self._row(record, now)),
+            "truncated": truncated,
+            "tenants": tenants,
             "unnamed_tenants": policy.unnamed_tenants,
         }
 
@@ -137,7 +135,7 @@ class Keys:
 
     def _stored(self, key_id: str) -> KeyRecord:
         """Raises `KeyNotFound` for one that is unknown, or is not in the directory."""
-        record = next((record for record in self._source.in_force if record.id == key_id), None)
+        record = self._source.in_force.get(key_id)
         if record is None:
             raise KeyNotFound(f"There is no API key with the id {key_id!r:.80}.")
         if (origin := self._origin(record)) != "stored":
@@ -174,6 +172,17 @@ class Keys:
         """Return whether the policy names the tenant; a policy that names nobody counts as naming everybody."""
         tenants = self._policies.current.tenants
         return not tenants or tenant in tenants
+
+
+def _found(records: Mapping[str, KeyRecord], words: str) -> tuple[list[KeyRecord], int]:
+    """Return the newest keys with these words, `MAX_ROWS` of them, and how many more there are."""
+    found = [record for record in records.values() if words in _text(record)]
+    shown = nlargest(MAX_ROWS, found, key=lambda record: (record.created, record.id))
+    return shown, len(found) - len(shown)
+
+
+def _first_tenants(records: Mapping[str, KeyRecord], policy: Policy) -> list[str]:
+    return nsmallest(MAX_ROWS, {*policy.tenants, *(record.tenant for record in records.values())})
 
 
 def _text(record: KeyRecord) -> str:

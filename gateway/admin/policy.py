@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
+from heapq import nsmallest
 from typing import Any
 
 from gateway.errors import RequestTooLarge
@@ -11,22 +12,34 @@ from gateway.tenants.live_policy import MAX_CHANGES, Check, Edition, LivePolicy,
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_diff import policy_diff, shortened
 from quotas.policy.policy_file import PolicyError, parse_policy
-from quotas.policy.policy_text import class_fields, policy_text, sharing_groups, tenant_fields
+from quotas.policy.policy_text import class_fields, policy_parts, sharing_groups, tenant_fields
 from quotas.policy.problems import Problem
 
 Plain = dict[str, Any]
 
 
-async def policy_report(policies: LivePolicy) -> Plain:
-    """Return the policy in force without hashes of keys. A thread writes it out: there may be thousands of tenants."""
+MAX_TENANTS = 500  # that are written out
+
+
+async def policy_report(policies: LivePolicy, words: str = "") -> Plain:
+    """Return the policy in force without hashes of keys, with the tenants in whose names `words` occur. A thread writes
+    it out: there may be thousands of tenants.
+    """
     policy, problem, history = policies.current, problem_of(policies), list(policies.history)
     return {
         "version": policy.version,
         "problem": problem,
         "has_files": policies.has_files,
-        "effective": await asyncio.to_thread(effective, policy),
+        "named": len(policy.tenants),
+        **await asyncio.to_thread(_written_out, policy, words.lower()),
         "history": [_edition(edition) for edition in reversed(history)],
     }
+
+
+def _written_out(policy: Policy, words: str) -> Plain:
+    found = [name for name in policy.tenants if words in name.lower()]
+    shown = nsmallest(MAX_TENANTS, found)
+    return {"effective": effective(policy, shown), "truncated": len(found) - len(shown)}
 
 
 def _edition(edition: Edition) -> Plain:
@@ -39,11 +52,11 @@ def problem_of(policies: LivePolicy) -> str | None:
     return str(policies.problem) if policies.problem else None
 
 
-def effective(policy: Policy) -> Plain:
+def effective(policy: Policy, tenants: Iterable[str]) -> Plain:
     return {
         "classes": {entry.name: class_fields(entry) for entry in policy.classes},
         "defaults": _tenant(tenant_fields(policy.default)),
-        "tenants": {name: _tenant(tenant_fields(policy.tenants[name])) for name in sorted(policy.tenants)},
+        "tenants": {name: _tenant(tenant_fields(policy.tenants[name])) for name in tenants},
         "prefix_sharing": sharing_groups(policy),
     }
 
@@ -57,6 +70,8 @@ def _tenant(fields: Plain) -> Plain:
     return fields | {"prefix_cache": cache} | ({"keys": shown} if keys else {})
 
 
+MAX_COUNTED = 5000  # lines that are left out
+LEAST_BYTES = 300  # of the text of a tenant, with all that the defaults say
 MAX_POLICY_BYTES = 256 * 1024  # of a pasted policy; larger ones are for `sluice policy check`
 PASTED_BODY_BYTES = 2 * MAX_POLICY_BYTES  # of the JSON around it, in which newlines and quotes take two
 NAME = "pasted"  # instead of a file's
@@ -93,8 +108,18 @@ class PolicyCheck:
         edit.
         """
         async with self._lock:
-            text = await asyncio.to_thread(policy_text, without_hashes(policy))
-        return {"version": policy.version, "text": text if len(text) <= MAX_POLICY_BYTES else None}
+            text = await asyncio.to_thread(_text, policy)
+        return {"version": policy.version, "text": text}
+
+
+def _text(policy: Policy) -> str | None:
+    """Return the text of a policy, None as soon as it is too long."""
+    text = ""
+    for part in policy_parts(without_hashes(policy)) if len(policy.tenants) < MAX_POLICY_BYTES // LEAST_BYTES else ():
+        text += part
+        if len(text) > MAX_POLICY_BYTES:
+            return None
+    return text or None
 
 
 def _checked(source: bytes, current: Policy, checks: Iterable[Check]) -> Plain:
@@ -103,7 +128,7 @@ def _checked(source: bytes, current: Policy, checks: Iterable[Check]) -> Plain:
         check_policy(policy, {NAME: source}, checks)
     except PolicyError as error:
         return {"valid": False, "problems": [_problem(problem) for problem in error.problems]}
-    changes = policy_diff(without_hashes(current), without_hashes(policy))
+    changes = policy_diff(without_hashes(current), without_hashes(policy), MAX_CHANGES + MAX_COUNTED)
     return {
         "valid": True,
         "problems": [],

@@ -1,6 +1,9 @@
 """Tenants on the admin port: what each has running, what it used, and what is left of its limits."""
 
+import asyncio
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from heapq import nsmallest
 
 from backend.scheduler.kv_accounts import KVAccounts
 from gateway.admin.history import History, Totals
@@ -25,22 +28,25 @@ class Tenants:
         self._history = history
         self._requests = requests
 
-    async def listed(self) -> Row:
-        """List the tenants, those with the most service in the last minute first."""
-        counts = _TenantCounts(self._service, self._history, self._requests)
-        shares = self._history.shares
-        names = sorted(self._names(), key=lambda name: (-shares.share(name), name))
-        shown = names[:MAX_ROWS]
+    async def listed(self, words: str = "") -> Row:
+        """List the tenants in whose names `words` occur, those with the most service in the last minute first."""
+        service, shares = self._service, self._history.shares.recent()
+        others = [*service.keys.tenants(), *self._history.totals]
+        found = await asyncio.to_thread(_found, words.lower(), service.policies.current.tenants, others, shares)
+        shown = found[:MAX_ROWS]
+        counts = _TenantCounts(service, self._history, self._requests, shown)
         rows = await map_in_slices(shown, lambda name: self._row(name, counts))
-        return {"tenants": rows, "truncated": len(names) - len(shown)}
+        return {"tenants": rows, "truncated": len(found) - len(shown)}
 
     async def shown(self, name: str) -> Row:
         """Return one tenant with its limits, keys and requests. Raises `TenantNotFound`."""
         service = self._service
-        if name not in self._names():
+        if not (
+            name in service.policies.current.tenants or name in service.keys.tenants() or name in self._history.totals
+        ):
             raise TenantNotFound(f"No tenant {name!r:.100} is in the policy, has a key, or has sent a request.")
         policy = service.policies.current.tenant(name)
-        counts = _TenantCounts(service, self._history, self._requests)
+        counts = _TenantCounts(service, self._history, self._requests, [name])
         return self._row(name, counts) | {
             "class": policy.default_class,
             "limits": await self._limits(name, policy, counts),
@@ -48,10 +54,6 @@ class Tenants:
             "live": self._requests.live_of_tenant(name, MAX_RECENT),
             "recent": self._requests.of_tenant(name, MAX_RECENT),
         }
-
-    def _names(self) -> set[str]:
-        service = self._service
-        return {*service.policies.current.tenants, *service.keys.tenants(), *self._history.totals}
 
     def _row(self, name: str, counts: "_TenantCounts") -> Row:
         service, history = self._service, self._history
@@ -111,14 +113,23 @@ class Tenants:
         }
 
 
+def _found(words: str, named: Iterable[str], others: Iterable[str], shares: Mapping[str, float]) -> list[str]:
+    """Return all names in which `words` occur, the first `MAX_ROWS` of them in order."""
+    found = [name for name in {*named, *others} if words in name.lower()]
+    served = sorted((name for name in found if name in shares), key=lambda name: (-shares[name], name))[:MAX_ROWS]
+    first = dict.fromkeys([*served, *nsmallest(MAX_ROWS, (name for name in found if name not in shares))])
+    return [*first, *(name for name in found if name not in first)]
+
+
 class _TenantCounts:
     """Counts by tenant at one moment: sequences being served, tokens of those and of all that ended, and KV blocks."""
 
-    def __init__(self, service: Service, history: History, requests: LiveRequests) -> None:
+    def __init__(self, service: Service, history: History, requests: LiveRequests, names: Iterable[str]) -> None:
         self.running = Counter(s.tenant for s in service.core.scheduler.running.values())
         self.waiting: Counter[str] = Counter()
-        self.prompt_tokens = Counter({name: totals.prompt_tokens for name, totals in history.totals.items()})
-        self.output_tokens = Counter({name: totals.output_tokens for name, totals in history.totals.items()})
+        ended = {name: totals for name in names if (totals := history.totals.get(name))}
+        self.prompt_tokens = Counter({name: totals.prompt_tokens for name, totals in ended.items()})
+        self.output_tokens = Counter({name: totals.output_tokens for name, totals in ended.items()})
         kv = KVAccounts(service.core.scheduler.kv_manager)
         self.kv_held, self.kv_charged, self.kv_cached = kv.held(), kv.charged(), kv.idle()
         self.kv_kept, self.kv_pinned = kv.kept(), kv.pinned()

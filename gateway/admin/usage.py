@@ -1,33 +1,36 @@
 """Usage on the admin port: what tenants and keys have used and spent, and what is left of their budgets."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from decimal import Decimal
+from heapq import nsmallest
 
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
 from gateway.tenants.usage import (
     LEDGER_DAYS,
-    Entry,
     TooManyLedgers,
+    UsageSums,
     by_tenant,
-    costs,
     plain,
-    total,
+    read_ledgers,
     usage_csv,
     usage_entries,
 )
 from quotas.errors import QuotaError
 from quotas.policy.limit import Budget, Limit
-from quotas.policy.policy import Policy
+from quotas.policy.policy import Policy, TenantPolicy
 from quotas.reservation import LimitState, Usage
 
-MAX_LEDGERS = 20_000  # of a tenant and a day each, that one answer reads
-MAX_BUDGETS = 500  # tenants and keys with one, whose state is asked for
-AT_ONCE = 50  # of those
+MAX_LEDGERS = 500_000  # of a tenant and a day each, that one answer adds up
+MAX_WRITTEN = 20_000  # of them, that are written as rows
+MAX_BUDGETS = 500  # of one list
+MAX_ASKED = 20_000  # tenants and keys with one, whose state is asked for
+AT_ONCE = 10  # of those
 BY = ("tenant", "key")
 
 
@@ -52,6 +55,24 @@ class UsagePeriod:
             raise BadRequest(f"by must be one of {', '.join(BY)}, got {by!r:.80}.", "by")
         return cls(first, last, query.get("tenant") or None, by)
 
+    @property
+    def ledgers(self) -> tuple[str | None, date, date]:
+        return self.tenant, self.first, self.last
+
+
+@contextmanager
+def _explained(most: int) -> Iterator[None]:
+    try:
+        yield
+    except TooManyLedgers as error:
+        raise BadRequest(
+            f"{error.found} ledgers, each of a tenant and a day, would have to be read, and at most {most} "
+            "are: ask for fewer days or one tenant, or use `sluice usage`.",
+            "from",
+        ) from None
+    except QuotaError as error:
+        raise QuotaUnverifiable(f"The quota store, which keeps what was used, does not answer: {error}.") from None
+
 
 class UsageReader:
     """Makes one report at a time, since each may read thousands of ledgers. Sums are computed in a thread."""
@@ -60,57 +81,44 @@ class UsageReader:
         self._service = service
         self._reading = asyncio.Lock()
 
-    async def report(self, query: Mapping[str, str]) -> Row:
-        """Return usage by tenant or key, and by day. Raises `BadRequest` and `QuotaUnverifiable`."""
+    async def report(self, query: Mapping[str, str], words: str = "") -> Row:
+        """Return usage by tenant or key, of those in whose names `words` occur, and by day, of all. Raises `BadRequest`
+        and `QuotaUnverifiable`.
+        """
         period = UsagePeriod.of(query, datetime.now(UTC).date())
-        entries = await self._entries(period)
         policy = self._service.policies.current
-        return {"model": self._service.model, **await asyncio.to_thread(_report, period, entries, policy)}
+        sums = UsageSums(policy, period.by == "key")
+        async with self._reading:
+            with _explained(MAX_LEDGERS):
+                async for name, day, usage in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
+                    sums.add(name, day, usage)
+        return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
         period = UsagePeriod.of(query, datetime.now(UTC).date())
-        entries = await self._entries(period)
         has_keys = period.by == "key"
         policy = self._service.policies.current
+        async with self._reading:
+            with _explained(MAX_WRITTEN):
+                entries = await usage_entries(self._service.quotas.store, *period.ledgers, MAX_WRITTEN)
         return await asyncio.to_thread(lambda: usage_csv(entries if has_keys else by_tenant(entries), policy, has_keys))
 
-    async def _entries(self, period: UsagePeriod) -> list[Entry]:
-        store = self._service.quotas.store
-        try:
-            async with self._reading:
-                return await usage_entries(store, period.tenant, period.first, period.last, MAX_LEDGERS)
-        except TooManyLedgers as error:
-            raise BadRequest(
-                f"{error.found} ledgers, each of a tenant and a day, would have to be read, and at most {MAX_LEDGERS} "
-                "are: ask for fewer days or one tenant, or use `sluice usage`.",
-                "from",
-            ) from None
-        except QuotaError as error:
-            raise QuotaUnverifiable(f"The quota store, which keeps what was used, does not answer: {error}.") from None
-
-    async def budgets(self) -> Row:
-        """Return what is left of the budgets of tenants and of keys that the policy names, the least first."""
-        owners = list(self._owners())
-        asked = owners[:MAX_BUDGETS]
+    async def budgets(self, words: str = "") -> Row:
+        """Return what is left of the budgets of tenants and of keys that the policy names, the least first, of those in
+        whose names `words` occur.
+        """
+        service = self._service
+        named = [*service.keys.tenants()]
+        owners = await asyncio.to_thread(_owners, service.policies.current, named, words.lower())
         rows: list[Row] = []
-        for start in range(0, len(asked), AT_ONCE):
-            some = asked[start : start + AT_ONCE]
-            for found in await asyncio.gather(*(self._left(*owner) for owner in some)):
-                rows += found
-        rows.sort(key=lambda row: (row["left"] is None, (row["left"] or 0) / row["amount"]))
-        return {"budgets": rows, "truncated": len(owners) - len(asked)}
-
-    def _owners(self) -> Iterable[tuple[str, str | None, tuple[Limit, ...]]]:
-        """Yield each tenant or key that has a budget, with all limits that its requests are charged to."""
-        policy = self._service.policies.current
-        for name in sorted({*policy.tenants, *self._service.keys.tenants()}):
-            tenant = policy.tenant(name)
-            if any(isinstance(limit.window, Budget) for limit in tenant.limits):
-                yield name, None, _charged(tenant.limits)
-            for key_id, key in sorted(tenant.keys.items()):
-                if any(isinstance(limit.window, Budget) for limit in key.limits):
-                    yield name, key_id, _charged(tenant.limits_of(key_id))
+        async with self._reading:
+            for start in range(0, min(len(owners), MAX_ASKED), AT_ONCE):
+                some = owners[start : start + AT_ONCE]
+                for found in await asyncio.gather(*(self._left(*owner) for owner in some)):
+                    rows += found
+        shown = await asyncio.to_thread(nsmallest, MAX_BUDGETS, rows, key=_what_is_left)
+        return {"budgets": shown, "truncated": len(rows) - len(shown) + max(0, len(owners) - MAX_ASKED)}
 
     async def _left(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> list[Row]:
         try:
@@ -120,6 +128,32 @@ class UsageReader:
         known = {state.limit: state for state in states}
         own = [limit for limit in limits if isinstance(limit.window, Budget) and limit.key == key]
         return [_budget_row(tenant, key, limit, known.get(limit)) for limit in own]
+
+
+Owner = tuple[str, str | None, tuple[Limit, ...]]
+"""A tenant or one of its keys that has a budget, with all limits that its requests are charged to."""
+
+
+def _owners(policy: Policy, named: Iterable[str], words: str) -> list[Owner]:
+    """Return who has a budget."""
+    names = {*policy.tenants, *named} if any(map(_is_budget, policy.default.limits)) else policy.tenants.keys()
+    return [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
+
+
+def _what_is_left(row: Row) -> tuple[bool, float, str, str]:
+    return row["left"] is None, (row["left"] or 0) / row["amount"], row["tenant"], row["key"] or ""
+
+
+def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[Owner]:
+    if any(map(_is_budget, tenant.limits)):
+        yield name, None, _charged(tenant.limits)
+    for key_id, key in tenant.keys.items():
+        if any(map(_is_budget, key.limits)):
+            yield name, key_id, _charged(tenant.limits_of(key_id))
+
+
+def _is_budget(limit: Limit) -> bool:
+    return isinstance(limit.window, Budget)
 
 
 def _charged(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -136,46 +170,47 @@ def _budget_row(tenant: str, key: str | None, limit: Limit, state: LimitState | 
         "amount": limit.amount,
         "left": None if state is None else state.remaining,
         "resets_in": None if state is None else state.reset,
+        "set_aside": None if state is None else state.set_aside,
+        "lost": None if state is None else state.lost,
     }
 
 
-def _report(period: UsagePeriod, entries: list[Entry], policy: Policy) -> Row:
-    named = _grouped(entries, (lambda e: (e.tenant, e.key)) if period.by == "key" else (lambda e: (e.tenant, None)))
-    rows = [
-        {"tenant": tenant, "key": key, "named": tenant in policy.tenants, **_sums(group, policy)}
-        for (tenant, key), group in named.items()
-    ]
-    rows.sort(key=lambda row: -(row["input_tokens"] + row["output_tokens"]))
-    days = _grouped(entries, lambda entry: entry.day)
+def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) -> Row:
+    found = [owner for owner in sums.by_owner if words in f"{owner[0]} {owner[1] or ''}".lower()]
+    shown = nsmallest(MAX_ROWS, found, key=lambda owner: (-_tokens(sums.by_owner[owner]), owner[0], owner[1] or ""))
     every = [period.first + timedelta(days=number) for number in range((period.last - period.first).days + 1)]
     return {
         "from": period.first.isoformat(),
         "to": period.last.isoformat(),
         "by": period.by,
-        "total": _sums(entries, policy),
-        "rows": rows[:MAX_ROWS],
-        "truncated": max(0, len(rows) - MAX_ROWS),
-        "days": [{"day": day.isoformat(), **_sums(days.get(day, []), policy)} for day in every],
+        "total": _row(*sums.of_all()),
+        "rows": [
+            {
+                "tenant": tenant,
+                "key": key,
+                "named": tenant in policy.tenants,
+                **_row(*sums.of_owner(tenant, key)),
+            }
+            for tenant, key in shown
+        ],
+        "truncated": len(found) - len(shown),
+        "days": [{"day": day.isoformat(), **_row(*sums.of_day(day))} for day in every],
     }
 
 
-def _grouped(entries: Iterable[Entry], by: Callable[[Entry], Any]) -> dict[Any, list[Entry]]:
-    groups: dict[Any, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(by(entry), []).append(entry)
-    return groups
+def _tokens(used: Usage) -> int:
+    return used.input_tokens + used.output_tokens
 
 
-def _sums(entries: Sequence[Entry], policy: Policy) -> Row:
-    """Sum up usage; `costs` are by currency, exact and so as text, and empty where nothing has a price."""
-    used: Usage = total(entries)
+def _row(used: Usage, costs: Mapping[str, Decimal]) -> Row:
+    """Describe usage; `costs` are by currency, exact and so as text, and empty where nothing has a price."""
     return {
         "requests": used.requests,
         "input_tokens": used.input_tokens,
         "cached_tokens": used.cached_tokens,
         "output_tokens": used.output_tokens,
         "kv_byte_seconds": used.kv_byte_seconds,
-        "costs": {currency: plain(amount) for currency, amount in costs(entries, policy).items()},
+        "costs": {currency: plain(amount) for currency, amount in costs.items()},
     }
 
 

@@ -5,7 +5,6 @@ The process is an extension's (`labs`): it simulates the recorded requests under
 
 import asyncio
 import pickle
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from admission.core import CoreConfig
 from admission.step_times.step_time import StepTime
 from backend.config import EngineConfig
 from backend.extensions import extensions
+from backend.own_process import module_command, module_environment
 from gateway.admin.policy import NAME, PastedPolicy
 from gateway.admin.recent_traffic import RecentRequest, RecentTraffic
 from gateway.api.service import Service
@@ -109,7 +109,10 @@ def _packed(requests: list[RecentRequest], question: WhatIfQuestion) -> bytes:
 async def _asked(program: str, question: bytes) -> Row | None:
     """Return what the process answers; None means that the edit is not valid. Raises `InternalError`."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *module_command(program),
+        env=module_environment(),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -15,6 +15,7 @@ from gateway.http.json_body import BLOCK, JsonBody, JsonScanner
 from gateway.http.request_scope import BodyParts
 from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord
+from quotas.policy.units import show_size
 
 INLINE = 8_192  # bytes that are parsed, or rendered, on the loop itself: a millisecond at most
 RETRY_SECONDS = 1.0
@@ -53,12 +54,15 @@ class BodyReader:
     ) -> T:
         """Read the body and return what `parse` makes of it. Raises `ApiError` and `ClientGone`."""
         parts = BodyParts(scope, receive, self._max_body_bytes, self._timeout)
-        if parts.max_size <= INLINE:
-            return parse(await _read_small(parts, record))
-        if parts.max_size <= BLOCK:  # a connection buffers as much of any request
-            return await self._read(parts, tenant, record, parse)
-        async with self._reserve_bytes(tenant, key, parts.max_size):
-            return await self._read(parts, tenant, record, parse)
+        try:
+            if parts.max_size <= INLINE:
+                return parse(await _read_small(parts))
+            if parts.max_size <= BLOCK:  # a connection buffers as much of any request
+                return await self._read(parts, tenant, parse)
+            async with self._reserve_bytes(tenant, key, parts.max_size):
+                return await self._read(parts, tenant, parse)
+        finally:
+            record.body_bytes = parts.size
 
     async def offload(self, tenant: str, size: int, function: Callable[[], T]) -> T:
         """Run a function whose time grows with `size`, in bytes: on the thread if that is large."""
@@ -75,11 +79,10 @@ class BodyReader:
         """End the thread; work that still waits for it is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _read(self, parts: BodyParts, tenant: str, record: RequestRecord, parse: Callable[[JsonBody], T]) -> T:
+    async def _read(self, parts: BodyParts, tenant: str, parse: Callable[[JsonBody], T]) -> T:
         scanner, rest = JsonScanner(self._max_model_len), bytearray()
         while parts.more:
             rest += await parts.next()
-            record.body_bytes = parts.size
             while len(rest) > BLOCK:
                 async with self._scan_lock.hold(tenant):
                     scanner.feed(bytes(rest[:BLOCK]))
@@ -104,12 +107,11 @@ class BodyReader:
         return semaphore
 
 
-async def _read_small(parts: BodyParts, record: RequestRecord) -> JsonBody:
+async def _read_small(parts: BodyParts) -> JsonBody:
     """Read a body whose elements cannot be too many, since it has fewer bytes than a body may have elements."""
     raw = b""
     while parts.more:
         raw += await parts.next()
-        record.body_bytes = parts.size
     return JsonBody(raw)
 
 
@@ -196,8 +198,8 @@ class _ByteSemaphore:
             if not isinstance(error, TimeoutError):
                 raise
             raise ConcurrencyExceeded(
-                f"Your {self._owner} has had {self._size} bytes of request bodies under way for {timeout:g} s, its "
-                "limit: send fewer large bodies at once, or send them faster.",
+                f"Your {self._owner} has had {show_size(self._size)} of request bodies under way for {timeout:g} s, "
+                "its limit: send fewer large bodies at once, or send them faster.",
                 retry_after=RETRY_SECONDS,
             ) from None
 

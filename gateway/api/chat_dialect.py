@@ -43,6 +43,8 @@ class ChatDialect(Dialect):
             request.sampling = replace(request.sampling, grammar=grammar)
             if request.grammar_field is None:
                 request.grammar_field = "tools" if tools is not None else "thinking_token_budget"
+        elif request.sampling.grammar is not None:
+            prompt.is_content = True
         return [prompt]
 
     def bound(self, request: ChatRequest, most_reasoning: int | None, frontend: Frontend) -> None:
@@ -57,7 +59,7 @@ class ChatDialect(Dialect):
         """Returns what the text of an answer is parsed to: where tools are offered, or the model reasons."""
         template, tools = frontend.tokenizer.response_template, request.conversation.tools
         with_calls = tools is not None and tools.choice != "none"
-        if template is None or not (with_calls or template.field(REASONING)):
+        if template is None or prompt.is_content or not (with_calls or template.field(REASONING)):
             return None
         types = {one.name: one.parameters.get("properties", {}) for one in tools.functions} if tools else {}
         types = {name: properties for name, properties in types.items() if isinstance(properties, dict)}
@@ -66,6 +68,7 @@ class ChatDialect(Dialect):
             shows_reasoning=request.shows_reasoning,
             is_single=with_calls and tools is not None and tools.is_single,
             id_length=frontend.tokenizer.chat_template.call_id_length,
+            stop_tokens=frozenset(request.sampling.stop_token_ids) - frontend.model.end_tokens,
         )
 
     def chunks(

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.api.frontend import Frontend
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, ContextLengthExceeded
 from gateway.http.json_body import JsonBody
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.limits import Limits
@@ -38,6 +38,7 @@ class Prompt:
     tail: tuple[int, ...] | list[int]
     text: str | None = None  # with which the answer begins, if its client wants the prompt back
     begun: str = ""  # what it has of the answer's message already
+    is_content: bool = False  # the answer is its content, whatever stands in it
 
 
 class Dialect:
@@ -91,7 +92,14 @@ class Dialect:
             return token_ids
         if most < 0:
             answer = request.sampling.max_tokens or model.default_max_tokens or self.default_max_tokens or 1
-            most = max(1, model.limits.max_model_len - answer)
+            most = model.limits.max_model_len - answer
+            if most < 1:
+                field = request.length_field
+                raise ContextLengthExceeded(
+                    f"truncate_prompt_tokens = -1 keeps of the prompt what {field} leaves of the context, which are "
+                    f"{model.limits.max_model_len} tokens, and {answer} leave nothing: lower {field}.",
+                    field,
+                )
         return token_ids[-most:]
 
 

@@ -1,7 +1,7 @@
 """The base of every endpoint: each request gets an answer, whatever happens, and ends in exactly one outcome."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from gateway.errors import ApiError, InternalError
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import ClientGone, show_key
 from gateway.http.responses import ResponseWriter
+from gateway.openai.foreign_fields import Ignored, ignored_header
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -99,6 +100,14 @@ class Endpoint:
             await frontend.engine.check_refusals(policy)
         return await frontend.body_reader.read(call.scope, call.receive, policy.name, policy.key, call.record, parse)
 
+    def tell_ignored(self, call: Call, ignored: Ignored | None, left_out: Sequence[str] = ()) -> None:
+        """Say which fields of a request had no effect, to the client, the log and the metrics, and to the client which
+        places of its schemas were `left_out`.
+        """
+        call.response.add_headers(ignored_header([*(ignored or ()), *left_out]))
+        if ignored:
+            call.record.ignored = tuple(ignored.values())
+
     async def charge(self, call: Call, policy: EffectivePolicy) -> RequestCharge:
         """Charge a request that takes no tokens; the headers tell what is left of its limits."""
         charge = await self.frontend.engine.charge(policy)
@@ -106,13 +115,11 @@ class Endpoint:
         return charge
 
     async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:
-        """Count the refusal, and wait before it is sent if its key, tenant or address receives too many of them."""
-        record, length = call.record, call.response.request_header(b"content-length") or b""
-        num_bytes = int(length) if length.isdigit() else record.body_bytes
-        peer, _ = call.scope.get("client") or ("", 0)
-        seconds = await self.frontend.engine.refused(refusal, record.tenant, record.key, peer, num_bytes)
+        """Count the refusal, and wait before it is sent if its key or address receives too many of them."""
+        record, (peer, _) = call.record, call.scope.get("client") or ("", 0)
+        seconds = await self.frontend.engine.refused(refusal, record.tenant, record.key, peer, record.body_bytes)
         if seconds and call.response.started is None:
-            await self.frontend.active_requests.pause(seconds)
+            await self.frontend.active_requests.delay(seconds, call.scope, call.receive, call.send)
 
     async def answer(self, call: Call) -> Outcome:
         """Send the response and return the outcome, or raise an exception that `refusal_of` translates."""

@@ -1,10 +1,9 @@
 """The endpoints that generate nothing: models, limits, tokens, health, loads, version and metrics."""
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import orjson
@@ -14,13 +13,14 @@ from backend.text.response_templates.template import CALLS, REASONING, ResponseT
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.engine_client import KVMemory
 from gateway.api.frontend import Frontend
-from gateway.errors import ApiError, Forbidden
+from gateway.errors import ApiError, Forbidden, InvalidApiKey
 from gateway.http.responses import encode_headers
 from gateway.openai.replies import detokenized, model_card, models_list, tokenized
 from gateway.openai.requests import parse_detokenize_request, parse_tokenize_request
 from gateway.replica.sglang import loads, model_info, server_info
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 from gateway.tenants.effective_policy import EffectivePolicy
+from gateway.version import VERSION
 from quotas.policy.limit import Limit, Rate
 from quotas.policy.policy import ALL_MODELS
 from quotas.reservation import LimitState
@@ -58,6 +58,7 @@ def _entry(limit: Limit, state: LimitState | None) -> dict[str, Any]:
     }
     if state is not None:
         entry |= {"remaining": state.remaining, "reset_seconds": round(state.reset, 3)}
+        entry |= {"set_aside": state.set_aside, "lost": state.lost}
     return entry
 
 
@@ -133,7 +134,7 @@ class TokenizeEndpoint(Endpoint):
         frontend = self.frontend
         policy = frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
-            request = await self.read(call, policy, parse_tokenize_request)
+            request = await self.read(call, policy, partial(parse_tokenize_request, limits=frontend.model.limits))
             frontend.check_model(request.model, policy)
             text = request.prompt
             if request.conversation is not None:
@@ -142,6 +143,7 @@ class TokenizeEndpoint(Endpoint):
             token_ids = await frontend.encode(policy.name, text or "", request.add_special_tokens, param)
             strings = await frontend.spellings(policy.name, token_ids) if request.return_token_strs else None
             charge.was_served = True
+            self.tell_ignored(call, request.ignored)
             await call.response.reply(tokenized(token_ids, frontend.model.limits.max_model_len, strings))
         return Outcome.COMPLETED
 
@@ -157,7 +159,17 @@ class DetokenizeEndpoint(Endpoint):
             frontend.check_model(request.model, policy)
             text = await frontend.decode(policy.name, request.tokens, skip_special_tokens=False)
             charge.was_served = True
+            self.tell_ignored(call, request.ignored)
             await call.response.reply(detokenized(text))
+        return Outcome.COMPLETED
+
+
+class TokenizerInfoEndpoint(Endpoint):
+    """Answers GET /tokenizer_info with the tokenizer's configuration and its chat template, as vLLM does."""
+
+    async def answer(self, call: Call) -> Outcome:
+        self.frontend.check_model(None, _policy_of_asker(self, call))
+        await call.response.reply(self.frontend.tokenizer.info)
         return Outcome.COMPLETED
 
 
@@ -217,13 +229,15 @@ class VersionEndpoint(Endpoint):
 
 
 class FailingEndpoint(Endpoint):
-    """Answers every request with one error."""
+    """Answers every request with one error, which counts as a refusal of the key, where a good one is shown."""
 
     def __init__(self, frontend: Frontend, error: ApiError) -> None:
         super().__init__(frontend)
         self._error = error
 
     async def answer(self, call: Call) -> Outcome:
+        with suppress(InvalidApiKey):
+            self.authenticate(call)
         raise self._error
 
 
@@ -235,5 +249,5 @@ class MetricsEndpoint(Endpoint):
         return Outcome.COMPLETED
 
 
-_VERSION = orjson.dumps({"version": version("sluice")})
+_VERSION = orjson.dumps({"version": VERSION})
 _METRICS = encode_headers({"content-type": CONTENT_TYPE})

@@ -37,6 +37,7 @@ class ServedModel:
     tool_followup: float | None  # seconds after an answer in which whoever offers tools is expected to come again
     kv_shape: KVShape
     has_grammars: bool = False  # answers can be made to match something
+    clamps_max_tokens: bool = True  # to what the context leaves, where a client asks for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Frontend:
             async with self.body_reader.encode_lock(tenant):
                 return await self.tokenizer.encode_async(text, add_special_tokens, most)
         except TooManyTokens as error:
-            raise context_exceeded(error.num_tokens, context, param) from None
+            raise context_exceeded(error.num_tokens, context, param, error.at_least) from None
 
     async def decode(self, tenant: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Returns the text of token ids."""

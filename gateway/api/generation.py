@@ -24,6 +24,7 @@ from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, Invali
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
+from gateway.key_mask import masked
 from gateway.openai.json_schema import located
 from gateway.openai.replies import Chunks, Identity, TokenUsage
 from gateway.openai.requests import GenerationRequest
@@ -84,6 +85,7 @@ class GenerationEndpoint(Endpoint):
         async with scope:
             call.response.send, call.record.scope = scope.send, scope
             prompts = await dialect.prompts(request, policy.name, frontend)
+            self.tell_ignored(call, request.ignored, request.left_out)
             policy.check_prompts(len(prompts) * request.num_answers)
             if request.bad_words:
                 words = await frontend.bad_words(policy.name, request.bad_words)
@@ -111,7 +113,8 @@ class GenerationEndpoint(Endpoint):
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
         """Keep in the record what the client asks for."""
         record.body_read = self.frontend.telemetry.clock()
-        record.model, record.sampling, record.streams = request.model, request.sampling, request.stream
+        record.model = request.model and masked(request.model)
+        record.sampling, record.streams = request.sampling, request.stream
         record.policy_version = self.frontend.effective_policies.version
 
     async def _generate(self, call: Call, scope: RequestScope, params: GenerationParams, prompts: list[Prompt]) -> None:
@@ -126,6 +129,8 @@ class GenerationEndpoint(Endpoint):
             for prompt, message in zip(prompts, messages, strict=True)
         ]
         asked = params.engine_request(identity.id, prompts, frontend.model)
+        if params.clamped_to is not None:
+            call.response.add_headers({"x-sluice-max-tokens": str(params.clamped_to)})
         try:
             generation = await frontend.engine.generate(asked, params.policy, record, scope.fail)
         except (InvalidGrammar, GrammarsExceeded, GrammarsUnavailable) as error:

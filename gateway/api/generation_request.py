@@ -33,6 +33,7 @@ class GenerationParams:
     num_bytes: int
     beginnings: Beginnings = UNKNOWN
     attempt: Attempt | None = None
+    clamped_to: int | None = None  # tokens of an answer, where its client has asked for more than the context leaves
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
         """Returns what the engine is asked for under the response id `name`: an answer to each of `prompts`, of which
@@ -67,8 +68,12 @@ class GenerationParams:
         )
 
     def _owned(self, sampling: SamplingParams) -> SamplingParams:
-        """Returns the parameters with a grammar of the tenant's own: what is compiled for one serves no other."""
+        """Returns the parameters with a grammar of the tenant's own, since what is compiled for one serves no other,
+        and with no length that was clamped.
+        """
         grammar = sampling.grammar
+        if self.clamped_to is not None:
+            sampling = replace(sampling, max_tokens=None)
         return sampling if grammar is None else replace(sampling, grammar=replace(grammar, owner=self.policy.name))
 
     def _expects_followup(self, model: ServedModel) -> float | None:
@@ -87,18 +92,23 @@ class GenerationParams:
         if available < 1:
             raise context_exceeded(num_prompt_tokens, context, dialect.prompt_param)
         asked, field = self.request.sampling.max_tokens, self.request.length_field
-        if asked is not None and asked > available:
+        is_clamped = asked is not None and asked > available
+        if is_clamped and not model.clamps_max_tokens:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {context} tokens, but {num_prompt_tokens} tokens of prompt "
                 f"and {asked} of {field} were requested; lower {field} to {available} or shorten the prompt.",
                 field,
             )
+        if is_clamped:
+            asked = None  # it bounds nothing, and says nothing of how long the answer will be
         kv_tokens = policy.kv_tokens(model.kv_shape)
         if kv_tokens is not None:
             policy.check_kv(num_prompt_tokens + (asked or 1), model.kv_shape, field if asked else dialect.prompt_param)
             available = min(available, kv_tokens - num_prompt_tokens)
+        if is_clamped:
+            self.clamped_to = min(available, self.clamped_to or available)
         default = model.default_max_tokens or dialect.default_max_tokens or available
-        max_tokens = asked or min(available, default)
+        max_tokens = available if is_clamped else asked or min(available, default)
         _check_min_tokens(self.request.sampling.min_tokens, max_tokens)
         return max_tokens
 

@@ -15,12 +15,12 @@ RETRY_SECONDS = 1.0
 Release = Callable[[], object]
 
 
-async def hold_grammar(compiler: GrammarCompiler | None, grammar: Grammar) -> Release:
+async def hold_grammar(compiler: GrammarCompiler | None, grammar: Grammar, key: str) -> Release:
     """Returns what is to be called once nothing needs the compiled grammar any more. Raises `ApiError`."""
     if compiler is None:
         raise BadRequest("This server constrains no answers: it was started with --grammar-processes 0.", GRAMMAR)
     try:
-        compiled = await compiler.acquire(grammar)
+        compiled = await compiler.acquire(grammar, key)
     except errors.GrammarTooComplex as error:
         raise TooComplexGrammar(f"{_sentence(error)}.", GRAMMAR) from None
     except errors.GrammarInvalid as error:
@@ -29,20 +29,20 @@ async def hold_grammar(compiler: GrammarCompiler | None, grammar: Grammar) -> Re
         raise GrammarsUnavailable(f"{_sentence(error)}.", GRAMMAR, retry_after=RETRY_SECONDS) from None
     except TooManyGrammars as error:
         raise GrammarsExceeded(f"{_sentence(error)}.", GRAMMAR, retry_after=RETRY_SECONDS) from None
-    return _Held(compiler, compiled)
+    return _Held(compiler, compiled, key)
 
 
 class _Held:
     """A compiled grammar that a request needs until this is called."""
 
-    def __init__(self, compiler: GrammarCompiler, compiled: CompiledGrammar) -> None:
-        self._compiler = compiler
+    def __init__(self, compiler: GrammarCompiler, compiled: CompiledGrammar, key: str) -> None:
+        self._compiler, self._key = compiler, key
         self._compiled: CompiledGrammar | None = compiled
 
     def __call__(self) -> None:
         compiled, self._compiled = self._compiled, None
         if compiled is not None:
-            self._compiler.release(compiled)
+            self._compiler.release(compiled, self._key)
 
 
 def _sentence(error: Exception) -> str:

@@ -131,7 +131,7 @@ class InProcessClient:
         try:
             sequences = self.prepare(request, policy)
             await self.name_blocks(sequences)
-            if not policy.charged:
+            if not needs_reservation(request, policy):
                 return self.admit(request, sequences, record, fail, release=release)
             grant = await self.reserve(request, sequences, policy, record)
             headers = policy.rate_headers.of(grant.states)
@@ -150,7 +150,7 @@ class InProcessClient:
             return bool
         began = self.service.telemetry.clock()
         try:
-            return await hold_grammar(self.service.grammars, grammar)
+            return await hold_grammar(self.service.grammars, grammar, request.key)
         finally:
             record.grammar_wait = self.service.telemetry.clock() - began
 
@@ -189,13 +189,19 @@ class InProcessClient:
     async def reserve(
         self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord
     ) -> Grant:
-        """Charge what the sequences may use. Raises `ApiError`, and records in the event log why."""
+        """Charge what the sequences may use. Raises `ApiError`, and records in the event log why.
+
+        A request that no limit counts is served whatever the store says.
+        """
         record.reserving = self.service.telemetry.clock()
-        quotas, outage = self.service.quotas, policy.tenant.on_store_outage
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
         try:
             ask = ask_of(sequences, request.num_answers, request.attempt)
             return await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
         except QuotaError as error:
+            if not policy.charged:
+                log.warning("a request is booked when it ends, and not if this replica is lost before: %s", error)
+                return Grant(quotas, policy.name, policy.key)
             self.service.admission.requested(request.as_recorded(name_in_log(error)))
             raise _refusal(error, policy, request.id) from None
 
@@ -308,6 +314,13 @@ class InProcessClient:
 
     async def metrics_text(self) -> bytes:
         return self.service.metrics.prometheus_text()
+
+
+def needs_reservation(request: EngineRequest, policy: EffectivePolicy) -> bool:
+    """Returns whether the store has to know of a request before it runs: a limit counts it, or a router has sent it,
+    which has it settled where its replica is lost.
+    """
+    return bool(policy.charged) or request.attempt is not None
 
 
 def readiness(service: Service) -> dict[str, object]:

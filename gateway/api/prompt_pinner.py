@@ -46,13 +46,12 @@ class PromptPinner:
         """
         if self._names is None:
             return
-        pinned = {tenant: policy.cache_limits(tenant).pinned for tenant in policy.tenants}
+        pinned = {name: prompts for name, one in policy.tenants.items() if (prompts := one.prefix_cache.pinned)}
         for tenant in sorted(self._pinned):
-            if not pinned.get(tenant):
+            if tenant not in pinned:
                 self._pin(tenant, [])
         for tenant in sorted(pinned):
-            if pinned[tenant]:
-                self._pin(tenant, await self._named(pinned[tenant], policy.cache_scope(tenant), self._names))
+            self._pin(tenant, await self._named(pinned[tenant], policy.cache_scope(tenant), self._names))
 
     async def _named(self, prompts: tuple[str, ...], scope: str, names: PromptNames) -> list[BlockName]:
         """Return the names of these prompts' blocks in a scope, each once, behind that of the block before it."""

@@ -32,7 +32,8 @@ from quotas.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from quotas.policy.limit import Resource
+from quotas.policy.limit import Limit, Resource
+from quotas.policy.units import show_size
 
 QUEUE_RETRY_SECONDS = 1.0
 STORE_RETRY_SECONDS = 1.0
@@ -105,16 +106,18 @@ def _of_quota(error: QuotaError) -> ApiError:
     match error:
         case NeverFits(limit=limit):
             remedy = f"{_REMEDIES.get(limit.resource, '')}have the limit raised"
-            message = f"{_figures(error)}, which is more than it ever holds ({limit.capacity}): {remedy}."
+            message = (
+                f"{_figures(error)}, which is more than it ever holds ({_shown(limit, limit.capacity)}): {remedy}."
+            )
             return Unsatisfiable(message, details=_details(error))
         case LimitExceeded(limit=limit, retry_after=wait):
             kind = _IN_USE.get(limit.resource, RateLimited)
             wait = _spread(wait or QUEUE_RETRY_SECONDS, 1.1)
-            message = f"{_figures(error)} and {error.left} are left. Try again in {wait:.3g} s."
+            message = f"{_figures(error)} and {_shown(limit, error.left)} are left. Try again in {wait:.3g} s."
             return kind(message, retry_after=wait, details=_details(error))
-        case BudgetSpent(resets_at=moment):
+        case BudgetSpent(limit=limit, resets_at=moment):
             resets = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
-            message = f"{_figures(error)} and {error.left} are left until it resets at {resets}."
+            message = f"{_figures(error)} and {_shown(limit, error.left)} are left until it resets at {resets}."
             return InsufficientQuota(message, details=_details(error))
     message = "Your quota cannot be verified at the moment. Try again shortly."
     return QuotaUnverifiable(message, retry_after=_spread(STORE_RETRY_SECONDS, 2))
@@ -123,7 +126,12 @@ def _of_quota(error: QuotaError) -> ApiError:
 def _figures(error: QuotaRefused) -> str:
     limit = error.limit
     whose = "Your API key's" if limit.key else "Your tenant's"
-    return f"{whose} limit {_name(error)} is {limit.amount}: this request asks for {error.asked}"
+    amount, asked = _shown(limit, limit.amount), _shown(limit, error.asked)
+    return f"{whose} limit {_name(error)} is {amount}: this request asks for {asked}"
+
+
+def _shown(limit: Limit, amount: int) -> str:
+    return show_size(amount) if limit.resource is Resource.KV_BYTES else str(amount)
 
 
 def _details(error: QuotaRefused) -> dict[str, int | float | str]:

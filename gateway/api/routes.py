@@ -23,12 +23,14 @@ from gateway.api.endpoints import (
     ModelsEndpoint,
     ServerInfoEndpoint,
     TokenizeEndpoint,
+    TokenizerInfoEndpoint,
     VersionEndpoint,
 )
 from gateway.api.engine_client import ALIVE, READY, STARTED
 from gateway.api.frontend import Frontend
 from gateway.api.generation import GenerationEndpoint
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
+from gateway.http.path import route_path
 
 
 def make_probes(frontend: Frontend) -> Mapping[str, ASGIApp]:
@@ -56,6 +58,7 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
         Route("/v1/limits", LimitsEndpoint(frontend), methods=["GET"]),
         Route("/tokenize", TokenizeEndpoint(frontend), methods=["POST"]),
         Route("/detokenize", DetokenizeEndpoint(frontend), methods=["POST"]),
+        Route("/tokenizer_info", TokenizerInfoEndpoint(frontend), methods=["GET"]),
         Route("/v1/loads", LoadsEndpoint(frontend), methods=["GET"]),
         *(Route(path, ServerInfoEndpoint(frontend), methods=["GET"]) for path in ("/server_info", "/get_server_info")),
         *(Route(path, ModelInfoEndpoint(frontend), methods=["GET"]) for path in ("/model_info", "/get_model_info")),
@@ -87,7 +90,7 @@ class Shortcut:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if self._preflight is not None and scope["method"] == "OPTIONS":
             return self._preflight(scope, receive, send)
-        return self._endpoints.get((scope["method"], scope["path"]), self._app)(scope, receive, send)
+        return self._endpoints.get((scope["method"], route_path(scope)), self._app)(scope, receive, send)
 
 
 async def _unrouted(frontend: Frontend, request: StarletteRequest, error: HTTPException) -> ASGIApp:

@@ -1,5 +1,6 @@
 """The half of the gateway that decides: the engine, who may use it and how much; `gateway/app.py` makes it once."""
 
+import asyncio
 import random
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class Service:
         """
 
         async def apply(policy: Policy) -> None:
-            self.admission.policy_changed(scheduling_policy(policy))
+            self.admission.policy_changed(await asyncio.to_thread(scheduling_policy, policy))
             await self.cache_limiter.policy_changed(policy)
             await self.prompt_pinner.policy_changed(policy)
 

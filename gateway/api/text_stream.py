@@ -33,7 +33,7 @@ class TextStream:
         self.num_tokens = 0  # delivered: those sampled after a stop string are not
         self._delivered_at = 0.0
         self._kept: list[int] = []  # delivered, and not made into text yet
-        self._is_call_cut = False  # by a stop string
+        self._is_call_cut = False  # by what the client has named as a stop
         self.tokens = tokens
         self.sequence = tokens.sequence
         self.message = message
@@ -89,8 +89,8 @@ class TextStream:
 
     @property
     def told_reason(self) -> ToldReason:
-        """Why the text ended, as its client is told; of a complete one. A call that a stop string has cut is none that
-        anybody could make.
+        """Why the text ended, as its client is told; of a complete one. A call that the client's own stop has cut is
+        none that anybody could make.
         """
         if self.finish_reason is FinishReason.LENGTH:
             return "length"
@@ -140,6 +140,8 @@ class TextStream:
         stopped = self._detokenizer.stopped is not None
         self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
         if self.message is not None:
+            is_stopped = stopped or not self.message.stop_tokens.isdisjoint(self.sequence.output[-1:])
+            self._is_call_cut = is_stopped and self.message.is_in_call
             self.message.finish(rest, is_cut=self.finish_reason is FinishReason.LENGTH)
         return rest
 

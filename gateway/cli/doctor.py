@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli.flags import SettingsError, add_flags, load
+from gateway.doctor.causes import ranked
 from gateway.doctor.check import Check, Verdict, problem
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.findings import findings
@@ -84,18 +85,23 @@ def _diagnose(namespace: Namespace) -> int:
             time.sleep(SECONDS)
             found = findings(before, gateway.snapshot())
             now = {finding.name for finding in found}
-            found += [past for past in gateway.own_findings() if past.name not in now]
+            found = ranked(found + [past for past in gateway.own_findings() if past.name not in now])
     _print(namespace.json, "findings", [finding.to_json() for finding in found], _told(found))
     return int(any(finding.severity is Severity.SERIOUS for finding in found))
 
 
 def _told(found: Iterable[Finding]) -> Iterable[str]:
-    lines = [
-        f"{finding.severity:8} {_whose(finding)}{finding.trouble}\n{'':9}{finding.evidence}\n"
-        f"{'':9}remedy: {finding.remedy}"
-        for finding in found
-    ]
+    lines = [_as_consequence(finding) if finding.cause else _as_cause(finding) for finding in found]
     return lines or [f"ok       nothing is wrong, as far as {SECONDS:g} s and the metrics of the last minutes show"]
+
+
+def _as_cause(finding: Finding) -> str:
+    told = f"{finding.severity:8} {_whose(finding)}{finding.trouble}\n{'':9}{finding.evidence}\n"
+    return f"{told}{'':9}remedy: {finding.remedy}"
+
+
+def _as_consequence(finding: Finding) -> str:
+    return f"{'':9}with it: {_whose(finding)}{finding.trouble} ({finding.evidence})"
 
 
 def _whose(finding: Finding) -> str:

@@ -10,7 +10,6 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from shutil import get_terminal_size
 from typing import Any
 
@@ -25,6 +24,7 @@ from gateway.settings.settings import FEW_FILES
 from gateway.telemetry.event_log_file import EventLogError
 from gateway.telemetry.logs.logs import STDERR, logging_to
 from gateway.tenants.key_store import KeyStoreError
+from gateway.version import VERSION
 from quotas.embedded.errors import EmbeddedStoreError
 from quotas.errors import QuotaError
 from quotas.policy.policy_file import PolicyError
@@ -96,7 +96,7 @@ def _serve(namespace: Namespace) -> int:
 
 
 def _version(_: Namespace) -> int:
-    print(f"sluice {version('sluice')}")
+    print(f"sluice {VERSION}")
     return 0
 
 
@@ -107,7 +107,7 @@ def _parser(words: Sequence[str]) -> ArgumentParser:
         description="A multi-tenant LLM inference gateway with the engine inside.",
         epilog="Each command has its own --help.",
     )
-    parser.add_argument("--version", action="version", help="print the version", version=f"sluice {version('sluice')}")
+    parser.add_argument("--version", action="version", help="print the version", version=f"sluice {VERSION}")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model over HTTP", usage="sluice serve [flags]", epilog=NOTES)

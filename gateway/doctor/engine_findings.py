@@ -44,11 +44,12 @@ def small_batches(window: Window) -> Finding | None:
         return None
     kept = window.throughout("sluice_kv_blocks_kept") / window.after.engine["kv_blocks"]
     by_floors = f", {kept:.0%} kept idle by floors" if kept >= LEAST_KEPT else ""
+    rest = "" if kv >= FULL else "; what those running may still need of the others leaves no room for one more"
     return Finding(
         "small_batches",
-        "batches are small because KV memory is full",
+        "batches are small, for want of KV memory",
         f"{size:.0f} of {most} sequences in a step on average, {kv:.0%} of the KV blocks used{by_floors}, "
-        f"{window.both('waiting'):.0f} waiting",
+        f"{window.both('waiting'):.0f} waiting{rest}",
         "give KV memory more (--kv-memory-bytes), or have requests hold less: --max-model-len, --default-max-tokens, "
         "kv_bytes of the tenants that hold most",
     )
@@ -134,9 +135,9 @@ def slow_planning(window: Window) -> Finding | None:
         return None
     return Finding(
         "slow_planning",
-        "planning a step takes too much of it",
-        f"{planning * 1e6:.0f} us of the event loop for a step of {step * 1e3:.2f} ms",
-        "give the process a faster or less busy core; if it has one, report it",
+        "the scheduler takes long to plan a step, and the device waits for it",
+        f"{planning * 1e6:.0f} us for a step of {step * 1e3:.2f} ms, of which {PLANNING:.0%} is meant for it",
+        "give the process a faster or less busy core; `sluice doctor` says whether the scheduler is compiled",
     )
 
 

@@ -15,6 +15,7 @@ class Severity(StrEnum):
 class Finding:
     """A trouble in sentences without a full stop. `name` is for scripts: one of few, and it never changes. A router
     says which `replicas` of its fleet have it; none is named for the trouble of a whole fleet, or of a gateway alone.
+    `cause` is the name of the finding that explains it; empty if none does.
     """
 
     name: str
@@ -23,13 +24,15 @@ class Finding:
     remedy: str
     severity: Severity = Severity.WARNING
     replicas: tuple[str, ...] = ()
+    cause: str = ""
 
     @staticmethod
     def of(entry: Mapping[str, Any]) -> "Finding":
         """Parse what `to_json` made. Raises `KeyError` and `ValueError` for anything else."""
         severity = Severity(entry["severity"])
         replicas = tuple(map(str, entry.get("replicas", ())))
-        return Finding(entry["name"], entry["trouble"], entry["evidence"], entry["remedy"], severity, replicas)
+        cause = str(entry.get("cause", ""))
+        return Finding(entry["name"], entry["trouble"], entry["evidence"], entry["remedy"], severity, replicas, cause)
 
     def to_json(self) -> dict[str, Any]:
         told: dict[str, Any] = {
@@ -39,4 +42,5 @@ class Finding:
             "remedy": self.remedy,
             "severity": self.severity,
         }
-        return told | {"replicas": list(self.replicas)} if self.replicas else told
+        told |= {"replicas": list(self.replicas)} if self.replicas else {}
+        return told | ({"cause": self.cause} if self.cause else {})

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.doctor import engine_findings, kv_findings, queue_findings, service_findings
+from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Samples, Snapshot, Window
 
@@ -72,8 +73,8 @@ def past_findings(at: float, samples: Samples, now: Snapshot) -> list[Finding]:
 
 
 def findings(before: Snapshot, after: Snapshot) -> list[Finding]:
-    """Return the troubles between two snapshots, the serious ones first; none if nothing is known to be wrong."""
+    """Return the troubles between two snapshots, `ranked`; none if nothing is known to be wrong."""
     window = Window(before, after)
     found = [finding for judge in _JUDGES if (finding := judge(window)) is not None]
     found += queue_findings.above_target(window)
-    return sorted(found, key=lambda finding: finding.severity is not Severity.SERIOUS)
+    return ranked(found)

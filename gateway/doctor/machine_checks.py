@@ -66,7 +66,7 @@ def core() -> Check:
     """Check whether the core was compiled from the sources as they are."""
     if compiled_core.compiled() is None:
         return warning(
-            "core", "interpreted: it decides the same, in more than twice the time", "python -m backend.compile_core"
+            "core", "interpreted: it decides the same, in more than twice the time", compiled_core.how_to_compile()
         )
     return ok("core", "compiled from the sources as they are")
 

@@ -18,16 +18,19 @@ from gateway.errors import ApiError, BadRequest, HeadersTooLarge, Overloaded, Re
 from gateway.http.connection_table import ConnectionEntry
 from gateway.http.request_scope import TRANSPORT, Exchange
 from gateway.http.responses import encode_headers, request_id
+from quotas.policy.units import show_size
 
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
 SEND_BUFFER_BYTES = 64 * 1024  # bounds what a reader that stopped can make the kernel keep
 DEAD_PEER_SECONDS = 20  # unacknowledged data, or unanswered probes, for this long: the peer is gone
+FREE_DISCARD_BYTES = 256 * 1024  # of a connection, that are discarded as they come
+DISCARDED_PER_SECOND = 32 * 2**20  # bytes, of all connections; it takes some 3 % of a core
 PROBE_SECONDS = 5  # between two questions whether a client that sends no more still reads
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # means nothing to who did not ask for it (RFC 9110, 15.2.1)
 _COMMENT = b"3\r\n:\n\n\r\n"  # means nothing in an event stream
-_TOO_LARGE = f"The request's headers exceed {MAX_HEADER_BYTES} bytes."
+_TOO_LARGE = f"The request's headers exceed {show_size(MAX_HEADER_BYTES)}."
 
 
 def bound_socket(host: str, port: int, shared: bool = False) -> socket.socket:
@@ -94,6 +97,22 @@ class HangupWatcher:
                 on_hangup()
 
 
+class DiscardPace:
+    """Shares out how fast connections may send what nobody reads, such as the rest of a body that was refused: else it
+    would cost its sender nothing to keep the loop busy with it.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._free_at = 0.0
+
+    def take(self, num_bytes: int) -> float:
+        """Count bytes that were discarded, and return the seconds until their sender may send more."""
+        now = self._clock()
+        self._free_at = max(self._free_at, now) + num_bytes / DISCARDED_PER_SECOND
+        return self._free_at - now
+
+
 class Connection(HttpToolsProtocol):
     """Adds to uvicorn's protocol limits of time and size on headers, eviction, and a typed error for each.
 
@@ -113,16 +132,19 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         entry: ConnectionEntry,
         hangup_watcher: HangupWatcher,
+        discard_pace: DiscardPace,
         header_timeout: float = 10.0,
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._entry = entry
         self._hangup_watcher = hangup_watcher
+        self._discard_pace = discard_pace
         self._header_timeout = header_timeout  # seconds
         self._timer: asyncio.TimerHandle | None = None  # runs while bytes of the peer are due
         self._head_bytes = 0  # read since the last message, or since the last part of this one's body
         self._reads_headers = True
         self._ignores_input = False
+        self._discarded = 0  # bytes
         self._exchange: Exchange | None = None  # the newest request
         self._lingers = False  # everything is answered, and input is discarded until the connection is closed
         self._watched: int | None = None  # the descriptor, once the client has closed its sending half
@@ -170,16 +192,35 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:
+            self._discard(len(data))
             return
         self._unset_keepalive_if_required()
         self._head_bytes += len(data)
         self._feed(data)
         if self._ignores_input:
             return
+        if self._is_refused_body:
+            self._discard(len(data))
         if self._head_bytes > MAX_HEADER_BYTES:
             self._refuse(HeadersTooLarge(_TOO_LARGE))
         elif not self.is_answering and self.timeout_keep_alive_task is None:
             self._start_timer()  # more is due: few requests come in more than one part
+
+    @property
+    def _is_refused_body(self) -> bool:
+        """Returns whether the rest of a body is being read whose request has been answered."""
+        exchange = self._exchange
+        return not (self._reads_headers or self.is_answering or exchange is None or exchange.is_complete)
+
+    def _discard(self, num_bytes: int) -> None:
+        self._discarded += num_bytes
+        if self._discarded > FREE_DISCARD_BYTES and not self.transport.is_closing():
+            self.flow.pause_reading()
+            self.loop.call_later(self._discard_pace.take(num_bytes), self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _feed(self, data: bytes) -> None:
         try:

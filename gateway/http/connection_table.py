@@ -3,7 +3,8 @@
 A new connection cannot show a key before it is accepted, so it is not refused while another one would lose less. At the
 limit this one is evicted, the first of the list that there is:
 
-1. a stranger, on which no request has shown a valid key yet: the oldest, and no trickle of bytes makes one younger;
+1. a stranger, on which no request has shown a valid key yet, or whose refusal is delayed: the oldest, and no trickle of
+   bytes makes one younger;
 2. one that has shown a key and waits for its next request: the one that has waited longest;
 3. an incomplete upload of a tenant that has more than half of all connections: the oldest.
 
@@ -29,7 +30,7 @@ class ConnectionLimitReached(Exception):
 class ConnectionState(IntEnum):
     """The state of a connection, by the names that the metric `sluice_connections` gives it."""
 
-    STRANGER = 0  # has not shown a valid key
+    STRANGER = 0  # has not shown a valid key, or waits for a refusal
     IDLE = 1  # has shown one, and waits for a request
     UPLOADING = 2  # of a request with a key, not all of the body is there
     SERVING = 3  # a request with a key is there and not yet answered
@@ -82,6 +83,10 @@ class ConnectionEntry:
         """Note that the current request has a valid key of this tenant."""
         self._belong(tenant)
         self._move(ConnectionState.SERVING if self._is_complete else ConnectionState.UPLOADING)
+
+    def yield_place(self) -> None:
+        """Note that the current request waits to be refused, which may be lost."""
+        self._move(ConnectionState.STRANGER)
 
     def complete_response(self) -> None:
         """Note that the request has been answered."""

@@ -13,13 +13,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from os import urandom
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_args
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import ErrorType
 
 from gateway.errors import BadRequest, RequestTooLarge
+from quotas.policy.units import show_size
 
 BLOCK = 65_536  # bytes that are scanned, or decoded, at once: well under a millisecond
 MAX_ELEMENTS = 16_384
@@ -272,8 +274,8 @@ def _too_many_elements() -> RequestTooLarge:
 
 def _too_large_a_skeleton() -> RequestTooLarge:
     return RequestTooLarge(
-        f"The request body holds more than {MAX_SKELETON} bytes beside its long texts and token ids: send less in one "
-        "request."
+        f"The request body holds more than {show_size(MAX_SKELETON)} beside its long texts and token ids: send less in "
+        "one request."
     )
 
 
@@ -327,19 +329,20 @@ WireT = TypeVar("WireT", bound=Wire)
 class BodyType(Generic[T]):
     """A type that bodies are read as. A `TypedDict` costs a third of a model: it holds no defaults."""
 
-    def __init__(self, form: Any, neutral: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """`form` is the type of a JSON object, and `neutral` as in `json_object`."""
-        self._validate: Callable[[Any], T] = TypeAdapter(
-            Annotated[form, json_object(neutral)]
-        ).validator.validate_python
+    def __init__(self, form: Any, check: BeforeValidator | None = None) -> None:
+        """`form` is the type of a JSON object, and `check` what is looked at first; None: the number of its fields."""
+        check = check or json_object()
+        self._validate: Callable[..., T] = TypeAdapter(Annotated[form, check]).validator.validate_python
 
-    def read(self, raw: JsonBody) -> T:
-        """Returns a body. Raises `BadRequest` if it is not JSON, no object, or has other fields or types."""
+    def read(self, raw: JsonBody, context: object = None) -> T:
+        """Returns a body. Raises `BadRequest` if it is not JSON, no object, or has other fields or types. `context` is
+        what checks of its fields are given.
+        """
         body = raw.loads()
         if not isinstance(body, dict):
             raise BadRequest(f"The body must be a JSON object, got {shown(body)}.")
         try:
-            return self._validate(body)
+            return self._validate(body, context=context)
         except ValidationError as exc:
             raise _bad_request(exc.errors(include_url=False)[0]) from exc
 
@@ -372,9 +375,12 @@ def shown(value: Any) -> str:
 
 
 def _bad_request(error: ErrorDetails) -> BadRequest:
-    field = (error["ctx"]["field"],) if error["type"] == "unsupported" else ()
-    param = _param((*error["loc"], *field))
-    return BadRequest(_sentence(error, param or "The body"), param or None)
+    field = error["ctx"]["field"] if error["type"] == "unsupported" else ()
+    param = _param((*error["loc"], *(field if isinstance(field, tuple) else (field,))))
+    refusal = BadRequest(_sentence(error, param or "The body"), param or None)
+    if error["type"] in _EXPECTED:
+        refusal.rule = f"{_rule(error, param or 'The body')}."
+    return refusal
 
 
 def _param(loc: tuple[int | str, ...]) -> str:
@@ -397,16 +403,25 @@ _EXPECTED = {
     "less_than_equal": "at most {le}",
     "too_long": "at most {max_length} items long",
     "too_short": "at least {min_length} item long",
+    "string_too_long": "at most {max_length} characters long",
+    "string_too_short": "at least {min_length} character long",
+    "string_pattern_mismatch": "a string of the pattern {pattern}",
 }
+_KINDS = frozenset(get_args(ErrorType))  # of pydantic, whose words are not ours
 
 
 def _sentence(error: ErrorDetails, param: str) -> str:
     kind = error["type"]
     if kind in _EXPECTED:
-        expected = _EXPECTED[kind].format(**error.get("ctx", {}))
-        return f"{param} must be {expected}, got {shown(error['input'])}."
+        return f"{_rule(error, param)}, got {shown(error['input'])}."
     if kind == "missing":
         return f"{param} is required."
     if kind == "extra_forbidden":
         return f"{param} is not a field that this server knows."
+    if kind in _KINDS:
+        return f"{param} has a value that this server does not take, got {shown(error['input'])}."
     return f"{param} {error['msg']}."  # the message of one of our own validators
+
+
+def _rule(error: ErrorDetails, param: str) -> str:
+    return f"{param} must be {_EXPECTED[error['type']].format(**error.get('ctx', {}))}"

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from admission.outcome import Outcome
 from gateway.errors import ApiError, BadRequest, RequestTimedOut, RequestTooLarge, ShuttingDown
 from gateway.http.connection_table import ConnectionEntry
+from quotas.policy.units import show_size
 
 _NONE: Mapping[str, Any] = {}
 TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection's transport and the `Exchange`
@@ -58,6 +59,10 @@ class Exchange:
     def show_key(self, tenant: str) -> None:
         """Note in the connection table that the request has a valid key of this tenant."""
         self._entry.show_key(tenant)
+
+    def yield_place(self) -> None:
+        """Note in the connection table that the request is to be refused, and only waits for that."""
+        self._entry.yield_place()
 
     def begin(self, headers: list[tuple[bytes, bytes]], length: int | None, part: bytes) -> bool:
         """Write the head of an answer with status 200 and the first part of its body, past ASGI and in one piece, and
@@ -202,7 +207,7 @@ def _expected_size(scope: Scope, limit: int) -> int:
 
 
 def _too_large(limit: int) -> RequestTooLarge:
-    return RequestTooLarge(f"The request body is larger than the {limit} bytes this server accepts.")
+    return RequestTooLarge(f"The request body is larger than the {show_size(limit)} this server accepts.")
 
 
 async def _next_part(receive: Receive, timeout: float) -> Message:
@@ -352,11 +357,18 @@ class ActiveRequests:
         """Whether new requests are taken."""
         return not self._closed.is_set()
 
-    async def pause(self, seconds: float) -> None:
-        """Wait so many seconds, or until new requests are refused if that comes first."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closed.wait()
+    async def delay(self, seconds: float, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait so many seconds before a request is refused, or until new requests are, or until its client is gone.
+
+        Its connection, which would lose a refusal, is then the first to make room for another.
+        """
+        exchange = exchange_of(scope)
+        if exchange is not None:
+            exchange.yield_place()
+        async with RequestScope(scope, receive, send):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._closed.wait()
 
     def check_open(self) -> None:
         """Raises `ShuttingDown` for a request that comes too late."""

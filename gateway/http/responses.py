@@ -10,6 +10,7 @@ from starlette.types import Scope, Send
 from gateway import sse
 from gateway.errors import ApiError
 from gateway.http.request_scope import exchange_of
+from gateway.key_mask import masked
 
 JSON = {"content-type": "application/json"}
 _SAFE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
@@ -27,7 +28,9 @@ _SSE = encode_headers(sse.HEADERS)
 
 def request_id(given: bytes | None = None) -> bytes:
     """Returns the `x-request-id` of a response: the client's own where it is harmless, else a new one."""
-    return given if given and _SAFE_ID.fullmatch(given) else b"req_" + urandom(16).hex().encode()
+    if given and _SAFE_ID.fullmatch(given) and masked(given.decode()) == given.decode():
+        return given
+    return b"req_" + urandom(16).hex().encode()
 
 
 class ResponseWriter:

@@ -13,7 +13,7 @@ import uvicorn
 
 from gateway.errors import ShuttingDown
 from gateway.http.acceptor import Acceptor
-from gateway.http.connection import Connection, HangupWatcher, bound_socket
+from gateway.http.connection import Connection, DiscardPace, HangupWatcher, bound_socket
 from gateway.http.connection_table import ConnectionEntry, ConnectionTable
 from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
@@ -120,6 +120,7 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         self._hangup_watcher = HangupWatcher()
+        self._discard_pace = DiscardPace(asyncio.get_running_loop().time)
         for sock in sockets or ():
             self.servers.append(self._listen(sock))  # type: ignore[arg-type]  # it has what uvicorn asks of one
 
@@ -138,7 +139,13 @@ class HttpServer(uvicorn.Server):
 
     def _connection(self, entry: ConnectionEntry) -> Connection:
         return Connection(
-            self.config, self.server_state, self.lifespan.state, entry, self._hangup_watcher, self._header_timeout
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            entry,
+            self._hangup_watcher,
+            self._discard_pace,
+            self._header_timeout,
         )
 
 

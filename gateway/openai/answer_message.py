@@ -31,8 +31,10 @@ class AnswerMessage:
         shows_reasoning: bool = True,
         is_single: bool = False,
         id_length: int | None = None,
+        stop_tokens: frozenset[int] = frozenset(),
     ) -> None:
-        """`is_single`: the message ends with its first call."""
+        """`is_single`: the message ends with its first call. `stop_tokens` end it as a stop string does."""
+        self.stop_tokens = stop_tokens
         self.num_reasoning_tokens = 0
         self._parser = parser
         self._shows_reasoning = shows_reasoning

@@ -1,18 +1,18 @@
 """The bodies that clients of the OpenAI API send, as types: which fields there are, what each may be, and how many.
 
 A body may have the extras that vLLM's clients send through `extra_body`. A field is declared with the type it must
-have, or named as neutral if it is not supported yet and only values that change nothing are accepted; any other field
-is refused by name. Counts are bounded, so that a body of any allowed size is cheap to refuse.
+have; `foreign_fields` says what becomes of others. Counts are bounded, so that a body of any allowed size is cheap to
+refuse.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import BeforeValidator, Field, with_config
 from typing_extensions import TypedDict  # before Python 3.12 typing's does not say of which base each field is
 
 from backend.sampling_params import MAX_BAD_WORDS, MAX_BIASED, MAX_LOGPROBS, MAX_STOPS
-from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType, json_object
+from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType
+from gateway.openai.foreign_fields import IGNORABLE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETION, known_object
 from gateway.openai.messages import Messages
 from gateway.openai.structured import ResponseFormat, StructuredOutputsField
 from gateway.openai.template_variables import Documents, Effort, Kwargs
@@ -30,7 +30,8 @@ Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 def _one_or_many(stop: Any) -> Any:
-    return [stop] if isinstance(stop, str) else stop
+    """Returns a list of texts; a text that is empty, as user interfaces send it, is none."""
+    return [stop][: len(stop)] if isinstance(stop, str) else stop
 
 
 _PositiveInt = Annotated[int, Field(ge=1)]
@@ -50,8 +51,13 @@ class GenerationBody(TypedDict, total=False):
 
     model: Required[str]
     stream: bool | None
-    stream_options: Annotated[StreamOptions, json_object({"include_obfuscation": [False]})] | None
-    max_tokens: Annotated[int, Field(ge=0)] | None  # 0 where a completion is echoed, and nothing is to be added to it
+    stream_options: (
+        Annotated[
+            StreamOptions,
+            known_object(StreamOptions, "stream_options.", ignorable={"include_obfuscation": (False,)}),
+        ]
+        | None
+    )
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
     temperature: float | None
     top_p: float | None
@@ -89,15 +95,10 @@ class GenerationBody(TypedDict, total=False):
     prompt_cache_key: str | None
 
 
-_NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "store": [False], "use_beam_search": [False],
-    "length_penalty": [1, 1.0], "spaces_between_special_tokens": [True], "priority": [0],
-}  # fmt: skip
-
-
 @with_config(EXACT)
 class ChatBody(GenerationBody, total=False):
     messages: Required[Messages]
+    max_tokens: _PositiveInt | None
     max_completion_tokens: _PositiveInt | None
     logprobs: bool | None
     top_logprobs: _Top | None
@@ -113,24 +114,14 @@ class ChatBody(GenerationBody, total=False):
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING)] | None
 
 
-NEUTRAL_IN_CHAT: Mapping[str, Sequence[Any]] = {
-    **_NEUTRAL, "best_of": [1], "functions": [[]],
-    "function_call": ["none", "auto"], "modalities": [["text"]], "audio": (), "prediction": (), "moderation": (),
-    "prompt_cache_options": (), "prompt_cache_retention": ["in_memory"],
-    "verbosity": ["medium"], "web_search_options": (), "chat_template": (), "echo": [False],
-}  # fmt: skip
-
-
 @with_config(EXACT)
 class CompletionBody(GenerationBody, total=False):
     prompt: Required[Any]
+    max_tokens: Annotated[int, Field(ge=0)] | None  # 0 where the prompt is echoed, and nothing is to be added to it
     logprobs: _Top | None
     echo: bool | None
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
     suffix: Annotated[str, Field(max_length=MAX_SUFFIX)] | None
-
-
-NEUTRAL_IN_COMPLETION = _NEUTRAL
 
 
 @with_config(EXACT)
@@ -143,10 +134,9 @@ class TokenizeBody(TypedDict, total=False):
     return_token_strs: bool | None
     continue_final_message: bool | None
     tools: Tools | None
+    documents: Documents | None
     chat_template_kwargs: Kwargs | None
-
-
-_NEUTRAL_IN_TOKENIZE: Mapping[str, Sequence[Any]] = {"chat_template": ()}
+    reasoning_effort: Effort | None
 
 
 @with_config(EXACT)
@@ -155,7 +145,12 @@ class DetokenizeBody(TypedDict, total=False):
     tokens: Required[Any]
 
 
-CHAT = BodyType[ChatBody](ChatBody, NEUTRAL_IN_CHAT)
-COMPLETION = BodyType[CompletionBody](CompletionBody, NEUTRAL_IN_COMPLETION)
-TOKENIZE = BodyType[TokenizeBody](TokenizeBody, _NEUTRAL_IN_TOKENIZE)
-DETOKENIZE = BodyType[DetokenizeBody](DetokenizeBody)
+CHAT = BodyType[ChatBody](ChatBody, known_object(ChatBody, refused=REFUSED_IN_CHAT, ignorable=IGNORABLE))
+COMPLETION = BodyType[CompletionBody](
+    CompletionBody, known_object(CompletionBody, refused=REFUSED_IN_COMPLETION, ignorable=IGNORABLE)
+)
+_REFUSED_IN_TOKENIZE = {name: values for name, values in REFUSED_IN_CHAT.items() if name != "prompt"}
+TOKENIZE = BodyType[TokenizeBody](
+    TokenizeBody, known_object(TokenizeBody, refused=_REFUSED_IN_TOKENIZE, ignorable=IGNORABLE)
+)
+DETOKENIZE = BodyType[DetokenizeBody](DetokenizeBody, known_object(DetokenizeBody, ignorable=IGNORABLE))

@@ -1,9 +1,6 @@
 """The grammar of an answer to a chat: of its calls, and of its content and reasoning beside them."""
 
-from collections.abc import Mapping
 from typing import Any
-
-import orjson
 
 from backend.grammar import Grammar, GrammarKind
 from backend.text.response_templates.call_grammar import (
@@ -21,7 +18,7 @@ from backend.text.response_templates.template import REASONING, ResponseTemplate
 from backend.text.tokenizer import Tokenizer
 from gateway.errors import BadRequest
 from gateway.grammar_errors import InvalidGrammar
-from gateway.openai.json_schema import check_schema, to_compile
+from gateway.openai.json_schema import enforce
 from gateway.openai.requests import ChatRequest
 from gateway.openai.tools import Function
 
@@ -44,14 +41,20 @@ def chat_grammar(request: ChatRequest, tokenizer: Tokenizer, end_tokens: frozens
         )
     vocabulary, is_reasoning = _vocabulary(tokenizer, end_tokens), ResponseParser(template, begun).is_reasoning
     reasoning: Any = {"is_reasoning": is_reasoning, "most_reasoning": request.thinking_budget}
-    content = _content(request)
+    content = request.sampling.grammar
+    if content is not None and not content.is_schema and (tools is not None or request.thinking_budget is not None):
+        raise BadRequest(
+            f"{request.grammar_field} cannot be combined with tools or a thinking_token_budget, unless it is a JSON "
+            "schema: leave either out.",
+            request.grammar_field,
+        )
     if request.thinking_budget is not None and template.field(REASONING) is None:
         raise _cannot_think("this model's answers have no reasoning")
     try:
         if tools is not None and calls_are_constrained(request):
             source = call_grammar(
                 template,
-                [_tool(function) for function in tools.functions],
+                [_tool(function, request.left_out) for function in tools.functions],
                 vocabulary,
                 is_required=tools.choice == "required",
                 is_single=tools.is_single,
@@ -87,8 +90,12 @@ def needs_grammar(request: ChatRequest, template: ResponseTemplate | None) -> bo
     if calls_are_constrained(request) or request.thinking_budget is not None:
         return True
     grammar = request.sampling.grammar
-    has_reasoning = template is not None and template.field(REASONING) is not None
-    return has_reasoning and grammar is not None and grammar.is_schema
+    return reasons(template) and grammar is not None and grammar.kind is not GrammarKind.LARK
+
+
+def reasons(template: ResponseTemplate | None) -> bool:
+    """Returns whether answers may begin with reasoning."""
+    return template is not None and template.field(REASONING) is not None
 
 
 def _cannot_think(reason: str) -> BadRequest:
@@ -110,30 +117,17 @@ def _vocabulary(tokenizer: Tokenizer, end_tokens: frozenset[int]) -> Vocabulary:
     return Vocabulary(special, ends, tuple(sorted(end_tokens)))
 
 
-def _content(request: ChatRequest) -> Mapping[str, Any] | None:
-    """Returns the schema of the content, if there is one. Raises `BadRequest` for another kind of grammar."""
-    grammar = request.sampling.grammar
-    if grammar is None:
-        return None
-    if not grammar.is_schema:
-        raise BadRequest(
-            f"{request.grammar_field} cannot be combined with tools or a thinking_token_budget, unless it is a JSON "
-            "schema: leave either out.",
-            request.grammar_field,
-        )
-    schema = orjson.loads(grammar.source)
-    return schema if isinstance(schema, dict) else {"allOf": [schema]}
-
-
-def _tool(function: Function) -> Tool:
-    """Returns a function with the schema that is enforced: any object, where its own cannot be and is not strict.
+def _tool(function: Function, left_out: list[str]) -> Tool:
+    """Returns a function with the schema that is enforced: what can be of its own, unless that is strict. `left_out` is
+    told the places of the rest.
 
     Raises `InvalidGrammar`.
     """
     try:
-        check_schema(function.parameters, function.param)
+        left_out += enforce(function.parameters, function.param, function.is_strict)
     except InvalidGrammar:
         if function.is_strict:
             raise
+        left_out.append(function.param)
         return Tool(function.name, _ANY_OBJECT, is_strict=False)
-    return Tool(function.name, to_compile(function.parameters), function.is_strict)
+    return Tool(function.name, function.parameters, function.is_strict)

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.text.chat_template import ChatTemplate
+from backend.errors import InvalidRequest
+from backend.text.chat_template import ChatTemplate, TemplateOverrun
 from backend.text.tokenizer import Tokenizer
 from gateway.errors import BadRequest
+from gateway.openai.earlier_calls import forms_of
+from gateway.openai.foreign_fields import Ignored
 from gateway.openai.messages import Message, message_size, template_messages
 from gateway.openai.template_variables import known_variables, read_variables
 from gateway.openai.tools import ToolUse, read_tools
@@ -23,6 +26,7 @@ class Conversation:
     continue_final_message: bool = False
     tools: ToolUse | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Ignored | None = field(default=None, compare=False)  # of the variables, once rendered; None: none may be
 
     @property
     def size(self) -> int:
@@ -32,19 +36,27 @@ class Conversation:
         return messages + documents + (self.tools.size if self.tools else 0)
 
     def render(self, tokenizer: Tokenizer) -> str:
-        """Returns the prompt. Raises `BadRequest` for what the model's template does not support, by name, and
-        `InvalidRequest`.
+        """Returns the prompt, and notes the variables that its template does not read. Raises `BadRequest` for what the
+        template does not support, by name, and `InvalidRequest`.
         """
         variables: dict[str, Any] = {}
         if self.variables or self.tools or any(len(message) > 2 for message in self.messages):
             template = tokenizer.chat_template
             self._check(template)
-            variables = known_variables(self.variables, template)
+            variables = known_variables(self.variables, template, self.ignored)
             if self.tools is not None:
                 variables["tools"] = list(self.tools.definitions)
-        if self.continue_final_message:
-            return tokenizer.render_chat(self.messages, continue_final_message=True, **variables)
-        return tokenizer.render_chat(self.messages, self.add_generation_prompt, **variables)
+        variables |= {"continue_final_message": True} if self.continue_final_message else {}
+        refusal: InvalidRequest | None = None
+        for messages in forms_of(self.messages, tokenizer):
+            try:
+                return tokenizer.render_chat(messages, self.add_generation_prompt, **variables)
+            except InvalidRequest as error:
+                refusal = refusal or error
+                if isinstance(error.__cause__, TemplateOverrun):
+                    break
+        assert refusal is not None, "there is one form at least"
+        raise refusal
 
     def _check(self, template: ChatTemplate) -> None:
         """Raises `BadRequest` for tools, or calls of tools, that a template leaves out."""
@@ -65,7 +77,7 @@ def _unsupported(param: str, what: str) -> BadRequest:
     )
 
 
-def read_conversation(body: Mapping[str, Any]) -> Conversation:
+def read_conversation(body: Mapping[str, Any], ignored: Ignored | None = None) -> Conversation:
     """Returns the conversation of a chat's body. Raises `BadRequest`."""
     goes_on, prompts = body.get("continue_final_message") or False, body.get("add_generation_prompt")
     if goes_on and prompts:
@@ -85,4 +97,5 @@ def read_conversation(body: Mapping[str, Any]) -> Conversation:
         continue_final_message=goes_on,
         tools=read_tools(body.get("tools"), body.get("tool_choice"), body.get("parallel_tool_calls")),
         variables=read_variables(body.get("chat_template_kwargs"), body.get("documents"), body.get("reasoning_effort")),
+        ignored=ignored,
     )

@@ -1,7 +1,6 @@
-"""Looks through a JSON schema for what nothing here enforces, so that it is refused by its place and not ignored."""
+"""Has a JSON schema say what is enforced, and tells by its place what it says beyond that."""
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -10,30 +9,25 @@ import orjson
 
 from gateway.grammar_errors import InvalidGrammar
 from gateway.http.json_body import shown
+from gateway.openai.exclusive_schemas import are_exclusive
+from gateway.openai.formats import KNOWN, PATTERNS, keep_bounds_small, said_by_format
+from gateway.openai.look_around import LookArounds
 
 MAX_LEVELS = 100  # of arrays and objects in one another
+MAX_ADDED_BYTES = 2**19  # that rewriting makes of a schema, or looks at besides what stands there
+MAX_REFERENCE = 1_000  # characters
 _CONTAINERS = frozenset((dict, list))
 _SCHEMA = frozenset(("additionalItems", "additionalProperties", "items"))  # keywords whose value is a schema
 _SCHEMAS = frozenset(  # an array or object of schemas
     ("allOf", "anyOf", "oneOf", "prefixItems", "$defs", "definitions", "properties", "patternProperties")
 )
-_UNENFORCED = frozenset(
+_ANNOTATIONS = frozenset(
     (
-        "contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains",
-        "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems", "$dynamicAnchor",
-        "$dynamicRef", "$recursiveAnchor", "$recursiveRef",
+        "$anchor", "$comment", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "default", "deprecated",
+        "description", "discriminator", "example", "examples", "id", "nullable", "readOnly", "title", "writeOnly",
     )
 )  # fmt: skip
-_FORMATS = frozenset(
-    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
-)
-# OpenAPI's formats, and the bounds that they mean; the library has no regular expression for the least of 64 bits
-_NUMBERS: dict[str, tuple[int, int] | None] = {
-    "int32": (-(2**31), 2**31 - 1), "int64": (1 - 2**63, 2**63 - 1), "float": None, "double": None,
-}  # fmt: skip
-_NUMERIC = ("integer", "number", "null")  # the types that formats of numbers go with
-_ANY_TEXT = frozenset(("binary", "password"))  # formats that say nothing of what a text is
-_LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*\(\?<?[=!]")
+_IN_PLACE = frozenset(("$dynamicRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "oneOf"))
 _COMPLAINTS = {  # by what a compiler's complaint says, the keywords that it may be about
     "oneof": ("oneOf",), "minproperties": ("minProperties", "maxProperties"), "min_properties": ("minProperties",),
     "max_properties": ("maxProperties",), "pattern propert": ("patternProperties",), "regex": ("pattern",),
@@ -60,18 +54,27 @@ class _Place(NamedTuple):
         return "/".join(["#", *reversed(parts)])
 
 
-def check_schema(schema: Any, param: str) -> None:
-    """Raises `InvalidGrammar` about the field `param`, with the JSON pointer of what cannot be enforced first.
+def enforce(schema: Any, param: str, is_strict: bool = True) -> list[str]:
+    """Rewrite a schema to what is enforced of it; returns the places of keywords that are left out, each as `param` and
+    a JSON pointer. What says nothing is left out without a word.
 
-    That it passes does not say that it is a schema: whoever compiles it says the rest. O(values), without recursion; of
-    values that are no schemas only the depth is looked at.
+    Raises `InvalidGrammar` about the field `param`, for a strict schema with the first such place. That it passes does
+    not say that it is a schema: whoever compiles it says the rest. O(values), without recursion; of values that are no
+    schemas only the depth is looked at.
     """
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise InvalidGrammar(
             f"{param} must not hold x-guidance: how a schema is enforced is the server's choice.", param
         )
-    for place in _schemas(schema, partial(_check_depth, param)):
-        _check_keywords(place, param)
+    rewriter, seen, check_depth = _Rewriter(schema, param, is_strict), dict[int, Any](), partial(_check_depth, param)
+    roots: list[tuple[Any, _Way]] = [(schema, None)]
+    while roots:
+        for root, way in roots:
+            for place in _schemas(root, check_depth, way, seen):
+                if not _RULED.isdisjoint(place.value):
+                    rewriter.rewrite(place)
+        roots = rewriter.take_referred()  # which may stand anywhere
+    return rewriter.left_out
 
 
 def places_of(schema: Any, keyword: str, most: int = 3) -> list[str]:
@@ -84,16 +87,24 @@ def _pass(value: Any, level: int) -> None:
     """Say nothing of a value: the schema was checked."""
 
 
-def _schemas(schema: Any, check_other: Callable[[Any, int], object] = _pass) -> Iterator[_Place]:
-    """Yields a schema and all within it that are objects, in their order in the text. `check_other` is told of arrays
-    and objects that are no schemas and hold none, and of whatever lies too deep, and how deep that is.
+def _schemas(
+    schema: Any,
+    check_other: Callable[[Any, int], object] = _pass,
+    way: _Way = None,
+    seen: dict[int, Any] | None = None,
+) -> Iterator[_Place]:
+    """Yields a schema and all within it that are objects, in their order in the text, but for those that were `seen`.
+    `check_other` is told of arrays and objects that are no schemas and hold none, and of whatever lies too deep, and
+    how deep that is.
     """
-    waiting: list[tuple[Any, bool, int, _Way]] = [(schema, True, 0, None)]  # whether it is a schema, or holds schemas
+    seen = {} if seen is None else seen
+    waiting: list[tuple[Any, bool, int, _Way]] = [(schema, True, 0, way)]  # whether it is a schema, or holds schemas
     while waiting:
         value, is_schema, level, way = waiting.pop()
         if level > MAX_LEVELS or (is_schema and type(value) is list):
             check_other(value, level)
-        elif is_schema and type(value) is dict:
+        elif is_schema and type(value) is dict and id(value) not in seen:
+            seen[id(value)] = value
             yield _Place(value, way)
             for key, item in reversed(value.items()):
                 if type(item) not in _CONTAINERS:
@@ -126,31 +137,6 @@ def _check_depth(param: str, value: Any, level: int) -> None:
         level += 1
 
 
-def _check_keywords(place: _Place, param: str) -> None:
-    value = place.value
-    if not _UNENFORCED.isdisjoint(value):
-        for keyword in value:
-            if keyword in _UNENFORCED and not (keyword == "uniqueItems" and value[keyword] is False):
-                raise InvalidGrammar(
-                    f"{param} has {keyword} at {place.pointer}/{keyword}, which is not enforced here; leave it "
-                    "out and check the answer for it.",
-                    param,
-                )
-    form, pattern = value.get("format"), value.get("pattern")
-    if form is not None and not _is_known(form, value.get("type")):
-        known = ", ".join(sorted((_FORMATS - {"unknown"}) | _NUMBERS.keys() | _ANY_TEXT))
-        raise InvalidGrammar(
-            f"{param} has the format {shown(form)} at {place.pointer}/format; those that are known here, of texts "
-            f"or of numbers, are {known}.",
-            param,
-        )
-    if isinstance(pattern, str) and _LOOKAROUND.search(pattern):
-        raise InvalidGrammar(
-            f"{param} has a pattern that looks ahead or behind at {place.pointer}/pattern, which is not enforced here.",
-            param,
-        )
-
-
 def located(complaint: str, source: str) -> str:
     """Returns a compiler's complaint about a schema with the places that it can be about, as far as that is known."""
     about = [keyword for words, keywords in _COMPLAINTS.items() if words in complaint.lower() for keyword in keywords]
@@ -160,30 +146,289 @@ def located(complaint: str, source: str) -> str:
     return f"{complaint.rstrip('.')}{' (at ' + ', '.join(found) + ')' if found else ''}."
 
 
-def _is_known(form: Any, kind: Any) -> bool:
-    if not isinstance(form, str):
-        return False
-    if form in _FORMATS | _ANY_TEXT:
-        return True
-    return form in _NUMBERS and all(one in _NUMERIC for one in (kind if isinstance(kind, list) else [kind]))
-
-
-def to_compile(schema: Any) -> Any:
-    """Returns a schema that was checked as it is compiled: without what says nothing, a `uniqueItems` of false and
-    formats that any text or number has, and with bounds for the formats of numbers that have some.
+class _Rewriter:
+    """Rewrites one schema by rules. A rule is told where its keyword stands, rewrites what it says, and returns False
+    where nothing can enforce that.
     """
-    for value, _ in _schemas(schema):
-        if "uniqueItems" in value:
-            del value["uniqueItems"]
-        if (form := value.get("format")) in _ANY_TEXT or form in _NUMBERS:
-            del value["format"]
-            _bound(value, _NUMBERS.get(form))
-    return schema
+
+    def __init__(self, root: Any, param: str, is_strict: bool) -> None:
+        self.left_out: list[str] = []
+        self._root, self._param, self._is_strict = root, param, is_strict
+        self._look_arounds = LookArounds()
+        self._room = MAX_ADDED_BYTES
+        self._found: dict[str, tuple[Any, _Way]] = {}  # by reference
+        self._referred: list[tuple[Any, _Way]] = []
+
+    def take_referred(self) -> list[tuple[Any, _Way]]:
+        """Return what within the document was referred to since the last call."""
+        referred, self._referred = self._referred, []
+        return referred
+
+    def _has_room(self, size: int) -> bool:
+        self._room -= size
+        return self._room >= 0
+
+    def rewrite(self, place: _Place) -> None:
+        value = place.value
+        for keyword, rule in _RULES.items():
+            if keyword in value and not rule(self, value, keyword):
+                is_said = keyword == "format" and "pattern" in value  # a pattern says what such a format means
+                if self._is_strict and not is_said:
+                    raise InvalidGrammar(f"{self._param} {_fault(place, keyword)}", self._param)
+                value.pop(keyword, None)
+                self.left_out.append(f"{self._param}{place.pointer[1:]}/{keyword}")
+
+    def _unenforced(self, value: dict[str, Any], keyword: str) -> bool:
+        return _drop(value, keyword, value[keyword] == {} and keyword != "contains")
+
+    def _counted(self, value: dict[str, Any], keyword: str) -> bool:
+        return _drop(value, keyword, "contains" not in value)
+
+    def _conditional(self, value: dict[str, Any], keyword: str) -> bool:
+        return _drop(value, keyword, "if" not in value or not ("then" in value or "else" in value))
+
+    def _all_of(self, value: dict[str, Any], keyword: str) -> bool:
+        """One with nothing but annotations beside it stands for itself: so it may refer to what it is a part of."""
+        for _ in range(MAX_LEVELS):
+            match value:
+                case {"allOf": [dict(one)], **others} if others.keys() <= _ANNOTATIONS:
+                    del value["allOf"]
+                    value |= one | others
+                case _:
+                    break
+        return True
+
+    def _one_of(self, value: dict[str, Any], keyword: str) -> bool:
+        """The compiler refuses schemas of which a value may match two, unless any of them will do."""
+        options = value["oneOf"]
+        if self._is_strict or not isinstance(options, list):
+            return True
+        resolved = [self._resolved(option) for option in options]
+        is_exclusive = self._has_room(sum(map(_size, resolved))) and are_exclusive(resolved)
+        if "anyOf" in value:
+            _add(value, "anyOf", options)
+            return _drop(value, keyword, is_exclusive)
+        renamed = {"anyOf" if key == keyword else key: one for key, one in value.items()}  # properties keep their order
+        value.clear()
+        value |= renamed
+        return is_exclusive
+
+    def _not(self, value: dict[str, Any], keyword: str) -> bool:
+        negated = value["not"]
+        if not _says_nothing(negated):
+            says_all = negated is False or (isinstance(negated, dict) and _says_nothing(negated.get("not")))
+            return _drop(value, keyword, says_all)
+        value.clear()
+        value["enum"] = []  # no value
+        return True
+
+    def _reference(self, value: dict[str, Any], keyword: str) -> bool:
+        """The compiler follows a reference to what it is a part of only where nothing stands beside it."""
+        for beside in [key for key in value if key in _ANNOTATIONS and not key.endswith(("id", "nchor"))]:
+            del value[beside]
+        reference = value["$ref"]
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            is_named = isinstance(self._root, dict) and not {"$id", "id"}.isdisjoint(self._root)
+            return is_named or not isinstance(reference, str)
+        if reference not in self._found:
+            self._referred.append(self._find(reference))
+        return True
+
+    def _unevaluated(self, value: dict[str, Any], keyword: str) -> bool:
+        """It is what is not listed, where no other schema is applied in place."""
+        same = "items" if keyword == "unevaluatedItems" else "additionalProperties"
+        is_same = _says_nothing(value[keyword]) or same in value or _IN_PLACE.isdisjoint(value)
+        if is_same:
+            value.setdefault(same, value[keyword])
+        return _drop(value, keyword, is_same)
+
+    def _unique(self, value: dict[str, Any], keyword: str) -> bool:
+        most = value.get("maxItems")
+        return _drop(value, keyword, value[keyword] is False or (type(most) is int and most < 2))
+
+    def _required(self, value: dict[str, Any], keyword: str) -> bool:
+        return isinstance(value["required"], list)
+
+    def _names(self, value: dict[str, Any], keyword: str) -> bool:
+        names = self._resolved(value[keyword])
+        said = {key: names[key] for key in names.keys() - _ANNOTATIONS - {"type"}} if isinstance(names, dict) else {}
+        if names is True or (not said and isinstance(names, dict) and names.get("type", "string") == "string"):
+            return _drop(value, keyword, True)
+        rest, properties = value.get("additionalProperties", True), value.get("properties", {})
+        if "patternProperties" in value or not isinstance(properties, dict):
+            return False
+        allowed = said.get("enum") if said.keys() == {"enum"} else [said["const"]] if said.keys() == {"const"} else None
+        if isinstance(allowed, list):
+            if not self._has_room(len(allowed) * (32 + len(orjson.dumps(rest)))):
+                return False
+            listed = [name for name in allowed if isinstance(name, str)]
+            others = {name: {"enum": list[Any]()} for name in properties if name not in listed}
+            value["properties"] = dict.fromkeys(listed, rest) | properties | others
+        elif properties or (pattern := self._name_pattern(said)) is None:
+            return False
+        else:
+            value["patternProperties"] = {pattern: rest}
+        value["additionalProperties"] = False
+        return _drop(value, keyword, True)
+
+    def _name_pattern(self, said: dict[str, Any]) -> str | None:
+        """Return the pattern of names of which this is said."""
+        match said:
+            case {"pattern": str(pattern), **others} if others.keys() <= {"format"}:
+                return pattern if self._look_arounds.apart(pattern) == [pattern] else None
+            case {"format": str(form), **others} if not others and form in PATTERNS:
+                return f"^(?:{PATTERNS[form]})$"
+            case {"minLength": int(least), **others} if not others:
+                return rf"^[\s\S]{{{least},}}$"
+            case {"maxLength": int(most), **others} if others.keys() <= {"minLength"}:
+                return rf"^[\s\S]{{{others.get('minLength', 0)},{most}}}$"
+        return None
+
+    def _patterns_of_names(self, value: dict[str, Any], keyword: str) -> bool:
+        names = value[keyword]
+        return not isinstance(names, dict) or all(self._look_arounds.apart(name) == [name] for name in names)
+
+    def _most_properties(self, value: dict[str, Any], keyword: str) -> bool:
+        """The compiler counts one property besides those that are required, or any number if no others are listed."""
+        most, (required, optional) = value[keyword], _properties(value)
+        if type(most) is not int or not optional:
+            return True
+        is_closed = _is_closed(value)
+        return _drop(value, keyword, is_closed and most >= required + optional) or (is_closed and most == required + 1)
+
+    def _least_properties(self, value: dict[str, Any], keyword: str) -> bool:
+        """The same; and a name that is not listed may come twice, and counts once in the value that is parsed."""
+        least, (required, optional) = value[keyword], _properties(value)
+        if type(least) is not int:
+            return True
+        return _drop(value, keyword, least <= required) or (
+            least == required + 1 and (_is_closed(value) or not optional)
+        )
+
+    def _pattern(self, value: dict[str, Any], keyword: str) -> bool:
+        parts = self._look_arounds.apart(value[keyword]) if isinstance(value[keyword], str) else [value[keyword]]
+        if parts is None or not self._has_room(sum(map(len, parts[1:]))):
+            return False
+        value[keyword] = parts[0]
+        for part in parts[1:]:
+            _add(value, keyword, part)
+        return True
+
+    def _encoding(self, value: dict[str, Any], keyword: str) -> bool:
+        if value[keyword] == "base64" and "pattern" not in value:
+            value.setdefault("format", "base64")
+        return True
+
+    def _format(self, value: dict[str, Any], keyword: str) -> bool:
+        said = said_by_format(value) if value[keyword] is not None else {}
+        if said is None or "format" in said:
+            return said is not None
+        if not self._has_room(len(said.get("pattern", ""))):
+            return False
+        del value[keyword]
+        for key, one in said.items():
+            bound = value.get(key)
+            if key == "pattern":
+                _add(value, key, one)
+            elif not isinstance(bound, int | float) or (one > bound if key == "minimum" else one < bound):
+                value[key] = one
+        return True
+
+    def _bound(self, value: dict[str, Any], keyword: str) -> bool:
+        keep_bounds_small(value)
+        return True
+
+    def _resolved(self, schema: Any) -> Any:
+        """Return what a schema refers to within the document, or the schema itself."""
+        for _ in range(8):
+            match schema:
+                case {"$ref": str(reference)} if reference.startswith("#"):
+                    schema, _ = self._find(reference)
+                case _:
+                    break
+        return schema
+
+    def _find(self, reference: str) -> tuple[Any, _Way]:
+        """Return what stands where a reference points to within the document, and the way there."""
+        if reference not in self._found:
+            self._found[reference] = self._follow(reference) if len(reference) <= MAX_REFERENCE else (None, None)
+        return self._found[reference]
+
+    def _follow(self, reference: str) -> tuple[Any, _Way]:
+        found: Any = self._root
+        way: _Way = None
+        for part in reference[2:].split("/") if reference.startswith("#/") else ():
+            name: Any = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                name = int(name)
+            elif not isinstance(found, dict):
+                return None, None
+            found, way = found[name] if isinstance(name, int) else found.get(name), (way, name)
+        return found, way
 
 
-def _bound(schema: dict[str, Any], bounds: tuple[int, int] | None) -> None:
-    """Have a number lie within these bounds, where the schema's own are wider or none."""
-    if bounds is not None:
-        least, most = schema.get("minimum"), schema.get("maximum")
-        schema["minimum"] = max(least, bounds[0]) if isinstance(least, int | float) else bounds[0]
-        schema["maximum"] = min(most, bounds[1]) if isinstance(most, int | float) else bounds[1]
+_Rule = Callable[[_Rewriter, dict[str, Any], str], bool]
+_RULES: Mapping[str, _Rule] = {  # in the order in which they apply
+    "allOf": _Rewriter._all_of, "not": _Rewriter._not, "oneOf": _Rewriter._one_of, "$ref": _Rewriter._reference,
+    "if": _Rewriter._conditional, "then": _Rewriter._conditional, "else": _Rewriter._conditional,
+    "unevaluatedItems": _Rewriter._unevaluated, "unevaluatedProperties": _Rewriter._unevaluated,
+    "contains": _Rewriter._unenforced, "minContains": _Rewriter._counted, "maxContains": _Rewriter._counted,
+    "uniqueItems": _Rewriter._unique, "required": _Rewriter._required, "propertyNames": _Rewriter._names,
+    "patternProperties": _Rewriter._patterns_of_names,
+    "maxProperties": _Rewriter._most_properties, "minProperties": _Rewriter._least_properties,
+    "dependencies": _Rewriter._unenforced, "dependentRequired": _Rewriter._unenforced,
+    "dependentSchemas": _Rewriter._unenforced, "$dynamicRef": _Rewriter._unenforced,
+    "$recursiveRef": _Rewriter._unenforced, "pattern": _Rewriter._pattern,
+    "contentEncoding": _Rewriter._encoding, "format": _Rewriter._format,
+    "minimum": _Rewriter._bound, "maximum": _Rewriter._bound,
+    "exclusiveMinimum": _Rewriter._bound, "exclusiveMaximum": _Rewriter._bound,
+}  # fmt: skip
+_RULED = frozenset(_RULES)
+
+
+def _fault(place: _Place, keyword: str) -> str:
+    at = f"at {place.pointer}/{keyword}"
+    match keyword:
+        case "format":
+            form = shown(place.value[keyword])
+            return f"has the format {form} {at}; those that are known here, of texts or of numbers, are {KNOWN}."
+        case "pattern":
+            return f"has a pattern that looks ahead or behind {at}, which is not enforced here."
+    return f"has {keyword} {at}, which is not enforced here; leave it out and check the answer for it."
+
+
+def _size(schema: Any) -> int:
+    """Return about how many bytes of a schema it takes to tell it from others."""
+    parts = [schema.get(key) for key in ("required", "properties", "enum")] if isinstance(schema, dict) else []
+    return 16 * sum(len(part) for part in parts if isinstance(part, (list, dict)))
+
+
+def _says_nothing(schema: Any) -> bool:
+    return schema is True or (isinstance(schema, dict) and schema.keys() <= _ANNOTATIONS)
+
+
+def _drop(value: dict[str, Any], keyword: str, says_nothing: bool) -> bool:
+    """Leave out a keyword that says nothing more."""
+    if says_nothing:
+        del value[keyword]
+    return says_nothing
+
+
+def _add(value: dict[str, Any], keyword: str, said: Any) -> None:
+    """Have a schema say something more, also where it has this keyword already."""
+    if keyword not in value:
+        value[keyword] = said
+    elif isinstance(value.setdefault("allOf", []), list):
+        value["allOf"].append({keyword: said})
+
+
+def _is_closed(value: dict[str, Any]) -> bool:
+    """Whether an object has no properties but those that are listed."""
+    return value.get("additionalProperties") is False and not value.get("patternProperties")
+
+
+def _properties(value: dict[str, Any]) -> tuple[int, int]:
+    """Return how many properties are required, and how many others are listed."""
+    properties, required = value.get("properties"), value.get("required")
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set[str]()
+    return len(names), len(properties.keys() - names) if isinstance(properties, dict) else 0

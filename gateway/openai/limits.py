@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gateway.errors import BadRequest, context_exceeded
 from gateway.http.json_body import shown
+from gateway.openai.foreign_fields import Ignored
 
 CUT_CONTEXTS = 4  # contexts that a prompt may be long of which the last tokens are kept
 
@@ -17,12 +18,20 @@ class Limits:
     vocab_size: int
     max_model_len: int
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams, the model's own
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+
+    def ignored(self) -> Ignored | None:
+        """Returns what a request is to note its unknown fields in; None: it may have none."""
+        return Ignored() if self.unknown_fields == "ignore" else None
 
 
-def token_ids(ids: Any, param: str, limits: Limits, most: int | None = None) -> tuple[int, ...]:
+def token_ids(ids: Any, param: str, limits: Limits, most: int | None = None, least: int = 1) -> tuple[int, ...]:
     """Returns the token ids of a field, at most `most` of them; None: what the context holds. Raises `ApiError`."""
-    if not isinstance(ids, list) or not ids:
-        raise BadRequest(f"{param} must be a non-empty array of token ids, got {shown(ids)}.", param)
+    if not isinstance(ids, list) or len(ids) < least:
+        kind = "a non-empty array" if least else "an array"
+        raise BadRequest(f"{param} must be {kind} of token ids, got {shown(ids)}.", param)
+    if not ids:
+        return ()
     if len(ids) > (most or limits.max_model_len):
         raise context_exceeded(len(ids), limits.max_model_len, param)
     return tuple(whole_numbers(ids, param, limits))

@@ -1,15 +1,23 @@
 """The messages of a conversation: as clients send them, and as chat templates read them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Required
 
 import orjson
-from pydantic import BeforeValidator, Field, with_config
+from pydantic import BeforeValidator, Field, ValidationInfo, with_config
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
-from gateway.http.json_body import EXACT, json_object
+from gateway.http.json_body import EXACT, MAX_FIELDS, shown
+from gateway.openai.foreign_fields import (
+    ECHOES,
+    REFUSED_IN_MESSAGE,
+    REFUSED_IN_PART,
+    Ignored,
+    known_object,
+    says_nothing,
+)
 
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 64
@@ -18,35 +26,80 @@ MAX_CALL_ID = 256  # characters
 
 Message = Mapping[str, Any]
 
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # of parts, by type
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # types of parts that nobody reads again
 
-def _flatten_content(content: Any) -> Any:
-    """Returns the concatenation of text parts; other content is returned as it is, to be validated."""
-    if not isinstance(content, list):
+
+def _flatten_content(content: Any, info: ValidationInfo) -> Any:
+    """Returns the concatenation of text parts."""
+    if content is None or isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        wanted = f"must be a string, or an array of text parts, got {shown(content)}"
+        raise PydanticCustomError("content", wanted)
     if len(content) > MAX_CONTENT_PARTS:
         raise PydanticCustomError("content", "must hold at most {limit} parts", {"limit": MAX_CONTENT_PARTS})
-    return "".join(_part_text(part) for part in content)
+    return "".join(_part_text(index, part, info.context) for index, part in enumerate(content))
 
 
-def _part_text(part: Any) -> str:
+def _part_text(index: int, part: Any, ignored: Ignored | None) -> str:
+    if type(part) is str:
+        return part
     if type(part) is dict and len(part) == 2 and part.get("type") == "text" and type(part.get("text")) is str:
         return part["text"]  # type: ignore[no-any-return]
-    raise PydanticCustomError("content", 'must be a string or an array of parts {"type": "text", "text": string}')
+    if type(part) is not dict:
+        raise _wrong_part(f"must be a text or an object, got {shown(part)}", index)
+    if len(part) > MAX_FIELDS:
+        raise _wrong_part(f"must hold at most {MAX_FIELDS} fields", index)
+    kind = part.get("type", "text")
+    if not isinstance(kind, str) or kind not in _TEXTS:
+        if isinstance(kind, str) and kind in _THOUGHTS:
+            return ""
+        complaint = (
+            f"is not supported here: this server reads texts, got a part of the type {shown(kind)}; leave it out"
+        )
+        raise _wrong_part(complaint, index, kind if isinstance(kind, str) and kind in part else "type")
+    field = _TEXTS[kind]
+    _check_beside(index, part, field, ignored)
+    text = part.get(field)
+    if type(text) is not str:
+        raise _wrong_part(f"must be a string, got {shown(text)}" if field in part else "is required", index, field)
+    return text
+
+
+def _check_beside(index: int, part: Mapping[str, Any], field: str, ignored: Ignored | None) -> None:
+    """Look at what a part has beside its type and its text."""
+    for name, value in part.items():
+        if name in ("type", field) or name in ECHOES or says_nothing(value):
+            continue
+        if name in REFUSED_IN_PART:
+            raise _wrong_part("is not supported here: this server reads texts; leave it out", index, name)
+        if name in _TEXTS.values() or ignored is None:
+            raise _wrong_part("is not a field that this server knows of a part of this type", index, name)
+        ignored.add("messages[].content[].", name)
+
+
+def _wrong_part(complaint: str, index: int, *field: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported", complaint, {"field": (index, *field)})
 
 
 @with_config(EXACT)
 class CalledFunction(TypedDict, total=False):
     name: Required[str]
-    arguments: Required[str]
+    arguments: Any  # as a model has written them, which may be anything
     parsed_arguments: Any  # what openai's client has made of them, and sends back beside them
 
 
 @with_config(EXACT)
 class MessageCall(TypedDict, total=False):
-    id: Annotated[str, Field(max_length=MAX_CALL_ID)]
-    type: Literal["function"]
-    function: Required[CalledFunction]
-    index: int | None  # of a delta, which some clients keep
+    id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None
+    type: Literal["function"] | None
+    function: Required[
+        Annotated[CalledFunction, known_object(CalledFunction, "messages[].tool_calls[].function.", echoes=ECHOES)]
+    ]
+
+
+_MessageCall = Annotated[MessageCall, known_object(MessageCall, "messages[].tool_calls[].", echoes=ECHOES - {"id"})]
 
 
 @with_config(EXACT)
@@ -54,26 +107,23 @@ class ChatMessage(TypedDict, total=False):
     role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
     content: Annotated[str | None, BeforeValidator(_flatten_content)]
     name: str | None
-    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None
+    tool_calls: Annotated[list[_MessageCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None
     tool_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None
     reasoning_content: str | None
     reasoning: str | None  # as vLLM calls it too
+    refusal: str | None  # in place of content
     parsed: Any  # what openai's client has made of the content
 
 
-# what the answers of this API hold, so that a client may send them back
-_OF_ANSWERS: Mapping[str, Sequence[Any]] = {"refusal": (), "annotations": [[]], "audio": (), "function_call": ()}
-Messages = Annotated[
-    list[Annotated[ChatMessage, json_object(_OF_ANSWERS)]],
-    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-]
+_Message = Annotated[ChatMessage, known_object(ChatMessage, "messages[].", refused=REFUSED_IN_MESSAGE, echoes=ECHOES)]
+Messages = Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def template_messages(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:
     """Returns the messages as chat templates read them: the arguments of calls as the objects that they are, and the
     result of one with the name of its function.
 
-    Raises `BadRequest` for one without content, which only an assistant's may lack, since an answer can.
+    Raises `BadRequest` for one without content, which an answer may lack and a result that there is none of.
     """
     names: dict[str, str] = {}  # of functions, by the ids of calls
     return tuple([_template_message(f"messages[{index}]", message, names) for index, message in enumerate(messages)])
@@ -82,7 +132,7 @@ def template_messages(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:
 def _template_message(param: str, message: ChatMessage, names: dict[str, str]) -> Message:
     """Returns a message with content; `developer`, as newer clients say, becomes `system`."""
     role, content, name = message["role"], message.get("content"), message.get("name")
-    if content is None and role != "assistant":
+    if content is None and role not in ("assistant", "tool"):
         raise BadRequest(f"{param}.content is required: a string, or an array of text parts.", f"{param}.content")
     read: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
     if role == "tool":
@@ -97,6 +147,7 @@ def _template_message(param: str, message: ChatMessage, names: dict[str, str]) -
     if name is not None:
         read["name"] = name
     if role == "assistant":
+        read["content"] = content or message.get("refusal") or ""
         _add_answer(read, message, names)
     elif message.get("tool_calls"):
         raise BadRequest(
@@ -115,20 +166,26 @@ def _add_answer(read: dict[str, Any], message: ChatMessage, names: dict[str, str
     read["tool_calls"] = []
     for call in calls:
         function = call["function"]
-        told = {"type": "function", "function": {"name": function["name"], "arguments": _object(function["arguments"])}}
+        told = {
+            "type": "function",
+            "function": {"name": function["name"], "arguments": _object(function.get("arguments"))},
+        }
         if (call_id := call.get("id")) is not None:
             told["id"] = call_id
             names[call_id] = function["name"]
         read["tool_calls"].append(told)
 
 
-def _object(arguments: str) -> Any:
-    """Returns the object that arguments are; those that a model has left malformed or cut short stay text."""
-    try:
-        value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
+def _object(arguments: Any) -> Any:
+    """Returns the object that arguments are, {} for any other value; text that is no JSON, malformed by a model or cut
+    short, stays text.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments.strip() or "{}")
+        except orjson.JSONDecodeError:
+            return arguments
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def message_size(message: Message) -> int:

@@ -1,7 +1,7 @@
 """Reads the requests of the OpenAI API: the checked values that come of their JSON bodies."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from backend.sampling_params import SamplingParams
@@ -19,6 +19,7 @@ from gateway.openai.bodies import (
     Tier,
 )
 from gateway.openai.conversation import Conversation, read_conversation
+from gateway.openai.foreign_fields import Ignored
 from gateway.openai.limits import CUT_CONTEXTS, Limits, token_ids
 from gateway.openai.sampling import sampling_of
 from gateway.openai.structured import read_grammar
@@ -67,6 +68,8 @@ class GenerationRequest:
     top_field: str = "logprobs"  # the one that says how many of the likeliest tokens are told of
     length_field: str = "max_tokens"  # the one that bounds the answer
     grammar_field: str | None = None  # the one that says what the answer has to match; None: it may be any text
+    ignored: Ignored | None = field(default=None, compare=False)  # fields without effect, those of the template too
+    left_out: list[str] = field(default_factory=list)  # places of what its schemas say and nothing enforces
 
     @property
     def may_end(self) -> bool:
@@ -126,27 +129,34 @@ class TokenizeRequest:
     conversation: Conversation | None
     add_special_tokens: bool
     return_token_strs: bool
+    ignored: Ignored | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeRequest:
     model: str | None
     tokens: tuple[int, ...]
+    ignored: Ignored | None = field(default=None, compare=False)
 
 
 def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
-    body = CHAT.read(raw)
+    body = CHAT.read(raw, ignored := limits.ignored())
     top, length = body.get("top_logprobs"), body.get("max_completion_tokens")
     if top and not body.get("logprobs"):
         raise BadRequest(
             "top_logprobs needs logprobs: set logprobs to true, or leave top_logprobs out.", "top_logprobs"
         )
-    if body.get("max_tokens") == 0:
-        raise BadRequest("max_tokens must be at least 1, got 0.", "max_tokens")
     return ChatRequest(
-        conversation=read_conversation(body),
-        **_shared(body, limits, length, (top or 0) if body.get("logprobs") else None, body.get("prompt_logprobs")),
+        conversation=read_conversation(body, ignored),
+        **_shared(
+            body,
+            limits,
+            (body.get("max_tokens"), length),
+            (top or 0) if body.get("logprobs") else None,
+            body.get("prompt_logprobs"),
+        ),
+        ignored=ignored,
         add_special_tokens=_default(body.get("add_special_tokens"), False),
         shows_reasoning=_default(body.get("include_reasoning"), True),
         thinking_budget=body.get("thinking_token_budget"),
@@ -155,7 +165,7 @@ def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
 
 def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
-    body = COMPLETION.read(raw)
+    body = COMPLETION.read(raw, ignored := limits.ignored())
     echo, best_of, n = bool(body.get("echo")), body.get("best_of"), body.get("n") or 1
     top, top_of_prompt = body.get("logprobs"), body.get("prompt_logprobs")
     _check_prompt_alone(body)
@@ -164,7 +174,15 @@ def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest
     if echo and top is not None:
         top_of_prompt = max(top, top_of_prompt or 0)
     request = CompletionRequest(
-        **_shared(body, limits, None, 0 if top is None and (best_of or 1) > n else top, top_of_prompt),
+        **_shared(
+            body,
+            limits,
+            # the model computes the prompt for the sake of a token, which nobody sees
+            (1 if body.get("max_tokens") == 0 else body.get("max_tokens"), None),
+            0 if top is None and (best_of or 1) > n else top,
+            top_of_prompt,
+        ),
+        ignored=ignored,
         add_special_tokens=_default(body.get("add_special_tokens"), True),
         prompts=_prompts(body["prompt"], limits, body.get("truncate_prompt_tokens") is not None),
         echo=echo,
@@ -204,16 +222,18 @@ def _check_best_of(body: CompletionBody, best_of: int, n: int) -> None:
         )
 
 
-def parse_tokenize_request(raw: JsonBody) -> TokenizeRequest:
+def parse_tokenize_request(raw: JsonBody, limits: Limits | None = None) -> TokenizeRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
-    body = TOKENIZE.read(raw)
+    ignored = Ignored() if limits is None else limits.ignored()
+    body = TOKENIZE.read(raw, ignored)
     prompt, messages = body.get("prompt"), body.get("messages")
     if (prompt is None) == (messages is None):
         raise BadRequest("Send either prompt or messages.", "prompt")
     return TokenizeRequest(
         model=body.get("model"),
         prompt=prompt,
-        conversation=None if messages is None else read_conversation(body),
+        conversation=None if messages is None else read_conversation(body, ignored),
+        ignored=ignored,
         add_special_tokens=_default(body.get("add_special_tokens"), messages is None),
         return_token_strs=_default(body.get("return_token_strs"), False),
     )
@@ -221,31 +241,33 @@ def parse_tokenize_request(raw: JsonBody) -> TokenizeRequest:
 
 def parse_detokenize_request(raw: JsonBody, limits: Limits) -> DetokenizeRequest:
     """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
-    body = DETOKENIZE.read(raw)
-    return DetokenizeRequest(model=body.get("model"), tokens=token_ids(body["tokens"], "tokens", limits))
+    body = DETOKENIZE.read(raw, ignored := limits.ignored())
+    tokens = token_ids(body["tokens"], "tokens", limits, least=0)
+    return DetokenizeRequest(model=body.get("model"), tokens=tokens, ignored=ignored)
 
 
 def _shared(
     body: GenerationBody,
     limits: Limits,
-    max_completion_tokens: int | None,
+    lengths: tuple[int | None, int | None],
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> dict[str, Any]:
-    """Returns the fields of both dialects. `logprobs` and `prompt_logprobs` are what the model has to compute."""
-    options, stream, max_tokens = body.get("stream_options"), bool(body.get("stream")), body.get("max_tokens")
-    if options is not None and not stream:
+    """Returns the fields of both dialects. `lengths` are `max_tokens` and `max_completion_tokens`; `logprobs` and
+    `prompt_logprobs` are what the model has to compute.
+    """
+    options, stream = body.get("stream_options"), bool(body.get("stream"))
+    max_tokens, max_completion_tokens = lengths
+    if options and not stream:
         raise BadRequest("stream_options is only allowed when stream is true.", "stream_options")
     if stream and body.get("prompt_logprobs") is not None:
         raise BadRequest(
             "prompt_logprobs cannot be streamed: set stream to false, or leave prompt_logprobs out.", "prompt_logprobs"
         )
-    if max_tokens == 0:
-        max_tokens = 1  # the model computes the prompt for the sake of a token, which nobody sees
     # the larger of two token limits counts, as for a quota
     is_newer = (max_completion_tokens or 0) > (max_tokens or 0)
     include_usage = options is not None and bool(options.get("include_usage"))
-    grammar, grammar_field = read_grammar(body.get("response_format"), body.get("structured_outputs")) or (None, None)
+    asked = read_grammar(body.get("response_format"), body.get("structured_outputs"))
     return {
         "model": body["model"],
         "sampling": sampling_of(
@@ -254,7 +276,7 @@ def _shared(
             max_completion_tokens if is_newer else max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            grammar=grammar,
+            grammar=asked and asked.grammar,
         ),
         "details": _details(body),
         "stream": stream,
@@ -270,7 +292,8 @@ def _shared(
         "kept_tokens": _kept_tokens(body),
         "cache_salt": body.get("cache_salt"),
         "length_field": "max_completion_tokens" if is_newer else "max_tokens",
-        "grammar_field": grammar_field,
+        "grammar_field": asked and asked.field,
+        "left_out": list(asked.left_out) if asked else [],
     }
 
 

@@ -1,7 +1,7 @@
 """Reads what the text of an answer has to match: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any, Literal, NamedTuple, Required
 
 import orjson
 from pydantic import Field, with_config
@@ -11,7 +11,7 @@ from backend.grammar import Grammar, GrammarKind
 from gateway.errors import BadRequest
 from gateway.grammar_errors import InvalidGrammar
 from gateway.http.json_body import EXACT, json_object, shown
-from gateway.openai.json_schema import check_schema, to_compile
+from gateway.openai.json_schema import enforce
 from quotas.policy.policy import MAX_SCHEMA_BYTES
 
 MAX_CHOICES = 4_096
@@ -23,7 +23,7 @@ _Text = Annotated[str, Field(min_length=1)]
 
 @with_config(EXACT)
 class JsonSchemaFormat(TypedDict, total=False):
-    """A schema as OpenAI's clients send it; without `strict` it is enforced all the same."""
+    """A schema as OpenAI's clients send it; without `strict` it is enforced as far as it can be."""
 
     name: Required[Annotated[str, Field(min_length=1, max_length=64)]]
     description: str | None
@@ -35,6 +35,7 @@ class JsonSchemaFormat(TypedDict, total=False):
 class ResponseFormat(TypedDict, total=False):
     type: Required[Literal["text", "json_object", "json_schema"]]
     json_schema: JsonSchemaFormat | None
+    schema: Any  # of a `json_object` or a `json_schema`, as llama.cpp's clients and others send it
 
 
 @with_config(EXACT)
@@ -56,12 +57,20 @@ _NOT_SUPPORTED: Mapping[str, Sequence[Any]] = {
 StructuredOutputsField = Annotated[StructuredOutputs, json_object(_NOT_SUPPORTED)]
 
 
+class AskedGrammar(NamedTuple):
+    """What an answer has to match."""
+
+    grammar: Grammar
+    field: str  # of the request, that asks for it
+    left_out: Sequence[str] = ()  # the places of what it says beyond that
+
+
 def read_grammar(
     response_format: ResponseFormat | None, structured: StructuredOutputs | None, most_bytes: int = MAX_SCHEMA_BYTES
-) -> tuple[Grammar, str] | None:
-    """Returns the grammar of an answer and the field that asks for it; None where it may be any text.
+) -> AskedGrammar | None:
+    """Returns the grammar of an answer; None where it may be any text.
 
-    Raises `BadRequest`, as `InvalidGrammar` with a JSON pointer for what is not enforced.
+    Raises `BadRequest`, as `InvalidGrammar` with a JSON pointer for what a strict schema says and nothing enforces.
     """
     asked = _of_format(response_format, most_bytes) if response_format is not None else None
     if structured is None:
@@ -71,18 +80,25 @@ def read_grammar(
     return _of_structured(structured, most_bytes)
 
 
-def _of_format(asked: ResponseFormat, most_bytes: int) -> tuple[Grammar, str] | None:
-    given, field = asked.get("json_schema"), "response_format.json_schema"
-    if asked["type"] != "json_schema":
-        if given is not None:
-            raise BadRequest(f'{field} is only allowed when response_format.type is "json_schema".', field)
-        return None if asked["type"] == "text" else (Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), "response_format")
+def _of_format(asked: ResponseFormat, most_bytes: int) -> AskedGrammar | None:
+    given, schema, field = asked.get("json_schema"), asked.get("schema"), "response_format.json_schema"
+    if given is not None and asked["type"] != "json_schema":
+        raise BadRequest(f'{field} is only allowed when response_format.type is "json_schema".', field)
+    if schema is not None:
+        if asked["type"] == "text" or given is not None:
+            why = 'the type "text"' if given is None else "json_schema"
+            raise BadRequest(f"response_format.schema cannot be combined with {why}.", "response_format.schema")
+        return _of_schema(schema, "response_format.schema", most_bytes)
+    if asked["type"] == "text":
+        return None
+    if asked["type"] == "json_object":
+        return AskedGrammar(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), "response_format")
     if given is None:
         raise BadRequest(f'{field} is required when response_format.type is "json_schema".', field)
-    return _of_schema(given.get("schema"), f"{field}.schema", most_bytes)
+    return _of_schema(given.get("schema"), f"{field}.schema", most_bytes, is_strict=given.get("strict") is True)
 
 
-def _of_structured(structured: StructuredOutputs, most_bytes: int) -> tuple[Grammar, str]:
+def _of_structured(structured: StructuredOutputs, most_bytes: int) -> AskedGrammar:
     asked = {name: value for name, value in structured.items() if value is not None and value is not False}
     is_line = bool(asked.pop("disable_any_whitespace", False))
     if len(asked) != 1:
@@ -105,7 +121,7 @@ def _of_structured(structured: StructuredOutputs, most_bytes: int) -> tuple[Gram
             return _bounded(GrammarKind.CHOICE, orjson.dumps(value).decode(), field, most_bytes)
         case "grammar":
             return _of_lark(str(value), field, most_bytes)
-    return Grammar(kind, ANY_OBJECT), field
+    return AskedGrammar(Grammar(kind, ANY_OBJECT), field)
 
 
 def _parsed(value: Any, field: str, most_bytes: int) -> Any:
@@ -121,8 +137,8 @@ def _parsed(value: Any, field: str, most_bytes: int) -> Any:
 
 
 def _of_schema(
-    schema: Any, field: str, most_bytes: int, kind: GrammarKind = GrammarKind.JSON_SCHEMA
-) -> tuple[Grammar, str]:
+    schema: Any, field: str, most_bytes: int, kind: GrammarKind = GrammarKind.JSON_SCHEMA, is_strict: bool = False
+) -> AskedGrammar:
     if schema is None:
         schema = {}
     if not isinstance(schema, dict | bool):
@@ -133,21 +149,21 @@ def _of_schema(
         raise InvalidGrammar(f"{field} is nested too deeply.", field) from None
     if size > most_bytes:
         raise _too_long(field, size, most_bytes)
-    check_schema(schema, field)
-    return Grammar(kind, orjson.dumps(to_compile(schema)).decode()), field
+    left_out = enforce(schema, field, is_strict)
+    return AskedGrammar(Grammar(kind, orjson.dumps(schema).decode()), field, left_out)
 
 
-def _of_lark(source: str, field: str, most_bytes: int) -> tuple[Grammar, str]:
+def _of_lark(source: str, field: str, most_bytes: int) -> AskedGrammar:
     if "::=" in source:
         raise InvalidGrammar(f"{field} must be in Lark's notation (rule: ...), and not in EBNF with ::=.", field)
     return _bounded(GrammarKind.LARK, source, field, most_bytes)
 
 
-def _bounded(kind: GrammarKind, source: str, field: str, most_bytes: int) -> tuple[Grammar, str]:
+def _bounded(kind: GrammarKind, source: str, field: str, most_bytes: int) -> AskedGrammar:
     size = len(source.encode("utf-8", "replace"))
     if size > most_bytes:
         raise _too_long(field, size, most_bytes)
-    return Grammar(kind, source), field
+    return AskedGrammar(Grammar(kind, source), field)
 
 
 def _too_long(field: str, size: int, most_bytes: int) -> InvalidGrammar:

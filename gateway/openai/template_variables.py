@@ -8,6 +8,8 @@ from pydantic import Field
 
 from backend.text.chat_template import ChatTemplate
 from gateway.errors import BadRequest
+from gateway.openai.foreign_fields import Ignored
+from quotas.policy.units import show_size
 
 MAX_DOCUMENTS = 128
 MAX_KWARGS = 16
@@ -36,7 +38,7 @@ def read_variables(
             raise BadRequest(f"{param} is not a variable that a request may set.", param)
     if variables and _size(variables) > MAX_KWARGS_BYTES:
         raise BadRequest(
-            f"chat_template_kwargs has more than {MAX_KWARGS_BYTES} bytes, the most that are read: send less.",
+            f"chat_template_kwargs has more than {show_size(MAX_KWARGS_BYTES)}, the most that are read: send less.",
             "chat_template_kwargs",
         )
     if documents:
@@ -46,33 +48,30 @@ def read_variables(
     return variables
 
 
-def known_variables(variables: Mapping[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """Returns the variables that a template has. Raises `BadRequest` about one that it does not read."""
-    known = dict(variables)
-    effort = known.pop("reasoning_effort", None)
-    for name in known:
-        if name not in template.variables:
-            param = name if name in _OWN_FIELDS else f"chat_template_kwargs.{name}"
-            raise BadRequest(
-                f"{param} has no effect: this model's chat template has no variable {name!r}. Leave it out.", param
-            )
-    if effort is not None:
-        known |= _reasoning(effort, template, known)
+def known_variables(
+    variables: Mapping[str, Any], template: ChatTemplate, ignored: Ignored | None = None
+) -> dict[str, Any]:
+    """Returns the variables that a template has. Others are noted as `ignored`, but for documents, which an answer
+    would lack. Raises `BadRequest` about those, and without `ignored` about any.
+    """
+    known = {name: value for name, value in variables.items() if name in template.variables}
+    for name in variables:
+        if name not in known and name != "reasoning_effort":
+            place = "" if name in _OWN_FIELDS else "chat_template_kwargs."
+            _note(ignored if place else None, place, name, f"this model's chat template has no variable {name!r}")
+    effort = variables.get("reasoning_effort")
+    if effort is not None and "reasoning_effort" not in known:
+        if "enable_thinking" in template.variables:
+            known.setdefault("enable_thinking", effort != "none")
+        elif effort != "none":
+            _note(ignored, "", "reasoning_effort", "this model's chat template has no such variable")
     return known
 
 
-def _reasoning(effort: str, template: ChatTemplate, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the variables by which a template has the model reason so much."""
-    if "reasoning_effort" in template.variables:
-        return {"reasoning_effort": effort}
-    if "enable_thinking" in template.variables:
-        return {"enable_thinking": given.get("enable_thinking", effort != "none")}
-    if effort == "none":
-        return {}
-    raise BadRequest(
-        "reasoning_effort has no effect: this model's chat template has no such variable. Leave it out or send none.",
-        "reasoning_effort",
-    )
+def _note(ignored: Ignored | None, place: str, name: str, reason: str) -> None:
+    if ignored is None:
+        raise BadRequest(f"{place}{name} has no effect: {reason}. Leave it out.", f"{place}{name}")
+    ignored.add(place, name, counted=place.rstrip(".") or name)
 
 
 def _size(variables: Mapping[str, Any]) -> int:

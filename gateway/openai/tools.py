@@ -10,6 +10,7 @@ from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
 from gateway.http.json_body import EXACT, shown
+from gateway.openai.foreign_fields import ECHOES, known_object
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 2**18  # of all of them, as JSON
@@ -28,10 +29,11 @@ class FunctionTool(TypedDict, total=False):
 @with_config(EXACT)
 class ToolDefinition(TypedDict):
     type: Literal["function"]
-    function: FunctionTool
+    function: Annotated[FunctionTool, known_object(FunctionTool, "tools[].function.", echoes=ECHOES)]
 
 
-Tools = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)]
+_Tool = Annotated[ToolDefinition, known_object(ToolDefinition, "tools[].", echoes=ECHOES)]
+Tools = Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,13 @@ class ToolUse:
     choice: Literal["none", "auto", "required"]
     is_single: bool  # at most one call
     size: int  # bytes
+    is_limited: bool = False  # the model is told of functions besides that it may not call
 
     @property
     def is_constrained(self) -> bool:
         """Whether a grammar has to see to the calls."""
-        return self.choice == "required" or (self.choice == "auto" and any(one.is_strict for one in self.functions))
+        promised = self.is_limited or any(one.is_strict for one in self.functions)
+        return self.choice == "required" or (self.choice == "auto" and promised)
 
 
 def read_tools(tools: Sequence[ToolDefinition] | None, choice: Any, parallel_tool_calls: bool | None) -> ToolUse | None:
@@ -73,12 +77,11 @@ def read_tools(tools: Sequence[ToolDefinition] | None, choice: Any, parallel_too
             "tools",
         )
     functions = _functions(tools)
-    kind, named = _read_choice(choice, {function.name for function in functions})
-    if named is not None:
-        functions = [function for function in functions if function.name == named]
-    is_single = parallel_tool_calls is False or named is not None
+    kind, allowed, is_named = _read_choice(choice, {function.name for function in functions})
+    may_be_called = tuple([function for function in functions if function.name in allowed])
+    is_single = parallel_tool_calls is False or is_named
     definitions = tuple([{"type": "function", "function": _told(tool["function"])} for tool in tools])
-    return ToolUse(definitions, tuple(functions), kind, is_single, size)
+    return ToolUse(definitions, may_be_called, kind, is_single, size, len(may_be_called) < len(functions))
 
 
 def _size(tools: Sequence[ToolDefinition]) -> int:
@@ -107,20 +110,39 @@ def _told(function: FunctionTool) -> dict[str, Any]:
     return {**told, "parameters": function.get("parameters") or {"type": "object", "properties": {}}}
 
 
-def _read_choice(choice: Any, names: set[str]) -> tuple[Literal["none", "auto", "required"], str | None]:
-    """Returns what the answer may do, and the name of the one function that it has to call."""
+def _read_choice(choice: Any, names: set[str]) -> tuple[Literal["none", "auto", "required"], set[str], bool]:
+    """Returns what the answer may do, the names of the functions that it may call, and whether one is named."""
     match choice:
         case None:
-            return "auto", None
+            return "auto", names, False
         case "none" | "auto" | "required":
-            return choice, None
+            return choice, names, False
         case {"type": "function", "function": {"name": str(name), **others}, **rest} if not others and not rest:
-            if name not in names:
-                where = "tool_choice.function.name"
-                raise BadRequest(f"{where} must be that of one of the tools, got {shown(name)}.", where)
-            return "required", name
+            return "required", _known([name], names, "tool_choice.function.name"), True
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools},
+        }:
+            where = "tool_choice.allowed_tools.tools"
+            return mode, _known([_name_of(tool) for tool in tools], names, where), False
     raise BadRequest(
-        'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": string}}, '
+        'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": string}}, or of '
+        'the type "allowed_tools", with a mode, which is "auto" or "required", and some of the tools by their names, '
         f"got {shown(choice)}.",
         "tool_choice",
     )
+
+
+def _name_of(tool: Any) -> Any:
+    """Returns the name in a tool that is allowed, in the form of chats or that of OpenAI's responses."""
+    match tool:
+        case {"type": "function", "function": {"name": name}} | {"type": "function", "name": name}:
+            return name
+    return None
+
+
+def _known(chosen: Sequence[Any], names: set[str], param: str) -> set[str]:
+    for name in chosen:
+        if not isinstance(name, str) or name not in names:
+            raise BadRequest(f"{param} must be that of one of the tools, got {shown(name)}.", param)
+    return set(chosen)

@@ -4,7 +4,6 @@ import secrets
 from collections import Counter
 from collections.abc import Callable
 from heapq import nlargest
-from importlib.metadata import version
 
 from admission.controller import Controller
 from admission.step_times.step_time import StepWork, prefill_pairs
@@ -13,6 +12,7 @@ from backend.scheduler.sequence import Sequence
 from gateway.replica.beginnings import CachedBeginnings
 from gateway.replica.state import PAIRS, KVTokens, LoadTotals, ReplicaState, StepCost, WaitingWork
 from gateway.telemetry.request_record import RequestRecord
+from gateway.version import VERSION
 
 MAX_TENANTS = 1000  # in a state: those with the most work waiting
 BYTES_PER_TOKEN = 4.0  # until a request has been seen
@@ -33,7 +33,7 @@ class ReplicaReader:
         policy: Callable[[], str] = lambda: "",
     ) -> None:
         self._model, self._core, self._target, self._clock = model, core, target, clock
-        self._policy, self._version = policy, version("sluice")
+        self._policy, self._version = policy, VERSION
         self._instance = secrets.token_hex(8)
         self._bytes_per_token = BYTES_PER_TOKEN
         manager = core.scheduler.kv_manager

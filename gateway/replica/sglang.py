@@ -5,10 +5,10 @@ The fields are those of SGLang's `/v1/loads`, `/server_info` and `/model_info` t
 """
 
 from datetime import datetime
-from importlib.metadata import version
 from typing import Any
 
 from gateway.replica.state import LoadTotals
+from gateway.version import VERSION
 
 Document = dict[str, Any]
 
@@ -40,7 +40,7 @@ def loads(totals: LoadTotals, now: datetime) -> Document:
         "avg_throughput": load["gen_throughput"],
         "avg_utilization": load["utilization"],
     }
-    head = {"timestamp": now.isoformat(), "version": version("sluice"), "dp_rank_count": 1}
+    head = {"timestamp": now.isoformat(), "version": VERSION, "dp_rank_count": 1}
     return {**head, "loads": [load], "aggregate": aggregate}
 
 
@@ -60,7 +60,7 @@ def server_info(model: str, max_model_len: int, totals: LoadTotals) -> Document:
         "max_total_tokens": totals.total_tokens,
         "max_total_num_tokens": totals.total_tokens,
         "max_running_requests": totals.seats,
-        "version": version("sluice"),
+        "version": VERSION,
     }
 
 

@@ -54,6 +54,14 @@ class EngineFields(BaseSettings):
         ge=2,
     )
 
+    chat_control_tokens: Literal["text", "parsed"] = setting(
+        "model",
+        "HOW",
+        "text",
+        "what becomes of control tokens that a chat's messages, tools or calls spell, such as <|im_end|>: text is text "
+        "as any other; parsed are the tokens themselves, by which whoever is quoted in a chat may forge its turns",
+    )
+
     max_num_seqs: int = setting("engine", "N", 256, "most sequences in one step", ge=1, le=65_536)
     max_num_batched_tokens: IntOrAuto = setting(
         "engine",
@@ -92,6 +100,13 @@ class EngineFields(BaseSettings):
         "the rest is a reserve for decodes",
         gt=0,
         le=1,
+    )
+    max_tokens_beyond_context: Literal["clamp", "refuse"] = setting(
+        "engine",
+        "HOW",
+        "clamp",
+        "what becomes of a request whose max_tokens the context does not leave beside its prompt: clamp: its answer "
+        "has what is left, as the header x-sluice-max-tokens says, and ends with length; refuse: a 400",
     )
     default_max_tokens: IntOrAuto = setting(
         "engine",

@@ -126,6 +126,13 @@ class SettingFields(EngineFields):
         "answer /v1/models, /server_info and /model_info to who shows no key as well, as routers probe them, and tell "
         "/v1/loads: the name of the model, its limits, and how much all tenants together have running and waiting",
     )
+    unknown_fields: Literal["ignore", "refuse"] = setting(
+        "network",
+        "ignore|refuse",
+        "ignore",
+        "what becomes of a request's fields that this API does not have and an answer does not depend on: ignored, "
+        "as the header x-sluice-ignored tells, or refused with a 400; those that would change it are refused always",
+    )
     max_body_bytes: ByteSize = setting(
         "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024
     )
@@ -141,8 +148,8 @@ class SettingFields(EngineFields):
         "network",
         "N",
         20.0,
-        "most requests of an API key that are refused in a second, and twice as many of its tenant; further ones are "
-        "answered 429 unread. For an address without a good key, further answers wait. 64KiB of body count one more",
+        "most requests of an API key that are refused in a second; further ones are answered 429 unread. For an "
+        "address without a good key, further answers wait. 64KiB that were read of a body count one more",
         ge=1,
         le=1_000_000,
     )

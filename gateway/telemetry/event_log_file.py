@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -96,7 +97,9 @@ class EventLogFile:
 
     def _open(self) -> TextIO:
         self._written = 0
-        return self._path.open("w", encoding="utf-8", buffering=BUFFER_BYTES)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)  # where there was an empty one
+        return os.fdopen(descriptor, "w", BUFFER_BYTES, "utf-8")
 
     def _rotate(self) -> None:
         for number in range(self._keep - 1, 0, -1):

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
 from typing import Literal, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
@@ -17,6 +16,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from gateway.settings import otel_variables
 from gateway.settings.settings import Settings
 from gateway.telemetry import semconv
+from gateway.version import VERSION
 
 TIMEOUT = 5.0  # seconds for one export, its retries included
 NAME = "sluice"  # of the service
@@ -68,7 +68,7 @@ def resource() -> Resource:
     """
     ours = {
         semconv.SERVICE_NAME: NAME,
-        semconv.SERVICE_VERSION: version("sluice"),
+        semconv.SERVICE_VERSION: VERSION,
         semconv.SERVICE_INSTANCE_ID: str(uuid4()),
     }
     chosen = OTELResourceDetector().detect().attributes

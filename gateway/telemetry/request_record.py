@@ -23,6 +23,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter
+from gateway.key_mask import masked
 from gateway.replica.fleet_secret import UNKNOWN, Beginnings
 from quotas.reservation import Reservation
 
@@ -60,7 +61,7 @@ def trace_context(traceparent: bytes | None, tracestate: bytes | None) -> TraceC
     trace, parent = int(trace_id, 16), int(parent_id, 16)
     if version == b"ff" or (version == b"00" and rest) or not (trace and parent):
         return TraceContext(getrandbits(128) or 1, span_id)
-    state = tracestate.decode("latin-1") if tracestate and len(tracestate) <= MAX_STATE_BYTES else ""
+    state = masked(tracestate.decode("latin-1")) if tracestate and len(tracestate) <= MAX_STATE_BYTES else ""
     return TraceContext(trace, span_id, parent, bool(int(flags, 16) & _SAMPLED), state)
 
 
@@ -152,6 +153,7 @@ class RequestRecord:
     response_id: str | None = None
     grammar: Grammar | None = None  # what its answers have to match
     beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
+    ignored: tuple[str, ...] = ()  # its fields without effect, by the names that they are counted by
 
     body_bytes: int = 0  # read so far
 
@@ -279,7 +281,7 @@ class Telemetry:
         record = RequestRecord(
             response.request_id.decode(),
             scope["method"],
-            scope["path"],
+            masked(scope["path"]),
             trace_context(response.request_header(b"traceparent"), response.request_header(b"tracestate")),
             self.clock(),
             self._unix_ns(),

@@ -7,7 +7,7 @@ nor a memory of it opens the gateway; the id finds the entry, and only the diges
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -36,25 +36,41 @@ class Principal:
 
 
 class KeyRing:
-    """The keys that open this gateway, replaced all at once; `clock` gives Unix seconds."""
+    """The keys that open this gateway; `clock` gives Unix seconds."""
 
     def __init__(self, pepper: bytes, records: Iterable[KeyRecord], clock: Callable[[], float] = time.time) -> None:
         self.fleet = FleetSecret(pepper)
         self._hmac = hmac.new(pepper, digestmod="sha256")  # of no key yet: to make it takes longer than to copy it
         self._clock = clock
         self._nobody = _Entry(Principal("", ""), _Secret.none(), _Secret.none())
-        self.replace(records)
+        self._entries: dict[bytes, _Entry] = {}
+        self._by_tenant: dict[str, dict[bytes, Principal]] = {}
+        self.change(records)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def replace(self, records: Iterable[KeyRecord]) -> None:
-        """Have these keys open the gateway from now on, and no other."""
-        self._entries = {record.id.encode(): _Entry.of(record) for record in records}
+    def change(self, records: Iterable[KeyRecord], removed: Iterable[str] = ()) -> None:
+        """Have these keys open the gateway from now on as these records say, and the removed ids no more."""
+        for key_id in removed:
+            self._drop(key_id.encode())
+        for record in records:
+            name, entry = record.id.encode(), _Entry.of(record)
+            self._drop(name)
+            self._entries[name] = entry
+            self._by_tenant.setdefault(record.tenant, {})[name] = entry.principal
 
-    def tenants(self) -> set[str]:
+    def _drop(self, key_id: bytes) -> None:
+        entry = self._entries.pop(key_id, None)
+        if entry is not None:
+            principals = self._by_tenant[entry.principal.tenant]
+            del principals[key_id]
+            if not principals:
+                del self._by_tenant[entry.principal.tenant]
+
+    def tenants(self) -> Collection[str]:
         """Return the tenants that have a key, valid or expired."""
-        return {entry.principal.tenant for entry in self._entries.values()}
+        return self._by_tenant.keys()
 
     def find(self, tenant: str, key_id: str) -> Principal:
         """Return the principal of a tenant's key, whose secret somebody else has seen. Raises `InvalidApiKey`."""
@@ -65,7 +81,7 @@ class KeyRing:
 
     def of_tenant(self, tenant: str) -> list[Principal]:
         """Return the principals of the tenant's keys."""
-        return [entry.principal for entry in self._entries.values() if entry.principal.tenant == tenant]
+        return [*self._by_tenant.get(tenant, {}).values()]
 
     def authenticate(self, authorization: bytes | None) -> Principal:
         """Return the principal behind an Authorization header.

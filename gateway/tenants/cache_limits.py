@@ -8,6 +8,7 @@ from typing import Protocol
 from backend.config import EngineConfig
 from backend.roofline import show_bytes
 from quotas.policy.policy import Policy
+from quotas.policy.policy_diff import changed_tenants
 
 TURN = 100  # tenants whose limits change before others have a turn on the event loop
 
@@ -48,9 +49,15 @@ def blocks_kept(policy: Policy, tenant: str, block_bytes: int) -> tuple[int, int
     return min(floor, most), most
 
 
+def floors_of(policy: Policy, pool: KVPool) -> dict[str, int]:
+    """Return the blocks that are kept for each tenant that has any."""
+    having = [name for name, tenant in policy.tenants.items() if tenant.prefix_cache.floor]
+    return {tenant: pool.cache_limits(policy, tenant)[0] for tenant in having}
+
+
 def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
     """Yield a field of the policy and what is wrong with it, if its floors leave no room for the longest sequence."""
-    floors = {tenant: pool.cache_limits(policy, tenant)[0] for tenant in policy.tenants}
+    floors = floors_of(policy, pool)
     kept = sum(floors.values())
     lacking = kept + pool.longest - pool.num_blocks
     if not pool.caches or not kept or lacking <= 0:
@@ -79,19 +86,26 @@ class CacheLimiter:
         self._memory = memory
         self._pool = pool
         self._policy = policy
+        self._in_force: Policy | None = None  # by whose limits the engine goes
         self._limits: dict[str, tuple[int, int | None]] = {}  # that hold in the engine, of tenants that have any
         self._others: set[str] = set()  # tenants that have asked for something and were not named then
 
     async def policy_changed(self, policy: Policy) -> None:
         """Have the limits of this policy hold from now on; floors are lowered before any is raised."""
-        self._policy = policy
-        tenants = sorted({*policy.tenants, *self._limits, *self._others})
-        floors = {tenant: self._pool.cache_limits(policy, tenant)[0] for tenant in tenants}
-        tenants.sort(key=lambda tenant: floors[tenant] > self._limits.get(tenant, (0, None))[0])
-        for index, tenant in enumerate(tenants):
+        before, self._policy, self._in_force = self._in_force, policy, policy
+        for index, tenant in enumerate(await asyncio.to_thread(self._changed, before, policy, [*self._others])):
             if index % TURN == TURN - 1:
                 await asyncio.sleep(0)
             self._limit(tenant)
+
+    def _changed(self, before: Policy | None, policy: Policy, others: list[str]) -> list[str]:
+        """Return the tenants that are limited otherwise by `policy`, first those whose floors it lowers."""
+        raised: dict[str, bool] = {}
+        for tenant in {*changed_tenants(before, policy), *others}:
+            present, coming = self._limits.get(tenant, (0, None)), self._pool.cache_limits(policy, tenant)
+            if present != coming:
+                raised[tenant] = coming[0] > present[0]
+        return sorted(raised, key=lambda tenant: (raised[tenant], tenant))
 
     def use(self, tenant: str) -> None:
         """Announce a request of the tenant."""

@@ -8,6 +8,7 @@ from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
 from quotas.policy.limit import Limit, Resource
 from quotas.policy.policy import ClassPolicy, Policy, TenantPolicy
+from quotas.policy.units import show_size
 
 GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS})
 
@@ -81,10 +82,10 @@ class EffectivePolicy:
     def check_kv(self, num_tokens: int, shape: KVShape, param: str) -> None:
         """Raises `Unsatisfiable`, about `param`, for a sequence that could never be held."""
         most = self.kv_tokens(shape)
-        if most is not None and num_tokens > most:
+        if self.kv_bytes is not None and most is not None and num_tokens > most:
             raise Unsatisfiable(
-                f"Your tenant's limit kv_bytes is {self.kv_bytes}, which holds {most} tokens: prompt and answer "
-                f"together are {num_tokens}. Lower max_tokens, shorten the prompt, or have the limit raised.",
+                f"Your tenant's limit kv_bytes is {show_size(self.kv_bytes)}, which holds {most} tokens: prompt and "
+                f"answer together are {num_tokens}. Lower max_tokens, shorten the prompt, or have the limit raised.",
                 param,
             )
 
@@ -112,8 +113,8 @@ class EffectivePolicy:
         most = self.tenant.max_schema_bytes
         if size > most:
             raise Unsatisfiable(
-                f"Your tenant's limit max_schema_bytes is {most}: {param} has {size}. Make it smaller, or have the "
-                "limit raised.",
+                f"Your tenant's limit max_schema_bytes is {most}: {param} has {size} bytes. Make it smaller, "
+                "or have the limit raised.",
                 param,
             )
 

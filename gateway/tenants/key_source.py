@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import KeyRing, Principal, demo_key, demo_record, pepper_of, rotated
@@ -14,6 +14,7 @@ from gateway.tenants.file_watch import FileWatcher, signature
 from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy import KeyPolicy, Policy, TenantPolicy
+from quotas.policy.policy_diff import changed_tenants
 
 log = logging.getLogger(__name__)
 
@@ -26,19 +27,18 @@ class KeyChange:
     changed: tuple[str, ...] = ()  # rotated, narrowed, or with another expiry
     removed: tuple[str, ...] = ()
 
-    @staticmethod
-    def between(before: Iterable[KeyRecord], after: Iterable[KeyRecord]) -> "KeyChange":
-        old, new = {record.id: record for record in before}, {record.id: record for record in after}
-        changed = tuple(key_id for key_id in new if key_id in old and new[key_id] != old[key_id])
-        return KeyChange(
-            tuple(key_id for key_id in new if key_id not in old),
-            changed,
-            tuple(key_id for key_id in old if key_id not in new),
-        )
-
     def __str__(self) -> str:
         parts = {"added": self.added, "changed": self.changed, "removed": self.removed}
         return "; ".join(f"{what} {', '.join(ids)}" for what, ids in parts.items() if ids)
+
+
+class _Keys(NamedTuple):
+    """All keys, by id, and what they follow from."""
+
+    stored: Mapping[str, KeyRecord]
+    policy: Policy | None
+    of_policy: Mapping[str, KeyRecord]
+    in_force: Mapping[str, KeyRecord]
 
 
 class KeySource:
@@ -52,28 +52,28 @@ class KeySource:
         self.pepper = pepper = pepper_of(settings, self.store)
         self._policy = policy
         self.demo_key = demo_key(settings, pepper)  # to be shown to who starts the gateway
-        self._demo = [demo_record(self.demo_key, pepper)] if self.demo_key else []
+        demo = [demo_record(self.demo_key, pepper)] if self.demo_key else []
+        self._demo = {record.id: record for record in demo}
         self._first_read = signature(self.files())  # of the files, before they were read
-        records = self._records(policy)
-        if not records:
+        self._keys, _ = self._followed(_Keys({}, None, {}, self._demo), policy)
+        if not self.in_force:
             raise KeyStoreError(
                 f"no API key would open this gateway: none is stored, none is in a policy, and {settings.host} is not "
                 "a loopback address, for which a demo key would be made; set SLUICE_DEMO_KEY, or make a key with "
                 "`sluice keys create TENANT`"
             )
-        self.ring = KeyRing(pepper, records)
+        self.ring = KeyRing(pepper, self.in_force.values())
         self.on_change: list[Callable[[KeyChange], Awaitable[object]]] = []
-        self._in_force = records
         self._reloading = asyncio.Lock()
 
     @property
-    def in_force(self) -> Sequence[KeyRecord]:
-        """All keys that open this gateway, or would have before they expired."""
-        return self._in_force
+    def in_force(self) -> Mapping[str, KeyRecord]:
+        """All keys that open this gateway, or would have before they expired, by id."""
+        return self._keys.in_force
 
     @property
-    def demo_ids(self) -> frozenset[str]:
-        return frozenset(record.id for record in self._demo)
+    def demo_ids(self) -> Collection[str]:
+        return self._demo.keys()
 
     def files(self) -> Iterable[Path]:
         return (self.store.path,)
@@ -94,27 +94,52 @@ class KeySource:
 
     async def _reload(self) -> None:
         try:
-            records = await asyncio.to_thread(self._records, self._policy)
+            keys, change = await asyncio.to_thread(self._followed, self._keys, self._policy)
         except KeyStoreError as error:
             log.error("the API keys stay as they were: %s", error)
             return
-        self.ring.replace(records)
-        log.info("%d API keys are in force", len(records))
-        change, self._in_force = KeyChange.between(self._in_force, records), records
-        if change != KeyChange():
-            for changed in self.on_change:
-                await changed(change)
+        self._keys = keys
+        if change == KeyChange():
+            return
+        self.ring.change((keys.in_force[key_id] for key_id in change.added + change.changed), change.removed)
+        log.info("%d API keys are in force", len(keys.in_force))
+        for changed in self.on_change:
+            await changed(change)
 
-    def _records(self, policy: Policy) -> list[KeyRecord]:
-        stored = [narrowed(record, policy.tenant(record.tenant)) for record in self.store.records()]
-        records = [*stored, *_policy_records(policy), *self._demo]
-        (key_id, times), *_ = Counter(record.id for record in records).most_common(1) or [("", 0)]
-        if times > 1:
+    def _followed(self, before: _Keys, policy: Policy) -> tuple[_Keys, KeyChange]:
+        """Return the keys as the files and the policy have them now, and what differs. Raises `KeyStoreError`."""
+        stored = self.store.by_id()
+        edited = changed_tenants(before.policy, policy)
+        old = {key for name in edited for key in before.policy.tenant(name).keys} if before.policy else set()
+        of_policy = {record.id: record for name in edited for record in _policy_records(policy.tenant(name))}
+        of_policy |= {key_id: record for key_id, record in before.of_policy.items() if key_id not in old}
+        doubtful = [key_id for key_id, record in stored.items() if before.stored.get(key_id) is not record]
+        doubtful += [key_id for key_id in before.stored if key_id not in stored]
+        doubtful += [*old, *(key for name in edited for key in policy.tenant(name).keys)]
+        in_force, added, changed, removed = dict(before.in_force), list[str](), list[str](), list[str]()
+        for key_id in dict.fromkeys(doubtful):
+            known, record = in_force.get(key_id), self._in_force(key_id, stored, of_policy, policy)
+            if record is None:
+                removed += [key_id] if in_force.pop(key_id, None) else []
+            elif record != known:
+                in_force[key_id] = record
+                (changed if known else added).append(key_id)
+        change = KeyChange(tuple(added), tuple(changed), tuple(removed))
+        return _Keys(stored, policy, of_policy, in_force), change
+
+    def _in_force(
+        self, key_id: str, stored: Mapping[str, KeyRecord], of_policy: Mapping[str, KeyRecord], policy: Policy
+    ) -> KeyRecord | None:
+        """Return the record of a key by all of its sources. Raises `KeyStoreError` where there are two."""
+        record = stored.get(key_id)
+        found = [narrowed(record, policy.tenant(record.tenant))] if record else []
+        found += [source[key_id] for source in (of_policy, self._demo) if key_id in source]
+        if len(found) > 1:
             raise KeyStoreError(
                 f"two API keys have the id {key_id}, in {self.store.path}, the policy files or as the demo key: "
                 "revoke or rename one"
             )
-        return records
+        return found[0] if found else None
 
 
 def narrowed(record: KeyRecord, tenant: TenantPolicy) -> KeyRecord:
@@ -130,9 +155,8 @@ def narrowed(record: KeyRecord, tenant: TenantPolicy) -> KeyRecord:
     )
 
 
-def _policy_records(policy: Policy) -> list[KeyRecord]:
-    keys = [(tenant, key) for tenant in policy.tenants.values() for key in tenant.keys.values() if key.hmac]
-    return [_record(tenant.name, key) for tenant, key in keys]
+def _policy_records(tenant: TenantPolicy) -> list[KeyRecord]:
+    return [_record(tenant.name, key) for key in tenant.keys.values() if key.hmac]
 
 
 def _record(tenant: str, key: KeyPolicy) -> KeyRecord:
@@ -155,11 +179,10 @@ def any_key_of(tenant: str) -> KnownKey:
 
 def find_key(key_id: str, policy: Policy, store: KeyStore) -> KnownKey:
     """Return a stored key, else one that the policy has. Raises `KeyStoreError` where neither does."""
-    for stored in store.records():
-        if stored.id == key_id:
-            record = narrowed(stored, policy.tenant(stored.tenant))
-            principal = Principal(record.tenant, record.id, record.scopes)
-            return KnownKey(principal, f"tenant {record.tenant}, key {key_id}", record.expires)
+    if stored := store.by_id().get(key_id):
+        record = narrowed(stored, policy.tenant(stored.tenant))
+        principal = Principal(record.tenant, record.id, record.scopes)
+        return KnownKey(principal, f"tenant {record.tenant}, key {key_id}", record.expires)
     for tenant in policy.tenants.values():
         if key := tenant.key(key_id):
             where = "" if key.hmac else f" (not stored in {store.directory}: there, it opens nothing)"

@@ -2,23 +2,28 @@
 
     DIR/pepper     32 random bytes that every hash is keyed with, made at first start
     DIR/admin-key  the key of the admin API, made at the first start that needs it
-    DIR/keys.json  one entry for each key: id, tenant, hmac, created, expires, scopes, name, and after a rotation the
-                   hmac and expiry of the secret that it replaced
+    DIR/keys.json  a line for each change of a key: id, tenant, hmac, created, expires, scopes, name, and after a
+                   rotation the hmac and expiry of the secret that it replaced; or its id and that it is revoked. The
+                   last line of an id holds
 
-The directory is open to its owner alone. Files are replaced whole, so that a reader never sees half of one.
+The directory is open to its owner alone. Secrets are replaced whole, and a line counts once it ends, so that a reader
+never sees half of one.
 """
 
+import errno
 import json
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, rule
 from quotas.policy.policy import SCOPES
@@ -56,9 +61,13 @@ class KeyRecord:
     replaced: Replaced | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class KeyStore:
-    directory: Path
+    """The directory. Keys that were read once are read again only where the file has changed since."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._keys = _KeyFile(self.path)
+        self._reading = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -101,17 +110,12 @@ class KeyStore:
         return secret
 
     def records(self) -> list[KeyRecord]:
-        path = self.path
-        with _explained(path):
-            if not path.exists():
-                return []
-            content = path.read_bytes()
-        try:
-            return [_parse(entry) for entry in json.loads(content)["keys"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise KeyStoreError(
-                f"{path} is damaged ({type(error).__name__}: {error}): restore it or delete it"
-            ) from None
+        return list(self.by_id().values())
+
+    def by_id(self) -> Mapping[str, KeyRecord]:
+        """Return the keys by id; one that has not changed is the same object as before."""
+        with self._reading, _explained(self.path):
+            return self._keys.read()
 
     def add(self, record: KeyRecord) -> None:
         with self.edit() as records:
@@ -126,19 +130,18 @@ class KeyStore:
 
     @contextmanager
     def edit(self) -> Iterator[dict[str, KeyRecord]]:
-        """Yield the records by id to one writer at a time; what the block leaves of them is stored,
+        """Yield the records by id to one writer at a time; what the block changes of them is stored,
         unless it raises.
         """
         with self._locked():
-            before = self.records()
-            records = {record.id: record for record in before}
+            before = self.by_id()
+            records = dict(before)
             yield records
-            if list(records.values()) != before:
-                self._write(records.values())
-
-    def _write(self, records: Iterable[KeyRecord]) -> None:
-        entries = [_entry(record) for record in records]
-        _replace(self.path, json.dumps({"version": 1, "keys": entries}, indent=1).encode())
+            changed = [record for key_id, record in records.items() if before.get(key_id) is not record]
+            revoked = [{"id": key_id, "revoked": True} for key_id in before if key_id not in records]
+            if changed or revoked:
+                with self._reading:
+                    self._keys.write(records, [*map(_entry, changed), *revoked])
 
     def _make_directory(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -164,6 +167,95 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise KeyStoreError(f"{path}: {error.strerror}; choose another directory with --state-dir") from None
+
+
+FORMAT = b'{"version": 2}\n'
+SPARE_LINES = 1000  # beside twice as many as there are keys, before the file is written anew
+
+
+class _KeyFile:
+    """The key file as far as it has been read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self._records: Mapping[str, KeyRecord] = {}
+        self._num_lines = self._size = self._checksum = 0  # of what was read, which ends with a line
+
+    def read(self) -> Mapping[str, KeyRecord]:
+        """Read what was added, or all where anything else has changed. Raises `OSError` and `KeyStoreError`."""
+        if not self._path.exists():
+            self._forget()
+            return self._records
+        content = memoryview(self._path.read_bytes())
+        if self._size == 0 or len(content) < self._size or crc32(content[: self._size]) != self._checksum:
+            self._forget()
+            if content[: len(FORMAT)] != FORMAT:
+                return self._read_object(bytes(content))
+        added = bytes(content[self._size :])
+        self._take(added[: added.rfind(b"\n") + 1])  # a line without an end is being written, or never was
+        return self._records
+
+    def write(self, records: Mapping[str, KeyRecord], entries: list[dict[str, Any]]) -> None:
+        """Add entries to the file that was just read, by which there are these records. Raises `OSError`."""
+        if self._size and self._num_lines < 2 * len(records) + SPARE_LINES:
+            _append(self._path, self._size, _lines(entries))
+        else:
+            _replace(self._path, FORMAT + _lines(map(_entry, records.values())))
+
+    def _take(self, added: bytes) -> None:
+        lines, records = added.splitlines(), dict(self._records)
+        for number, line in enumerate(lines, start=self._num_lines + 1):
+            if number == 1:
+                continue  # the format
+            with self._undamaged(f"line {number}: "):
+                entry = json.loads(line)
+                if isinstance(entry, dict) and entry.get("revoked") is True:
+                    records.pop(entry["id"], None)
+                else:
+                    record = _parse(entry)
+                    records[record.id] = record
+        if lines:
+            self._records, self._num_lines = records, self._num_lines + len(lines)
+            self._size, self._checksum = self._size + len(added), crc32(added, self._checksum)
+
+    def _read_object(self, content: bytes) -> Mapping[str, KeyRecord]:
+        """Read a file of one object, as they were before keys had lines."""
+        with self._undamaged():
+            records = [_parse(entry) for entry in json.loads(content)["keys"]]
+        by_id = {record.id: record for record in records}
+        if len(by_id) < len(records):
+            raise KeyStoreError(f"two API keys in {self._path} have one id: revoke or rename one")
+        return by_id
+
+    @contextmanager
+    def _undamaged(self, where: str = "") -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise KeyStoreError(
+                f"{self._path} is damaged ({where}{type(error).__name__}: {error}): restore it or delete it"
+            ) from None
+
+
+def _lines(entries: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+
+
+def _append(path: Path, size: int, lines: bytes) -> None:
+    """Write lines behind the first `size` bytes, in place of one that was cut short, and wait for the disk."""
+    with path.open("r+b", buffering=0) as file:
+        file.truncate(size)
+        file.seek(size)
+        try:
+            if file.write(lines) < len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def _link_new(path: Path, content: bytes) -> None:

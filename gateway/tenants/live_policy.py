@@ -11,9 +11,9 @@ from pathlib import Path
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from gateway.tenants.file_watch import FileWatcher, signature
 from quotas.policy.limit import Resource
-from quotas.policy.policy import DEFAULT_POLICY, Policy, QueueLimits, TenantPolicy
+from quotas.policy.policy import DEFAULT_POLICY, Policy, QueueLimits
 from quotas.policy.policy_diff import policy_diff
-from quotas.policy.policy_file import PolicyError, field_places, parse_policy, policy_files, read_policy, read_sources
+from quotas.policy.policy_file import PolicyError, PolicyReader, field_places, policy_files, read_sources
 from quotas.policy.problems import Mark, Problem
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,9 @@ class LivePolicy:
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         """Read a file, a folder of files, or for None the default policy; `clock` gives Unix seconds."""
         self._path = path
+        self._reader = PolicyReader()
         self._first_read = signature(self.files())  # of the files, before they were read
-        self.current: Policy = DEFAULT_POLICY if path is None else read_policy(path)
+        self.current: Policy = DEFAULT_POLICY if path is None else self._reader.parse(read_sources(path))
         self.problem: PolicyError | None = None
         self.checks: list[Check] = []
         self.num_reloads = 0
@@ -101,7 +102,7 @@ class LivePolicy:
 
     async def _reload(self, path: Path) -> None:
         try:
-            policy, changes = await asyncio.to_thread(_read, path, self.current, self.checks)
+            policy, changes = await asyncio.to_thread(self._read, path)
         except PolicyError as error:
             self.problem = error
             self.num_failures += 1
@@ -118,30 +119,37 @@ class LivePolicy:
             for changed in self.on_change:
                 await changed(policy)
 
-
-def _read(path: Path, current: Policy, checks: Iterable[Check]) -> tuple[Policy, tuple[str, ...]]:
-    """Read the files and return the policy and what it changes. Raises `PolicyError`."""
-    sources = read_sources(path)
-    policy = parse_policy(sources)
-    check_policy(policy, sources, checks)
-    return policy, tuple(policy_diff(current, policy)[:MAX_CHANGES])
+    def _read(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
+        """Read the files and return the policy and what it changes. Raises `PolicyError`."""
+        sources = read_sources(path)
+        policy = self._reader.parse(sources)
+        check_policy(policy, sources, self.checks)
+        return policy, tuple(policy_diff(self.current, policy, MAX_CHANGES))
 
 
 def scheduling_policy(policy: Policy) -> SchedulingPolicy:
-    """Return the part of a policy that the scheduler works by: weights, classes and bounds of the queue."""
-    tenants = (policy.default, *policy.tenants.values())
-    waiting = {tenant.name: most for tenant in tenants if (most := _may_queue(tenant)) is not None}
+    """Return the part of a policy that the scheduler works by: weights, classes and bounds of the queue.
+
+    A tenant that is weighed as the unnamed ones are is left out, unless these may queue fewer requests than it.
+    """
+    others = policy.default
+    waiting = {
+        tenant.name: limit.amount
+        for tenant in (others, *policy.tenants.values())
+        for limit in tenant.limits
+        if limit.resource is Resource.QUEUED_REQUESTS
+    }
+    weights = {others.name: others.weight} | {
+        name: tenant.weight
+        for name, tenant in policy.tenants.items()
+        if tenant.weight != others.weight or others.name in waiting
+    }
     return SchedulingPolicy(
-        weights={tenant.name: tenant.weight for tenant in tenants},
+        weights=weights,
         offsets=tuple(level.aging for level in policy.classes),
         bounds=tuple(_bounds(level.queue) for level in policy.classes),
         may_wait=waiting,
     )
-
-
-def _may_queue(tenant: TenantPolicy) -> int | None:
-    amounts = [limit.amount for limit in tenant.limits if limit.resource is Resource.QUEUED_REQUESTS]
-    return min(amounts, default=None)
 
 
 def _bounds(queue: QueueLimits) -> QueueBounds:

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from backend.errors import InvalidRequest
 from backend.text.tokenizer import Tokenizer
-from gateway.tenants.cache_limits import KVPool, show_blocks
+from gateway.tenants.cache_limits import KVPool, floors_of, show_blocks
 from quotas.policy.policy import Policy
 from quotas.policy.problems import quoted
 
@@ -41,9 +41,10 @@ def pinned_problems(policy: Policy, pool: KVPool, prompts: PinnedPrompts) -> Ite
     if not pool.caches:
         return
     blocks: dict[str, int] = {}
-    for tenant in policy.tenants:
+    pinning = [(name, pinned) for name, tenant in policy.tenants.items() if (pinned := tenant.prefix_cache.pinned)]
+    for tenant, pinned in pinning:
         field_name = f"tenants.{tenant}.prefix_cache.pinned"
-        for system in policy.cache_limits(tenant).pinned:
+        for system in pinned:
             try:
                 count = len(prompts.tokens(system)) // prompts.block_size
             except InvalidRequest as error:
@@ -58,7 +59,7 @@ def pinned_problems(policy: Policy, pool: KVPool, prompts: PinnedPrompts) -> Ite
 def _too_many(policy: Policy, pool: KVPool, blocks: dict[str, int]) -> Iterator[tuple[str, str]]:
     """Yield the largest pin if all together take more than their share, or leave no room for the longest sequence."""
     pinned, share = sum(blocks.values()), pool.num_blocks // MOST_SHARE
-    floors = sum(pool.cache_limits(policy, tenant)[0] for tenant in policy.tenants)
+    floors = sum(floors_of(policy, pool).values())
     room = min(share, pool.num_blocks - pool.longest - floors)
     if pinned <= max(room, 0):
         return

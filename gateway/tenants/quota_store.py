@@ -10,6 +10,7 @@ from quotas.embedded.embedded_store import EmbeddedStore
 from quotas.errors import StoreUnavailable
 from quotas.quotas import Quotas
 from quotas.store.redis_store import RedisStore
+from quotas.store.replica_name import ReplicaName
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ async def open_quotas(settings: Settings, url: str) -> AsyncIterator[Quotas]:
 
     A store that does not answer yet is an outage like any other.
     """
-    store = RedisStore.at(url, settings.redis_timeout, settings.quota_lease)
+    name = ReplicaName.kept_in(settings.state_dir / "replicas")
+    store = RedisStore.at(url, settings.redis_timeout, settings.quota_lease, name)
     try:
         await store.connect()
     except StoreUnavailable as error:

@@ -1,11 +1,12 @@
 """Usage of tenants as rows of a table: pure sums and prices over the entries of the store's ledgers."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Context, Decimal, Inexact, localcontext
 from functools import reduce
+from heapq import merge
 from itertools import groupby
 from operator import add
 
@@ -13,6 +14,7 @@ from gateway.table import csv_text, table
 from quotas.policy.policy import Policy, Price
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
+from quotas.store.usage_ledger import Batch
 
 COUNTS = ("requests", "input", "cached", "output")
 NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})
@@ -113,6 +115,7 @@ def _if(condition: bool, cell: str) -> tuple[str, ...]:
 
 
 LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
+PIECE = 1000  # entries
 AT_ONCE = 64  # questions in one write: their answers keep an event loop for a millisecond or two
 
 
@@ -124,24 +127,78 @@ class TooManyLedgers(Exception):
         self.found = found
 
 
+async def read_ledgers(
+    store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
+) -> AsyncIterator[tuple[str, date, Batch]]:
+    """Yield each tenant, day and what the ledger says of it, in no order.
+
+    Raises `QuotaError`, and `TooManyLedgers` where there are more than `most`.
+    """
+    if tenant is not None:
+        ledgers = [(tenant, first + timedelta(days=number)) for number in range((last - first).days + 1)]
+    else:
+        ledgers = await store.ledgers(first, last)
+    if most is not None and len(ledgers) > most:
+        raise TooManyLedgers(len(ledgers))
+    for start in range(0, len(ledgers), AT_ONCE):
+        some = ledgers[start : start + AT_ONCE]
+        for (name, day), usage in zip(some, await store.usages(some), strict=True):
+            yield name, day, usage
+
+
 async def usage_entries(
     store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
 ) -> list[Entry]:
-    """Read usage by day, tenant and key.
+    """Return usage by day, tenant and key, in this order. Raises as `read_ledgers` does."""
+    ledgers = read_ledgers(store, tenant, first, last, most)
+    entries = [Entry(day, name, key, used) async for name, day, usage in ledgers for key, used in usage.items()]
+    return await asyncio.to_thread(_in_order, entries)
 
-    Raises `QuotaError`, and `TooManyLedgers` where there are more than `most` ledgers, each of a tenant and a day.
-    """
-    if tenant is not None:
-        days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
-        ledgers = [(tenant, day) for day in days]
-    else:
-        ledgers = [(name, day) for name, day in await store.ledgers() if first <= day <= last]
-    if most is not None and len(ledgers) > most:
-        raise TooManyLedgers(len(ledgers))
-    entries: list[Entry] = []
-    for start in range(0, len(ledgers), AT_ONCE):
-        some = ledgers[start : start + AT_ONCE]
-        usages = await asyncio.gather(*(store.usage(name, day) for name, day in some))
-        for (name, day), by_key in zip(some, usages, strict=True):
-            entries += [Entry(day, name, key, usage) for key, usage in by_key.items()]
-    return sorted(entries, key=lambda entry: (entry.day, entry.tenant, entry.key or ""))
+
+def _in_order(entries: list[Entry]) -> list[Entry]:
+    """Sort in pieces: of all at once, others would wait for the interpreter."""
+    pieces = (entries[start : start + PIECE] for start in range(0, len(entries), PIECE))
+    return list(merge(*(sorted(piece, key=_place) for piece in pieces), key=_place))
+
+
+def _place(entry: Entry) -> tuple[date, str, str]:
+    return entry.day, entry.tenant, entry.key or ""
+
+
+class UsageSums:
+    """Adds up ledgers by tenant, or by tenant and key, and by day, at the prices of a policy."""
+
+    def __init__(self, policy: Policy, by_key: bool) -> None:
+        self.by_owner: dict[tuple[str, str | None], Usage] = {}
+        self._by_day: dict[date, dict[Price | None, Usage]] = {}
+        self._policy = policy
+        self._by_key = by_key
+
+    def add(self, tenant: str, day: date, usage: Batch) -> None:
+        if not usage:
+            return
+        for key, used in usage.items() if self._by_key else [(None, reduce(add, usage.values()))]:
+            self.by_owner[tenant, key] = self.by_owner.get((tenant, key), NOTHING) + used
+        by_price, price = self._by_day.setdefault(day, {}), self._policy.tenant(tenant).price
+        by_price[price] = by_price.get(price, NOTHING) + reduce(add, usage.values())
+
+    def of_owner(self, tenant: str, key: str | None) -> tuple[Usage, dict[str, Decimal]]:
+        """Return what a tenant, or one of its keys, used, and its cost by currency."""
+        return _sum([(self._policy.tenant(tenant).price, self.by_owner[tenant, key])])
+
+    def of_day(self, day: date) -> tuple[Usage, dict[str, Decimal]]:
+        """Return what was used on a day, and its cost by currency."""
+        return _sum(self._by_day.get(day, {}).items())
+
+    def of_all(self) -> tuple[Usage, dict[str, Decimal]]:
+        return _sum(item for by_price in self._by_day.values() for item in by_price.items())
+
+
+def _sum(by_price: Iterable[tuple[Price | None, Usage]]) -> tuple[Usage, dict[str, Decimal]]:
+    used, costs = NOTHING, dict[str, Decimal]()
+    with localcontext(EXACT):
+        for price, some in by_price:
+            used += some
+            if price is not None:
+                costs[price.currency] = costs.get(price.currency, Decimal()) + cost(some, price)
+    return used, dict(sorted(costs.items()))

@@ -1,6 +1,7 @@
 """Requests, records and errors as the lists that frames hold. An infinite time and an unknown one are both null."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -18,6 +19,7 @@ from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord, TraceContext
 from gateway.tenants.key_store import KeyRecord
 from quotas.policy.policy import Policy
+from quotas.policy.policy_diff import PolicyEdit
 from quotas.reservation import Attempt
 
 Message = list[Any]
@@ -40,10 +42,11 @@ class Setup:
 
 @dataclass(slots=True)
 class Update:
-    """Says what takes the place of keys and of the policy; it is pickled like `Setup`. None: it stays."""
+    """Says which keys are added, changed or revoked, and how the policy is edited; it is pickled like `Setup`."""
 
-    keys: list[KeyRecord] | None = None
-    policy: Policy | None = None
+    keys: Sequence[KeyRecord] = ()
+    revoked: Sequence[str] = ()
+    policy: PolicyEdit | None = None
 
 
 def error_message(error: ApiError) -> Message:
@@ -208,7 +211,7 @@ def record_message(record: RequestRecord) -> Message:
         *(record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices),
         record.num_answers,
         *(record.service_class, record.policy_version, record.response_id),
-        *(record.body_bytes, record.authenticated, record.body_read),
+        *(record.body_bytes, record.authenticated, record.body_read, record.ignored),
     ]
 
 
@@ -219,7 +222,8 @@ def record_of(message: Message, sampling: SamplingParams | None = None) -> Reque
     )
     record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices = known[:6]
     record.num_answers, record.service_class, record.policy_version, record.response_id = known[6:10]
-    record.body_bytes, record.authenticated, record.body_read = known[10:]
+    record.body_bytes, record.authenticated, record.body_read, ignored = known[10:]
+    record.ignored = tuple(ignored)
     record.sampling = sampling
     return record
 

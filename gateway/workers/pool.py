@@ -5,10 +5,10 @@ import logging
 import pickle
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from backend.own_process import module_command, module_environment
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.service import Service
 from gateway.http.server import END_SECONDS, ListenError, on_signals
@@ -20,6 +20,7 @@ from gateway.workers.messages import Message, Setup, Update
 from gateway.workers.served_worker import ServedWorker
 from gateway.workers.stats import PoolStats, WorkerStats, add_latencies
 from quotas.policy.policy import Policy
+from quotas.policy.policy_diff import PolicyEdit
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +79,16 @@ class WorkerPool:
     def mirror(self, keys: KeySource, policies: LivePolicy, service: Service) -> None:
         """Have every edit of keys and policies, and every refusal that makes suspect, hold in the workers."""
 
-        async def keys_changed(_: KeyChange) -> None:
-            await self.update(Update(keys=[*keys.in_force]))
+        told = policies.current
+
+        async def keys_changed(change: KeyChange) -> None:
+            records = [keys.in_force[key_id] for key_id in change.added + change.changed]
+            await self.update(Update(keys=records, revoked=change.removed))
 
         async def policy_changed(policy: Policy) -> None:
-            await self.update(Update(policy=policy))
+            nonlocal told
+            edit, told = await asyncio.to_thread(PolicyEdit.between, told, policy), policy
+            await self.update(Update(policy=edit))
 
         keys.on_change.append(keys_changed)
         policies.on_change.append(policy_changed)
@@ -211,9 +217,11 @@ class _Seat:
         ours, theirs = socket.socketpair()
         with theirs:
             files = (self._sock.fileno(), theirs.fileno())
-            command = [sys.executable, "-P", "-m", "gateway.workers.worker_process", *map(str, files)]
+            command = module_command("gateway.workers.worker_process", *files)
             try:
-                process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, pass_fds=files)
+                process = await asyncio.create_subprocess_exec(
+                    *command, env=module_environment(), stdin=subprocess.DEVNULL, pass_fds=files
+                )
             except BaseException:
                 ours.close()
                 raise

@@ -12,7 +12,7 @@ from admission.outcome import Outcome
 from backend.errors import DeviceError
 from backend.scheduler.sequence import Sequence
 from gateway.api.grammars import Release
-from gateway.api.in_process_client import InProcessCharge, InProcessClient
+from gateway.api.in_process_client import InProcessCharge, InProcessClient, needs_reservation
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, current
@@ -129,7 +129,8 @@ class ServedWorker:
             policy = self._policy(asked.tenant, asked.key)
             policy.require("inference")
             sequences = self._client.prepare(asked, policy)
-            if self._client.name_some_blocks(sequences) and not policy.charged and asked.sampling.grammar is None:
+            waits = needs_reservation(asked, policy) or asked.sampling.grammar is not None
+            if self._client.name_some_blocks(sequences) and not waits:
                 self._admit(request, record, number, sequences)
                 return
         except Exception as error:  # noqa: BLE001 - each becomes an answer
@@ -152,7 +153,7 @@ class ServedWorker:
             release = await self._client.hold_grammar(request.asked, record)
             await self._client.name_blocks(sequences)
             grant, headers = None, _NONE
-            if policy.charged:
+            if needs_reservation(request.asked, policy):
                 grant = await self._client.reserve(request.asked, sequences, policy, record)
                 headers = policy.rate_headers.of(grant.states)
             request.task = None  # from here on nothing waits
@@ -248,7 +249,7 @@ class ServedWorker:
 
     async def _limit_states(self, tenant: str, key: str) -> list[Message]:
         states = await self._client.limit_states(self._policy(tenant, key))
-        return [[state.limit.name, state.remaining, state.reset] for state in states]
+        return [[state.limit.name, *state[1:]] for state in states]
 
     async def _load(self) -> dict[str, float]:
         return asdict(await self._client.load())

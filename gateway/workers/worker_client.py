@@ -186,7 +186,7 @@ class WorkerClient:
     async def limit_states(self, policy: EffectivePolicy) -> list[LimitState]:
         limits = {limit.name: limit for limit in policy.charged}
         states = await self.ask("limit_states", policy.name, policy.key)
-        return [LimitState(limits[name], remaining, reset) for name, remaining, reset in states if name in limits]
+        return [LimitState(limits[name], *known) for name, *known in states if name in limits]
 
     async def kv_memory(self, policy: EffectivePolicy) -> KVMemory:
         return KVMemory(*await self.ask("kv_memory", policy.name, policy.key))
@@ -269,9 +269,8 @@ class WorkerClient:
     def _update(self, number: int, binary: memoryview) -> None:
         update: Update = pickle.loads(binary)  # noqa: S301 - of the process that started this one
         if update.policy is not None:
-            self._policies.current = update.policy
-        if update.keys is not None:
-            self._keys.replace(update.keys)
+            self._policies.current = update.policy.of(self._policies.current)
+        self._keys.change(update.keys, update.revoked)
         self.link.send(FrameKind.UPDATED, number)
 
     def _admitted(self, message: Message, _: memoryview) -> None:

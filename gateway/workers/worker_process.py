@@ -25,6 +25,7 @@ from gateway.background import beside
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server
+from gateway.idle_memory import give_back_when_idle
 from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.logs.logs import STDERR, logging_to
@@ -54,7 +55,7 @@ def run_worker() -> None:
     kind, pickled = read_frame(link)
     assert kind is FrameKind.SETUP
     setup: Setup = pickle.loads(pickled)  # noqa: S301 - of the process that started this one
-    tokenizer = Tokenizer.from_dir(setup.model_dir, setup.vocab_size)
+    tokenizer = Tokenizer.from_dir(setup.model_dir, setup.vocab_size, setup.settings.chat_control_tokens)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     with logging_to(STDERR, setup.settings), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -87,7 +88,8 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             public_models=settings.public_models == "on",
         )
         server.config.app = make_app(frontend, make_probes(frontend), settings.metrics_on_tenant_port)
-        async with beside(active_requests.sweep(), report(client, server.table, deliveries)):
+        idle = give_back_when_idle(lambda: not telemetry.live)
+        async with beside(active_requests.sweep(), report(client, server.table, deliveries), idle):
             await server.serve(sockets=[port])
     client.link.close()
     tokenizer.close()

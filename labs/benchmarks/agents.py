@@ -24,6 +24,7 @@ from itertools import product
 from random import Random
 from statistics import median
 
+from backend.bound_process import process_pool
 from labs.benchmarks.report import Report, Spread, scenario_parser
 from labs.simulation.arrival import Arrival, Turn
 from labs.simulation.contents import Content
@@ -142,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = scenario_parser(__doc__, runs=3).parse_args(arguments)
     seeds, count = ((1,), 6) if options.quick else (tuple(range(JUDGED, JUDGED + options.runs)), AGENTS)
     report = Report("agents", options.quick)
-    with ProcessPoolExecutor(2) as pool:
+    with process_pool(2) as pool:
         cases = [(name, blocks, host) for name, load in LOADS.items() for blocks, host in _memory(load)]
         runs = [
             Run(*case, seed, *rule, count)

@@ -2,9 +2,9 @@
 
 `sluice serve` with the embedded model and its defaults. Another process holds 4,096 connections without a key:
 silent, in the middle of a header, uploading, or idle after an answer. It opens one anew for each that is closed, 900
-a second. Then it opens and closes them as fast as it can. Meanwhile a tenant sends requests, each on a connection of
-its own, and others on one that is kept; a stream runs, and probes are asked on both ports. A quiet period comes
-before each.
+a second. Then it opens and closes them as fast as it can. Meanwhile a tenant sends requests on a timetable, each on a
+connection of its own, and others on one that is kept; a stream runs, and probes are asked on both ports. A quiet
+period comes before each.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 
@@ -26,11 +27,12 @@ from labs.benchmarks import machine
 from labs.benchmarks.machine import on_core
 from labs.benchmarks.processes import free_port
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
-from labs.benchmarks.served import Served, served
+from labs.benchmarks.served import Served, served_afresh
 
 CONNECTIONS = 4096
 REOPENED_PER_SECOND = 900
 PERIOD, SETTLING = 10.0, 3.0  # seconds
+RATE = 10.0  # requests of the tenant a second, each on a connection of its own
 TIMEOUT = 20.0
 TENANT = "tenant"
 BODY = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}], "max_tokens": 8}
@@ -43,7 +45,7 @@ def hold(port: int, count: int, stop: Event) -> None:
     """Keep so many connections, by all ways in turn, and replace those that are closed."""
     poller, held = select.epoll(), dict[int, socket.socket]()
     num_opened, began = 0, time.monotonic()
-    while not stop.is_set():
+    while not stop.is_set() and _has_parent():
         due = count + (time.monotonic() - began) * REOPENED_PER_SECOND
         while len(held) < count and num_opened < due:
             with suppress(OSError):
@@ -61,13 +63,19 @@ def hold(port: int, count: int, stop: Event) -> None:
 
 def storm(port: int, count: int, stop: Event) -> None:
     """Open and close as fast as it goes, `count` at most at once."""
-    while not stop.is_set():
+    while not stop.is_set() and _has_parent():
         opened = []
         for _ in range(min(count, 64)):
             with suppress(OSError):
                 opened.append(socket.create_connection(("127.0.0.1", port), TIMEOUT))
         for connection in opened:
             connection.close()
+
+
+def _has_parent() -> bool:
+    """Return False once who attacks was left alone: its parent was killed."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and parent.is_alive()
 
 
 ATTACKS = {"held": hold, "opened and closed": storm}
@@ -105,6 +113,11 @@ class Seen:
         return quantile(sorted(self.seconds), 0.99)
 
 
+def _client(**options: Any) -> httpx.AsyncClient:
+    """Trusts no authorities: loading them takes several times as long as an answer."""
+    return httpx.AsyncClient(timeout=TIMEOUT, verify=False, **options)
+
+
 class Tenant:
     """Sends requests for a while."""
 
@@ -120,22 +133,29 @@ class Tenant:
         return seen
 
     async def _ask(self, seen: Seen, until: float) -> None:
-        while time.monotonic() < until:
-            sent = time.perf_counter()
-            async with httpx.AsyncClient(timeout=TIMEOUT) as client:
-                seen.lost += not await self._is_answered(client)
-            seen.seconds.append(time.perf_counter() - sent)
+        """Send requests on a timetable, whatever has become of those before; each takes from when it was due."""
+        due = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            while due < until:
+                await asyncio.sleep(due - time.monotonic())
+                group.create_task(self._ask_one(seen, due))
+                due += 1 / RATE
+
+    async def _ask_one(self, seen: Seen, due: float) -> None:
+        async with _client() as client:
+            seen.lost += not await self._is_answered(client)
+        seen.seconds.append(time.monotonic() - due)
 
     async def _keep(self, seen: Seen, until: float) -> None:
         """One connection, used twice a second; a client's own retry would hide that it was closed."""
         limits = httpx.Limits(max_connections=1, keepalive_expiry=TIMEOUT)
-        async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as client:
+        async with _client(limits=limits) as client:
             while time.monotonic() < until:
                 seen.cut += not await self._is_answered(client)
                 await asyncio.sleep(0.5)
 
     async def _stream(self, seen: Seen, until: float) -> None:
-        async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+        async with _client() as client:
             while time.monotonic() < until:
                 last = ""
                 with suppress(httpx.HTTPError):
@@ -149,7 +169,7 @@ class Tenant:
     async def _probe(self, seen: Seen, until: float) -> None:
         while time.monotonic() < until:
             for port in self._ports:
-                async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+                async with _client() as client:
                     try:
                         reply = await client.get(f"http://127.0.0.1:{port}/readyz")
                         seen.probes_lost += reply.status_code != 200
@@ -193,7 +213,7 @@ def _measure(name: str, count: int, seconds: float) -> tuple[Seen, Seen, float]:
     admin_port = free_port()
     with TemporaryDirectory() as folder:
         limits = {"max_connections": count, "admin_port": admin_port}
-        with served(core, [TENANT], Path(folder), **limits) as gateway:
+        with served_afresh(core, [TENANT], Path(folder), **limits) as gateway:
             tenant = Tenant(gateway, admin_port)
             quiet = asyncio.run(tenant.watch(seconds))
             before = _memory(gateway.pid)

@@ -17,6 +17,7 @@ from backend.kernels.ops import Ops
 from backend.scheduler.batch import Batch, StepOutput
 from backend.structured_output.masks import TokenMasks
 from backend.worker.constrained_step import ConstrainedStep, MaskBuffers
+from backend.worker.device_stream import CpuStream
 from backend.worker.model_runner import FORETELLING
 
 
@@ -85,7 +86,7 @@ class ConstrainedDevice:
         computed = max(self._free_at, time.perf_counter()) + elapsed
         step = self._last = SimulatedStep(StepOutput(batch.step, tokens, elapsed), slots, self.masks)
         if rows is not None:
-            buffers = MaskBuffers(self.config, torch.device("cpu"))
+            buffers = MaskBuffers(self.config, 0, CpuStream())
             step.constrained = ConstrainedStep(rows, self.masks, buffers, before.note_tokens if before else _nothing)
             if before is not None and step.constrained.may_jump:
                 before.behind = step.constrained

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import MARK, Fresh, check_nothing_was_cached
 from labs.benchmarks.load import Clients, post
 from labs.benchmarks.processes import Worker
 from labs.benchmarks.report import Report, Spread, scenario_parser
@@ -47,15 +48,16 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(server: Worker, seconds: float, figures: Figures) -> None:
     """A window in which all streams run: none begins in it and none ends."""
     steps = int((seconds + 10) * 1000 / STEP_MS)
-    messages = [{"role": "user", "content": "Count from 3 to 12."}]
+    messages = [{"role": "user", "content": f"{MARK}: count from 3 to 12."}]
     body = {"model": "embedded", "messages": messages, "max_tokens": min(steps, 2000), "ignore_eos": True}
-    request = post(PATH, body | {"stream": True}, server.ready["key"])
+    requests = Fresh(post(PATH, body | {"stream": True}, server.ready["key"]))
     with Clients(server.ready["port"], STREAMS) as clients:
-        clients.begin_streams(request)
+        clients.begin_streams(requests)
         before, gaps, cpu = server.ask(), clients.num_events, time.process_time()
         clients.stream_for(seconds)
         after = server.ask()
         delivered = clients.num_events - gaps
+    check_nothing_was_cached(server.ready["port"])
     elapsed, busy = after["at"] - before["at"], after["busy"] - before["busy"]
     figures["idle"].append(1 - busy / elapsed)
     figures["tokens/s"].append(delivered / elapsed)

@@ -7,7 +7,8 @@ another. The engines take turns run by run, so that a drift of the machine meets
 run is in float32 and leaves out the two that bring an environment of their own.
 
 Text is made of the tokens by ours and by vLLM, by neither in the workload "mixed, no text"; llama.cpp and transformers
-have token ids alone in every one.
+have token ids alone in every one. Every run of a workload has tokens of its own, prefix caches are off, since some of
+the engines have none, and an engine that finds a token of a prompt in a cache all the same ends the benchmark.
 """
 
 import os
@@ -28,7 +29,7 @@ from labs.benchmarks.processes import Worker
 from labs.benchmarks.random_llama import random_llama
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
 from labs.benchmarks.vllm_environment import vllm_environ, vllm_python
-from labs.benchmarks.workload import Workload, decode, mixed, token_ids_only, varied
+from labs.benchmarks.workload import Workload, decode, fresh, mixed, token_ids_only, varied
 
 MAX_NUM_SEQS = 32  # of every engine
 BASELINE_SEQS = 8  # where our own baselines are compared: fewer than the requests, so that batches have to be formed
@@ -140,9 +141,9 @@ def _measure(commands: dict[str, list[str]], workloads: Sequence[Workload], runs
         for worker in workers.values():
             running.enter_context(worker)
         for worker in workers.values():
-            worker.ask(asdict(mixed(4)))  # compiles, allocates, warms caches
-        for _ in range(runs):
-            for workload in workloads:
+            worker.ask(asdict(mixed(4)))  # compiles, allocates, warms the processor's caches
+        for run in range(runs):
+            for workload in (fresh(each, run) for each in workloads):
                 for name, worker in workers.items():
                     if not workload.detokenize and name not in WITHOUT_TEXT:
                         continue

@@ -17,9 +17,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import MARK, Fresh
 from labs.benchmarks.load import post
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
-from labs.benchmarks.served import Served, served
+from labs.benchmarks.served import Served, served_afresh
 from labs.benchmarks.traffic import ClosedLoop, Due, Heard, Traffic
 
 SLOTS = 16  # max_num_seqs
@@ -30,7 +31,7 @@ HEAVY_TOKENS = (64, 320)  # answers end at different times
 FLOOD = 4.0  # times capacity
 BEHAVED, FAIR, FCFS = "behaved", "flood", "flood, fcfs"
 SETTINGS = {"max_num_seqs": SLOTS, "max_waiting": 100_000, "max_connections": 16_000}
-PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"
+PROMPT = f"{MARK}: 1, 2, 3, 4, 5, 6, 7, 8,"
 
 Figures = dict[str, dict[str, list[float]]]
 
@@ -71,7 +72,7 @@ def _server(options: Namespace, core: int, order: str) -> Iterator[Served]:
     recorded = {"event_log": options.events / order} if options.events else {}
     with (
         TemporaryDirectory() as directory,
-        served(core, (LIGHT, HEAVY), Path(directory), **SETTINGS, order=order, **recorded) as server,
+        served_afresh(core, (LIGHT, HEAVY), Path(directory), **SETTINGS, order=order, **recorded) as server,
     ):
         yield server
 
@@ -90,12 +91,12 @@ def _capacity(server: Served, seconds: float) -> float:
 def _heavy(server: Served, seed: int) -> Iterator[bytes]:
     random = Random(seed)
     while True:
-        yield _request(server.keys[HEAVY], random.randint(*HEAVY_TOKENS))
+        yield next(_requests(server.keys[HEAVY], random.randint(*HEAVY_TOKENS)))
 
 
 def _light(server: Served, seconds: float, seed: int) -> list[Due]:
-    request = _request(server.keys[LIGHT], LIGHT_TOKENS)
-    return [Due(at, LIGHT, request) for at in _moments(LIGHT_RATE, seconds, seed)]
+    moments, requests = _moments(LIGHT_RATE, seconds, seed), _requests(server.keys[LIGHT], LIGHT_TOKENS)
+    return [Due(at, LIGHT, request) for at, request in zip(moments, requests, strict=False)]
 
 
 def _both(server: Served, seconds: float, seed: int, capacity: float) -> list[Due]:
@@ -111,9 +112,9 @@ def _moments(rate: float, seconds: float, seed: int) -> Iterator[float]:
         yield at
 
 
-def _request(key: str, max_tokens: int) -> bytes:
+def _requests(key: str, max_tokens: int) -> Fresh:
     body = {"model": "embedded", "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    return post("/v1/completions", body | {"stream": True}, key)
+    return Fresh(post("/v1/completions", body | {"stream": True}, key))
 
 
 def _note(figures: dict[str, list[float]], heard: Heard, capacity: float) -> None:

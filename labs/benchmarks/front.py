@@ -14,19 +14,21 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import MARK, Fresh, check_nothing_was_cached
 from labs.benchmarks.load import Clients, closed_loop, post
 from labs.benchmarks.processes import Worker
 from labs.benchmarks.report import Report, Spread, scenario_parser
 
 TOKENS = 32
 PATH = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "Tell me a story of 3 sentences."}]
+MESSAGES = [{"role": "user", "content": f"{MARK}: tell me a story of 3 sentences."}]
 BODY = {"model": "embedded", "messages": MESSAGES, "max_tokens": TOKENS, "ignore_eos": True}
 CONNECTIONS = (16, 64)
 STEADY = {64: 10, 256: 20}  # streams that run all the time, and how many milliseconds a step of theirs takes
@@ -54,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     return report.finish(options.results)
 
 
-def _request(key: str, stream: bool, tokens: int = TOKENS) -> bytes:
-    return post(PATH, BODY | {"max_tokens": tokens, "stream": stream}, key)
+def _requests(key: str, stream: bool, tokens: int = TOKENS) -> Iterator[bytes]:
+    return Fresh(post(PATH, BODY | {"max_tokens": tokens, "stream": stream}, key))
 
 
 # The parts ------------------------------------------------------------------------------------------------------------
@@ -74,18 +76,19 @@ def _parts(report: Report, core: int, seconds: float) -> None:
 
 def _cost_by_part(server: Worker, stream: bool, connections: int, seconds: float) -> dict[str, float]:
     """Microseconds of a request; what is measured of the samples' own cost counts as the loop's."""
-    asked, answers = _loaded(server, _request(server.ready["key"], stream), connections, seconds)
+    asked, answers = _loaded(server, _requests(server.ready["key"], stream), connections, seconds)
     samples = Counter(asked["samples"])
     cost = asked["loop_cpu"] * 1e6 / answers
     shares = {part: cost * count / samples.total() for part, count in samples.items()}
     return {"all": cost} | shares
 
 
-def _loaded(server: Worker, request: bytes, connections: int, seconds: float) -> tuple[dict[str, Any], int]:
+def _loaded(server: Worker, requests: Iterator[bytes], connections: int, seconds: float) -> tuple[dict[str, Any], int]:
     """Put a load on it; returns by how much its figures rose, and the number of answers."""
-    closed_loop(server.ready["port"], request, connections, seconds / 6)
+    closed_loop(server.ready["port"], requests, connections, seconds / 6)
     before = server.ask()
-    load = closed_loop(server.ready["port"], request, connections, seconds, warm_up=0)
+    load = closed_loop(server.ready["port"], requests, connections, seconds, warm_up=0)
+    check_nothing_was_cached(server.ready["port"])
     return _since(before, server.ask()), load.answers
 
 
@@ -106,17 +109,18 @@ def _ratios(report: Report, core: int, runs: int, seconds: float) -> None:
         key = stepping.ready["key"]
         for _ in range(runs):
             for n in CONNECTIONS:
-                for name, port, request in (
-                    ("bare whole", bare, post("/whole", {})),
-                    ("libraries whole", bare, post("/libraries", BODY)),
-                    ("instant whole", instant, _request(key, stream=False)),
-                    ("whole", stepping, _request(key, stream=False)),
-                    ("bare stream", bare, post("/stream", {})),
-                    ("stream", stepping, _request(key, stream=True)),
+                for name, server, requests in (
+                    ("bare whole", bare, repeat(post("/whole", {}))),
+                    ("libraries whole", bare, Fresh(post("/libraries", BODY))),
+                    ("instant whole", instant, _requests(key, stream=False)),
+                    ("whole", stepping, _requests(key, stream=False)),
+                    ("bare stream", bare, repeat(post("/stream", {}))),
+                    ("stream", stepping, _requests(key, stream=True)),
                 ):
-                    load = closed_loop(port.ready["port"], request, n, seconds)
+                    load = closed_loop(server.ready["port"], requests, n, seconds)
                     figures[f"{name} {n}"].append(load.answers / load.seconds)
                     figures["generator"].append(load.busy)
+        check_nothing_was_cached(stepping.ready["port"])
     names = ("bare whole", "libraries whole", "instant whole", "whole", "bare stream", "stream")
     rows: list[dict[str, object]] = [
         {"server": name} | {f"answers/s at {n}": Spread.of(figures[f"{name} {n}"]) for n in CONNECTIONS}
@@ -148,7 +152,8 @@ def _added(report: Report, core: int, runs: int, seconds: float) -> None:
             names = list(servers)
             for name in names[run % len(names) :] + names[: run % len(names)]:
                 server = servers[name]
-                risen, answers = _loaded(server, _request(server.ready["key"], stream=False), CONNECTIONS[0], seconds)
+                requests = _requests(server.ready["key"], stream=False)
+                risen, answers = _loaded(server, requests, CONNECTIONS[0], seconds)
                 figures[f"{name} loop"].append(risen["loop_cpu"] * 1e6 / answers)
                 figures[f"{name} process"].append(risen["process_cpu"] * 1e6 / answers)
     rows: list[dict[str, object]] = [
@@ -218,9 +223,9 @@ def _tokens(report: Report, core: int, runs: int, seconds: float) -> None:
 def _steady(server: Worker, streams: int, step_ms: int, seconds: float, figures: Figures) -> None:
     """A window in which all streams run: none begins in it and none ends."""
     tokens = min(2000, int((seconds + 5) * 1000 / step_ms))
-    request = _request(server.ready.get("key", ""), stream=True, tokens=tokens)
+    requests = _requests(server.ready.get("key", ""), stream=True, tokens=tokens)
     with Clients(server.ready["port"], streams) as clients:
-        clients.begin_streams(request)
+        clients.begin_streams(requests)
         before, events = server.ask(), clients.num_events
         clients.stream_for(seconds)
         risen, events = _since(before, server.ask()), clients.num_events - events

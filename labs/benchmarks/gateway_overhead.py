@@ -9,10 +9,13 @@ length, each planned, handed to the device thread and back, which streams are ju
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import repeat
 from statistics import median
 
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import MARK, Fresh, check_nothing_was_cached
 from labs.benchmarks.load import Load, closed_loop, post
 from labs.benchmarks.processes import Worker
 from labs.benchmarks.report import Report, Spread, scenario_parser
@@ -20,7 +23,7 @@ from labs.benchmarks.report import Report, Spread, scenario_parser
 TOKENS = 32
 EVENTS = 35
 CONNECTIONS = 16
-MESSAGES = [{"role": "user", "content": "Tell me a story of 3 sentences."}]
+MESSAGES = [{"role": "user", "content": f"{MARK}: tell me a story of 3 sentences."}]
 PATH = "/v1/chat/completions"
 
 Figures = dict[str, list[float]]
@@ -41,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.sched_setaffinity(0, {load_core})
         for _ in range(runs):
             _measure(bare, gateway, stepping, seconds, figures)
+        check_nothing_was_cached(stepping.ready["port"])
     _tell(report, figures)
     return report.finish(options.results)
 
@@ -48,16 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(bare: Worker, gateway: Worker, stepping: Worker, seconds: float, figures: Figures) -> None:
     """One run: each figure of the floor, then of the gateway over either engine."""
     whole, stream = _requests(gateway.ready["key"])
-    for name, port, request in (
-        ("bare", bare.ready["port"], post("/whole", {})),
+    for name, port, requests in (
+        ("bare", bare.ready["port"], repeat(post("/whole", {}))),
         ("gateway", gateway.ready["port"], whole),
         ("stepping", stepping.ready["port"], whole),
     ):
-        load = closed_loop(port, request, CONNECTIONS, seconds)
+        load = closed_loop(port, requests, CONNECTIONS, seconds)
         figures[f"{name} requests/s"].append(load.answers / load.seconds)
         _note_busy(load, figures)
-        figures[f"{name} p50 ms"].append(_p50(closed_loop(port, request, 1, seconds)))
-    load = closed_loop(bare.ready["port"], post("/stream", {}), CONNECTIONS, seconds)
+        figures[f"{name} p50 ms"].append(_p50(closed_loop(port, requests, 1, seconds)))
+    load = closed_loop(bare.ready["port"], repeat(post("/stream", {})), CONNECTIONS, seconds)
     figures["bare streams/s"].append(_streams(load))
     _note_busy(load, figures)
     load = closed_loop(gateway.ready["port"], stream, CONNECTIONS, seconds)
@@ -70,10 +74,10 @@ def _measure(bare: Worker, gateway: Worker, stepping: Worker, seconds: float, fi
     _note_busy(load, figures)
 
 
-def _requests(key: str) -> tuple[bytes, bytes]:
-    """A whole answer, and a stream."""
+def _requests(key: str) -> tuple[Iterator[bytes], Iterator[bytes]]:
+    """For whole answers, and for streams."""
     body = {"model": "embedded", "messages": MESSAGES, "max_tokens": TOKENS, "ignore_eos": True}
-    return post(PATH, body, key), post(PATH, body | {"stream": True}, key)
+    return Fresh(post(PATH, body, key)), Fresh(post(PATH, body | {"stream": True}, key))
 
 
 def _streams(load: Load) -> float:

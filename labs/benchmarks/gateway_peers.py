@@ -14,6 +14,7 @@ compared is the cost of enforcing them. A quick run leaves LiteLLM out.
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -22,6 +23,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from labs.benchmarks import litellm_environment, litellm_proxy, machine
+from labs.benchmarks.fresh import MARK, Fresh, check_nothing_was_cached
 from labs.benchmarks.load import closed_loop, post
 from labs.benchmarks.processes import Worker, free_port
 from labs.benchmarks.redis_server import RedisServer
@@ -32,7 +34,7 @@ EVENTS = 35
 PATH = "/v1/chat/completions"
 BODY: dict[str, object] = {
     "model": "embedded",
-    "messages": [{"role": "user", "content": "Tell me a story of 3 sentences."}],
+    "messages": [{"role": "user", "content": f"{MARK}: tell me a story of 3 sentences."}],
     "max_tokens": 32,
 }
 OURS, INSTANT, LITELLM = "sluice", "sluice, instant engine", "litellm"
@@ -59,17 +61,17 @@ class Server:
     extra: dict[str, object]  # in each body
 
     @property
-    def whole(self) -> bytes:
-        return post(PATH, BODY | self.extra, self.key)
+    def whole(self) -> Iterator[bytes]:
+        return Fresh(post(PATH, BODY | self.extra, self.key))
 
     @property
-    def stream(self) -> bytes:
-        return post(PATH, BODY | self.extra | {"stream": True}, self.key)
+    def stream(self) -> Iterator[bytes]:
+        return Fresh(post(PATH, BODY | self.extra | {"stream": True}, self.key))
 
     def is_limited(self) -> bool:
         """Whether it says what is left of a limit."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        head, _, body = self.whole.partition(b"\r\n\r\n")
+        head, _, body = next(self.whole).partition(b"\r\n\r\n")
         try:
             connection.request("POST", PATH, body, dict(line.split(": ") for line in head.decode().split("\r\n")[1:]))
             return any(name.lower().startswith("x-ratelimit-") for name, _ in connection.getresponse().getheaders())
@@ -87,12 +89,13 @@ def main(arguments: list[str] | None = None) -> int:
     with ExitStack() as running:
         servers = _start(running, with_litellm=not options.quick)
         for server in servers.values():
-            for request in (server.whole, server.stream):
-                closed_loop(server.port, request, CONNECTIONS, warm_up)
+            for requests in (server.whole, server.stream):
+                closed_loop(server.port, requests, CONNECTIONS, warm_up)
         for run in range(runs):
             print(f"run {run + 1} of {runs}", file=sys.stderr)
             _measure(servers, seconds, figures)
         limited = {name: server.is_limited() for name, server in servers.items()}
+        check_nothing_was_cached(servers[OURS].port)
     _tell(report, figures, limited)
     return report.finish(options.results)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from backend.bound_process import bound
 from labs.benchmarks.machine import on_core
 from labs.benchmarks.processes import ROOT, WorkerFailed
 
@@ -29,10 +30,11 @@ def gateway_process(state_dir: Path, core: int | None = None, **settings: object
     It has stopped, and written all it logs, when the block is left. Raises `WorkerFailed` when it does not start.
     """
     flags = {"port": 0, "admin_port": 0, "log_level": "warning", "state_dir": state_dir, **settings}
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    named = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    arguments = [name if value is True else f"{name}={value}" for name, value in named.items()]
     with nullcontext() if core is None else on_core(core):
         process = subprocess.Popen(
-            [sys.executable, "-m", "sluice", "serve", *arguments],
+            **bound([sys.executable, "-m", "sluice", "serve", *arguments]),
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -80,7 +80,7 @@ def main() -> None:
 
 def defaults(state_dir: Path) -> dict[str, Any]:
     settings = {"demo_key": KEY, "port": 0, "admin_port": "off", "max_num_seqs": 256, "threads": 1}
-    return settings | {"state_dir": state_dir}
+    return settings | {"state_dir": state_dir, "metrics_on_tenant_port": True}
 
 
 @dataclass(slots=True)

@@ -15,18 +15,18 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import repeat
 from pathlib import Path
 from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
 
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import MARK, Fresh
 from labs.benchmarks.hostile_flood import CHAT
 from labs.benchmarks.load import post
 from labs.benchmarks.processes import Worker
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
-from labs.benchmarks.served import Served, served
+from labs.benchmarks.served import Served, served_afresh
 from labs.benchmarks.traffic import ClosedLoop, Due, Traffic
 
 SLOTS = 16
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.sched_setaffinity(0, {load_core})
     with (
         TemporaryDirectory() as directory,
-        served(server_core, (NEIGHBOUR, HOSTILE), Path(directory), **SETTINGS) as server,
+        served_afresh(server_core, (NEIGHBOUR, HOSTILE), Path(directory), **SETTINGS) as server,
     ):
         _window(server, options.seconds, 0)  # warms up
         with Worker.module(
@@ -107,21 +107,22 @@ def _window(server: Served, seconds: float, seed: int, loops: dict[str, ClosedLo
 
 def _chats(server: Served, seconds: float, seed: int) -> Iterator[Due]:
     random, at = Random(seed), 0.0
-    request = _chat(server.keys[NEIGHBOUR], "Count from 3 to 6.", max_tokens=8)
+    requests = _chats_of(server.keys[NEIGHBOUR], f"{MARK}: count from 3 to 6.", max_tokens=8)
     while (at := at + random.expovariate(RATE)) < seconds:
-        yield Due(at, NEIGHBOUR, request)
+        yield Due(at, NEIGHBOUR, next(requests))
 
 
 def _answers(server: Served, has_stops: bool) -> Iterator[bytes]:
     """Long answers; every stop begins as the text goes on, and ends as it never does."""
     stops = [f"{' ' * (number % 2)}{number % 10}, {number}!" * 40 for number in range(64)] if has_stops else None
-    text = "Count from 3 to 90."
-    return repeat(_chat(server.keys[HOSTILE], text, max_tokens=300, ignore_eos=True, stop=stops))
+    text = f"{MARK}: count from 3 to 90."
+    return _chats_of(server.keys[HOSTILE], text, max_tokens=300, ignore_eos=True, stop=stops)
 
 
-def _chat(key: str, text: str, **fields: object) -> bytes:
+def _chats_of(key: str, text: str, **fields: object) -> Fresh:
     messages = [{"role": "user", "content": text}]
-    return post(CHAT, {"model": "embedded", "messages": messages, "temperature": 0, "stream": True, **fields}, key)
+    body = {"model": "embedded", "messages": messages, "temperature": 0, "stream": True, **fields}
+    return Fresh(post(CHAT, body, key))
 
 
 def _figures(quiet: list[list[float]], hostile: list[list[float]]) -> dict[str, object]:

@@ -19,6 +19,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import MARK, Fresh, check_nothing_was_cached
 from labs.benchmarks.load import Clients, closed_loop, post
 from labs.benchmarks.processes import Worker
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
@@ -31,7 +32,7 @@ CLOSED = {16: 0.0, 64: 5.0}  # connections with a request each, and how many mil
 CONNECTIONS = 64
 DEVICE_STREAMS, DEVICE_US = 1000, 40.0  # of device time a token
 PATH = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "Tell me a story of 3 sentences."}]
+MESSAGES = [{"role": "user", "content": f"{MARK}: tell me a story of 3 sentences."}]
 BODY = {"model": "embedded", "messages": MESSAGES, "ignore_eos": True}
 
 Figures = dict[str, list[float]]
@@ -50,8 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     return report.finish(options.results)
 
 
-def _request(server: Worker, stream: bool, tokens: int) -> bytes:
-    return post(PATH, BODY | {"max_tokens": tokens, "stream": stream}, server.ready["key"])
+def _fresh(server: Worker, stream: bool, tokens: int) -> Iterator[bytes]:
+    return Fresh(post(PATH, BODY | {"max_tokens": tokens, "stream": stream}, server.ready["key"]))
 
 
 # The processes --------------------------------------------------------------------------------------------------------
@@ -70,6 +71,7 @@ def _gateway(workers: int, *arguments: str, own_core: bool = False) -> Iterator[
                 for pid in (*_workers(server), 0):
                     os.sched_setaffinity(pid, {other_core})
             yield server
+            check_nothing_was_cached(server.ready["port"])
 
 
 def _workers(server: Worker) -> list[int]:
@@ -96,9 +98,9 @@ class _Window:
 
 def _steady(server: Worker, streams: int, step_ms: float, seconds: float) -> tuple[dict[str, float], int]:
     """A window in which all streams run, none begins and none ends; returns its figures and the tokens that came."""
-    request = _request(server, stream=True, tokens=min(2000, int((seconds + 10) * 1000 / step_ms)))
+    requests = _fresh(server, stream=True, tokens=min(2000, int((seconds + 10) * 1000 / step_ms)))
     with Clients(server.ready["port"], streams) as clients:
-        clients.begin_streams(request)
+        clients.begin_streams(requests)
         window, events = _Window(server), clients.num_events
         clients.stream_for(seconds)
         return window.end(), clients.num_events - events
@@ -159,13 +161,12 @@ def _requests(report: Report, runs: int, seconds: float) -> None:
 
 def _loaded(server: Worker, connections: int, tokens: int, seconds: float) -> dict[str, float]:
     """Returns what a window took in which every answer that ends is followed by a request."""
-    request = _request(server, stream=True, tokens=tokens)
+    requests = _fresh(server, stream=True, tokens=tokens)
     with Clients(server.ready["port"], connections) as clients:
-        for connection in clients.connections:
-            connection.send(request)
-        clients.run(request, seconds / 2)
+        clients.send(requests)
+        clients.run(requests, seconds / 2)
         window = _Window(server)
-        answers = clients.run(request, seconds).answers
+        answers = clients.run(requests, seconds).answers
         return window.end() | {"answers": max(1, answers)}
 
 
@@ -206,10 +207,10 @@ def _rates(report: Report, runs: int, seconds: float) -> None:
         for _ in range(runs):
             for workers, server in servers.items():
                 own, port = figures[workers], server.ready["port"]
-                alone = closed_loop(port, _request(server, stream=False, tokens=SHORT), 1, seconds)
+                alone = closed_loop(port, _fresh(server, stream=False, tokens=SHORT), 1, seconds)
                 own["p50 ms at 1"].append(quantile(sorted(alone.latencies), 0.5) * 1000)
                 for name, stream in (("requests/s", False), ("streams/s", True)):
-                    load = closed_loop(port, _request(server, stream, SHORT), CONNECTIONS, seconds)
+                    load = closed_loop(port, _fresh(server, stream, SHORT), CONNECTIONS, seconds)
                     own[f"{name} at {CONNECTIONS}"].append(load.answers / load.seconds)
                     own[f"generator, {name}"].append(load.busy)
     rows: list[dict[str, object]] = [

@@ -106,7 +106,7 @@ def try_schemas(folder: Path, count: int, seed: int) -> Found:
     for file in files[:count]:
         case = json.loads(file.read_text())
         found.asked += 1
-        structured = {"type": "json_schema", "json_schema": {"name": "case", "schema": case["schema"]}}
+        structured = {"type": "json_schema", "json_schema": {"name": "case", "schema": case["schema"], "strict": True}}
         try:
             asked = read_grammar(structured, None)  # type: ignore[arg-type]
             assert asked is not None

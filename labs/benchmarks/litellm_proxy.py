@@ -17,6 +17,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from backend.bound_process import bound
+from backend.timed_run import end_group
 from labs.benchmarks.litellm_environment import litellm_command
 from labs.benchmarks.machine import on_core
 from labs.benchmarks.processes import PATIENCE, WorkerFailed, free_port
@@ -42,7 +44,7 @@ def litellm_proxy(core: int, backend_port: int, redis_port: int) -> Iterator[int
         arguments = ["--config", config, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
         with on_core(core), (directory / "log").open("wb") as log:
             process = subprocess.Popen(
-                [litellm_command(), *arguments, "--telemetry", "False"],
+                **bound([litellm_command(), *arguments, "--telemetry", "False"]),
                 cwd=directory,
                 env={**os.environ, **ENVIRONMENT},
                 stdout=log,
@@ -52,7 +54,7 @@ def litellm_proxy(core: int, backend_port: int, redis_port: int) -> Iterator[int
             _wait_until_ready(process, port, directory / "log")
             yield port
         finally:
-            _end(process)
+            end_group(process, PATIENCE)
 
 
 def _config(backend_port: int, redis_port: int) -> dict[str, object]:
@@ -86,12 +88,3 @@ def _is_ready(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -8,7 +8,7 @@ import json
 import select
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 OK = 200
@@ -113,14 +113,13 @@ class Connection:
         return self._tail == CHUNKED_END
 
 
-def closed_loop(port: int, request: bytes, connections: int, seconds: float, warm_up: float = 0.5) -> Load:
-    """`connections` clients, each sending its next request when the last is answered, for `seconds` after a warm-up."""
+def closed_loop(port: int, requests: Iterator[bytes], connections: int, seconds: float, warm_up: float = 0.5) -> Load:
+    """`connections` clients, each sending the next request when its last is answered, for `seconds` after a warm-up."""
     with Clients(port, connections) as clients:
-        for connection in clients.connections:
-            connection.send(request)
+        clients.send(requests)
         if warm_up:
-            clients.run(request, warm_up)
-        return clients.run(request, seconds)
+            clients.run(requests, warm_up)
+        return clients.run(requests, seconds)
 
 
 def all_at_once(port: int, requests: Iterable[bytes]) -> tuple[float, list[list[float]]]:
@@ -170,10 +169,14 @@ class Clients:
         """Returns how many events of their last answers all connections have."""
         return sum(connection.num_events for connection in self.connections)
 
-    def begin_streams(self, request: bytes) -> None:
-        """Send the request on every connection, and wait until all of them stream."""
+    def send(self, requests: Iterator[bytes]) -> None:
+        """Send a request on every connection."""
         for connection in self.connections:
-            connection.send(request)
+            connection.send(next(requests))
+
+    def begin_streams(self, requests: Iterator[bytes]) -> None:
+        """Send a request on every connection, and wait until all of them stream."""
+        self.send(requests)
         while not all(connection.num_events > 2 for connection in self.connections):
             self._receive_unfinished()
 
@@ -188,7 +191,7 @@ class Clients:
             if connection.receive():
                 raise BadAnswer("a stream ended within the window")
 
-    def run(self, request: bytes, seconds: float) -> Load:
+    def run(self, requests: Iterator[bytes], seconds: float) -> Load:
         """Keep every connection busy for `seconds`; an answer counts where it ends."""
         load = Load()
         started, cpu = time.perf_counter(), time.process_time()
@@ -202,7 +205,7 @@ class Clients:
                     now = time.perf_counter()
                     load.latencies.append(now - connection.sent_at)
                     load.fewest_events = min(load.fewest_events or connection.num_events, connection.num_events)
-                    connection.send(request)
+                    connection.send(next(requests))
             now = time.perf_counter()
         load.seconds = now - started
         load.answers = len(load.latencies)

@@ -26,7 +26,7 @@ from labs.benchmarks import machine
 from labs.benchmarks.load import OK, post
 from labs.benchmarks.overload_loads import drawn_trace
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
-from labs.benchmarks.served import Served, served
+from labs.benchmarks.served import Served, served_afresh
 from labs.benchmarks.traffic import ClosedLoop, Due, Exchange, Heard, Traffic
 from labs.simulation.arrival import Arrival
 
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(options: Namespace, core: int, trace: Sequence[Arrival], run: int, figures: Figures) -> float:
     """One run against a server of its own; returns its capacity, in requests a second."""
-    with TemporaryDirectory() as directory, served(core, TENANTS, Path(directory), **SETTINGS) as server:
+    with TemporaryDirectory() as directory, served_afresh(core, TENANTS, Path(directory), **SETTINGS) as server:
         conversations = Conversations(server, trace, run)
         capacity = capacity_of(server, conversations, options.seconds)
         for name, factor in LOADS.items():

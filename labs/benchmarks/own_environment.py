@@ -7,6 +7,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from backend.bound_process import bound
 from labs.benchmarks.cache import cache_dir
 
 INSTALLED = "installed"  # a file that says that the installation was finished
@@ -29,8 +30,9 @@ def own_environment(
         venv.create(directory, with_pip=True, clear=True)
         sources = [f"--no-binary={name}" for name in compiled]
         pip = [str(programs / "python"), "-m", "pip", "--quiet"]
-        subprocess.run([*pip, "install", "--only-binary=:all:", *sources, requirement, *also], check=True)
+        command = [*pip, "install", "--only-binary=:all:", *sources, requirement, *also]
+        subprocess.run(**bound(command), check=True)
         if unused:
-            subprocess.run([*pip, "uninstall", "--yes", *unused], check=True)
+            subprocess.run(**bound([*pip, "uninstall", "--yes", *unused]), check=True)
         (directory / INSTALLED).touch()
     return programs

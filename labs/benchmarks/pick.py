@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
@@ -23,9 +23,11 @@ from typing import Any
 import grpc
 import orjson
 
+from backend.bound_process import bound
 from fleet.ext_proc.messages import ProcessingRequest
 from fleet.ext_proc.server import EXT_PROC
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import Fresh
 from labs.benchmarks.machine import cpu_seconds, on_core
 from labs.benchmarks.processes import ROOT, Worker, WorkerFailed
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
@@ -62,9 +64,9 @@ async def _measure(pickers: dict[str, tuple[int, int]], seconds: float, dice: Ra
     for name, (pid, port) in pickers.items():
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             process = channel.stream_stream(f"/{EXT_PROC}/Process")
-            for what, messages in (("picks", PICK), ("exchanges", EXCHANGE)):
+            for what, answered in (("picks", ()), ("exchanges", ANSWERED)):
                 began = cpu_seconds(pid)
-                count, took = await _closed_loop(process, messages, seconds)
+                count, took = await _closed_loop(process, answered, seconds)
                 figures[f"{name} {what} a core"].append(count / max(cpu_seconds(pid) - began, 1e-9))
                 figures[f"{name} {what}/s"].append(count / took)
             latencies = sorted(await _open_loop(process, seconds, dice))
@@ -72,7 +74,8 @@ async def _measure(pickers: dict[str, tuple[int, int]], seconds: float, dice: Ra
             figures[f"{name} p99"].append(quantile(latencies, 0.99) * 1e3)
 
 
-def _messages() -> list[bytes]:
+def _asked() -> tuple[bytes, Fresh]:
+    """The head of a request, and bodies, none as another."""
     body = orjson.dumps({"model": "embedded", "messages": MESSAGES})
     pseudo = [(":method", "POST"), (":path", PATH), (":authority", "models.internal"), (":scheme", "http")]
     headers = [
@@ -81,13 +84,16 @@ def _messages() -> list[bytes]:
         *[("user-agent", "OpenAI/Python 1.70.0"), ("accept", "application/json"), ("x-forwarded-for", "10.0.0.9")],
         *[("content-length", str(len(body))), ("x-forwarded-proto", "http"), ("x-stainless-lang", "python")],
     ]
-    answered = [(":status", "200"), ("content-type", "application/json"), ("x-request-id", "0" * 32)]
-    return [
-        _told(request_headers={"headers": _header_map(headers)}),
-        _told(request_body={"body": body, "end_of_stream": True}),
-        _told(response_headers={"headers": _header_map(answered)}),
+    head = _told(request_headers={"headers": _header_map(headers)})
+    return head, Fresh(_told(request_body={"body": body, "end_of_stream": True}))
+
+
+def _answered() -> tuple[bytes, bytes]:
+    headers = [(":status", "200"), ("content-type", "application/json"), ("x-request-id", "0" * 32)]
+    return (
+        _told(response_headers={"headers": _header_map(headers)}),
         _told(response_body={"body": bytes(800), "end_of_stream": True}),
-    ]
+    )
 
 
 def _header_map(headers: list[tuple[str, str]]) -> dict[str, Any]:
@@ -99,19 +105,19 @@ def _told(**message: Any) -> bytes:
     return encoded
 
 
-EXCHANGE = _messages()
-PICK = EXCHANGE[:2]
+HEAD, BODIES = _asked()
+ANSWERED = _answered()
 
 
-async def _exchange(process: Any, messages: list[bytes]) -> float:
+async def _exchange(process: Any, answered: Sequence[bytes]) -> float:
     """Return the seconds until the pick. As many answers as messages have to come."""
     call, began = process(), perf_counter()
-    for message in messages[:2]:
+    for message in (HEAD, next(BODIES)):
         await call.write(message)
     assert await call.read() is not grpc.aio.EOF
     picked = perf_counter() - began
     assert await call.read() is not grpc.aio.EOF
-    for message in messages[2:]:
+    for message in answered:
         await call.write(message)
         assert await call.read() is not grpc.aio.EOF
     await call.done_writing()
@@ -119,13 +125,13 @@ async def _exchange(process: Any, messages: list[bytes]) -> float:
     return picked
 
 
-async def _closed_loop(process: Any, messages: list[bytes], seconds: float) -> tuple[int, float]:
+async def _closed_loop(process: Any, answered: Sequence[bytes], seconds: float) -> tuple[int, float]:
     began, count = perf_counter(), 0
 
     async def client() -> None:
         nonlocal count
         while perf_counter() - began < seconds:
-            await _exchange(process, messages)
+            await _exchange(process, answered)
             count += 1
 
     await asyncio.gather(*(client() for _ in range(CONCURRENT)))
@@ -138,7 +144,7 @@ async def _open_loop(process: Any, seconds: float, dice: Random) -> list[float]:
 
     async def one(at: float) -> None:
         late = perf_counter() - at
-        latencies.append(late + await _exchange(process, PICK))
+        latencies.append(late + await _exchange(process, ()))
 
     async with asyncio.TaskGroup() as group:
         while (due := due + dice.expovariate(RATE)) < seconds:
@@ -158,7 +164,7 @@ def _picker(ports: list[int], core: int) -> Iterator[tuple[int, int]]:
         environment = {**os.environ, "SLUICE_DEMO_KEY": KEY, "SLUICE_ADMIN_KEY": ADMIN_KEY}
         with on_core(core):
             process = subprocess.Popen(
-                [sys.executable, "-m", "sluice", "pick", *flags, "--log-level", "warning"],
+                **bound([sys.executable, "-m", "sluice", "pick", *flags, "--log-level", "warning"]),
                 cwd=ROOT,
                 env=environment,
                 stdout=subprocess.PIPE,
@@ -182,7 +188,7 @@ async def _ready(port: int) -> None:
         process = channel.stream_stream(f"/{EXT_PROC}/Process")
         while True:
             call = process()
-            for message in PICK:
+            for message in (HEAD, next(BODIES)):
                 await call.write(message)
             first = await call.read()
             await call.done_writing()

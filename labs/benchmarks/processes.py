@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from backend.bound_process import bound
+from backend.timed_run import end_group
 from labs.benchmarks.machine import on_core
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +32,7 @@ class Worker:
         self.command = list(command)
         with nullcontext() if core is None else on_core(core):
             self._process = subprocess.Popen(
-                self.command,
+                **bound(self.command),
                 cwd=directory,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.PIPE,
@@ -51,11 +53,9 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+        end_group(self._process)
 
     @property
     def pid(self) -> int:
@@ -98,9 +98,8 @@ def free_port() -> int:
 def background(command: Sequence[str], log: Path) -> Iterator[None]:
     """Run a command in the background, which is asked to end at the end; what it says goes to the log."""
     with log.open("wb") as said:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+        process = subprocess.Popen(**bound(command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
     try:
         yield
     finally:
-        process.terminate()
-        process.wait(END_SECONDS)
+        end_group(process, END_SECONDS)

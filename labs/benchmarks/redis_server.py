@@ -10,6 +10,7 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
+from backend.bound_process import bound
 from labs.benchmarks.processes import WorkerFailed
 from quotas.embedded.server_binary import find_server
 
@@ -43,7 +44,7 @@ class RedisServer:
         self.kill()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(**bound(self._command), stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from backend.bound_process import bound
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import MARK, Fresh
 from labs.benchmarks.load import Load, closed_loop, post
 from labs.benchmarks.machine import on_core
 from labs.benchmarks.processes import ROOT, Worker, WorkerFailed
@@ -27,7 +29,7 @@ CONNECTIONS = 16
 MANY = 1000
 MESSAGES = [
     {"role": "system", "content": "You answer in one sentence. " * 40},
-    {"role": "user", "content": "Tell me a story of 3 sentences."},
+    {"role": "user", "content": f"{MARK}: tell me a story of 3 sentences."},
 ]
 PATH = "/v1/chat/completions"
 
@@ -58,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(ports: dict[str, int], seconds: float, figures: Figures) -> None:
     body = {"model": "embedded", "messages": MESSAGES}
-    whole, stream = post(PATH, body, KEY), post(PATH, body | {"stream": True}, KEY)
+    whole, stream = Fresh(post(PATH, body, KEY)), Fresh(post(PATH, body | {"stream": True}, KEY))
     for name, port in ports.items():
         figures[f"{name} p50 ms"].append(median(closed_loop(port, whole, 1, seconds).latencies) * 1e3)
         load = closed_loop(port, stream, CONNECTIONS, seconds)
@@ -73,7 +75,7 @@ def _streams(load: Load) -> float:
 def _open_many(port: int, count: int, seconds: float, report: Report) -> None:
     """So many streams at once, each of which has to have all its events."""
     body = {"model": "embedded", "messages": MESSAGES, "stream": True}
-    load = closed_loop(port, post(PATH, body, KEY), count, max(seconds, 2.0))
+    load = closed_loop(port, Fresh(post(PATH, body, KEY)), count, max(seconds, 2.0))
     report.notes.append(f"{count} streams at a time through the router: {_streams(load):.0f} streams/s, all complete")
 
 
@@ -88,7 +90,7 @@ def _router(origins: list[str], core: int) -> Iterator[int]:
         environment = {**os.environ, "SLUICE_DEMO_KEY": KEY, "SLUICE_ADMIN_KEY": ADMIN_KEY}
         with on_core(core):
             process = subprocess.Popen(
-                [sys.executable, "-m", "sluice", "route", *flags, "--log-level", "warning"],
+                **bound([sys.executable, "-m", "sluice", "route", *flags, "--log-level", "warning"]),
                 cwd=ROOT,
                 env=environment,
                 stdout=subprocess.PIPE,

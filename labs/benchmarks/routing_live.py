@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import yaml
 
+from backend.bound_process import bound
 from fleet.picker import Routing
 from labs.benchmarks.load import post
 from labs.benchmarks.processes import ROOT, Worker, WorkerFailed
@@ -169,7 +170,7 @@ def _router(flags: Mapping[str, object]) -> Iterator[tuple[int, int]]:
     """Run one; yields its port and its admin port."""
     given = {"port": 0, "admin-port": 0, "log-level": "warning", **flags}
     command = [sys.executable, "-m", "sluice", "route", *(f"--{name}={value}" for name, value in given.items())]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(**bound(command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         ports = list[int]()

@@ -8,6 +8,7 @@ from pathlib import Path
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import new_key, pepper_of
 from gateway.tenants.key_store import KeyStore
+from labs.benchmarks.fresh import check_nothing_was_cached
 from labs.benchmarks.gateway_process import GatewayProcess, gateway_process
 
 
@@ -24,6 +25,14 @@ def served(core: int, tenants: Iterable[str], state_dir: Path, **settings: objec
     keys = make_keys(state_dir, tenants)
     with gateway_process(state_dir, core, threads=1, **settings) as process:
         yield Served(process.port, process.pid, keys)
+
+
+@contextmanager
+def served_afresh(core: int, tenants: Iterable[str], state_dir: Path, **settings: object) -> Iterator[Served]:
+    """As `served`. Raises `Cached` at the end if the gateway has found any token of a prompt in its cache."""
+    with served(core, tenants, state_dir, metrics_on_tenant_port=True, **settings) as server:
+        yield server
+        check_nothing_was_cached(server.port)
 
 
 def make_keys(state_dir: Path, tenants: Iterable[str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from gateway.telemetry.event_log_file import read_event_log
 from labs.benchmarks import machine
 from labs.benchmarks.load import post
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
-from labs.benchmarks.served import Served, served
+from labs.benchmarks.served import Served, served_afresh
 from labs.benchmarks.traffic import Due, Traffic
 from labs.simulation.device import Device, Piece
 from labs.simulation.loop import Loop
@@ -88,7 +88,7 @@ def _serve(core: int, directory: Path, seconds: float, burst: int, seed: int) ->
     directory.mkdir()
     log = directory / "events"
     settings = {"max_num_seqs": SLOTS, "max_waiting": MAX_WAITING, "event_log": log, "event_log_bytes": "1GiB"}
-    with served(core, TENANTS, directory, **settings) as server, Traffic(server.port) as clients:
+    with served_afresh(core, TENANTS, directory, **settings) as server, Traffic(server.port) as clients:
         clients.run(600.0, _timetable(server, seconds, burst, Random(seed)), until_answered=True)
     return log
 

@@ -17,6 +17,7 @@ from admission.outcome import Outcome
 from gateway.http.responses import ResponseWriter
 from gateway.telemetry.request_record import Telemetry
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import MARK, Fresh, check_nothing_was_cached
 from labs.benchmarks.load import closed_loop, post
 from labs.benchmarks.processes import Worker
 from labs.benchmarks.report import Report, Spread, scenario_parser
@@ -26,7 +27,7 @@ CONNECTIONS = 16
 PATH = "/v1/chat/completions"
 BODY = {
     "model": "embedded",
-    "messages": [{"role": "user", "content": "Tell me a story of 3 sentences."}],
+    "messages": [{"role": "user", "content": f"{MARK}: tell me a story of 3 sentences."}],
     "max_tokens": TOKENS,
     "ignore_eos": True,
 }
@@ -92,14 +93,15 @@ def _turns(run: int, names: list[str]) -> list[str]:
 
 
 def _measure(name: str, gateway: Worker, seconds: float, figures: Figures, tokens: int = TOKENS) -> None:
-    request = post(PATH, BODY | {"max_tokens": tokens}, gateway.ready["key"])
-    closed_loop(gateway.ready["port"], request, CONNECTIONS, seconds / 6)
+    requests = Fresh(post(PATH, BODY | {"max_tokens": tokens}, gateway.ready["key"]))
+    closed_loop(gateway.ready["port"], requests, CONNECTIONS, seconds / 6)
     before = gateway.ask()
-    load = closed_loop(gateway.ready["port"], request, CONNECTIONS, seconds, warm_up=0)
+    load = closed_loop(gateway.ready["port"], requests, CONNECTIONS, seconds, warm_up=0)
     after = gateway.ask()
     figures[f"{name} loop us"].append((after["loop_cpu"] - before["loop_cpu"]) * 1e6 / load.answers)
     figures[f"{name} process us"].append((after["process_cpu"] - before["process_cpu"]) * 1e6 / load.answers)
     figures[f"{name} requests/s"].append(load.answers / load.seconds)
+    check_nothing_was_cached(gateway.ready["port"])
 
 
 def _story_us() -> float:

@@ -12,10 +12,10 @@ own arrivals, at that load.
 
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from backend.bound_process import process_pool
 from labs.benchmarks.overload_loads import OUTPUTS, PROMPTS, drawn_trace
 from labs.benchmarks.report import Report, scenario_parser
 from labs.simulation.device import DEVICES
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     workloads = _traced(options.trace, requests) if options.trace else _drawn(requests)
     report = Report("tune", options.quick)
     rows = []
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with process_pool(options.jobs) as pool:
         for name, workload in workloads.items():
             tuner = Tuner(POLICY, workload.arrivals(seed=1), DEVICE, Objective(), BUDGET, pool)
             tuned = tuner.run()

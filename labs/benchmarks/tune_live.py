@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from backend.bound_process import bound
 from labs.benchmarks import machine
 from labs.benchmarks.overload_live import (
     FIRST_TOKEN,
@@ -29,7 +30,7 @@ from labs.benchmarks.overload_live import (
 )
 from labs.benchmarks.overload_loads import drawn_trace
 from labs.benchmarks.report import Report, Spread, scenario_parser
-from labs.benchmarks.served import served
+from labs.benchmarks.served import served_afresh
 from labs.simulation.arrival import Arrival
 
 LOAD = 0.7
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(
     options: Namespace, core: int, trace: Sequence[Arrival], run: int, present: Mapping[str, object]
 ) -> dict[str, object]:
-    with TemporaryDirectory() as directory, served(core, TENANTS, Path(directory), **SETTINGS) as server:
+    with TemporaryDirectory() as directory, served_afresh(core, TENANTS, Path(directory), **SETTINGS) as server:
         rate = LOAD * capacity_of(server, Conversations(server, trace, run), options.seconds)
     with TemporaryDirectory() as directory:
         events = Path(directory) / "events"
@@ -88,7 +89,7 @@ def _good(
     """Returns the share of good requests by these settings."""
     with (
         TemporaryDirectory() as directory,
-        served(core, TENANTS, Path(directory), **{**SETTINGS, **settings}) as server,
+        served_afresh(core, TENANTS, Path(directory), **{**SETTINGS, **settings}) as server,
     ):
         asked = Conversations(server, trace, 100 + run).poisson(rate, options.seconds)
         return figures_of(asked, offer(server, asked, options.seconds), options.seconds)["good"]
@@ -100,7 +101,7 @@ def _tuned(events: Path) -> tuple[dict[str, object], float, float]:
     """
     targets = ("--good-first-token", str(FIRST_TOKEN), "--good-per-token", str(INTERVAL))
     command = (sys.executable, "-m", "sluice", "tune", "--log", str(events), "--budget", str(BUDGET), *targets)
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()
+    printed = subprocess.run(**bound(command), check=True, capture_output=True, text=True).stdout.strip().splitlines()
     goodput = next(line for line in printed if line.startswith("goodput"))
     _, simulated, _, promised, _ = goodput.split()
     line = printed[-2] if printed[-2].startswith("--") else ""

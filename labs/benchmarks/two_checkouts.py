@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import Fresh, check_nothing_was_cached
 from labs.benchmarks.load import closed_loop, post
 from labs.benchmarks.processes import Worker
 from labs.benchmarks.report import Report, Spread, scenario_parser
@@ -57,17 +58,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _gateway(directory: Path, engine: str, cpu: int, core: str) -> Worker:
     flags = ["--instant"] if engine == "instant" else []
-    command = [sys.executable, "-m", "labs.benchmarks.gateway_server", *flags]
+    command = [sys.executable, "-m", "labs.benchmarks.gateway_server", "--set=metrics_on_tenant_port=true", *flags]
     env = {"PYTHONPATH": str(directory.resolve()), "BENCHMARK_CORE": core}
     return Worker(command, cpu, env=env, directory=directory)
 
 
 def _cost(gateway: Worker, stream: bool, seconds: float) -> float:
-    request = post(PATH, BODY | {"max_tokens": TOKENS, "stream": stream}, gateway.ready["key"])
-    closed_loop(gateway.ready["port"], request, CONNECTIONS, seconds / 6)
+    requests = Fresh(post(PATH, BODY | {"max_tokens": TOKENS, "stream": stream}, gateway.ready["key"]))
+    closed_loop(gateway.ready["port"], requests, CONNECTIONS, seconds / 6)
     before = gateway.ask()
-    load = closed_loop(gateway.ready["port"], request, CONNECTIONS, seconds, warm_up=0)
+    load = closed_loop(gateway.ready["port"], requests, CONNECTIONS, seconds, warm_up=0)
     after = gateway.ask()
+    check_nothing_was_cached(gateway.ready["port"])
     microseconds: float = (after["loop_cpu"] - before["loop_cpu"]) * 1e6 / load.answers
     return microseconds
 

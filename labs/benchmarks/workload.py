@@ -33,6 +33,12 @@ def mixed(num_requests: int = 64, seed: int = 0) -> Workload:
     return Workload("mixed", [_prompt(rng, length) for length in prompts], outputs)
 
 
+def fresh(workload: Workload, run: int) -> Workload:
+    """The same lengths with other tokens, which no engine has seen in another run, nor in another workload of this."""
+    rng = Random(f"{workload.name} {run}")
+    return replace(workload, prompts=[_prompt(rng, len(prompt)) for prompt in workload.prompts])
+
+
 def token_ids_only(workload: Workload) -> Workload:
     """The same requests, of which nobody makes text."""
     return replace(workload, name=f"{workload.name}, no text", detokenize=False)

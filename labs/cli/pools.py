@@ -182,7 +182,7 @@ def _advice(found: Sequence[PoolFigures]) -> str:
     points = 100 * (best.goodput - together.goodput)
     if points <= 0:
         return f"keep them together: the best split ({best.split}) has {points:+.1f} points of goodput"
-    return f"apart pays here: {best.split} has {points:+.1f} points of goodput beside all together"
+    return f"setting devices apart pays here: {best.split} has {points:+.1f} points of goodput beside all together"
 
 
 def _curves(found: dict[float | None, list[PoolFigures]]) -> str:

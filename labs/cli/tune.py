@@ -3,10 +3,10 @@
 Settings meet the requests in the simulator; nothing is served, and nothing is changed."""
 
 from argparse import Namespace, _SubParsersAction
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+from backend.bound_process import process_pool
 from gateway.cli.arguments import argument
 from gateway.table import table
 from labs.cli.simulate_checks import check_flags, unread_columns
@@ -71,7 +71,7 @@ def _tune(namespace: Namespace) -> int:
     arrivals = workload.arrivals(seed=1)
     with ExitStack() as stack:
         bar = stack.enter_context(progress("searching", "requests", (namespace.budget + 1) * len(arrivals)))
-        pool = stack.enter_context(ProcessPoolExecutor(namespace.jobs)) if namespace.jobs > 1 else None
+        pool = stack.enter_context(process_pool(namespace.jobs)) if namespace.jobs > 1 else None
         tuner = Tuner(policy, arrivals, traffic.device, study.judged_by, namespace.budget, pool, bar.update)
         tuned = tuner.run()
     remarks = [escape_controls(line) for line in unread_columns(namespace, traffic.facts, has_file)]

@@ -90,8 +90,6 @@ _LLAMA3_8B_A100 = Published(
     above=Piece(5.004e-3, 95.8e-6, -14.2e-6, 0.166e-6, 2.73e-6),
 )
 
-DEVICES = {"llama3-8b-a100": Device("llama3-8b-a100", _LLAMA3_8B_A100.seconds, _LLAMA3_8B_A100.below, 430_000, 131_072)}
-
 
 def find_device(name: str) -> Device:
     """Returns one of `DEVICES`, or the device of a JSON file `{"coefficients": [7 of StepTime], "knee": 512,
@@ -130,3 +128,17 @@ def _device_of(path: Path) -> Device:
 def _rates(model: StepTime) -> Piece:
     _, prefill, decode, decode_context, prefill_context, _, _ = model.coefficients
     return Piece(0.0, prefill, decode, decode_context, prefill_context)
+
+
+# This engine in bf16 on an H200 of 141 GB, as labs/benchmarks/results/gpu/nvidia-h200-2026-11-26.json has it.
+_LLAMA3_8B_H200 = StepTime((4.74e-3, 15.6e-6, 12.5e-6, 32.3e-9, 32.3e-9, 1.5e-9, 6.0e-6))
+_QWEN3_06B_H200 = StepTime((1.55e-3, 1.6e-6, 2.6e-6, 28e-9, 28e-9, 0.54e-9, 0.1e-6))
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("llama3-8b-a100", _LLAMA3_8B_A100.seconds, _LLAMA3_8B_A100.below, 430_000, 131_072),
+        Device("llama3-8b-h200", _LLAMA3_8B_H200.seconds, _rates(_LLAMA3_8B_H200), 950_000, 131_072),
+        Device("qwen3-0.6b-h200", _QWEN3_06B_H200.seconds, _rates(_QWEN3_06B_H200), 1_180_000, 114_688),
+    )
+}

@@ -3,13 +3,13 @@
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import inf
 
 from admission.core import Overload
+from backend.bound_process import process_pool
 from labs.simulation.arrival import Arrival
 from labs.simulation.device import Device
 from labs.simulation.loop import Loop
@@ -167,7 +167,7 @@ def _each(study: Study, tasks: Sequence[Task], progress: Progress) -> Iterator[S
     if study.jobs == 1:
         yield from (_run_task(study, task, progress) for task in tasks)
         return
-    with ProcessPoolExecutor(min(study.jobs, len(tasks))) as pool:
+    with process_pool(min(study.jobs, len(tasks))) as pool:
         for summary in pool.map(partial(_run_task, study), tasks):
             progress(study.workload.size)
             yield summary

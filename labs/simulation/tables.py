@@ -5,7 +5,8 @@
 `vidur`     arrived_at, num_prefill_tokens, num_decode_tokens: traces of the simulator Vidur (Agrawal et al., 2024)
 `servegen`  timestamp, input_tokens, output_tokens: workloads of ServeGen (Xiang et al., 2025), and of many a program
 
-A table of any layout may have columns that are named like the other fields of `FIELDS`. What is in no field is in no
+A table of any layout may have columns that are named like the other fields of `FIELDS`, and one of none may have the
+names of fields alone: time or milliseconds, prompt, output. What is in no field is in no
 simulation: the reader says which columns those are.
 """
 
@@ -43,6 +44,7 @@ LAYOUTS = {
 }
 _TIMES = ("time", "milliseconds")
 _NEEDED = ("prompt", "output")
+_OWN = [{name: name for name in (time, *_NEEDED)} for time in _TIMES]  # a table may have fields for headings
 _OPTIONAL = tuple(name for name in FIELDS if name not in (*_TIMES, *_NEEDED))
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
@@ -121,21 +123,20 @@ class Table:
 def _known(path: Path, headings: Sequence[str], layout: str | None, given: Columns) -> dict[str, str]:
     """Returns the columns of the fields that were not given."""
     optional = {name: name for name in _OPTIONAL if name in headings and name not in given}
-    known = LAYOUTS if layout is None else {layout: LAYOUTS[layout]}
-    for columns in known.values():
+    for columns in [*LAYOUTS.values(), *_OWN] if layout is None else [LAYOUTS[layout]]:
         needed = {name: column for name, column in columns.items() if not _is_given(name, given)}
         if all(column in headings and column not in given.values() for column in needed.values()):
             return {name: name for name in optional if name not in needed.values()} | needed
     if layout is not None:
         missing = [column for column in LAYOUTS[layout].values() if column not in headings]
         raise TraceError(path, 1, f"the header lacks {', '.join(missing)}")
-    layouts = "; ".join(", ".join(columns.values()) for columns in LAYOUTS.values())
+    layouts = "; ".join(", ".join(columns.values()) for columns in [*LAYOUTS.values(), *_OWN])
     reason = f"the header, {', '.join(headings)}, is of no known layout ({layouts}): --columns says what a column is"
     raise TraceError(path, 1, reason)
 
 
 def _is_given(name: str, given: Columns) -> bool:
-    return name in given or (name == "time" and "milliseconds" in given)
+    return name in given or (name in _TIMES and not given.keys().isdisjoint(_TIMES))
 
 
 @dataclass(frozen=True, slots=True)

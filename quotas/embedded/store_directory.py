@@ -19,6 +19,7 @@ from quotas.embedded.errors import DirectoryUnusable
 MAX_SOCKET_PATH = 107  # bytes; sockaddr_un(7)
 MAX_LOG_BYTES = 1024 * 1024  # of each of the two files
 TAIL_BYTES = 4096
+LEAST_FREE_BYTES = 8 * 2**20  # of its disk, with which the server may start: it refuses every write on a full one
 OTHER_REMEDIES = "or choose another folder with --state-dir, or set SLUICE_REDIS_URL to a server of your own"
 
 
@@ -33,6 +34,7 @@ class StoreDirectory:
         except OSError as error:
             raise self.unusable(error) from None
         self._check_privacy()
+        self._check_space()
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -121,6 +123,15 @@ class StoreDirectory:
     def unusable(self, error: OSError) -> DirectoryUnusable:
         where = error.filename if isinstance(error.filename, str) else self.path
         return DirectoryUnusable(f"{where}: {error.strerror}; make {self.path} writable, {OTHER_REMEDIES}")
+
+    def _check_space(self) -> None:
+        disk = os.fstatvfs(self._descriptor)
+        if (free := disk.f_bavail * disk.f_frsize) < LEAST_FREE_BYTES:
+            self.close()
+            raise DirectoryUnusable(
+                f"no space is left on the disk of {self.path}, where quotas are kept: {free} bytes; free some, "
+                f"{OTHER_REMEDIES}"
+            )
 
     def _check_privacy(self) -> None:
         status = os.fstat(self._descriptor)

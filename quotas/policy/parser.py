@@ -1,8 +1,10 @@
 """Reads policies from trees of text. Every mistake is noted, and something sensible takes its place."""
 
-from collections.abc import Collection, Mapping
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from quotas.policy import units, words
 from quotas.policy.limit import TENANT_ONLY, Budget, Limit, Rate, Resource
@@ -29,7 +31,8 @@ from quotas.policy.policy import (
 from quotas.policy.problems import Mark, Problems, did_you_mean, listed, quoted
 from quotas.policy.schema import MAX_CLASSES, MAX_PINNED, NO_PINS, NO_PRICE, UNLIMITED, fields_of
 from quotas.policy.section import Section, one_of
-from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
+from quotas.policy.tenant_texts import Indivisible, TenantTexts, name_and_body
+from quotas.policy.yaml_nodes import MAX_NODES, Fields, Items, Node, Scalar
 
 
 def read_classes(section: Section | None) -> tuple[ClassPolicy, ...]:
@@ -92,32 +95,31 @@ def _read_queue(section: Section | None) -> QueueLimits:
     )
 
 
-_RESOURCES = list(Resource)
+_RESOURCES = {resource.value: resource for resource in Resource}
+_RANKS = {resource: rank for rank, resource in enumerate(Resource)}
 
 
 def read_limits(
     section: Section | None, key: str | None = None, inherited: tuple[Limit, ...] = ()
 ) -> tuple[Limit, ...]:
     """Return the limits of the section, in a canonical order. What it does not name is inherited."""
-    limits = list(inherited) if section is None else _read(section, key, inherited)
-    return tuple(sorted(limits, key=_order))
-
-
-def _read(section: Section, key: str | None, inherited: tuple[Limit, ...]) -> list[Limit]:
-    limits: list[Limit] = []
-    for resource in Resource:
-        node = section.node(resource)
-        if node is None:
-            limits += [limit for limit in inherited if limit.resource is resource]
-        elif not (isinstance(node, Scalar) and node.text == UNLIMITED):
+    if section is None:
+        return inherited
+    limits = [limit for limit in inherited if limit.resource not in section]
+    for name in section.names:
+        resource, node = _RESOURCES.get(name), section.node(name)
+        if resource and node is not None and not (isinstance(node, Scalar) and node.text == UNLIMITED):
             limits += _held(section, resource, key) if resource.is_held else _spent(section, node, resource, key)
-    return limits
+    return tuple(sorted(limits, key=_order)) if len(limits) > 1 else tuple(limits)
 
 
 def _held(section: Section, resource: Resource, key: str | None) -> list[Limit]:
-    read = units.size if resource is Resource.KV_BYTES else units.count
-    amount = section.value(resource, partial(read, least=0), None)
+    read = _read_size if resource is Resource.KV_BYTES else _read_count
+    amount = section.value(resource, read, None)
     return [] if amount is None else [Limit(resource, amount, None, key)]
+
+
+_read_size, _read_count = partial(units.size, least=0), partial(units.count, least=0)
 
 
 def _spent(section: Section, node: Node, resource: Resource, key: str | None) -> list[Limit]:
@@ -128,10 +130,10 @@ def _spent(section: Section, node: Node, resource: Resource, key: str | None) ->
         read = _windowed(section, item, f"{section.path}.{resource}")
         if read is None:
             continue
-        limit = Limit(resource, *read, key)
-        if limit.name in found:
-            section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {read[1].unit}: keep one")
-        found[limit.name] = limit
+        amount, window = read
+        if window.unit in found:
+            section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {window.unit}: keep one")
+        found[window.unit] = Limit(resource, amount, window, key)
     return list(found.values())
 
 
@@ -161,9 +163,11 @@ def _rate(text: str) -> tuple[int, Rate | Budget]:
 
 
 def _order(limit: Limit) -> tuple[int, bool, int, str]:
-    is_budget = isinstance(limit.window, Budget)
-    seconds = limit.window.seconds if isinstance(limit.window, Rate) else 0
-    return _RESOURCES.index(limit.resource), is_budget, seconds, limit.name
+    window = limit.window
+    rank = _RANKS[limit.resource]
+    if isinstance(window, Rate):
+        return rank, False, window.seconds, ""
+    return rank, window is not None, 0, window.unit if window is not None else ""
 
 
 class TenantReader:
@@ -173,7 +177,7 @@ class TenantReader:
         self._levels = {entry.name: entry.level for entry in classes}
         self._first = classes[0].name
         self._class = one_of(list(self._levels), "a class") if is_whole else lambda _: classes[0].name
-        self._keys: dict[str, Mark] = {}
+        self._keys: dict[str, Mark | None] = {}  # with their places, of those that were not known
 
     def read(self, section: Section | None, name: str, base: TenantPolicy) -> TenantPolicy:
         """Return the policy of a tenant, with what the section leaves out from `base`."""
@@ -200,6 +204,13 @@ class TenantReader:
         keys = section.section("keys") if name else None
         return replace(tenant, keys=self._read_keys(keys, tenant)) if keys else tenant
 
+    def claim(self, keys: Iterable[str]) -> bool:
+        """Return whether no other tenant has one of these keys."""
+        num_keys = len(self._keys)
+        own = dict.fromkeys(keys)
+        self._keys |= own
+        return len(self._keys) == num_keys + len(own)
+
     def _known(self, name: str, otherwise: str) -> str:
         return name if name in self._levels else otherwise
 
@@ -215,7 +226,10 @@ class TenantReader:
     def _read_keys(self, section: Section, tenant: TenantPolicy) -> dict[str, KeyPolicy]:
         keys: dict[str, KeyPolicy] = {}
         for key_id, mark, fields in section.sections(words.key_id):
-            if first := self._keys.get(key_id):
+            if key_id in self._keys:
+                first = self._keys[key_id]
+                if first is None:
+                    raise Indivisible
                 fields.note(mark, fields.path, f"is a key already at {first}: an id is of one key")
             self._keys[key_id] = mark
             keys[key_id] = self._read_key(fields, key_id, tenant)
@@ -336,31 +350,152 @@ def _read_sharing(section: Section | None, tenants: Collection[str], is_whole: b
     return groups
 
 
-def parse(trees: Mapping[str, Node], problems: Problems, is_whole: bool) -> Policy:
-    """Return the policy of the files, which are given by name.
+class PolicyFile(NamedTuple):
+    """A file as a tree, in which the tenants are absent where they come as texts."""
 
-    If `is_whole`, no file is missing from them, so that a name which is defined nowhere is a mistake.
-    """
-    tops = [Section(tree, "", problems) for tree in trees.values() if isinstance(tree, Fields)]
-    for top in tops:
-        top.refuse_unknown(fields_of(""))
-    classes = read_classes(_only(tops, "classes"))
-    tenants = TenantReader(classes, is_whole)
-    default = tenants.read(_only(tops, "defaults"), "", DEFAULTS)
-    found: dict[str, tuple[Mark, TenantPolicy]] = {}
-    for top in tops:
-        section = top.section("tenants")
-        for name, mark, fields in section.sections(words.tenant_name) if section else ():
-            if name in found:
-                top.note(mark, fields.path, f"is a second time here, after {found[name][0]}")
+    name: str
+    digest: bytes  # of its content
+    tree: Fields
+    num_nodes: int
+    tenants: TenantTexts | None = None
+
+
+class KnownTenant(NamedTuple):
+    policy: TenantPolicy
+    num_nodes: int
+
+
+class KnownFile(NamedTuple):
+    file: PolicyFile
+    tenants: dict[bytes, KnownTenant]  # by text, those without a mistake
+
+
+class KnownTenants:
+    """What the texts of tenants mean, for as long as the classes and defaults stay as they are."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, KnownFile] = {}
+        self.by_body: dict[bytes, KnownTenant] = {}  # of tenants that have no keys
+        self.num_read = 0  # tenants that were not known, since this was made
+        self._inherited: object = None
+
+    def inheriting(self, *inherited: object) -> None:
+        if inherited != self._inherited:
+            self._inherited, self.files, self.by_body = inherited, {}, {}
+
+    def keep(self, files: dict[str, KnownFile]) -> None:
+        """Forget all other files, and bodies where hardly two tenants are alike."""
+        self.files = files
+        if len(self.by_body) > sum(len(known.tenants) for known in files.values()) / 2:
+            self.by_body = {}
+
+
+class _Tenants:
+    """The tenants of one policy, each named once."""
+
+    def __init__(self, reader: TenantReader, default: TenantPolicy, known: KnownTenants) -> None:
+        self.found: dict[str, TenantPolicy] = {}
+        self._places: dict[str, Mark] = {}  # of those that were not known
+        self._reader = reader
+        self._default = default
+        self._known = known
+
+    def add_section(self, section: Section) -> None:
+        for name, mark, fields in section.sections(words.tenant_name):
+            first = self._places.get(name)
+            if first is not None and first.file != mark.file:
+                fields.note(mark, fields.path, f"is a second time here, after {first}")
+            elif name in self.found:
+                raise Indivisible
             else:
-                found[name] = mark, tenants.read(fields, name, default)
-    having = _holder(tops, "unnamed_tenants")
+                self.found[name] = self._reader.read(fields, name, self._default)
+                self._places[name] = mark
+                self._known.num_read += 1
+
+    def add_texts(self, file: PolicyFile, texts: TenantTexts, problems: Problems) -> KnownFile:
+        """Add the tenants of a file, and return those without a mistake."""
+        before = self._known.files.get(file.name, KnownFile(file, {}))
+        if before.file is file and len(before.tenants) == len(texts.texts):
+            for one in before.tenants.values():
+                self._add_known(one.policy)
+            return before
+        by_text, by_body, num_nodes = before.tenants, self._known.by_body, file.num_nodes
+        names, sound = set[str](), dict[bytes, KnownTenant]()
+        for text, tree in zip(texts.texts, texts.trees(self._is_known(by_text)), strict=True):
+            if tree is None:
+                known = sound[text] = by_text.get(text) or self._alike(text)
+                self._add_known(known.policy)
+                names.add(known.policy.name)
+                num_nodes += known.num_nodes
+                continue
+            names.add(unicodedata.normalize("NFKC", tree.name))
+            num_problems = len(problems.found)
+            self.add_section(Section(Fields(tree.mark, {tree.name: (tree.mark, tree.node)}), "tenants", problems))
+            num_nodes += tree.num_nodes
+            if len(problems.found) == num_problems:
+                policy = self.found[tree.name]
+                known = sound[text] = KnownTenant(policy, tree.num_nodes)
+                if not policy.keys and (named := name_and_body(text)):
+                    by_body[named[1]] = known
+        if len(names) < len(texts.texts) or num_nodes > MAX_NODES:
+            raise Indivisible
+        return KnownFile(file, sound)
+
+    def _is_known(self, by_text: Mapping[bytes, KnownTenant]) -> Callable[[bytes], bool]:
+        """Return what says whether a text need not be read, in the order of the texts."""
+        by_body, coming = self._known.by_body, set[bytes]()  # bodies
+
+        def is_known(text: bytes) -> bool:
+            if text in by_text:
+                return True
+            named = name_and_body(text)
+            if named is None or (named[1] not in by_body and named[1] not in coming):
+                coming.update(named[1:] if named else ())
+                return False
+            return True
+
+        return is_known
+
+    def _alike(self, text: bytes) -> KnownTenant:
+        """Return the tenant of a text that differs from a known one in the name alone."""
+        name, body = name_and_body(text) or ("", b"")
+        known = self._known.by_body.get(body)
+        if known is None:
+            raise Indivisible
+        return KnownTenant(replace(known.policy, name=name), known.num_nodes)
+
+    def _add_known(self, tenant: TenantPolicy) -> None:
+        if tenant.name in self.found or (tenant.keys and not self._reader.claim(tenant.keys)):
+            raise Indivisible
+        self.found[tenant.name] = tenant
+
+
+def parse(files: Iterable[PolicyFile], problems: Problems, is_whole: bool, known: KnownTenants) -> Policy:
+    """Return the policy of the files.
+
+    If `is_whole`, no file is missing from them, so that a name which is defined nowhere is a mistake. Raises
+    `Indivisible` for a mistake that only several texts of tenants make together.
+    """
+    tops = [(Section(file.tree, "", problems), file) for file in files]
+    sections = [top for top, _ in tops]
+    for top in sections:
+        top.refuse_unknown(fields_of(""))
+    classes = read_classes(_only(sections, "classes"))
+    reader = TenantReader(classes, is_whole)
+    default = reader.read(_only(sections, "defaults"), "", DEFAULTS)
+    known.inheriting(classes, default, is_whole)
+    tenants, sound = _Tenants(reader, default, known), dict[str, KnownFile]()
+    for top, file in tops:
+        if section := top.section("tenants"):
+            tenants.add_section(section)
+        if file.tenants:
+            sound[file.name] = tenants.add_texts(file, file.tenants, problems)
+    known.keep(sound)
+    having = _holder(sections, "unnamed_tenants")
     allow: Unnamed = "allow"
     unnamed = having.value("unnamed_tenants", words.unnamed, allow) if having else allow
-    named = {name: tenant for name, (_, tenant) in found.items()}
-    sharing = _read_sharing(_only(tops, "prefix_sharing"), named, is_whole)
-    return Policy.of(classes, default, named, unnamed, sharing, _read_preference(_only(tops, "overload")))
+    sharing = _read_sharing(_only(sections, "prefix_sharing"), tenants.found, is_whole)
+    return Policy.of(classes, default, tenants.found, unnamed, sharing, _read_preference(_only(sections, "overload")))
 
 
 def _read_preference(section: Section | None) -> Preference:

@@ -1,8 +1,7 @@
 """A policy: the classes of service, what each tenant may spend, and how its API keys narrow that. Immutable."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from hashlib import sha256
@@ -99,6 +98,10 @@ class TenantPolicy:
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of what an answer has to match; 0: any text, and nothing else
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens that are told of at each position
     keys: Mapping[str, KeyPolicy] = field(default_factory=dict)  # by id
+    digest: int = field(init=False, compare=False, repr=False)  # of all the above
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", _digest(self))
 
     def key(self, key_id: str | None) -> KeyPolicy | None:
         """Return the policy of the key, or None if the policy does not mention it: such a key may do what its tenant
@@ -201,15 +204,34 @@ def _version(
     prefix_sharing: Mapping[str, tuple[str, ...]],
     prefer: Preference,
 ) -> str:
-    content = [
-        [asdict(entry) for entry in classes],
-        asdict(default),
-        [asdict(tenants[name]) for name in sorted(tenants)],
-        unnamed_tenants,
-        {group: sorted(members) for group, members in prefix_sharing.items()},
-        prefer,
+    """Return a hash of the content, whose tenants are summed up: their order is none, and one that is edited is one
+    sum.
+    """
+    named = sum(tenant.digest for tenant in tenants.values()) % 2**DIGEST_BITS
+    groups = sorted((group, sorted(members)) for group, members in prefix_sharing.items())
+    content = [[astuple(entry) for entry in classes], default.digest, named, unnamed_tenants, groups, prefer]
+    return sha256(repr(content).encode()).hexdigest()[:12]
+
+
+DIGEST_BITS = 128
+
+
+def _digest(tenant: TenantPolicy) -> int:
+    cache, price = tenant.prefix_cache, tenant.price
+    keys = [
+        (key.id, key.hmac, key.expires, key.scopes, key.models, key.highest_class, _said(key.limits))
+        for key in sorted(tenant.keys.values(), key=lambda key: key.id)
     ]
-    return sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()[:12]
+    content = (
+        (tenant.name, tenant.highest_class, tenant.default_class, tenant.weight, tenant.models, _said(tenant.limits)),
+        (tenant.on_store_outage, price and astuple(price), cache.floor, cache.ceiling, cache.pinned),
+        (tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
+    )
+    return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
+
+
+def _said(limits: tuple[Limit, ...]) -> list[tuple[str, int, int]]:
+    return [(limit.name, limit.amount, limit.capacity) for limit in limits]
 
 
 AGING_STEP = 20.0  # seconds, from one class to the next: what it is worth is in docs/policies.md

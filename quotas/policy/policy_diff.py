@@ -1,11 +1,12 @@
 """The difference between two policies, listed by the tenants and classes that it concerns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from hashlib import sha256
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from quotas.policy.policy import Policy
+from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_text import class_fields, overload_fields, sharing_groups, tenant_fields
 
 UNSET = "unset"
@@ -29,22 +30,61 @@ class Change(NamedTuple):
         return f"{self.field}: {self.before} -> {self.after}"
 
 
-def policy_diff(old: Policy, new: Policy) -> list[str]:
-    """Return the changes as lines of text: a heading for everyone whom they concern, and an indented line for each."""
-    lines: list[str] = []
-    for heading, changes in groupby(policy_changes(old, new), key=lambda change: change.heading):
-        lines += [heading] if heading else []
-        lines += [f"  {change}" if heading else str(change) for change in changes if change.field]
-    return lines
+def changed_tenants(old: Policy | None, new: Policy) -> list[str]:
+    """Return the names of the tenants whose policies differ, in order; of those that only one names, all of them."""
+    before, after = {} if old is None else old.tenants, new.tenants
+    removed = [name for name in before if name not in after]
+    changed = [name for name, now in after.items() if (was := before.get(name)) is None or was.digest != now.digest]
+    return sorted(removed + changed)
+
+
+class PolicyEdit(NamedTuple):
+    """What makes one policy of another: small where few tenants differ."""
+
+    rest: Policy  # the later one, without tenants
+    named: dict[str, TenantPolicy]  # those that differ or are new
+    removed: list[str]
+
+    @staticmethod
+    def between(old: Policy, new: Policy) -> "PolicyEdit":
+        changed = changed_tenants(old, new)
+        named = {name: new.tenants[name] for name in changed if name in new.tenants}
+        return PolicyEdit(replace(new, tenants={}), named, [name for name in changed if name not in named])
+
+    def of(self, old: Policy) -> Policy:
+        """Return the later policy; `old` is the earlier one, or the later one already."""
+        tenants = {**old.tenants, **self.named}
+        for name in self.removed:
+            tenants.pop(name, None)
+        return replace(self.rest, tenants=tenants)
+
+
+def policy_diff(old: Policy, new: Policy, most: int | None = None) -> list[str]:
+    """Return the changes as lines of text, `most` of them: a heading for everyone whom they concern, and an indented
+    line for each.
+    """
+    return list(islice(_lines(_changes(old, new)), most))
+
+
+def _lines(changes: Iterable[Change]) -> Iterator[str]:
+    for heading, some in groupby(changes, key=lambda change: change.heading):
+        if heading:
+            yield heading
+        yield from (f"  {change}" if heading else str(change) for change in some if change.field)
 
 
 def policy_changes(old: Policy, new: Policy) -> list[Change]:
     """Return every field that differs once all defaults are filled in: first of the classes, then of tenants that are
     not named, then of each tenant that either policy names, then of overload, and of groups that share.
     """
-    overload = _section("overload", "overload", overload_fields(old), overload_fields(new))
-    groups = _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))
-    return [*_classes(old, new), *_tenants(old, new), *overload, *groups]
+    return list(_changes(old, new))
+
+
+def _changes(old: Policy, new: Policy) -> Iterator[Change]:
+    yield from _classes(old, new)
+    yield from _tenants(old, new)
+    yield from _section("overload", "overload", overload_fields(old), overload_fields(new))
+    yield from _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))
 
 
 def _classes(old: Policy, new: Policy) -> Iterator[Change]:
@@ -62,7 +102,7 @@ def _tenants(old: Policy, new: Policy) -> Iterator[Change]:
     before, after = ({"unnamed_tenants": policy.unnamed_tenants} for policy in (old, new))
     yield from _section(heading, "", before, after)
     yield from _section(heading, "defaults", tenant_fields(old.default), tenant_fields(new.default))
-    for name in sorted({*old.tenants, *new.tenants}):
+    for name in changed_tenants(old, new):
         note = "" if name in old.tenants and name in new.tenants else _note(name in new.tenants)
         heading, scope = f"tenant {name}{note}", f"tenants.{name}"
         changes = list(_section(heading, scope, tenant_fields(old.tenant(name)), tenant_fields(new.tenant(name))))

@@ -3,13 +3,16 @@
 Whatever is wrong with any of them is reported at once, each thing as `file:line:column: field: what`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
-from quotas.policy.parser import parse
+from quotas.policy.parser import KnownTenants, PolicyFile, parse
 from quotas.policy.policy import Policy
 from quotas.policy.problems import MAX_PROBLEMS, Mark, Problem, Problems, TooManyProblems
-from quotas.policy.yaml_nodes import MAX_BYTES, Fields, Node, Unreadable, compose
+from quotas.policy.tenant_texts import Indivisible, cut
+from quotas.policy.yaml_nodes import MAX_BYTES, Composer, Fields, Node, Unreadable, compose
 
 MAX_FILES = 256
 MAX_TOTAL_BYTES = 4 * MAX_BYTES
@@ -71,7 +74,7 @@ def field_places(sources: Mapping[str, bytes]) -> dict[str, Mark]:
     """Return where each field stands that these files name, by its path such as tenants.acme.limits.tokens."""
     found: dict[str, Mark] = {}
     for name, content in sources.items():
-        _note_places(_tree(name, content, Problems()), "", found)
+        _note_places(compose(name, content, Problems()), "", found)
     return found
 
 
@@ -85,36 +88,67 @@ def _note_places(node: Node | None, path: str, found: dict[str, Mark]) -> None:
 
 def parse_policy(sources: Mapping[str, bytes]) -> Policy:
     """Return the policy that these files are together. Raises `PolicyError`."""
-    if sum(map(len, sources.values())) > MAX_TOTAL_BYTES:
-        name = next(iter(sources))
-        raise PolicyError([Problem(Mark(name), "", f"and its neighbours exceed {MAX_TOTAL_BYTES >> 20} MiB together")])
-    problems = Problems()
-    try:
-        policy = _parse(sources, problems)
-    except TooManyProblems:
+    return PolicyReader().parse(sources)
+
+
+class PolicyReader:
+    """Parses the files of a policy again and again, of tenants only those whose text or defaults have changed. Tenants
+    that have not are the same objects as before.
+    """
+
+    def __init__(self) -> None:
+        self.known = KnownTenants()
+
+    def parse(self, sources: Mapping[str, bytes]) -> Policy:
+        """Return the policy that these files are together. Raises `PolicyError`."""
+        if sum(map(len, sources.values())) > MAX_TOTAL_BYTES:
+            (name, *_), most = sources, MAX_TOTAL_BYTES >> 20
+            raise PolicyError([Problem(Mark(name), "", f"and its neighbours exceed {most} MiB together")])
+        try:
+            return self._parse(sources, self._divided)
+        except Indivisible:
+            return self._parse(sources, _whole)
+
+    def _parse(self, sources: Mapping[str, bytes], read: Callable[[str, bytes, Problems], PolicyFile | None]) -> Policy:
+        problems = Problems()
         policy = None
-    if policy is None or problems.found:
-        raise PolicyError(problems.found)
-    return policy
+        with suppress(TooManyProblems):
+            files = [read(name, content, problems) for name, content in sources.items()]
+            found = [file for file in files if file is not None]
+            policy = parse(found, problems, len(found) == len(files), self.known)
+        if policy is None or problems.found:
+            raise PolicyError(problems.found)
+        return policy
+
+    def _divided(self, name: str, content: bytes, problems: Problems) -> PolicyFile | None:
+        """Return a file whose tenants are texts, if it can be cut."""
+        digest, before = sha256(content).digest(), self.known.files.get(name)
+        if before and before.file.digest == digest:
+            return before.file
+        parts = cut(name, content)
+        if parts is not None:
+            rest, texts = parts
+            own = Problems()
+            file = _whole(name, rest, own)
+            if file is not None and not own.found and texts.are_tenants_of(file.tree):
+                return file._replace(digest=digest, tenants=texts)
+        return _whole(name, content, problems)
 
 
-def _parse(sources: Mapping[str, bytes], problems: Problems) -> Policy:
-    trees = {name: tree for name, content in sources.items() if (tree := _tree(name, content, problems))}
-    return parse(trees, problems, is_whole=len(trees) == len(sources))
-
-
-def _tree(name: str, content: bytes, problems: Problems) -> Node | None:
+def _whole(name: str, content: bytes, problems: Problems) -> PolicyFile | None:
+    composer = Composer(name, problems)
     try:
-        tree = compose(name, content, problems)
+        tree = composer.run(content)
     except Unreadable as error:
         problems.add(error.problem.mark, "", error.problem.message)
         return None
+    if isinstance(tree, Fields):
+        return PolicyFile(name, b"", tree, composer.num_nodes)
     if tree is None:
         problems.add(Mark(name), "", "holds nothing: write at least `tenants:`")
-    elif not isinstance(tree, Fields):
+    else:
         problems.add(tree.mark, "", "should hold fields: classes, defaults, tenants")
-        return None
-    return tree
+    return None
 
 
 def _unreadable(path: Path, error: OSError) -> Problem:

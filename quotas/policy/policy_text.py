@@ -1,7 +1,8 @@
 """A policy as the YAML that says all of it: every default filled in, every number in its shortest unit."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -16,16 +17,24 @@ Plain = dict[str, Any]
 
 def policy_text(policy: Policy) -> str:
     """Return the YAML of a policy. Read back, it is the same policy."""
-    content = {
-        "classes": {entry.name: class_fields(entry) for entry in policy.classes},
-        "defaults": tenant_fields(policy.default),
-        "tenants": {name: tenant_fields(policy.tenants[name]) for name in sorted(policy.tenants)},
-        "unnamed_tenants": policy.unnamed_tenants,
-        "overload": overload_fields(policy),
-        "prefix_sharing": sharing_groups(policy),
-    }
-    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
-    return f"# version {policy.version}\n{text}"
+    return "".join(policy_parts(policy))
+
+
+def policy_parts(policy: Policy) -> Iterator[str]:
+    """Yield the YAML of a policy: what comes before the tenants, then each tenant, and the rest."""
+    yield f"# version {policy.version}\n"
+    yield _yaml({"classes": {entry.name: class_fields(entry) for entry in policy.classes}})
+    yield _yaml({"defaults": tenant_fields(policy.default)})
+    yield "tenants:\n" if policy.tenants else "tenants: {}\n"
+    for name in sorted(policy.tenants):
+        yield indent(_yaml({name: tenant_fields(policy.tenants[name])}), "  ")
+    yield _yaml({"unnamed_tenants": policy.unnamed_tenants, "overload": overload_fields(policy)})
+    yield _yaml({"prefix_sharing": sharing_groups(policy)})
+
+
+def _yaml(content: Plain) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=118)
+    return text
 
 
 def sharing_groups(policy: Policy) -> Plain:

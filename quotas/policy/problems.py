@@ -1,16 +1,19 @@
 """Problems of policy files: each has its place, its field and a message."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from string import ascii_lowercase, digits
+from typing import NamedTuple
 
 MAX_SHOWN = 60  # characters of a value that an error repeats
 MAX_PROBLEMS = 100
+MAX_COMPARED = 500  # words that another is compared with by all their letters
+_TYPED = f"{ascii_lowercase}{digits}-_."
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Mark:
+class Mark(NamedTuple):
     """A place in a file, counted from 1; line 0 is the file as a whole."""
 
     file: str
@@ -57,11 +60,25 @@ def quoted(text: str) -> str:
     return json.dumps(shown, ensure_ascii=not shown.isprintable())
 
 
-def did_you_mean(text: str, known: Iterable[str]) -> str:
+def did_you_mean(text: str, known: Collection[str]) -> str:
     """Return the end of a sentence about an unknown word, which is empty when no known word is near."""
-    words = {word.lower(): word for word in known}
-    near = get_close_matches(text[:MAX_SHOWN].lower(), list(words), n=1, cutoff=0.6)
-    return f"; did you mean {quoted(words[near[0]])}?" if near else ""
+    if len(known) > MAX_COMPARED:
+        near = next((slip for slip in _slips(text[:MAX_SHOWN]) if slip in known), None)
+    else:
+        words = {word.lower(): word for word in known}
+        found = get_close_matches(text[:MAX_SHOWN].lower(), list(words), n=1, cutoff=0.6)
+        near = words[found[0]] if found else None
+    return f"; did you mean {quoted(near)}?" if near else ""
+
+
+def _slips(text: str) -> Iterator[str]:
+    """Yield the words that are one slip of the hand away from this one."""
+    halves = [(text[:at], text[at:]) for at in range(len(text) + 1)]
+    yield from (text.lower(), text.replace("_", "-"), text.replace("-", "_"))
+    yield from (before + after[1:] for before, after in halves if after)
+    yield from (before + after[1] + after[0] + after[2:] for before, after in halves if len(after) > 1)
+    yield from (before + one + after[1:] for before, after in halves if after for one in _TYPED)
+    yield from (before + one + after for before, after in halves for one in _TYPED)
 
 
 def listed(words: Iterable[str]) -> str:

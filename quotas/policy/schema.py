@@ -9,7 +9,7 @@ notes it and goes on, and no check of pydantic is left. With it the reader took 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, get_args
 
 from quotas.policy.limit import TENANT_ONLY, Resource
@@ -262,9 +262,10 @@ def schema_text() -> str:
     return json.dumps(SCHEMA, indent=2) + "\n"
 
 
-def fields_of(name: str, *path: str) -> tuple[str, ...]:
+def fields_of(name: str, *path: str) -> Collection[str]:
     """Return the names of the fields of a definition, or of a mapping within it; of the file for the empty name."""
     schema = SCHEMA["$defs"][name] if name else SCHEMA
     for step in path:
         schema = schema["properties"][step]
-    return tuple(schema["properties"])
+    names: dict[str, Schema] = schema["properties"]
+    return names.keys()

@@ -57,14 +57,17 @@ class Section:
         self.note(self._entries[name][1].mark, self._path_of(name), message)
 
     def node(self, name: str) -> Node | None:
-        return self._entries[name][1] if name in self._entries else None
+        entry = self._entries.get(name)
+        return None if entry is None else entry[1]
 
     def value(self, name: str, convert: Convert[T], default: T) -> T:
-        node = self.node(name)
-        return default if node is None else self.convert(node, self._path_of(name), convert, default)
+        entry = self._entries.get(name)
+        return default if entry is None else self.convert(entry[1], self._path_of(name), convert, default)
 
     def values(self, name: str, convert: Convert[T], default: tuple[T, ...]) -> tuple[T, ...]:
         """Return the values of a list of 1 to `MAX_ITEMS`, none of them twice."""
+        if name not in self._entries:
+            return default
         found: dict[T, None] = {}
         for item in self._items(name):
             value = self.convert(item, self._path_of(name), convert, None)

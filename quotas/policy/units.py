@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
+from functools import lru_cache
 
 from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, RATE_UNITS, Budget, BudgetPeriod, Rate
 from quotas.policy.problems import listed, quoted
@@ -21,6 +22,7 @@ DURATIONS = {"ms": Decimal("0.001"), "s": Decimal(1), "min": Decimal(60), "h": D
 PER_TOKENS = {"/1k": Decimal("1e-3"), "/1M": Decimal("1e-6")}
 WINDOWS = (*RATE_UNITS, *(period.value for period in BudgetPeriod))
 
+_CACHED = 4096  # texts of each kind: those of thousands of tenants are mostly alike
 MAX_SECONDS = 366 * 86_400
 MAX_PRICE = 1000  # of one token, in any currency
 
@@ -58,21 +60,25 @@ _SYNONYMS = (
 )
 
 
+@lru_cache(_CACHED)
 def number(text: str) -> float:
     if not re.fullmatch(NUMBER, text):
         raise ValueError(f"is not a number such as 1 or 2.5{_too_long(text)}")
     return float(text)
 
 
+@lru_cache(_CACHED)
 def count(text: str, least: int = 1) -> int:
     return _whole(text, COUNTS, _NOT_A_COUNT, least)
 
 
+@lru_cache(_CACHED)
 def size(text: str, least: int = 1) -> int:
     """Read a size in bytes, such as 2GiB."""
     return _whole(text, SIZES, _NOT_A_SIZE, least)
 
 
+@lru_cache(_CACHED)
 def duration(text: str) -> float:
     """Read a duration in seconds; zero is only written as 0s and the like."""
     seconds = _scaled(text, DURATIONS, _NOT_A_DURATION)
@@ -88,6 +94,7 @@ def positive_duration(text: str) -> float:
     return seconds
 
 
+@lru_cache(_CACHED)
 def rate(text: str) -> tuple[int, Rate | Budget]:
     """Read an amount and its window. The burst of a rate is the amount itself."""
     if not re.fullmatch(RATE, text):
@@ -104,6 +111,7 @@ def burst(text: str) -> int:
     return _whole(text, COUNTS, _NOT_A_COUNT, least=1, most=MAX_RATE)
 
 
+@lru_cache(_CACHED)
 def price(text: str) -> Decimal:
     """Read the price of one token."""
     amount = _scaled(text, PER_TOKENS, _NOT_A_PRICE)

@@ -6,8 +6,7 @@ refused, and size, depth and the number of nodes are bounded, so that no file is
 
 import re
 import unicodedata
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import yaml
 
@@ -23,8 +22,7 @@ _UNPRINTABLE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(NamedTuple):
     mark: Mark
     text: str
     is_plain: bool  # not quoted
@@ -35,20 +33,17 @@ class Scalar:
         return self.is_plain and not self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
+class Items(NamedTuple):
     mark: Mark
     nodes: tuple["Node", ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(NamedTuple):
     mark: Mark
     entries: dict[str, tuple[Mark, "Node"]]  # the key's place, and the value
 
 
-@dataclass(frozen=True, slots=True)
-class UnsupportedYaml:
+class UnsupportedYaml(NamedTuple):
     """Stands for a value whose problem is already noted."""
 
     mark: Mark
@@ -71,13 +66,7 @@ def compose(file: str, content: bytes, problems: Problems) -> Node | None:
 
     Raises `Unreadable`.
     """
-    text = _decoded(file, content)
-    try:
-        return _Composer(file, problems).run(text)
-    except yaml.MarkedYAMLError as error:
-        raise Unreadable(_syntax(file, text, error)) from None
-    except yaml.YAMLError as error:
-        raise Unreadable(Problem(Mark(file), "", f"is not YAML: {error}")) from None
+    return Composer(file, problems).run(content)
 
 
 def _decoded(file: str, content: bytes) -> str:
@@ -110,72 +99,110 @@ def _syntax(file: str, text: str, error: yaml.MarkedYAMLError) -> Problem:
     return Problem(Mark(file, place.line + 1, place.column + 1), "", f"is not YAML: {said}")
 
 
-@dataclass(slots=True)
 class _Open:
     """A mapping or a sequence whose end has not come yet."""
 
-    mark: Mark
-    is_mapping: bool
-    key: Scalar | UnsupportedYaml | None
-    nodes: list[Node]
-    entries: dict[str, tuple[Mark, Node]]
-    folded: dict[str, Mark]  # keys up to Unicode compatibility, NFKC
+    __slots__ = ("entries", "folded", "is_mapping", "key", "mark", "nodes")
+
+    def __init__(self, mark: Mark, is_mapping: bool) -> None:
+        self.mark = mark
+        self.is_mapping = is_mapping
+        self.key: Scalar | UnsupportedYaml | None = None
+        self.nodes: list[Node] = []
+        self.entries: dict[str, tuple[Mark, Node]] = {}
+        self.folded: dict[str, Mark] = {}  # keys up to Unicode compatibility, NFKC
 
     def node(self) -> Node:
         return Fields(self.mark, self.entries) if self.is_mapping else Items(self.mark, tuple(self.nodes))
 
 
-class _Composer:
-    def __init__(self, file: str, problems: Problems) -> None:
+class Composer:
+    """Composes one file, or a part of one that begins `lines_before` lines below its top.
+
+    `sizes` has the number of nodes up to the end of each entry of the mappings that the outermost one holds.
+    """
+
+    def __init__(self, file: str, problems: Problems, lines_before: int = 0) -> None:
+        self.num_nodes = 0
+        self.sizes: list[int] = []
         self._file = file
         self._problems = problems
+        self._first_line = lines_before + 1
         self._open: list[_Open] = []
+        self._num_documents = 0
         self._root: Node | None = None
 
-    def run(self, text: str) -> Node | None:
-        num_nodes = num_documents = 0
-        for event in _events(text):
-            num_nodes += isinstance(event, yaml.NodeEvent)
-            num_documents += isinstance(event, yaml.DocumentStartEvent)
-            if num_nodes > MAX_NODES:
-                raise Unreadable(Problem(self._mark(event), "", f"has more than {MAX_NODES} values"))
-            if num_documents > 1:
-                raise Unreadable(Problem(self._mark(event), "", "has a second document: write one to a file"))
-            self._take(event)
+    def run(self, content: bytes) -> Node | None:
+        """Return the tree, or None if there is nothing in it. Raises `Unreadable`."""
+        text = _decoded(self._file, content)
+        try:
+            return self._run(text)
+        except yaml.MarkedYAMLError as error:
+            raise Unreadable(_syntax(self._file, text, error)) from None
+        except yaml.YAMLError as error:
+            raise Unreadable(Problem(Mark(self._file), "", f"is not YAML: {error}")) from None
+
+    def _run(self, text: str) -> Node | None:
+        loader = _LOADER(text)
+        try:
+            while event := loader.get_event():
+                self._take(event)
+        finally:
+            loader.dispose()
         return None if isinstance(self._root, Scalar) and self._root.is_absent else self._root
 
     def _take(self, event: yaml.Event) -> None:
-        mark = self._mark(event)
-        if isinstance(event, yaml.CollectionStartEvent):
-            self._plainly(event, mark)
-            if len(self._open) == MAX_DEPTH:
-                raise Unreadable(Problem(mark, "", f"is nested deeper than {MAX_DEPTH} levels"))
-            self._open.append(_Open(mark, isinstance(event, yaml.MappingStartEvent), None, [], {}, {}))
+        if isinstance(event, yaml.ScalarEvent):
+            mark = self._begin(event)
+            if event.anchor is None and event.tag is None:
+                self._add(Scalar(mark, event.value, not event.style))
+            else:
+                self._refuse_decorated(event, mark)
+                self._add(UnsupportedYaml(mark))
         elif isinstance(event, yaml.CollectionEndEvent):
             self._add(self._open.pop().node())
-        elif isinstance(event, yaml.ScalarEvent):
-            readable = self._plainly(event, mark)
-            self._add(Scalar(mark, event.value, not event.style) if readable else UnsupportedYaml(mark))
+        elif isinstance(event, yaml.CollectionStartEvent):
+            mark = self._begin(event)
+            if event.anchor is not None or event.tag is not None:
+                self._refuse_decorated(event, mark)
+            if len(self._open) == MAX_DEPTH:
+                raise Unreadable(Problem(mark, "", f"is nested deeper than {MAX_DEPTH} levels"))
+            self._open.append(_Open(mark, isinstance(event, yaml.MappingStartEvent)))
         elif isinstance(event, yaml.AliasEvent):
+            mark = self._begin(event)
             self._refuse(mark, f"{quoted(f'*{event.anchor}')} is an alias: write the value out")
             self._add(UnsupportedYaml(mark))
+        elif isinstance(event, yaml.DocumentStartEvent):
+            self._num_documents += 1
+            if self._num_documents > 1:
+                raise Unreadable(Problem(self._mark(event), "", "has a second document: write one to a file"))
 
-    def _plainly(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, mark: Mark) -> bool:
+    def _begin(self, event: yaml.Event) -> Mark:
+        """Count a node, and return its place."""
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES:
+            raise Unreadable(Problem(self._mark(event), "", f"has more than {MAX_NODES} values"))
+        return self._mark(event)
+
+    def _refuse_decorated(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, mark: Mark) -> None:
         if event.anchor is not None:
             self._refuse(mark, f"{quoted(f'&{event.anchor}')} is an anchor: write the value out where it is used")
-        elif event.tag is not None:
-            self._refuse(mark, f"{quoted(event.tag)} is a tag: leave it out")
-        return event.anchor is None and event.tag is None
+        else:
+            self._refuse(mark, f"{quoted(str(event.tag))} is a tag: leave it out")
 
     def _add(self, node: Node) -> None:
         if not self._open:
             self._root = node
-        elif not self._open[-1].is_mapping:
-            self._open[-1].nodes.append(node)
-        elif self._open[-1].key is None:
-            self._open[-1].key = self._as_key(node)
+            return
+        parent = self._open[-1]
+        if not parent.is_mapping:
+            parent.nodes.append(node)
+        elif parent.key is None:
+            parent.key = self._as_key(node)
         else:
-            self._add_entry(self._open[-1], node)
+            self._add_entry(parent, node)
+            if len(self._open) == 2:
+                self.sizes.append(self.num_nodes)
 
     def _as_key(self, node: Node) -> Scalar | UnsupportedYaml:
         if isinstance(node, Scalar) and (node.text != "<<" or not node.is_plain):
@@ -190,7 +217,7 @@ class _Composer:
         key, mapping.key = mapping.key, None
         if not isinstance(key, Scalar):
             return
-        folded = unicodedata.normalize("NFKC", key.text)
+        folded = key.text if key.text.isascii() else unicodedata.normalize("NFKC", key.text)
         if first := mapping.folded.get(folded):
             self._refuse(key.mark, f"{quoted(key.text)} is a second time here, after line {first.line}")
             return
@@ -201,9 +228,6 @@ class _Composer:
         self._problems.add(mark, "", message)
 
     def _mark(self, event: yaml.Event) -> Mark:
-        assert event.start_mark is not None
-        return Mark(self._file, event.start_mark.line + 1, event.start_mark.column + 1)
-
-
-def _events(text: str) -> Iterator[yaml.Event]:
-    yield from yaml.parse(text, Loader=_LOADER)
+        place = event.start_mark
+        assert place is not None
+        return Mark(self._file, place.line + self._first_line, place.column + 1)

@@ -204,13 +204,18 @@ class Account:
     def states(self, levels: Levels) -> tuple[LimitState, ...]:
         """Return the state of each limit. Amounts that are set aside for replicas count as remaining."""
         now, *taken = map(int, self._figures.unpack_from(levels.doubles))
+        count = len(taken)
+        known = len(levels.doubles) == 8 * (1 + 3 * count)
+        asides, lost = (levels.numbers[at * count :][:count] if known else (0,) * count for at in (1, 2))
         states = [
             LimitState(
                 limit,
                 (capacity - used) // scale if used < capacity else 0,
                 used / rate if rate else _until_period_ends(limit, used, now),
+                aside // scale,
+                gone,
             )
-            for (limit, capacity, scale, rate), used in zip(self._rows, taken, strict=True)
+            for (limit, capacity, scale, rate), used, aside, gone in zip(self._rows, taken, asides, lost, strict=True)
         ]
         return tuple(states)
 

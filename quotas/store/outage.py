@@ -16,6 +16,7 @@ from quotas.policy.policy import Outage
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
 from quotas.store.account import Account, TrackedReservation
 from quotas.store.replica import ReplicaReservations, all_of
+from quotas.store.replica_name import ReplicaName
 from quotas.store.slices import Slice, Slices
 
 
@@ -49,6 +50,10 @@ class DeferredCharges:
         for slice_ in slices:
             charge.parts[slice_] = charge.parts.get(slice_, NOTHING) + used
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._open and not self._sent
+
     async def flush(self) -> None:
         """Send every charge. Raises `StoreUnavailable` for those that could not be sent, which are kept for the next
         call.
@@ -78,10 +83,11 @@ class LocalReservation:
 class OutageFallback:
     """Decides for the store while it is away, and tells it everything on its return. There is one per process."""
 
-    def __init__(self, replica: ReplicaReservations, clock: Callable[[], float]) -> None:
+    def __init__(self, replica: ReplicaReservations, name: ReplicaName, clock: Callable[[], float]) -> None:
         """`clock` returns seconds, never backwards."""
         self.slices = Slices(replica, clock)
         self._replica = replica
+        self._name = name
         self._deferred = DeferredCharges(replica)
         self._locals: dict[str, LocalReservation] = {}  # by reservation
 
@@ -90,6 +96,8 @@ class OutageFallback:
         it.
         """
         slices = self._slices_for(account, ask, policy, reason)
+        if slices and not self._name.give_up():
+            raise StoreUnavailable(f"{reason}, and what was set aside cannot be noted as spent") from reason
         for slice_ in slices:
             slice_.spend(ask)
         states = _last_seen(account)
@@ -117,6 +125,8 @@ class OutageFallback:
         await all_of(self._adopt(account) for account in {local.account: None for local in self._locals.values()})
         await self._deferred.flush()
         await self.slices.renew()
+        if not self._locals and self._deferred.is_empty:
+            self._name.keep()
 
     async def close(self) -> None:
         await self.slices.close()

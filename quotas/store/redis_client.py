@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -87,6 +87,17 @@ class RedisClient:
         link = self._link or await self._reconnected()
         try:
             return await link.submit(packed)
+        except ResponseError as error:
+            if (reason := self._outage(error, link)) is None:
+                raise
+            raise reason from error
+
+    async def send_all(self, packed: Iterable[bytes]) -> list[Any]:
+        """Return the answers to commands that go out together, without a task for each. Raises as `send` does."""
+        link = self._link or await self._reconnected()
+        answers = [link.submit(one) for one in packed]
+        try:
+            return await asyncio.gather(*answers)
         except ResponseError as error:
             if (reason := self._outage(error, link)) is None:
                 raise

@@ -14,7 +14,7 @@ State that no longer differs from none expires.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
@@ -28,9 +28,10 @@ from quotas.store.account import Account, Levels, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations
+from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
-from quotas.store.usage_ledger import UsageLedger
+from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
 
 LEASE = 30.0  # seconds
 TIMEOUT = 0.25  # seconds
@@ -45,25 +46,32 @@ class RedisStore:
     """
 
     def __init__(
-        self, runner: ScriptRunner, lease: float = LEASE, monotonic: Callable[[], float] = time.monotonic
+        self,
+        runner: ScriptRunner,
+        lease: float = LEASE,
+        monotonic: Callable[[], float] = time.monotonic,
+        name: ReplicaName | None = None,
     ) -> None:
         """`lease` is the seconds that a heartbeat lasts. Closing the store closes the runner."""
+        name = name or ReplicaName()
         self._runner = runner
-        self._replica = ReplicaReservations(runner, lease)
-        self._ledger = UsageLedger(runner, self._replica.id)
-        self._fallback = OutageFallback(self._replica, monotonic)
+        self._replica = ReplicaReservations(runner, lease, name)
+        self._ledger = UsageLedger(runner, name)
+        self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
         self._accounts: dict[tuple[str, str | None], Account] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def at(cls, url: str, timeout: float = TIMEOUT, lease: float = LEASE) -> "RedisStore":
+    def at(
+        cls, url: str, timeout: float = TIMEOUT, lease: float = LEASE, name: ReplicaName | None = None
+    ) -> "RedisStore":
         """Return a store at `url`, as redis-py takes it; `timeout` is the most seconds that a call waits."""
-        return cls(ScriptRunner(url, timeout), lease)
+        return cls(ScriptRunner(url, timeout), lease, name=name)
 
     @property
     def replica(self) -> str:
-        """The random id by which the store knows this process."""
+        """The id by which the store knows this process."""
         return self._replica.id
 
     @property
@@ -87,6 +95,10 @@ class RedisStore:
     def num_unsettled(self) -> int:
         """The number of this replica's reservations that are not settled yet."""
         return self._replica.num_unsettled
+
+    def set_aside(self) -> dict[str, int]:
+        """Return how many units of limits are set aside for this replica, by what they are of."""
+        return self._fallback.slices.granted()
 
     async def connect(self) -> None:
         """Raise `StoreUnavailable` if the server cannot be reached now (attempts go on in the background), and
@@ -247,8 +259,10 @@ class RedisStore:
         return (await self._runner.call(Script.CONCLUDE, (state_key(tenant).encode(),), *words))[1] != b"0"
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
-        """Return the state of each limit now."""
-        account = self._account(tenant, key, limits)
+        """Return the state of each limit now. Who is only asked about is not remembered."""
+        account = self._accounts.get((tenant, key))
+        if account is None or account.limits != limits:
+            account = self._new_account(tenant, key, limits)
         return account.states(await self._replica.levels(account))
 
     def book(self, tenant: str, key: str | None, usage: Usage) -> None:
@@ -286,22 +300,30 @@ class RedisStore:
 
     async def usage(self, tenant: str, day: date) -> dict[str | None, Usage]:
         """Return the usage of each of the tenant's keys on a UTC day; None stands for requests without a key."""
-        return await self._ledger.of(tenant, day)
+        (usage,) = await self._ledger.of([(tenant, day)])
+        return usage
 
-    async def ledgers(self) -> list[tuple[str, date]]:
-        """Return the tenants and UTC days that the connected server has a ledger of, sorted: see `UsageLedger`."""
-        return await self._ledger.ledgers()
+    async def usages(self, ledgers: Iterable[Ledger]) -> list[Batch]:
+        """Return the usage by key of each of these tenants on its day, asked for together."""
+        return await self._ledger.of(ledgers)
+
+    async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
+        """Return the tenants and UTC days that the connected server has a ledger of: see `UsageLedger`."""
+        return await self._ledger.ledgers(first, last)
 
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
         account = self._accounts.get((tenant, key))
         if account is None or not (account.limits is limits or account.limits == limits):
-            older, account = account, Account(tenant, key, limits, self._replica.id, self._replica.lease)
+            older, account = account, self._new_account(tenant, key, limits)
             if older is not None:
                 account.carry_over(older)
                 self._fallback.slices.forget(older)
             self._accounts[tenant, key] = account
         account.last_used = self._monotonic()
         return account
+
+    def _new_account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
+        return Account(tenant, key, limits, self._replica.id, self._replica.lease)
 
     def _forget_idle(self) -> None:
         """Drop the accounts of which nothing can be left in the store."""

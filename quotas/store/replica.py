@@ -1,13 +1,13 @@
 """This process's reservations at the store, and how the two agree again after a crash, an outage or a loss."""
 
 import asyncio
-import secrets
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
 from quotas.store.account import Account, Levels, TrackedReservation, replica_field
+from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
 ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
@@ -17,15 +17,17 @@ DAY = 86_400_000_000  # microseconds
 
 
 class ReplicaReservations:
-    """The reservations of one process. The store knows them by the process's random id and an ordinal that only grows,
-    so that a reservation in the store that this replica does not name is known to be abandoned.
+    """The reservations of one process. The store knows them by the process's name and an ordinal that only grows, so
+    that a reservation in the store that this replica does not name is known to be abandoned: by this life of it, or by
+    one before, whose slices are given back with the first call about a tenant.
     """
 
-    def __init__(self, runner: ScriptRunner, lease: float) -> None:
-        self.id = secrets.token_hex(8)
+    def __init__(self, runner: ScriptRunner, lease: float, name: ReplicaName) -> None:
+        self.id = name.id
         self.lease = lease
         self._runner = runner
-        self._ordinal = 0
+        self._first = self._ordinal = name.first_ordinal
+        self._met: set[bytes] = set()  # states in which nothing is left of an earlier life
         self._reservations: dict[str, tuple[Account, TrackedReservation]] = {}
         self._uncertain: set[bytes] = set()  # states that may keep a reservation of ours that nobody holds
 
@@ -119,6 +121,9 @@ class ReplicaReservations:
         self, script: Script, account: Account, ask: Ask, field: bytes, rest: Sequence[bytes] = ()
     ) -> list[bytes]:
         """Run a script of an account, after doing what the store asks for first."""
+        if self._first and account.state not in self._met:
+            await self.reclaim(account.state)
+            self._met.add(account.state)
         source = self._runner.scripts[script]
         for _ in range(ATTEMPTS):
             known = account.generation
@@ -210,9 +215,9 @@ class ReplicaReservations:
         """Settle what dead replicas held of this tenant, and what the store has in our name and we do not know."""
         self._uncertain.discard(state)
         live = [tracked.field for account, tracked in self._reservations.values() if account.state == state]
-        bound = _numbers(round(self.lease * 1e6), self._ordinal + 1)
+        bounds = _numbers(round(self.lease * 1e6), self._ordinal + 1, self._first)
         try:
-            await self._runner.call(Script.RECLAIM, (state,), self.id.encode(), *bound, *live)
+            await self._runner.call(Script.RECLAIM, (state,), self.id.encode(), *bounds, *live)
         except BaseException:
             self._uncertain.add(state)
             raise

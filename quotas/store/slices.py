@@ -1,6 +1,7 @@
 """Slices: the parts of limits that this replica may spend while the store is away, kept up while it answers."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -78,6 +79,11 @@ class Slice:
     @property
     def is_empty(self) -> bool:
         return not any(self._granted) and not any(self._spent)
+
+    @property
+    def granted(self) -> list[int]:
+        """The amounts that are set aside, of each limit."""
+        return self._granted
 
     @property
     def exceeds_target(self) -> bool:
@@ -174,6 +180,14 @@ class Slices:
         held = [slice_ for slice_ in slices if not slice_.is_empty or slice_ in self._releasing]
         await all_of(self._release(slice_) for slice_ in held)
         return bool(held)
+
+    def granted(self) -> dict[str, int]:
+        """Return the units that are set aside for this replica, by resource."""
+        total = Counter[str]()
+        for slice_ in self._locks:
+            for limit, amount in zip(slice_.account.limits, slice_.granted, strict=True):
+                total[limit.resource] += amount
+        return dict(total)
 
     def forget(self, account: Account) -> None:
         self._of.pop(account, None)

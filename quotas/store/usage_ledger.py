@@ -4,7 +4,7 @@ import asyncio
 import re
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
 from urllib.parse import unquote
 
@@ -14,12 +14,17 @@ from quotas.errors import StoreUnsuitable
 from quotas.policy.limit import EPOCH
 from quotas.reservation import NOTHING, Usage
 from quotas.store.account import NO_KEY, PREFIX, key_name, state_key
+from quotas.store.redis_link import command
+from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
 ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
 PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
-PER_CALL = b"1000"  # keys that one SCAN looks at, so that others are not kept waiting
+PER_CALL = b"500"  # keys that one SCAN looks at, so that others are not kept waiting
+
+Ledger = tuple[str, date]
+"""The tenant and the UTC day of a ledger."""
 
 Batch = dict[str | None, Usage]
 """The usage of one tenant by API key."""
@@ -32,10 +37,10 @@ class UsageLedger:
     There is one per process. Usage that limits count is booked as it is settled.
     """
 
-    def __init__(self, runner: ScriptRunner, replica: str) -> None:
+    def __init__(self, runner: ScriptRunner, name: ReplicaName) -> None:
         self._runner = runner
-        self._replica = replica.encode()
-        self._ordinal = 0
+        self._replica = name.id.encode()
+        self._ordinal = name.first_ordinal
         self._open: dict[str, Batch] = {}  # by tenant
         self._closed: dict[str, deque[tuple[int, Batch]]] = {}  # by tenant, in order: sent, or about to be
 
@@ -53,18 +58,19 @@ class UsageLedger:
         for failure in (result for result in results if isinstance(result, BaseException)):
             raise failure
 
-    async def of(self, tenant: str, day: date) -> Batch:
-        """Return the usage of each key on a UTC day; None stands for requests without a key."""
-        ledger = f"{state_key(tenant)}:usage:{(day - EPOCH).days}"
-        words = await self._runner.client.execute(b"HGETALL", ledger.encode())
-        return dict(map(_entry, words[::2], words[1::2]))
+    async def of(self, ledgers: Iterable[Ledger]) -> list[Batch]:
+        """Return what each of these says, by key; None stands for requests without a key."""
+        names = (f"{state_key(tenant)}:usage:{(day - EPOCH).days}".encode() for tenant, day in ledgers)
+        answers = await self._runner.client.send_all(command(b"HGETALL", name) for name in names)
+        return [dict(map(_entry, words[::2], words[1::2])) for words in answers]
 
-    async def ledgers(self) -> list[tuple[str, date]]:
-        """Return the tenants and the UTC days that have a ledger. It reads the names of all keys of the database.
+    async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
+        """Return the tenants and the UTC days in this period that have a ledger, in no order. It reads the names of all
+        keys of the database.
 
         Raises `StoreUnavailable`, and `StoreUnsuitable` where that is not permitted.
         """
-        found: set[tuple[str, date]] = set()
+        found: set[Ledger] = set()
         cursor = b"0"
         while True:
             try:
@@ -74,9 +80,9 @@ class UsageLedger:
                 raise StoreUnsuitable(
                     f"to find all tenants, the store's user needs the permission +scan: {error}"
                 ) from error
-            found.update(_named(names))
+            found.update(ledger for ledger in _named(names) if first <= ledger[1] <= last)
             if cursor == b"0":
-                return sorted(found)
+                return list(found)
 
     def _close(self, tenant: str, batch: Batch) -> None:
         """Put a batch behind those that are to be sent. The first of them may have been sent, and stays as it is; what
@@ -101,7 +107,7 @@ class UsageLedger:
         del self._closed[tenant]
 
 
-def _named(names: list[bytes]) -> Iterator[tuple[str, date]]:
+def _named(names: list[bytes]) -> Iterator[Ledger]:
     for name in names:
         if match := LEDGER.fullmatch(name):
             yield unquote(match[1].decode()), EPOCH + timedelta(days=int(match[2]))

@@ -13,6 +13,7 @@ from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from backend.bound_process import bound
 from scripts.grafana.panel import SELECTOR
 from tests.deploy.dashboard import PANELS, RATE_INTERVAL, filled_in
 from tests.deploy.prometheus_process import PROGRAM, Prometheus, running_prometheus
@@ -47,7 +48,8 @@ class Observatory:
         """What `sluice doctor --live` prints."""
         command = [sys.executable, "-m", "gateway.cli.main", "doctor", "--live", self.server.admin_url]
         environment = os.environ | {"SLUICE_ADMIN_KEY": self.server.admin_key}
-        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+        done = subprocess.run(**bound(command), env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout
 
     def trace(self, tenant: str, longest: str) -> str:
         """Of the tenant's requests, that with the longest span of this name."""
@@ -82,7 +84,7 @@ def observatory(directory: Path, *flags: str, tenants: tuple[str, ...] = ()) -> 
 
 def _new_key(tenant: str, state: Path) -> str:
     command = [sys.executable, "-m", "gateway.cli.main", "keys", "create", tenant, "--state-dir", str(state)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(**bound(command), cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _plain(query: str) -> str:

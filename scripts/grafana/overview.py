@@ -99,4 +99,11 @@ OVERVIEW = (
         (("sum by (class, target) (rate(sluice_slo_misses_total{@}[$__rate_interval]))", "{{class}} {{target}}"),),
         stack=True,
     ),
+    Panel(
+        "Fields ignored",
+        "Fields of requests that had no effect here: clients that send them may expect what they do elsewhere.",
+        "ops",
+        rate("sluice_ignored_fields_total", "field"),
+        stack=True,
+    ),
 )

@@ -52,6 +52,12 @@ STORE = (
         ),
     ),
     Panel(
+        "Set aside for an outage",
+        "Of limits, by what they are of: what replicas may spend while the store is away.",
+        "short",
+        (("sum by (resource) (sluice_quota_set_aside{@})", "{{resource}}"),),
+    ),
+    Panel(
         "Policy in force",
         "Replicas by policy version. More than one version for minutes: an edit has not reached all.",
         "none",

@@ -245,7 +245,7 @@ def estimate(core: Controller, asked: Sequence, looked_at: int) -> Estimate:
     [(Order.FAIR, st.integers(2, 4)), *((order, st.just(TENANTS_EXAMINED)) for order in Order)],
     ids=["few examined", *Order],
 )
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50, at_night=1000), deadline=None)
 @given(
     st.lists(WAITING, max_size=25), WAITING, WAITING, st.sampled_from([None, NOW + 5.0]), st.integers(0, 2), st.data()
 )

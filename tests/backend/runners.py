@@ -19,7 +19,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from backend.worker.device_stream import CpuStream, DeviceStream, Work
+from backend.worker.device_stream import CpuStream, Deferred, DeviceStream, Work
 from backend.worker.graph_shapes import StepShape
 from backend.worker.model_runner import ModelRunner
 
@@ -67,6 +67,25 @@ class EagerGraphStream(CpuStream):
         assert isinstance(work, partial)
         self.graphs.append(EagerGraph(work))
         return self.graphs[-1]
+
+
+class AheadStream(CpuStream):
+    """A CPU that works when it is told to, as a GPU does, and not when it is waited for."""
+
+    runs_ahead = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails_at = -1  # launch
+        self.failure: type[BaseException] = MemoryError
+        self.launches = 0
+
+    def launch(self, work: Work, copies: Work | None = None) -> Deferred:
+        self.launches += 1
+        if self.launches == self.fails_at:
+            raise self.failure("a test has it fail")
+        super().launch(work, copies).wait()
+        return Deferred(self, [], 0)
 
 
 class PaddedOps(ReferenceOps):

@@ -16,11 +16,13 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_without_mypy_the_core_stays_interpreted_and_the_remedy_is_named(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compile_core, "find_spec", lambda name: None)
+    monkeypatch.setattr(compiled_core, "find_spec", lambda name: None)
     with caplog.at_level(logging.WARNING):
         assert compile_core.main([]) == 1
-    assert "sluice[compile]" in caplog.text
+    assert caplog.text.endswith("core: scripts/compile\n")
     assert list(home.iterdir()) == []
+    monkeypatch.setattr(compiled_core, "ROOT", home)
+    assert "pip install mypy setuptools" in compiled_core.how_to_compile(), "where a wheel is installed"
 
 
 def test_what_cannot_be_compiled_leaves_nothing_and_the_log_has_the_place(

@@ -17,7 +17,7 @@ NAN, INF = float("nan"), float("inf")
     ("param", "values"),
     {
         "temperature": (0, 0.7, 2, 2.0),
-        "top_p": (1e-9, 0.5, 1),
+        "top_p": (0, 0.0, 1e-9, 0.5, 1),
         "top_k": (-1, 0, 1, 10**9),
         "min_p": (0, 0.1, 1.0),
         "presence_penalty": (-2, 0.5, 2),
@@ -44,7 +44,7 @@ def test_values_in_range_are_taken(param: str, values: tuple[object, ...]) -> No
     ("param", "values"),
     {
         "temperature": (-0.1, 2.1, NAN, INF, 10**400, "hot", None, True),
-        "top_p": (0, -1, 1.1, NAN, INF),
+        "top_p": (-1, -1e-9, 1.1, NAN, INF),
         "top_k": (-2, 1.5, NAN, 2**64, False),
         "min_p": (-0.1, 1.1, NAN),
         "presence_penalty": (-2.1, 2.1, NAN, -INF),
@@ -73,6 +73,16 @@ def test_values_out_of_range_are_refused_by_name(param: str, values: tuple[objec
 def test_a_refusal_names_the_value_and_the_range() -> None:
     with pytest.raises(InvalidRequest, match=r"^temperature must be between 0 and 2, got 2\.5$"):
         SamplingParams(temperature=2.5)
+
+
+def test_no_mass_at_all_is_the_likeliest_token() -> None:
+    assert SamplingParams(top_p=0).greedy and SamplingParams(top_p=-0.0, temperature=2).greedy
+    assert not SamplingParams(top_p=1e-9).greedy
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert SamplingParams(seed=-1).seed is None
+    assert SamplingParams(seed=-2).seed == -2
 
 
 def test_min_tokens_cannot_exceed_max_tokens() -> None:

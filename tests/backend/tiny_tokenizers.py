@@ -37,6 +37,14 @@ def byte_level_bpe() -> tokenizers.Tokenizer:
 
 
 @cache
+def normalising_bpe() -> tokenizers.Tokenizer:
+    """As Qwen's: what is encoded is composed (NFC) before."""
+    tokenizer = tokenizers.Tokenizer.from_str(byte_level_bpe().to_str())
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+@cache
 def byte_fallback_bpe() -> tokenizers.Tokenizer:
     """As transformers makes of the SentencePiece models of Llama 2 and Mistral."""
     return _byte_fallback([decoders.Strip(" ", 1, 0)])

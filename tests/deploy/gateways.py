@@ -35,8 +35,7 @@ def resources() -> Iterator[tuple[str, dict[str, Any]]]:
     folder = DEPLOY / "kubernetes"
     for path in sorted(folder.rglob("*.yaml")):
         for resource in yaml.safe_load_all(path.read_text()):
-            if "kind" in resource:
-                yield str(path.relative_to(folder)), resource
+            yield str(path.relative_to(folder)), resource
 
 
 def composed() -> Gateway:

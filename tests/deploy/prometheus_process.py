@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import yaml
 
+from backend.bound_process import bound
 from tests.deploy.documented import DEPLOY
 from tests.gateway.server_process import ServerProcess, eventually
 from tests.ports import free_port
@@ -44,7 +45,8 @@ def running_prometheus(directory: Path, server: ServerProcess) -> Iterator[Prome
     path.write_text(yaml.safe_dump(_config(server.admin_port, key)))
     address = f"127.0.0.1:{free_port()}"
     flags = [f"--config.file={path}", f"--storage.tsdb.path={directory / 'tsdb'}", f"--web.listen-address={address}"]
-    with (directory / "prometheus.log").open("wb") as log, subprocess.Popen([PROGRAM, *flags], stderr=log) as process:
+    command = bound([PROGRAM, *flags])
+    with (directory / "prometheus.log").open("wb") as log, subprocess.Popen(**command, stderr=log) as process:
         try:
             prometheus = Prometheus(f"http://{address}")
             eventually(prometheus.is_scraping)

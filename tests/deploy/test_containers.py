@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,23 @@ def test_what_the_image_copies_is_there_and_is_not_ignored() -> None:
         for source in sources:
             assert (ROOT / source).exists(), source
             assert f"!{source}" in ignored
+
+
+def test_what_a_release_installs_is_pinned_with_hashes_to_the_tested_versions() -> None:
+    text = (ROOT / "constraints-hashed.txt").read_text()
+    entries = re.findall(
+        r"^([a-z0-9-]+)==([^ ;]+)[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}(?: \\)?)+)$", text, re.MULTILINE
+    )
+    assert len(entries) == len(re.findall(r"^[a-z]", text, re.MULTILINE)), "each has hashes"
+    pinned = {name: version for name, version, _ in entries}
+    tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line[:60])
+    tested = {re.sub(r"[-_.]+", "-", name): version for name, version in tested.items() if not name.startswith("#")}
+    assert {name: version for name, version in pinned.items() if tested.get(name, version) != version} == {}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = project["dependencies"] + ["mypy", "setuptools", "hatchling"]
+    names = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", one)[0].lower()) for one in needed}  # type: ignore[index]
+    assert names <= pinned.keys()
+    assert "--require-hashes -r" in CONTAINERFILE
 
 
 def test_services_name_what_is_declared() -> None:

@@ -9,7 +9,7 @@ import yaml
 from gateway.cli.flags import CACHE_DIR, misspelled
 from gateway.http.server import END_SECONDS
 from gateway.settings.settings import Settings
-from quotas.policy.policy_file import read_policy
+from quotas.policy.policy_file import parse_policy
 from tests.deploy.documented import DEPLOY, ROOT
 from tests.deploy.gateways import FILE_SECRETS, Gateway, composed, deployed, image, load, managed, picking, resources
 
@@ -108,7 +108,8 @@ def test_state_is_kept_where_the_image_and_the_volumes_have_it() -> None:
 
 
 def test_the_policy_of_the_cluster_is_valid() -> None:
-    assert read_policy(DEPLOY / "kubernetes" / "policy.yaml").classes
+    ((name, text),) = load("kubernetes/policy.yaml")["data"].items()
+    assert parse_policy({name: text.encode()}).classes
 
 
 def test_nothing_secret_is_in_the_files() -> None:

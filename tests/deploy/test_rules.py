@@ -19,7 +19,7 @@ RULES: list[dict[str, Any]] = [
 ALERTS = [rule for rule in RULES if "alert" in rule]
 RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
 TESTS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]
-ADAPTER = yaml.safe_load((DEPLOY / "kubernetes" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+ADAPTER = yaml.safe_load((DEPLOY / "prometheus" / "adapter.yaml").read_text())["rules"]["custom"]
 
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
 

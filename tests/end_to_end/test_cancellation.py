@@ -1,6 +1,7 @@
 """Clients that leave, at any moment and in any way: their requests end and every KV block comes back."""
 
 import json
+import random
 from collections.abc import Callable
 
 import pytest
@@ -59,7 +60,8 @@ def test_before_the_body_is_read_whole_or_as_soon_as_it_is_sent(
 @pytest.mark.parametrize("stream", [False, True])
 def test_during_prefill(server: ServerProcess, leave: Leave, stream: bool) -> None:
     client = RawClient(server)
-    client.send(long_request(server, prompt=[[5] * 540] * 20, stream=stream))
+    prompts = [[random.randrange(5, 500) for _ in range(540)] for _ in range(8)]
+    client.send(long_request(server, prompt=prompts, stream=stream, max_tokens=200))
     eventually(lambda: server.metric("vllm:num_requests_running") > 0)
     leaves(server, client, leave)
 

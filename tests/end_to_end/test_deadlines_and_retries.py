@@ -24,10 +24,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def test_an_idle_machine_refuses_nobody_and_tells_its_estimate(site: Site) -> None:
+def test_an_idle_machine_refuses_what_it_cannot_keep_by_far_alone_and_tells_its_estimate(site: Site) -> None:
     eventually(site.server.is_idle)
     reply = site.post(headers={"x-sluice-ttft-ms": "1"}, max_tokens=5)
-    assert reply.status_code in (200, 504), "it may expire, but nobody says that it cannot be met"
+    if reply.status_code not in (200, 504):  # which of them depends on the machine
+        assert error_of(reply)["code"] == "deadline_unmeetable" and error_of(reply)["estimate_ms"] > 1
     told = site.post(headers={"x-sluice-ttft-ms": "30000"}, max_tokens=5)
     first, last = (int(told.headers[f"x-sluice-estimate-{name}"]) for name in ("ttft-ms", "ms"))
     assert 0 <= first <= last and first < 30_000
@@ -187,7 +188,7 @@ def test_a_deadline_that_counts_from_each_attempt_is_tried_again(site: Site, pau
     pauses.meanwhile = site.vacate
     with site.occupied(waiting=8):
         told = site.post(headers={"x-sluice-ttft-ms": "1"}).json()["error"]["estimate_ms"]
-        assert ask(site, attempts, extra_headers={"x-sluice-ttft-ms": str(told / 2)})
+        assert ask(site, attempts, extra_headers={"x-sluice-ttft-ms": str(told * 3 / 4)})
     assert attempts.responses[0].headers["x-sluice-dropped-reason"] == "deadline"
     assert attempts.statuses[0] in (429, 503)
     assert_came_back_once(attempts, pauses, attempts.statuses[0])

@@ -69,7 +69,7 @@ BAD_CHATS = [
     ({"messages": [{"role": "wizard", "content": SECRET}]}, "messages[0].role"),
     ({"messages": [{"role": "tool", "content": SECRET}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": SECRET}] * 2500}, "messages"),
     ({"model": None}, "model"),
     ({"model": 7}, "model"),
@@ -84,7 +84,7 @@ BAD_CHATS = [
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 10**400}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -1e-9}, "top_p"),
     ({"top_p": 1e308}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"seed": 2**64}, "seed"),
@@ -99,10 +99,26 @@ BAD_CHATS = [
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"logit_bias": {"5": 101}}, "logit_bias"),
     ({f"field{n}": 1 for n in range(5_000)}, None),
-    ({"\x00" * 100: 1}, "\x00" * 64),
-    ({"": 1}, '""'),
-    ({"messages": [{"role": "user", "content": "Hi", "": 1}]}, 'messages[0].""'),
 ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"\x00" * 100: 1}, "%00" * 64),
+        ({"": 1}, "%22%22"),
+        ({"messages": [{"role": "user", "content": "Hi", "": 1}]}, "messages[].%22%22"),
+        ({"a\r\nset-cookie: b=1": 1, "\u20ac, x": 2}, "a%0D%0Aset-cookie%3A%20b%3D1, %E2%82%AC%2C%20x"),
+        ({"x" * 1_000_000: SECRET}, "x" * 64),
+    ],
+)
+def test_a_strange_name_is_ignored_and_told_without_harm(
+    server: ServerProcess, fields: dict[str, object], told: str
+) -> None:
+    body = {"model": "embedded", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **fields}
+    reply = post(server, body)
+    assert (reply.status_code, reply.headers["x-sluice-ignored"]) == (200, told)
+    assert "set-cookie" not in reply.headers
 
 
 @pytest.mark.parametrize(("fields", "param"), BAD_CHATS, ids=[f"{n}-{param}" for n, (_, param) in enumerate(BAD_CHATS)])
@@ -207,7 +223,7 @@ def test_a_body_in_one_byte_chunks_is_read(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/", "//", "/v1", "/v1/", "/v1/chat/completions/", "//v1/models", "/v1/../v1/models", "/v1/%2e%2e/metrics",
+        "/", "//", "/v1", "/v1/", "/v1/chat/", "//v1/model", "/v1/../v1/models", "/v1/%2e%2e/metrics",
         "/%00", "/%ff", "/%", "/v1/models%0d%0ax: y", "/metrics/..", "/admin", "/" + "a/" * 5000, "/?" + "q" * 5000,
     ],
 )  # fmt: skip
@@ -267,5 +283,5 @@ def test_a_harmful_request_id_is_replaced(server: ServerProcess, value: str) -> 
 
 
 def test_a_prompt_is_in_no_answer_and_no_log_of_an_error(server: ServerProcess) -> None:
-    for fields in ({"n": 0}, {"model": "other"}, {"max_tokens": 10**6}, {"stop": [SECRET] * 65}, {"user": 7}):
+    for fields in ({"n": 0}, {"model": "other"}, {"functions": [SECRET]}, {"stop": [SECRET] * 65}, {"user": 7}):
         assert post(server, chat(SECRET, **fields)).status_code in (400, 404)

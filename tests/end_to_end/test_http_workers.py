@@ -100,7 +100,7 @@ def told(reply: Reply) -> tuple[int, dict[str, str], bytes]:
     headers["ratelimit"] = re.sub(r";t=\d+", "", headers.get("ratelimit", ""))
     headers["allow"] = ", ".join(sorted(headers.get("allow", "").split(", ")))
     body = re.sub(rb'"(chat)?cmpl-\w+"', b'"id"', reply.body.replace(b"HEAD, GET", b"GET, HEAD"))
-    return reply.status, headers, re.sub(rb'"(created|reset\w*|resets_at)":[\d.]+', rb'"\1":0', body)
+    return reply.status, headers, re.sub(rb'"(created|reset\w*|resets_at|set_aside)":[\d.]+', rb'"\1":0', body)
 
 
 def ask(site: Site, path: str, body: object) -> Reply:

@@ -8,12 +8,13 @@ from typing import Any
 
 import httpx
 import orjson
+import pytest
 
 from tests.fleet.fleet_site import FleetSite, fleet_site
-from tests.gateway.server_process import BODY, PATIENCE, bearer, eventually
+from tests.gateway.server_process import BODY, PATIENCE, ServerProcess, bearer, eventually
 
 AMOUNT = 10**9
-POLICY = f"""
+LIMITED = f"""
 tenants:
   acme:
     on_store_outage: closed
@@ -23,6 +24,7 @@ tenants:
       output_tokens: {AMOUNT}/month
       concurrent_requests: 100
 """
+UNLIMITED = "tenants: {acme: {}}"
 LEASE = 3600  # seconds: what a dead replica held is not free by itself while the test runs
 ENDLESS = {"ignore_eos": True, "logit_bias": {"1": -100}}  # without what would be no text
 STREAMS = 6
@@ -61,17 +63,23 @@ class Stream:
         return prompt, sum(len(choice.get("token_ids") or ()) for choice in choices)
 
 
+def booked(replica: ServerProcess) -> tuple[int, int, int]:
+    total = replica.admin("usage")["total"]
+    return total["requests"], total["input_tokens"], total["output_tokens"]
+
+
 def left(site: FleetSite) -> dict[str, int]:
     limits = httpx.get(f"{site.url}/v1/limits", headers=bearer(site.keys["acme"]), timeout=PATIENCE).json()["data"]
     return {limit["resource"]: int(limit["remaining"]) for limit in limits}
 
 
+@pytest.mark.parametrize("policy", [LIMITED, UNLIMITED], ids=["limited", "unlimited"])
 def test_streams_are_charged_by_what_was_delivered_whether_their_replica_is_killed_or_not(
-    tmp_path: Path, redis_url: str
+    tmp_path: Path, redis_url: str, policy: str
 ) -> None:
     flowing: list[Stream] = []
     with (
-        fleet_site(tmp_path, POLICY, "--redis-url", redis_url, "--quota-lease", str(LEASE)) as site,
+        fleet_site(tmp_path, policy, "--redis-url", redis_url, "--quota-lease", str(LEASE)) as site,
         ThreadPoolExecutor(STREAMS) as pool,
     ):
         before, streams = left(site), [Stream(site, number) for number in range(STREAMS)]
@@ -85,9 +93,10 @@ def test_streams_are_charged_by_what_was_delivered_whether_their_replica_is_kill
         cut = [stream for stream in streams if stream.is_cut]
         assert cut
         eventually(lambda: site.metric("sluice_route_settlements_total") == len(cut))
-        eventually(lambda: left(site)["concurrent_requests"] == 100)
-        taken = {resource: before[resource] - amount for resource, amount in left(site).items()}
         prompts, outputs = map(sum, zip(*(stream.tokens for stream in streams), strict=True))
-        assert taken["requests"] == STREAMS
-        assert (taken["input_tokens"], taken["output_tokens"]) == (prompts, outputs)
-        eventually(lambda: survivor.admin("usage")["total"]["output_tokens"] == outputs)
+        if policy is LIMITED:
+            eventually(lambda: left(site)["concurrent_requests"] == 100)
+            taken = {resource: before[resource] - amount for resource, amount in left(site).items()}
+            assert taken["requests"] == STREAMS
+            assert (taken["input_tokens"], taken["output_tokens"]) == (prompts, outputs)
+        eventually(lambda: booked(survivor) == (STREAMS, prompts, outputs))

@@ -1,6 +1,7 @@
 """A model whose prompts open a block of reasoning: what it thinks is told apart, counted and bounded."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,25 @@ def test_a_schema_holds_after_the_reasoning(chat: Any) -> None:
     (choice,) = chat(response_format=form, extra_body={"thinking_token_budget": 3}).choices
     assert json.loads(choice.message.content)["a"] in (1, 2)
     assert choice.message.reasoning_content
+
+
+@pytest.mark.parametrize(
+    ("structured", "expected", "reasons"),
+    [
+        ({"choice": ["yes/no", "<|end|>"]}, r"yes/no|<\|end\|>", True),
+        ({"regex": r"(a/b){2}\d"}, r"(a/b){2}\d", True),
+        ({"json": {"enum": ["x"]}}, '"x"', True),
+        ({"grammar": 'start: "<think>" /[ab]/'}, "<think>[ab]", False),
+    ],
+)
+def test_what_matches_is_the_content_after_the_reasoning(
+    chat: Any, structured: Any, expected: str, reasons: bool
+) -> None:
+    asked: Any = {"extra_body": {"structured_outputs": structured}, "max_tokens": 200, "seed": 1, "temperature": 1.5}
+    (choice,) = chat(**asked).choices
+    if choice.finish_reason == "stop":
+        assert re.fullmatch(expected, choice.message.content)
+        assert hasattr(choice.message, "reasoning_content") == reasons
+    chunks = [chunk.choices[0].delta for chunk in chat(stream=True, **asked)]
+    assert "".join(delta.content or "" for delta in chunks) == (choice.message.content or "")
+    assert not reasons or choice.finish_reason == "stop" or choice.message.reasoning_content

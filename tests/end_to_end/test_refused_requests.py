@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.gateway.raw_client import chat
-from tests.gateway.server_process import PATIENCE
-from tests.gateway.tenant_site import TenantSite, tenant_site
+from tests.gateway.server_process import PATIENCE, bearer, eventually
+from tests.gateway.tenant_site import TenantSite, make_keys, tenant_site
 
 POLICY = """
 tenants:
@@ -124,7 +124,7 @@ def test_what_is_asked_of_the_tokenizer_counts_as_a_request_unless_it_is_refused
 
 
 def test_a_key_whose_requests_are_refused_too_often_is_answered_unread_and_others_are_served(site: Site) -> None:
-    large = b"[" + b"{}," * 2**16  # what was not read of it counts as well
+    large = b"[" + b"{}," * 2**16
     assert site.send("broken", b"not json").status_code == 400
     assert site.send("broken", large).status_code == 413
     while (reply := site.send("broken", large)).status_code == 413:
@@ -134,6 +134,49 @@ def test_a_key_whose_requests_are_refused_too_often_is_answered_unread_and_other
     assert int(reply.headers["retry-after"]) >= 1
     assert "of your API key were refused" in reply.json()["error"]["message"]
     assert site.send("good").status_code == 200
+
+
+HOSTILE = {  # heads behind the key, and what comes of a body
+    "a huge body that is announced": (b"content-length: 10737418240", b"{"),
+    "a body that is coded": (b"content-encoding: gzip\r\ncontent-length: 4000000", b"x"),
+    "no JSON": (b"content-length: 3", b"no!"),
+    "too many elements": (b"content-length: 4000000", b"[" + b"{}," * 2**16),
+    "a wrong field": (b"content-length: 2", b"{}"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_refusals_of_one_key_keep_no_other_key_of_its_tenant_waiting(site: Site, kind: str) -> None:
+    head, body = HOSTILE[kind]
+    bad, good = keys = [make_keys(site.store.directory, "broken")["broken"] for _ in range(2)]
+    limits = f"{site.server.url}/v1/limits"
+    eventually(lambda: all(httpx.get(limits, headers=bearer(key)).is_success for key in keys))
+    start = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bad}\r\n"
+    with ExitStack() as stack:
+        address = ("127.0.0.1", site.server.port)
+        clients = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(20 * RATE)]
+        for client in clients:
+            client.sendall(start.encode() + head + b"\r\n\r\n" + body)
+        assert clients[0].recv(100).startswith(b"HTTP/1.1 4")
+        reply = httpx.post(f"{site.server.url}/v1/chat/completions", json=CHAT, headers=bearer(good), timeout=PATIENCE)
+        assert reply.status_code == 200
+        refused = httpx.get(f"{site.server.url}/nowhere", headers=bearer(good), timeout=1.0)
+        assert refused.status_code == 404, "its own refusal does not wait behind those of the other key"
+
+
+def test_a_refusal_that_is_delayed_makes_room_for_a_request(tmp_path: Path) -> None:
+    flags = ("--refused-per-second", "1", "--max-connections", "16", "--max-body-bytes", "4MiB")
+    with tenant_site(Site, tmp_path, "tenants: {bad: {}, good: {}}", *flags) as site, ExitStack() as stack:
+        start = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.keys['bad']}\r\n"
+        address = ("127.0.0.1", site.server.port)
+        assert site.send("bad", b" " * 2**21).status_code == 413  # the next refusals are delayed by seconds
+        eventually(lambda: site.server.metric("sluice_connections") == 0)  # or it would make room in their place
+        for _ in range(40):
+            client = stack.enter_context(socket.create_connection(address, PATIENCE))
+            client.sendall(start.encode() + b"content-length: 2\r\n\r\n{}")
+        eventually(lambda: site.server.metric("sluice_connections_closed_total") >= 24)
+        assert site.server.metric("sluice_connections") == 16
+        assert site.send("good").status_code == 200
 
 
 def test_a_good_key_is_served_beside_a_hundred_bad_ones_at_its_address(site: Site) -> None:

@@ -1,5 +1,6 @@
 """No prompt, no output and no key is in a log, a span or a metric."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 ]
 HEADERS = {"cookie": SECRET, "user-agent": SECRET, "baggage": f"a={SECRET}", "x-forwarded-for": SECRET, "x-own": SECRET}
 ROUNDS = 6
+PAGES = ("overview", "tenants", "requests", "queue", "kv", "policy", "refusals", "usage", "audit", "diagnosis", "keys")
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Seen:
     admin_key: str
     pepper: str
     outputs: list[str]
+    num_misplaced: int
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +48,22 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     directory = tmp_path_factory.mktemp("secrets")
     with otlp_receiver() as receiver:
         flags = ["--threads=1", "--log-level=debug", "--trace-sample-ratio=1", "--trace-max-per-second=10000"]
-        flags.append("--refused-per-second=10000")
+        flags += ["--refused-per-second=10000", f"--event-log={directory / 'events'}"]
         with running_server(directory, *flags, f"--otlp-endpoint={receiver.grpc_endpoint}") as server:
+            num_misplaced = misplace(server)
             outputs = use(server)
-            metrics = server.scrape().text
+            metrics, admin = server.scrape().text, "".join(json.dumps(server.admin(page)) for page in PAGES)
+            recent = server.admin("requests")["recent"]
+            admin += "".join(json.dumps(server.admin(f"requests/{one['id']}")) for one in recent)
         emitted = {
             "log": server.log.read_text(),
             "metrics": metrics,
+            "admin": admin,
+            "events": (directory / "events").read_text(),
             "telemetry": b"".join(r.SerializeToString() for r in receiver.requests).decode("latin-1"),
         }
     pepper = (directory / "state" / "pepper").read_bytes().hex()
-    return Seen(emitted, server.key, server.admin_key, pepper, outputs)
+    return Seen(emitted, server.key, server.admin_key, pepper, outputs, num_misplaced)
 
 
 def use(server: ServerProcess) -> list[str]:
@@ -80,11 +88,38 @@ def use(server: ServerProcess) -> list[str]:
     return [(choice.get("message", {}).get("content") or choice.get("text", ""))[:24] for choice in choices]
 
 
-@pytest.mark.parametrize("where", ["log", "metrics", "telemetry"])
+def misplace(server: ServerProcess) -> int:
+    """Requests whose clients have put their key where it does not belong, which no answer tells; how many are of v1."""
+    key, headers = server.key, {"authorization": f"Bearer {server.key}"}
+    places: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
+        ("GET", f"/v1/{key}", {}, {}),
+        ("GET", f"/{key}/v1/models?api_key={key}", {}, {}),
+        ("GET", f"/v1/models/{key}", {}, {}),
+        ("GET", f"/v1/models/{key.replace('-', '%2D')}", {}, {}),
+        ("GET", f"/v1/models/{key.replace('-', '%252D')}", {}, {}),
+        ("DELETE", f"/v1/chat/completions/{key}", {}, {}),
+        ("GET", "/v1/models", {}, {"x-request-id": key}),
+        ("GET", "/v1/models", {}, {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": f"a={key}"}),
+        ("POST", "/v1/chat/completions", chat(model=key), {}),
+        ("POST", "/v1/chat/completions", chat(service_tier=key), {}),
+        ("POST", "/v1/chat/completions", chat(**{key: 1}), {}),
+        ("POST", "/v1/chat/completions", chat(tool_choice={"type": "function", "function": {"name": key}}), {}),
+        ("POST", "/v1/chat/completions", chat(max_tokens=1, user=key, stop=[key]), {}),
+        ("POST", "/v1/completions", completion(model=f"openai/{key}"), {}),
+        ("POST", "/tokenize", {"model": key, "prompt": "a"}, {}),
+    ]
+    for method, path, body, more in places:
+        reply = httpx.request(method, server.url + path, json=body or None, headers=headers | more, timeout=PATIENCE)
+        told = reply.text + repr(reply.headers)
+        assert reply.status_code < 500 and key not in told and key.replace("-", "%2D") not in told
+    return sum(path.startswith("/v1/") for _, path, _, _ in places)
+
+
+@pytest.mark.parametrize("where", ["log", "metrics", "telemetry", "admin", "events"])
 def test_nothing_planted_is_found(seen: Seen, where: str) -> None:
     text = seen.emitted[where]
-    assert "embedded" in text, "it is what was emitted"
-    for secret in (SECRET, seen.key, seen.admin_key, seen.pepper):
+    assert "embedded" in text or where == "events", "it is what was emitted"
+    for secret in (SECRET, seen.key, seen.key.replace("-", "%2D"), seen.admin_key, seen.pepper):
         assert secret and secret not in text
 
 
@@ -96,4 +131,4 @@ def test_no_output_is_found(seen: Seen, where: str) -> None:
 
 
 def test_the_log_has_a_line_for_every_request(seen: Seen) -> None:
-    assert seen.emitted["log"].count('"path":"/v1/') == (len(REQUESTS) + 1) * ROUNDS + 1
+    assert seen.emitted["log"].count('"path":"/v1/') == (len(REQUESTS) + 1) * ROUNDS + 1 + seen.num_misplaced

@@ -208,7 +208,7 @@ def test_a_jump_back_and_one_forward_change_nothing_for_clients(tmp_path: Path) 
             return {entry["resource"]: entry["remaining"] for entry in entries}
 
         created = [ask().json()["created"]]
-        with server.stream("/v1/completions", **completion(ignore_eos=True, max_tokens=1500)) as reply:
+        with server.stream("/v1/completions", **completion(ignore_eos=True, max_tokens=600)) as reply:
             lines = (line for line in reply.iter_lines() if line)
             next(lines)
             for jump in (signal.SIGUSR1, signal.SIGUSR2):

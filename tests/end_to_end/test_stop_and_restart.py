@@ -19,7 +19,7 @@ from quotas.store.redis_store import RedisStore
 from tests.gateway.raw_client import chat, completion, connected, request
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, in_threads, running_server
 
-NUM_STREAMS = 16
+NUM_STREAMS, MANY_TOKENS = 16, 500
 ENDLESS = completion(ignore_eos=True, max_tokens=1900)
 POLICY = "tenants: {demo: {limits: {tokens: 10M/month, concurrent_requests: 100}}}"
 
@@ -103,7 +103,7 @@ def test_a_drain_loses_no_request_and_settles_all(tmp_path: Path, redis_url: str
     ):
         idle.send(request(server, completion(), "/v1/completions"))
         assert idle.reply().status == 200
-        streams = Streams(server, NUM_STREAMS, max_tokens=700)
+        streams = Streams(server, NUM_STREAMS, max_tokens=MANY_TOKENS)
         streams.begun()
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: status(server, "/readyz") == 503)
@@ -120,7 +120,9 @@ def test_a_drain_loses_no_request_and_settles_all(tmp_path: Path, redis_url: str
         assert ended(server) == 0
     booked = ledger(redis_url)
     assert booked.requests == NUM_STREAMS + 1
-    assert booked.output_tokens == sum(usage["completion_tokens"] for usage in usages) + 4 == NUM_STREAMS * 700 + 4
+    assert (
+        booked.output_tokens == sum(usage["completion_tokens"] for usage in usages) + 4 == NUM_STREAMS * MANY_TOKENS + 4
+    )
     assert booked.input_tokens % (NUM_STREAMS + 1) == 0
     assert booked.input_tokens // (NUM_STREAMS + 1) == usages[0]["prompt_tokens"]
     assert reservations(redis_url) == []

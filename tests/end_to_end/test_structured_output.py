@@ -96,6 +96,18 @@ def test_patterns_choices_and_grammars_are_matched_whole(site: Site) -> None:
     assert json.loads(site.text(structured={"json": {"enum": [1, "a"]}})) in (1, "a")
 
 
+@pytest.mark.parametrize("text", ["a<|end|>b", "<|end|>", "<tool_call>cafe\u0301"])
+def test_the_name_of_a_token_is_only_text_in_what_an_answer_has_to_match(site: Site, text: str) -> None:
+    named = {"type": "object", "properties": {text: {"const": [text]}}, "required": [text]}
+    for structured in (
+        {"choice": [text]}, {"regex": text.replace("|", r"\|")}, {"grammar": f"start: {json.dumps(text)}"},
+    ):  # fmt: skip
+        answer = site.ask(structured=structured).choices[0]
+        assert (answer.message.content, answer.finish_reason) == (text, "stop")
+    answer = site.ask(response_format=schema({**named, "additionalProperties": False})).choices[0]
+    assert (json.loads(answer.message.content), answer.finish_reason) == ({text: [text]}, "stop")
+
+
 def test_streamed_texts_are_those_of_a_whole_answer(site: Site) -> None:
     asked = {
         "response_format": schema(Person.model_json_schema() | {"additionalProperties": False}),
@@ -120,7 +132,7 @@ def test_several_answers_and_their_neighbours_keep_to_themselves(site: Site) -> 
 
 
 def test_what_cannot_be_enforced_is_refused_by_its_place(site: Site) -> None:
-    refusal = site.refused(response_format=schema({"properties": {"a": {"not": {}}}}))
+    refusal = site.refused(response_format=schema({"properties": {"a": {"not": {"const": 1}}}}))
     assert (refusal.status_code, refusal.code) == (400, "invalid_grammar")
     assert refusal.param == "response_format.json_schema.schema"
     assert "#/properties/a/not" in refusal.message
@@ -128,6 +140,28 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(site: Site) -> None:
     assert "(at #/oneOf)" in refusal.message
     refusal = site.refused(structured={"regex": "(a"})
     assert (refusal.param, refusal.code) == ("structured_outputs.regex", "invalid_grammar")
+
+
+def test_without_strict_what_is_not_enforced_is_said_in_a_header(site: Site) -> None:
+    properties = {"m": {"const": 1}, "r\u00e9gion, 1\n": {"type": "string", "format": "iri", "maxLength": 3}}
+    loose = {"type": "object", "properties": properties, "required": ["m"], "uniqueItems": True}
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {**loose, "additionalProperties": False}},
+    }
+    with site.client("acme") as client:
+        for streams in (False, True):
+            asked: Any = {"model": MODEL, "messages": HI, "max_tokens": 90, "response_format": form, "stream": streams}
+            reply = client.chat.completions.with_raw_response.create(**asked)
+            field = "response_format.json_schema.schema"
+            assert reply.headers["x-sluice-ignored"].split(", ") == [
+                f"{field}/uniqueItems", f"{field}/properties/r%C3%A9gion%2C%201%0A/format",
+            ]  # fmt: skip
+            reply.parse()
+        plain = client.chat.completions.with_raw_response.create(model=MODEL, messages=HI, max_tokens=1)  # type: ignore[arg-type]
+        assert "x-sluice-ignored" not in plain.headers
+    answer = site.text(response_format={"type": "json_object", "schema": {"const": {"a": 1}}})
+    assert json.loads(answer) == {"a": 1}
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_served(site: Site) -> None:
@@ -148,6 +182,13 @@ def test_an_answer_that_may_have_no_token_ends_with_an_error_of_its_own(site: Si
     assert site.text(structured={"choice": ["yes"]}) == "yes"
     assert grammar_processes(site) == processes, "the step that was in flight asked for its mask behind no token"
     assert (error.value.status_code, error.value.code) == (400, "no_token_allowed")
+
+
+def test_an_end_token_that_a_grammar_names_where_nothing_matches_yet_is_an_error(site: Site) -> None:
+    with pytest.raises(openai.APIStatusError) as error:
+        site.ask(structured={"grammar": 'start: "a" <|end|> "b"'})
+    assert (error.value.status_code, error.value.code) == (400, "no_token_allowed")
+    assert site.text(structured={"grammar": 'start: "a" <|end|>'}) == "a"
 
 
 def test_an_answer_that_matches_and_cannot_go_on_ends_before_it_has_its_least_tokens(site: Site) -> None:

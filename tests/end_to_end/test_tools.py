@@ -126,6 +126,40 @@ def test_a_call_that_is_cut_short_is_told_as_it_is(chat: Any) -> None:
     assert whole.startswith(arguments) and arguments != whole
     for stop, reason in (([whole[2:5]], "stop"), (["what it does not say"], "tool_calls")):
         assert chat(tool_choice=named, stop=stop).choices[0].finish_reason == reason
+    told = chat(tool_choice=named, extra_body={"return_token_ids": True}).choices[0].token_ids
+    once = next(token for token in reversed(told[:-6]) if told.count(token) == 1)
+    cut = chat(tool_choice=named, extra_body={"stop_token_ids": [once]}).choices[0]
+    assert cut.finish_reason == "stop" and cut.message.tool_calls
+
+
+def test_only_tools_that_are_allowed_are_called(chat: Any) -> None:
+    some = [{"type": "function", "function": {"name": "get_time"}}]
+    for mode, seeds in (("required", range(3)), ("auto", range(6))):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": some}}
+        for seed in seeds:
+            (answer,) = chat(tool_choice=choice, temperature=1.2, seed=seed, parallel_tool_calls=False).choices
+            calls = answer.message.tool_calls or []
+            assert {call.function.name for call in calls} <= {"get_time"} and (calls or mode == "auto")
+
+
+def test_what_is_not_enforced_of_arguments_is_said_in_a_header(client: openai.OpenAI) -> None:
+    parameters = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "if": {}, "then": {}}
+    tools: Any = tool(parameters={**parameters, "additionalProperties": False})
+    asked: Any = {"model": MODEL, "messages": ASK, "tools": tools, "tool_choice": "required", "max_tokens": 60}
+    reply = client.chat.completions.with_raw_response.create(**asked)
+    assert reply.headers["x-sluice-ignored"] == "tools[0].function.parameters/if"
+    (call, *_) = reply.parse().choices[0].message.tool_calls or ()
+    assert call.type == "function" and json.loads(call.function.arguments) == {"n": 1}
+
+
+def test_arguments_that_name_a_token_are_whole(chat: Any) -> None:
+    texts = ["<|end|>", "a</tool_call>b", "cafe\u0301"]
+    properties = {"token": {"enum": [texts[0]]}, "rest": {"const": texts[1:]}}
+    tools = tool(parameters={"type": "object", "properties": properties, "required": ["token", "rest"]})
+    tools[0]["function"]["parameters"]["additionalProperties"] = False
+    (choice,) = chat(tools=tools, tool_choice="required", parallel_tool_calls=False).choices
+    assert choice.finish_reason == "tool_calls"
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"token": texts[0], "rest": texts[1:]}
 
 
 def test_strict_functions_are_called_with_valid_arguments_or_not_at_all(chat: Any) -> None:
@@ -180,7 +214,7 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "is required"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls", "assistant"),
         (
-            {"tools": tool(strict=True, parameters={"type": "object", "properties": {"a": {"not": {}}}})},
+            {"tools": tool(strict=True, parameters={"type": "object", "properties": {"a": {"not": {"const": 1}}}})},
             "tools[0].function.parameters",
             "#/properties/a/not",
         ),
@@ -194,10 +228,8 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
             "chat_template_kwargs.bos_token",
             "not a variable that a request",
         ),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking", "has no effect"),
         ({"documents": [{"text": "x"}]}, "documents", "has no effect"),
         ({"thinking_token_budget": 5}, "thinking_token_budget", "answers have no reasoning"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "has no effect"),
         ({"continue_final_message": True}, "continue_final_message", "a last message of the role assistant"),
         ({"tools": tool(parameters={"a": "x" * 2**18})}, "tools", "at most 262144 are read"),
         (

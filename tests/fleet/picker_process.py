@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from backend.bound_process import bound
 from fleet.ext_proc.messages import HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 from fleet.ext_proc.server import EXT_PROC, HEALTH
 from tests.gateway.server_process import PATIENCE, ROOT
@@ -21,7 +22,7 @@ def running_picker(folder: Path, *flags: str) -> Iterator[grpc.Channel]:
     errors = folder / "picker.err"
     with errors.open("wb") as err:
         process = subprocess.Popen(
-            [*command, "--port", "0", "--admin-port", "off"], cwd=ROOT, stdout=subprocess.PIPE, stderr=err
+            **bound([*command, "--port", "0", "--admin-port", "off"]), cwd=ROOT, stdout=subprocess.PIPE, stderr=err
         )
     try:
         assert process.stdout is not None

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from backend.bound_process import bound
 from fleet.child import ChildFailed, ChildReplica, settings_of
 from gateway.cli.flags import SettingsError
 from tests.gateway.server_process import ROOT, eventually
+from tests.quotas.stores import is_running
 
 PROGRAM = "tests.fleet.paper_child"
 
@@ -35,7 +37,7 @@ async def test_a_child_is_asked_how_it_is_and_ends_when_it_is_told_to(tmp_path: 
         await replica.check()
         assert (await replica.state()).replicas_wanted == 1.5
     assert not lost.is_set()
-    assert not is_alive(replica.pid)
+    assert not is_running(replica.pid)
 
 
 async def test_a_child_that_ends_by_itself_is_lost(tmp_path: Path) -> None:
@@ -62,13 +64,13 @@ async def main():
     await asyncio.Event().wait()
 asyncio.run(main())
 """
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(**bound([sys.executable, "-c", code]), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    assert is_alive(pid)
+    assert is_running(pid)
     parent.kill()
     parent.communicate()
-    eventually(lambda: not is_alive(pid))
+    eventually(lambda: not is_running(pid))
 
 
 @pytest.mark.parametrize(
@@ -83,11 +85,3 @@ asyncio.run(main())
 def test_flags_that_no_child_could_start_with_are_refused(flags: list[str], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         settings_of(flags)
-
-
-def is_alive(pid: int) -> bool:
-    """A process that has ended, and that nobody has waited for, is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -66,7 +66,7 @@ async def test_without_a_good_key_no_replica_is_asked() -> None:
     assert not fleet.seen
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/x/y", "/v1/limits"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/x/y", "//v1/models/", "/v1/limits", "/tokenizer_info"])
 async def test_what_generates_nothing_is_answered_by_a_replica_too(path: str) -> None:
     fleet = PaperFleet(a=answering(whole(b"[]")))
     assert (await fleet.request("GET", path)).body == b"[]"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.picker import Knowledge, LeastPredicted, Picker, Routing, make_picker
+from fleet.picker import MAX_PLACED, Knowledge, LeastPredicted, Picker, Routing, make_picker
 from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
@@ -28,8 +28,9 @@ def predicted(knowledge: Knowledge) -> LeastPredicted:
 def picks(picker: Picker, request: RoutedRequest, views: list[ReplicaView], count: int = 200) -> Counter[str]:
     counted = Counter[str]()
     for _ in range(count):
-        counted[picker.pick(request, views, 0.0).replica.url[7]] += 1
-        picker.sent(0.0, 0.0)
+        picked = picker.pick(request, views, 0.0)
+        counted[picked.replica.url[7]] += 1
+        picker.sent(request, picked, 0.0, 0.0)
     return counted
 
 
@@ -67,7 +68,7 @@ def test_the_busier_all_are_the_more_counts_what_would_be_computed_twice(knowled
         picker = predicted(knowledge)
         both = [view("a", prefill_seconds=waits), view("b", prefill_seconds=waits + 5.0)]
         for number in range(int(30 * rate)):
-            picker.sent(0.025, number / rate - 30)
+            picker.sent(SHORT, both[0], 0.025, number / rate - 30)
         return picker.pick(LONG, both, 0.0).name[0]
 
     assert picked(rate=0.5, waits=0.0) == "a", "there is room for it"
@@ -79,7 +80,7 @@ def test_the_busier_all_are_the_more_counts_what_would_be_computed_twice(knowled
 def test_beyond_capacity_it_counts_no_more_than_just_below(knowledge: Knowledge) -> None:
     picker, views = predicted(knowledge), [view("a", prefill_seconds=1.0), view("b", prefill_seconds=1.0)]
     for number in range(10_000):
-        picker.sent(2.0, number * 0.02)
+        picker.sent(SHORT, views[0], 2.0, number * 0.02)
     assert picker.num_delayed(views) == pytest.approx(1 + 25 / 0.05, rel=0.05)
 
 
@@ -88,6 +89,28 @@ def test_prompts_that_begin_alike_meet_and_others_spread(knowledge: Knowledge) -
     assert len(picks(predicted(knowledge), LONG, views)) == 1
     spread = picks(predicted(knowledge), SHORT, views)
     assert all(30 < spread[name] < 110 for name in "abc")
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 5])
+@pytest.mark.parametrize("num_prefixes", [2, 3, 10, 600])
+def test_new_beginnings_spread_evenly_over_idle_replicas_and_each_stays_where_it_is(
+    knowledge: Knowledge, num_replicas: int, num_prefixes: int
+) -> None:
+    picker, views = predicted(knowledge), [view(name) for name in "abcde"[:num_replicas]]
+    places: dict[int, str] = {}
+    for number in range(num_prefixes):
+        request = RoutedRequest("t", 8000, tuple(number.to_bytes(2) + bytes([block]) for block in range(15)))
+        found = picks(picker, request, views, 4)
+        assert len(found) == 1, "also before any replica has told that it has it"
+        (places[number],) = found
+    counts = Counter(places.values())
+    assert len(counts) == min(num_replicas, num_prefixes)
+    assert max(counts.values()) - min(counts.values()) <= 2
+    assert sum(picker._placed.num_at.values()) == min(num_prefixes, MAX_PLACED)
+
+
+def test_a_new_beginning_goes_where_fewer_requests_are(knowledge: Knowledge) -> None:
+    assert picks(predicted(knowledge), LONG, [view("a", running=3), view("b")], 1) == {"b": 1}
 
 
 def test_of_two_at_random_the_less_loaded(knowledge: Knowledge) -> None:

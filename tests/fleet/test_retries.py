@@ -8,8 +8,8 @@ from fleet.retries import FAILURES, FIRST_SECONDS, MOST_SECONDS, RESERVE, SHARE,
 def test_retries_are_a_tenth_of_requests_and_a_reserve_however_they_come(fails: list[bool]) -> None:
     budget, granted = RetryBudget(), 0
     for number, fail in enumerate(fails, 1):
-        budget.requested()
-        granted += fail and budget.take()
+        budget.requested("t")
+        granted += fail and budget.take("t")
         assert granted <= RESERVE + SHARE * number + 1e-6
     assert budget.taken == granted
 
@@ -17,9 +17,21 @@ def test_retries_are_a_tenth_of_requests_and_a_reserve_however_they_come(fails: 
 def test_a_fleet_that_fails_for_long_is_not_asked_twice_as_much() -> None:
     budget = RetryBudget()
     for _ in range(1000):
-        budget.requested()
-        budget.take()
+        budget.requested("t")
+        budget.take("t")
     assert budget.taken <= RESERVE + 100
+
+
+def test_a_tenant_whose_requests_fail_leaves_others_their_second_attempts() -> None:
+    budget = RetryBudget()
+    while budget.take("fails"):
+        budget.requested("fails")
+    assert not budget.is_left_for_all
+    assert [budget.take("other") for _ in range(round(RESERVE) + 1)] == [True] * round(RESERVE) + [False]
+    for _ in range(200):
+        for tenant in ("fails", "other"):
+            budget.requested(tenant)
+    assert budget.is_left_for_all and not budget._owed
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 10)), max_size=80))

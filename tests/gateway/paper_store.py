@@ -13,6 +13,7 @@ from quotas.store.scripts import CommandObserver
 class PaperStore:
     is_connected = True
     num_outages = 0
+    set_aside = dict[str, int]
 
     def __init__(self) -> None:
         self.on_command: list[CommandObserver] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
+from backend.bound_process import bound
 from tests.gateway.server_process import eventually
 from tests.quotas.servers import BINARIES
 
@@ -25,7 +26,7 @@ class StoppableStore:
 
     def start(self) -> None:
         command = [BINARIES["valkey"], "--port", "0", "--unixsocket", str(self.path), "--save", ""]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=self.path.parent)
+        self.process = subprocess.Popen(**bound(command), stdout=subprocess.DEVNULL, cwd=self.path.parent)
         eventually(self._answers)
 
     def signal(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Starts `sluice` in a fraction of the time that it takes: by forking a process that has imported what it needs.
+"""Starts `sluice` and programs like it in a fraction of the time: by forking what has imported what they need.
 
 `python -m tests.gateway.warm_interpreter` imports the server's modules, which takes three seconds, then forks a process
 for each command that it is sent. That is as one just started: nothing has run in it, and it has no thread but its own.
@@ -6,6 +6,7 @@ Tests ask for one by `start`, which does without where an environment differs fr
 """
 
 import atexit
+import gc
 import os
 import runpy
 import select
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -24,6 +26,7 @@ from types import FrameType
 from typing import BinaryIO, Protocol
 
 from backend import compiled_core
+from backend.bound_process import bound
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -52,12 +55,12 @@ def start(
 ) -> ServerHandle:
     """Runs `python -m program` with these arguments in the repository, without variables of Sluice's own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    if warm and program == "sluice":
+    if warm:
         interpreter = _warm_interpreter()
         if interpreter.suits(environment):
-            return interpreter.start(arguments, stdout, stderr)
+            return interpreter.start([program, *arguments], stdout, stderr)
     command = [sys.executable, "-m", program, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=stderr)
+    return subprocess.Popen(**bound(command), cwd=ROOT, env=environment, stdout=stdout, stderr=stderr)
 
 
 class ForkedProcess:
@@ -112,10 +115,10 @@ class WarmInterpreter:
         """Whether a process of this environment would have imported the same."""
         return _told(environment) == self._environment
 
-    def start(self, arguments: Sequence[str], stdout: BinaryIO, stderr: BinaryIO) -> ForkedProcess:
+    def start(self, command: Sequence[str], stdout: BinaryIO, stderr: BinaryIO) -> ForkedProcess:
         exited, told = os.pipe()
         with self._lock:  # or threads take each other's answers
-            socket.send_fds(self._socket, [dumps(arguments).encode()], [stdout.fileno(), stderr.fileno(), told])
+            socket.send_fds(self._socket, [dumps(command).encode()], [stdout.fileno(), stderr.fileno(), told])
             pid = int(self._socket.recv(MESSAGE_BYTES))
         os.close(told)
         return ForkedProcess(pid, exited)
@@ -149,7 +152,7 @@ def _wake(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _serve_forks(commands: socket.socket) -> list[str] | None:
-    """Forks for each command until nobody is left to send one. Returns a command's arguments, in its process."""
+    """Forks for each command until nobody is left to send one. Returns a command, in its process."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, _wake)
@@ -165,6 +168,7 @@ def _serve_forks(commands: socket.socket) -> list[str] | None:
             if not message:
                 for pid in running:
                     os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGCONT)  # a test may have stopped it
                 return None
             pid = os.fork()
             if pid == 0:
@@ -175,8 +179,8 @@ def _serve_forks(commands: socket.socket) -> list[str] | None:
                 os.dup2(files[1], 2)
                 for file in (woken, wakes, *files, *running.values()):
                     os.close(file)
-                arguments: list[str] = loads(message)
-                return arguments
+                command: list[str] = loads(message)
+                return command
             running[pid] = files[2]
             os.close(files[0])
             os.close(files[1])
@@ -193,15 +197,34 @@ def _tell_of_the_dead(running: dict[int, int]) -> None:
         os.close(file)
 
 
+def _run(program: str) -> None:
+    """Run a module to its end, and end without taking the interpreter apart: that takes a second of a fork, whose every
+    object is still shared with the process that was forked.
+    """
+    try:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        status: object = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    if not isinstance(status, int):
+        raise SystemExit(status)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def _main() -> None:
     compiled_core.use()
     for name in MODULES:
         import_module(name)
+    gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as commands:
-        arguments = _serve_forks(commands)
-    if arguments is not None:
-        sys.argv = ["sluice", *arguments]
-        runpy.run_module("sluice", run_name="__main__", alter_sys=True)
+        command = _serve_forks(commands)
+    if command is not None:
+        sys.argv = command
+        _run(command[0])
 
 
 if __name__ == "__main__":

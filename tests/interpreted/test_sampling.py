@@ -86,7 +86,7 @@ def test_tokens_are_those_of_the_sampler_in_torch(
 ) -> None:
     monkeypatch.setattr(sampling, "TILE", tile)
     monkeypatch.setattr(sampling, "SEARCHED", tiles)
-    kinds = KINDS if kind == "normal" else KINDS[1::2]
+    kinds = KINDS if kind == "normal" else KINDS[[*LOGITS].index(kind) :: 4]
     logits = LOGITS[kind](torch.Generator().manual_seed(0))[: len(kinds)]
     batch = rows(*kinds, seed=2**40)
     assert torch.equal(sampling.sample_rows(logits.clone(), batch), in_torch(logits, batch))
@@ -131,16 +131,17 @@ def test_equal_logits_are_kept_or_cut_together() -> None:
 
 
 def test_a_row_draws_the_same_token_alone_and_in_a_batch() -> None:
-    logits = torch.randn(len(KINDS), VOCAB)
-    batch = rows(*KINDS)
+    kinds = (KINDS[1], KINDS[6], KINDS[11], KINDS[14])
+    logits = torch.randn(len(kinds), VOCAB)
+    batch = rows(*kinds)
     together = sampling.sample_rows(logits.clone(), batch)
-    for row in (6, 11):
-        alone = replace(rows(KINDS[row]), seeds=batch.seeds[row : row + 1], positions=batch.positions[row : row + 1])
+    for row in (1, 2):
+        alone = replace(rows(kinds[row]), seeds=batch.seeds[row : row + 1], positions=batch.positions[row : row + 1])
         assert sampling.sample_rows(logits[row : row + 1].clone(), alone) == together[row]
 
 
 def test_the_seed_and_the_position_decide_the_draw() -> None:
-    logits = torch.zeros(1, 2000).expand(12, -1).contiguous()
+    logits = torch.zeros(1, 500).expand(12, -1).contiguous()
     batch = replace(rows(*[SamplingParams()] * 12, seed=-5), some_min_p=False, some_top_k=False, some_top_p=False)
     tokens = sampling.sample_rows(logits.clone(), batch)
     assert torch.equal(tokens, in_torch(logits, batch))
@@ -148,9 +149,10 @@ def test_the_seed_and_the_position_decide_the_draw() -> None:
 
 
 def test_tokens_of_no_probability_are_never_drawn() -> None:
-    logits = torch.full((len(KINDS), VOCAB), -torch.inf)
+    kinds = KINDS[::3]
+    logits = torch.full((len(kinds), VOCAB), -torch.inf)
     logits[:, [7, VOCAB - 2]] = 0.0
-    assert set(sampling.sample_rows(logits, rows(*KINDS)).tolist()) <= {7, VOCAB - 2}
+    assert set(sampling.sample_rows(logits, rows(*kinds)).tolist()) <= {7, VOCAB - 2}
 
 
 @pytest.mark.parametrize("top_k", [0, VOCAB])

@@ -2,17 +2,22 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from backend.bound_process import bound
+from tests.gateway.server_process import eventually
+from tests.quotas.stores import is_running
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
 PARTS = {
-    "environment", "correctness", "serving", "agreement", "engine", "llama-3-8b", "qwen3-0.6b", "beside", "http",
-    "kernels",
+    "environment", "compile", "correctness", "serving", "agreement", "engine", "llama-3-8b", "qwen3-0.6b", "beside",
+    "http", "kernels", "same", "masks", "leak", "sanitize", "tenants", "fa3", "peers", "vllm",
 }  # fmt: skip
 NOT_ON_A_BARE_MACHINE = (
     "huggingface_hub", "hiredis", "httpx", "hypothesis", "opentelemetry", "orjson", "pydantic", "pydantic_settings",
@@ -37,16 +42,33 @@ http, engine = (Result(part, [Finding("", rate, "tok/s")]) for part, rate in (("
 assert [found.value for found in over_http([http, engine])] == [0.8] and over_http([http]) == []
 """
 
+LIMITS = """
+from scripts.check_gpu import PARTS
+first = "environment compile correctness serving agreement engine llama-3-8b http".split()
+assert list(PARTS)[: len(first)] == first, "in another order"
+assert sum(PARTS[name].seconds for name in first) <= 320
+assert PARTS["kernels"].seconds <= 100
+"""
+ENVIRON = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
 pytest.importorskip("triton")
+
+
+def findings(part: dict[str, object]) -> list[dict[str, str]]:
+    found = part["findings"]
+    assert isinstance(found, list)
+    return found
+
+
+def held_to_speed(finding: dict[str, str]) -> bool:
+    return finding["bound"] is not None and not finding["exact"]
 
 
 def check(tmp_path: Path, *flags: str) -> tuple[int, str, dict[str, dict[str, object]]]:
     """Exit status, what was printed, and the parts by name."""
     file = tmp_path / "figures.json"
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--json", str(file), *flags], env=environ, capture_output=True, text=True, check=False
-    )
+    command = bound([sys.executable, SCRIPT, "--json", file, *flags])
+    done = subprocess.run(**command, env=ENVIRON, capture_output=True, text=True, check=False)
     assert file.exists(), done.stdout + done.stderr
     return done.returncode, done.stdout, {part["part"]: part for part in json.loads(file.read_text())["parts"]}
 
@@ -60,17 +82,54 @@ def test_every_part_runs(tmp_path: Path) -> None:
     for name, part in parts.items():
         assert part["failure"] == "" and part["findings"], name
     assert "MISS" not in printed
-    assert "greedy tokens equal to those of transformers" in printed
+    assert "answers that part from those of transformers" in printed
     assert "over HTTP: output tokens/s" in printed
+    speeds = [finding for part in parts.values() for finding in findings(part) if held_to_speed(finding)]
+    assert {finding["unit"] for finding in speeds if "between tokens" not in finding["what"]} == {""}, "a card's number"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_part_in_a_process_of_its_own_is_reported_alike(tmp_path: Path) -> None:
     status, printed, parts = check(tmp_path, "--apart", "--parts", "environment", "engine")
     assert status == 0, printed
-    assert [len(parts[name]["findings"]) for name in ("environment", "engine")] == [2, 3]  # type: ignore[arg-type]
+    told = {finding["what"] for finding in findings(parts["environment"])}
+    assert told >= {"core", "copy, read and written, kernel's"}
+    assert [finding["unit"] for finding in findings(parts["engine"]) if held_to_speed(finding)] == ["", ""]
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_is_ended_in_the_midst_of_a_part_leaves_its_figures_and_no_process(tmp_path: Path, number: int) -> None:
+    file = tmp_path / "figures.json"
+    command = bound(
+        [sys.executable, SCRIPT, "--json", file, "--apart", "--parts", "environment", "kernels", "agreement"]
+    )
+    with subprocess.Popen(**command, env=ENVIRON, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "copy bandwidth" in line:
+                break
+        (part,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(number)
+        printed = process.stdout.read()
+    eventually(lambda: not is_running(int(part)))
+    assert process.returncode == (143 if number == signal.SIGTERM else -9)
+    parts = {part["part"]: part for part in json.loads(file.read_text())["parts"]}
+    assert len(findings(parts["environment"])) > 2
+    if number == signal.SIGTERM:
+        assert list(parts) == ["environment", "kernels"]
+        assert findings(parts["kernels"])[0]["what"] == "copy bandwidth"
+        assert parts["kernels"]["failure"] == "ended by SIGTERM"
+        assert "FAILED: ended by SIGTERM" in printed
+
+
+def test_the_parts_of_a_visit_fit_its_time() -> None:
+    subprocess.run([sys.executable, "-c", LIMITS], cwd=ROOT, check=True)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_part_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
     status, printed, parts = check(tmp_path, "--apart", "--parts", "kernels", "environment", "--seconds", "1.5")

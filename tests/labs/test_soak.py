@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from backend.bound_process import bound
 from labs.benchmarks.report import Report
 from scripts.soak import KEPT, LEFT, Row, judge
 
@@ -62,7 +63,7 @@ def test_an_answer_that_nobody_should_get_and_an_error_in_the_log_are_told() -> 
 @pytest.mark.timeout(1800)
 def test_a_short_one_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scripts.soak", "--quick", "--results", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(**bound(command), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     targets = json.loads((tmp_path / "soak.quick.json").read_text())["targets"]
     assert [target["what"] for target in targets if not target["met"] and not target["what"].startswith("RSS")] == []

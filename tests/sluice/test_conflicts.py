@@ -18,12 +18,12 @@ def site(tmp_path: Path) -> Path:
     """A site-packages with Sluice, whose command prints that it runs."""
     path = tmp_path / "site-packages"
     shutil.copytree(Path(sluice.__file__).parent, path / "sluice", ignore=shutil.ignore_patterns("__pycache__"))
-    for package in PACKAGES:
+    for package in PACKAGES[1:]:
         write(path / package / "__init__.py")
     write(path / "backend" / "compiled_core.py", "def use():\n    return False\n")
     write(path / "gateway" / "cli" / "__init__.py")
     write(path / "gateway" / "cli" / "main.py", "def main(arguments=None):\n    print('it runs')\n    return 0\n")
-    record(path, "sluice-0.1.0", "gateway/__init__.py", "backend/__init__.py")
+    record(path, "sluice_gateway-0.1.0", "sluice/__init__.py", "gateway/__init__.py", "backend/__init__.py")
     return path
 
 
@@ -57,6 +57,12 @@ def test_a_distribution_that_shares_a_package_is_named(site: Path) -> None:
     assert (status, out) == (1, "")
     assert error.startswith("sluice: the distribution parrot 2.0 has a package `backend`, as Sluice has")
     assert "environment of its own" in error and error.count("\n") == 1
+
+
+def test_the_other_sluice_is_named(site: Path) -> None:
+    record(site, "sluice-0.3.1", "sluice/birds.py", "sluice-0.3.1.dist-info/METADATA")
+    status, _, error = run(site)
+    assert status == 1 and error.startswith("sluice: the distribution sluice 0.3.1 has a package `sluice`")
 
 
 def test_a_distribution_that_comes_first_on_the_path_is_named(site: Path, tmp_path: Path) -> None:

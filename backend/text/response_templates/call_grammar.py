@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backend.grammar import Grammar, GrammarKind
 from backend.text.response_templates.calls import object_keys, takes_plain_json
 from backend.text.response_templates.lark import SPACE, TEXT, Lark, Vocabulary, literal_start, parts
 from backend.text.response_templates.pattern import Pattern
@@ -45,11 +46,11 @@ def call_grammar(
     is_required: bool,
     is_single: bool,
     is_reasoning: bool,
-    content: Mapping[str, Any] | None = None,
+    content: Grammar | None = None,
     most_reasoning: int | None = None,
 ) -> str:
     """Return the grammar of an answer that may call these tools, or has to; at most one if `is_single`. `is_reasoning`:
-    the prompt has opened a block of reasoning. `content` is the schema of an answer that calls none. A block of
+    the prompt has opened a block of reasoning. `content` is the grammar of an answer that calls none. A block of
     reasoning has at most `most_reasoning` tokens, if that is set.
 
     Raises `UnsupportedCalls`, `UnsupportedSchema` about one tool, and `UnsupportedReasoning`.
@@ -71,13 +72,13 @@ def call_grammar(
 def content_grammar(
     template: ResponseTemplate,
     vocabulary: Vocabulary,
-    content: Mapping[str, Any],
+    content: Grammar,
     *,
     is_reasoning: bool,
     most_reasoning: int | None = None,
 ) -> str:
-    """Return the grammar of an answer whose content is JSON of this schema, after a block of reasoning if there is one,
-    as for `call_grammar`.
+    """Return the grammar of an answer whose content matches this one, after a block of reasoning if there is one, as
+    for `call_grammar`.
     """
     writer = _Writer(template, None, Lark(vocabulary), True, most_reasoning)
     return f"start: {writer.reasoning(is_reasoning)} {writer.content(content, not is_reasoning)}\n{writer.lark}"
@@ -136,11 +137,19 @@ class _Writer:
         opening = self.lark.node(field.open.node, {}, at_start=True)
         return f"({opening} {after})?" if opening else ""
 
-    def content(self, schema: Mapping[str, Any], at_start: bool) -> str:
-        """Return what content is that is JSON."""
-        field = self.template.field(CONTENT)
+    def content(self, grammar: Grammar, at_start: bool) -> str:
+        """Return what content is that matches a grammar, which is none of Lark's."""
+        field, source = self.template.field(CONTENT), grammar.source
         opening = self.lark.node(field.open.node, {}, at_start) if field and field.open else ""
-        return f"{opening or ''} {self.lark.json(schema)}"
+        match grammar.kind:
+            case GrammarKind.CHOICE:
+                written = self.lark.choice(json.loads(source))
+            case GrammarKind.REGEX:
+                written = self.lark.regex(source)
+            case _:
+                schema = json.loads(source)
+                written = self.lark.json(schema if isinstance(schema, dict) else {"allOf": [schema]})
+        return f"{opening or ''} {written}"
 
     def required(self, tools: Sequence[Tool], at_start: bool) -> str:
         """Return what one call is, and as many more as may follow."""

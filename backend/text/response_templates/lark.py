@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from backend.grammar import ONE_LINE, json_options
 from backend.text.response_templates.pattern_syntax import (
     Alternation,
     CharClass,
@@ -22,10 +23,9 @@ from backend.text.response_templates.pattern_syntax import (
 
 MOST_SPACE = 2  # characters, where an expression allows any number
 MOST_OTHER = 32
+_IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 SPACE = f"(/[ \\n]/){{0,{MOST_SPACE}}}"
 TEXT = "TEXT"  # any, but no special token
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As `json.dumps` writes, and chat templates show calls to the model: most tokens between values are then forced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Lark:
         return name
 
     def text(self, text: str) -> str:
-        """Return what a text is, special tokens by their numbers."""
+        """Return what a text of the template is, special tokens by their numbers."""
         return " ".join(self._pieces(text))
 
     def until(self, text: str, free: str = TEXT) -> str:
@@ -87,7 +87,19 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Return what a JSON document of a schema is."""
-        return self.rule("json", f"%json {json.dumps({'x-guidance': _JSON_STYLE, **schema})}")
+        options = json_options(json.dumps(schema), ONE_LINE)
+        return self.rule("json", f"%json {json.dumps({'x-guidance': options, **schema})}")
+
+    def choice(self, texts: Sequence[str]) -> str:
+        """Return what one of several texts is."""
+        return self.rule("choice", " | ".join(map(literal, texts)))
+
+    def regex(self, source: str) -> str:
+        """Return what a match of a client's expression is."""
+        name = f"REGEX_{len(self.rules)}"
+        escaped = re.sub(r"\\.|[/\n]", lambda found: _IN_SLASHES.get(found[0], found[0]), source, flags=re.DOTALL)
+        self.rules.append(f"{name}: /{escaped}/")
+        return name
 
     def is_end(self, text: str) -> bool:
         return text in self.vocabulary.ends
@@ -106,7 +118,7 @@ class Lark:
             case Repeat():
                 written = self._repeat(node, groups)
             case Group(name, part):
-                written = self.text(groups[name]) if name in groups else self.node(part, groups)
+                written = literal(groups[name]) if name in groups else self.node(part, groups)
             case CharClass(source):
                 written = _character(source)
             case Literal(char):
@@ -142,9 +154,9 @@ class Lark:
     def _pieces(self, text: str) -> list[str]:
         special = self.vocabulary.special
         if not special:
-            return [_quoted(text)] if text else []
+            return [literal(text)] if text else []
         split = re.split("|".join(f"({re.escape(one)})" for one in sorted(special, key=len, reverse=True)), text)
-        return [f"<[{special[one]}]>" if one in special else _quoted(one) for one in split if one]
+        return [f"<[{special[one]}]>" if one in special else literal(one) for one in split if one]
 
     def __str__(self) -> str:
         return "\n".join([*self.rules, f"{TEXT}: /(.|\\n)*/", ""])
@@ -173,6 +185,11 @@ def parts(node: Node) -> Iterator[tuple[Node, ...]]:
             yield (node,)
 
 
+def literal(text: str) -> str:
+    """Return what a text is that is a request's: the name of a special token is only text in it."""
+    return json.dumps(text)
+
+
 def literal_start(way: Sequence[Node]) -> str:
     """Return the text with which a sequence begins letter by letter."""
     return "".join([node.char for node in takewhile(_is_literal, way) if isinstance(node, Literal)])
@@ -189,10 +206,6 @@ def _character(source: str) -> str:
     accepts = predicate(source)
     codes = [code for code in (0x0A, *range(0x20, 0x7F)) if accepts(chr(code))]
     return f"/[{''.join([f'{chr(92)}x{code:02x}' for code in codes])}]/"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
 
 
 def _or_nothing(written: str) -> str:

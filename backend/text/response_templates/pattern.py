@@ -163,6 +163,11 @@ class Pattern:
             found = self._steps[key] = self._make_step(*key)
         return found
 
+    @property
+    def matches_empty(self) -> bool:
+        """Whether it is found in a text without characters."""
+        return any(at == _MATCH for at, _ in self._closure(self._start, 0, is_start=True, is_end=True))
+
     def at_end(self, threads: tuple[int, ...]) -> tuple[int, Saves] | None:
         """Return the first thread that matches where the text ends, and what it saves."""
         for index, at in enumerate(threads):

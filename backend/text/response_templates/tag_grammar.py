@@ -1,15 +1,18 @@
 """What arguments are that stand in tags, one for each property of a schema: text as it is, and all else as JSON."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from backend.text.response_templates.contents import tag_pattern
-from backend.text.response_templates.lark import TEXT, Lark, literal_start, parts
+from backend.text.response_templates.contents import ContentError, coerced, tag_pattern, value_of
+from backend.text.response_templates.lark import TEXT, Lark, literal, literal_start, parts
 from backend.text.response_templates.pattern_syntax import Concat, Group, Literal, Node
 from backend.text.response_templates.template import Field
 
 _PLAIN = frozenset({"type", "description", "title", "default", "examples", "enum", "const", "nullable"})
 _DEFINITIONS = ("$defs", "definitions")
+_NAME_ENDS = frozenset("<>\n")  # no tag has them within the name
+_ANY_TEXT: Mapping[str, Any] = {"type": "string"}
 
 
 class UnsupportedSchema(ValueError):
@@ -25,13 +28,34 @@ def tag_arguments(lark: Lark, field: Field, schema: Mapping[str, Any], is_strict
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise UnsupportedSchema("its properties must be an object, and what is required an array")
     definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
-    node = tag_pattern(field.args).node
-    around, free = _around(node), lark.without(_beginning(field.close.node)) if field.close else TEXT
+    around = _around(tag_pattern(field.args).node)
+    end = _beginning(field.close.node) if field.close else ""
+    free, closings = lark.without(end) if end else TEXT, [*_last_literals(around[1]), *filter(None, [end])]
     written = []
     for name, one in properties.items():
-        tag = _tag(lark, name, _checked(name, one, is_strict), definitions, around, free)
+        if not _NAME_ENDS.isdisjoint(name) or name != name.strip():
+            raise UnsupportedSchema(f"the name of its property {name!r} does not fit into a tag")
+        checked = _checked(name, one, is_strict)
+        if not _comes_back(checked, closings, field):
+            if is_strict:
+                raise UnsupportedSchema(f"a value of its property {name!r} would not come back as it stands in a tag")
+            checked = _ANY_TEXT
+        tag = _tag(lark, name, checked, definitions, around, free)
         written.append(f"({tag} (/\\n/)?)" + ("" if name in required else "?"))
     return " ".join(written)
+
+
+def _comes_back(schema: Mapping[str, Any], closings: list[str], field: Field) -> bool:
+    """Whether the values that a schema names are read as they were written: a tag ends at the first of its closings,
+    and the space around a text may belong to the tag.
+    """
+    texts = _texts(schema)
+    written = "\n".join(texts) if texts else json.dumps(schema, ensure_ascii=False)
+    try:
+        read = [coerced(value_of(text.strip(), field.args), schema) for text in texts or ()]
+    except ContentError:
+        return False
+    return read == (texts or []) and not any(closing in written for closing in closings)
 
 
 def _around(node: Node) -> tuple[Node, Node]:
@@ -60,7 +84,7 @@ def _tag(
     if texts is None:
         return f"{opening} {lark.json({**schema, **definitions})} {lark.node(after, {})}"
     if texts:
-        options = " | ".join(lark.text(text) for text in texts)
+        options = " | ".join(map(literal, texts))
         return f"{opening} ({options}) {lark.node(after, {})}"
     return f"{opening} {lark.until(closing, free)}"
 
@@ -80,7 +104,7 @@ def _checked(name: str, schema: Any, is_strict: bool) -> Mapping[str, Any]:
             f"its property {name!r} stands as text in a tag, where a string with an enum or without is enforced, "
             "and any other single type"
         )
-    return {"type": "string"}
+    return _ANY_TEXT
 
 
 def _texts(schema: Mapping[str, Any]) -> list[str] | None:

@@ -150,6 +150,7 @@ function troubles({ draining, replicas }, findings, unanswered) {
   const own = [
     draining && {
       serious: false,
+      gist: "This router drains: it takes nothing new",
       text: `This router drains: it takes nothing new, for ${counted(replicas.length, "replica")}.`,
     },
   ];

@@ -13,6 +13,7 @@ import { refusalsTable } from "./refusals.js";
 import { requestDetail } from "./request_detail.js";
 import { address, liveTable, recentTable } from "./requests.js";
 import { SignIn } from "./sign_in.js";
+import { Search } from "./search.js";
 import { Slots, patterns } from "./slots.js";
 import { Troubles, showFacts, showGauges, troubles } from "./summary.js";
 import { tenantDetail } from "./tenant_detail.js";
@@ -40,6 +41,7 @@ class Board {
     this.tenant = tenantDetail((row) => this.#openRequest(row));
     this.question = new CancelQuestion();
     this.tables = this.#makeTables();
+    this.search = new Search(); // of tenants
     this.others = { policy: new PolicyView(), keys: new KeysView(), usage: new UsageView() };
     this.troubles = new Troubles(byId("problems"));
     this.freshness = new Freshness();
@@ -126,7 +128,7 @@ class Board {
   /** For the view that is shown. Of the parts, only the overview must answer. */
   async #askAll(api, view) {
     const parts = view === "now" ? [...NOW] : [];
-    const asked = Promise.allSettled(parts.map((part) => api.get(part)));
+    const asked = Promise.allSettled(parts.map((part) => api.get(part === "tenants" ? part + this.search.ask() : part)));
     const overview = await api.get("overview");
     const settled = [...(await asked)];
     const answers = Object.fromEntries(parts.map((part, index) => [part, settled[index].value]));
@@ -161,10 +163,12 @@ class Board {
   }
 
   #showTenants({ tenants, truncated }) {
+    this.tables.tenants.update(tenants, truncated);
+    this.search.answered(truncated);
+    if (this.search.words) return; // a few of them, by which nothing gets its colour
     const present = tenants.filter(({ kv_blocks, share }) => kv_blocks || share);
     present.sort((one, other) => other.kv_blocks - one.kv_blocks || other.share - one.share);
     this.slots.assign(present.map(({ name }) => name));
-    this.tables.tenants.update(tenants, truncated);
   }
 
   #showRequests({ live, recent, truncated }, waiting) {

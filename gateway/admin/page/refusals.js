@@ -13,7 +13,7 @@ export function refusalsTable(root, open) {
       quantity("at", "At", moment, { numeric: false }),
       tenantColumn(),
       quantity("status", "Status", String, { major: true }),
-      { id: "reason", title: "Reason", value: cause, text: (row) => shown(cause(row), 48), names: true },
+      { id: "reason", title: "Reason", value: cause, text: (row) => shown(cause(row), 48), lines: true },
       { id: "message", title: "Message", text: ({ message }) => shown(message, 240), major: true, wide: true },
       idColumn(open, { minor: true }),
     ],

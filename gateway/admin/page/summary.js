@@ -89,19 +89,22 @@ function fillGauge(entry, [name, value, unit, share]) {
   track.firstElementChild.style.width = `${100 * Math.min(Math.max(share || 0, 0), 1)}%`;
 }
 
-/** What an operator should know first: [{serious, text, remedy}], most serious first. */
+/** What an operator should know first: [{serious, gist, text, remedy, with}], most serious first. */
 export function troubles(overview, findings, unanswered) {
   const own = [
     overview.store === "unavailable" && {
       serious: true,
+      gist: "The store does not answer",
       text: "The store does not answer: limits are enforced from what this gateway last knew.",
     },
     overview.policy.problem && {
       serious: true,
+      gist: "The policy file was not taken",
       text: `The policy file was not taken: ${shown(overview.policy.problem, 300)}`,
     },
     overview.draining && {
       serious: false,
+      gist: "Draining: nothing new is taken",
       text: `Draining: nothing new is taken; ${counted(overview.engine.running, "sequence")} still running.`,
     },
   ];
@@ -110,24 +113,41 @@ export function troubles(overview, findings, unanswered) {
 
 /** Those of the page's own, of which some may be false, with what the doctor found and what did not answer. */
 export function allTroubles(own, findings, unanswered) {
-  const found = [...own.filter(Boolean), ...findings.map(ofFinding), ...unanswered.map(ofPart)];
+  const found = [...own.filter(Boolean), ...ofFindings(findings), ...unanswered.map(ofPart)];
   return found.sort((one, other) => other.serious - one.serious);
 }
 
-function ofFinding({ severity, trouble, evidence, remedy, replicas = [] }) {
-  const whose = replicas.length ? `${shown(replicas.join(", "), 80)}: ` : "";
-  return {
-    serious: severity === "serious",
-    text: `${whose}${shown(trouble, 160)}: ${shown(evidence, 240)}.`,
-    remedy,
-  };
+/** Each with those that it explains, which stand behind it. */
+function ofFindings(findings) {
+  const causes = [];
+  for (const finding of findings) {
+    const cause = finding.cause ? causes.at(-1) : undefined;
+    if (cause) cause.with.push(inOneLine(finding));
+    else causes.push({ ...ofFinding(finding), with: [] });
+    causes.at(-1).serious ||= finding.severity === "serious";
+  }
+  return causes;
+}
+
+function ofFinding({ severity, trouble, evidence, remedy, replicas }) {
+  const gist = `${whose(replicas)}${shown(trouble, 160)}`;
+  return { serious: severity === "serious", gist, text: `${gist}: ${shown(evidence, 240)}.`, remedy };
+}
+
+function inOneLine({ trouble, evidence, replicas }) {
+  return `${whose(replicas)}${shown(trouble, 160)} (${shown(evidence, 240)})`;
+}
+
+function whose(replicas = []) {
+  return replicas.length ? `${shown(replicas.join(", "), 80)}: ` : "";
 }
 
 function ofPart({ part, error }) {
-  return { serious: false, text: `What is shown of ${part} is old: ${shown(error.message, 160)}.` };
+  const gist = `What is shown of ${part} is old: ${shown(error.message, 160)}`;
+  return { serious: false, gist, text: `${gist}.` };
 }
 
-/** One line that counts them, always there so that nothing moves when they come and go; it unfolds. */
+/** One line that counts them and names the first, always there so that nothing moves when they come and go; it unfolds. */
 export class Troubles {
   constructor(root) {
     this.root = root;
@@ -140,9 +160,9 @@ export class Troubles {
     const severity = found.length === 0 ? "none" : found.some(({ serious }) => serious) ? "serious" : "warning";
     setAttribute(this.root, "class", `problems ${severity}`);
     setText(this.count, found.length ? inNumbers(found) : looked ? "No trouble" : "Looking for troubles…");
-    setText(this.gist, found.length === 1 ? inWords(found[0]) : found.map(({ text }) => text).join(" "));
+    setText(this.gist, found.length ? `${found[0].gist}.` : "");
     const rows = found.length ? found : [{ none: true, text: looked ? "Nothing is wrong that the gateway knows of." : "" }];
-    fillChildren(this.list, rows, () => el("li", {}, el("b"), " ", el("span")), fillTrouble);
+    fillChildren(this.list, rows, () => el("li", {}, el("b"), " ", el("span"), el("ul")), fillTrouble);
   }
 }
 
@@ -150,7 +170,8 @@ function fillTrouble(entry, trouble) {
   const severity = trouble.none ? "none" : trouble.serious ? "serious" : "warning";
   setAttribute(entry, "class", severity);
   setText(entry.firstElementChild, { serious: "Serious", warning: "Warning", none: "" }[severity]);
-  setText(entry.lastElementChild, inWords(trouble));
+  setText(entry.children[1], inWords(trouble));
+  fillChildren(entry.lastElementChild, trouble.with ?? [], () => el("li"), (line, text) => setText(line, `With it: ${text}.`));
 }
 
 function inWords({ text, remedy }) {

@@ -9,7 +9,8 @@ const MOST = 500; // rows ever shown: a filter is the way to the rest
 /**
  * A column: {id, title, note, value(row) to sort by, text(row), or make(current) and fill(element, row), and the marks
  * numeric; least, minor and major (left out where the table is narrow, in this order); names (narrower then), stretches
- * (as wide as there is room) and wide (the same, in lines)}; `current()` is the row as it is whenever that is asked.
+ * (as wide as there is room), lines (not cut, but in lines) and wide (both)};
+ * `current()` is the row as it is whenever that is asked.
  * Options: columns, key(row), matches(row, words) for the filter, limit, sort {id, descending}, empty, title.
  */
 export class Table {
@@ -167,7 +168,7 @@ export function quantity(id, title, format, marks = {}) {
 
 function content(column, current) {
   if (column.make) return [column.make(current)];
-  return column.wide ? [el("div", { class: "clamped" })] : [];
+  return column.wide || column.lines ? [el("div", { class: "clamped" })] : [];
 }
 
 /** Two rows of one key are two rows. */
@@ -192,7 +193,7 @@ function direction({ descending }) {
   return descending ? "descending" : "ascending";
 }
 
-const MARKS = ["numeric", "least", "minor", "major", "names", "stretches", "wide"];
+const MARKS = ["numeric", "least", "minor", "major", "names", "stretches", "wide", "lines"];
 
 function classes(column) {
   return MARKS.filter((mark) => column[mark]).join(" ") || null;

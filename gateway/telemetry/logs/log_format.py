@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from gateway.key_mask import masked
+
 _COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[1;31m"}
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 
@@ -47,7 +49,7 @@ class JsonFormat(_Format):
         entry |= getattr(record, "fields", {})
         if exception := self.exception(record):
             entry["exception"] = exception
-        return _json(entry)
+        return masked(_json(entry))
 
 
 class TextFormat(_Format):
@@ -64,7 +66,7 @@ class TextFormat(_Format):
         lines = [" ".join(part for part in parts if part)]
         if exception := self.exception(record):
             lines.append(_printable(exception))
-        return "\n    ".join(lines)
+        return masked("\n    ".join(lines))
 
     def _in(self, colour: str | None, text: str) -> str:
         return f"{colour}{text}{_PLAIN}" if self._colour and colour and text else text

@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pydantic import SecretStr
+
+from gateway.key_mask import hide
 from gateway.settings.settings import Settings
 from gateway.telemetry.logs.log_format import JsonFormat, TextFormat
 
@@ -97,7 +100,10 @@ OURS = ("fleet", "gateway", "admission", "quotas", "backend")
 
 @contextmanager
 def logging_to(fd: int, settings: Settings) -> Iterator[None]:
-    """Log to a file descriptor while the block runs; libraries only from warnings on."""
+    """Log to a file descriptor while the block runs, without the secrets of these settings; libraries only from
+    warnings on.
+    """
+    hide(secret.get_secret_value() for _, secret in settings if isinstance(secret, SecretStr))
     level = logging.getLevelNamesMapping()[_level(settings)]
     writer = LogWriter(fd)
     writer.setFormatter(_format(settings, os.isatty(fd)))

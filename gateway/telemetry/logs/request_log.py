@@ -12,8 +12,8 @@ MAX_TEXT = 200  # characters of what a client chose
 
 
 class RequestLog:
-    """A listener of `Telemetry`. Of what a client sent it logs the path, the model's name and the field that a refusal
-    is about, and nothing else.
+    """A listener of `Telemetry`. Of what a client sent it logs the path, the model's name, the field that a refusal is
+    about and fields of other servers that were ignored, and nothing else.
 
     Failures are warnings; requests that need no key and succeed, such as probes and scrapes, are logged for debugging.
     """
@@ -45,6 +45,8 @@ class RequestLog:
             "seconds": round(ended - request.began, 6),
             "retries": request.num_retries,
         }
+        if request.ignored:
+            fields["ignored"] = ", ".join(sorted(set(request.ignored)))[:MAX_TEXT]
         if request.operation is not None:
             fields |= self._generation(request, ended)
         return fields

@@ -17,6 +17,7 @@ from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.tracing.tracing import Tracing
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.shared_debts import SharedDebts
+from quotas.policy.limit import Resource
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import Script
 
@@ -139,6 +140,7 @@ class ProcessMetrics:
 
 
 # upper bounds of buckets, in seconds
+SET_ASIDE_RESOURCES = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
 STORE_LATENCY = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -155,6 +157,9 @@ class StoreMetrics:
         registry.gauge(
             "sluice.reservations.outstanding", "Reservations that are not settled.", lambda: store.num_unsettled
         )
+        aside = Family("sluice.quota.set_aside", Kind.GAUGE, "", "Set aside of limits for an outage.", ("resource",))
+        none = dict.fromkeys((limited.value for limited in SET_ASIDE_RESOURCES), 0)
+        registry.read(aside, lambda: [((name,), amount) for name, amount in {**none, **store.set_aside()}.items()])
         for script in Script:
             self._latencies.at(script)
             self._errors.at(script)

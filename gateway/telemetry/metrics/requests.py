@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError
+from gateway.openai.foreign_fields import OTHERS
 from gateway.telemetry.metrics.delivery import TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN
 from gateway.telemetry.metrics.labels import ClassNames, all_reasons, reason_of
 from gateway.telemetry.metrics.registry import Registry
@@ -116,6 +117,10 @@ class RequestMetrics:
             "sluice.retries", "Clients back after a refusal, by whether they waited as told.", ("honoured",)
         )
 
+        self._ignored = registry.counter(
+            "sluice.ignored.fields", "Fields of requests to generate text that were ignored.", ("field",)
+        )
+
     def _count_targets(self, registry: Registry) -> None:
         self._goodput = registry.counter("sluice.goodput.requests", "Requests that met every target.", ("class",))
         self._misses = registry.counter("sluice.slo.misses", "Requests that missed a target.", ("class", "target"))
@@ -149,6 +154,7 @@ class RequestMetrics:
             self._refusals.at(*reason)
         for honoured in ("true", "false"):
             self._retries.at(honoured)
+        self._ignored.at(OTHERS)
         for name in classes:
             self._goodput.at(name)
             for target in LatencyTarget:
@@ -164,6 +170,8 @@ class RequestMetrics:
             return
         has_completed = record.outcome is Outcome.COMPLETED
         self._requests[record.outcome, record.service_class or ""].value += 1
+        for field in record.ignored:
+            self._ignored[field,].value += 1
         if record.num_retries:
             self._note_retry(record)
         if record.error is not None:

@@ -41,8 +41,8 @@ _ASKED_BESIDE = frozenset(
 ROUTES = frozenset(
     {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/v1/limits", "/tokenize",
-        "/detokenize", "/startupz", "/livez", "/readyz", "/health", "/ping", "/v1/loads", "/server_info",
-        "/get_server_info", "/model_info", "/get_model_info", "/version", "/metrics",
+        "/tokenizer_info", "/detokenize", "/startupz", "/livez", "/readyz", "/health", "/ping", "/v1/loads",
+        "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/version", "/metrics",
     }
 )  # fmt: skip
 UNKNOWN = "{unknown}"  # the route of paths that no endpoint answers

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from backend.scheduler.batch import Batch
@@ -11,6 +13,7 @@ from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.finding import Finding
 
 LONGEST = 10  # kernels that are told apart
+LONGEST_PAUSE = 50.0  # microseconds
 
 
 def breakdown(what: str, runner: ModelRunner, batches: list[Batch]) -> Iterator[Finding]:
@@ -21,10 +24,21 @@ def breakdown(what: str, runner: ModelRunner, batches: list[Batch]) -> Iterator[
             runner.launch(batch).wait()
     events = [(_seconds(event, on_device), event.count, _short(event.key)) for event in profiler.key_averages()]
     events.sort(reverse=True)
+    if on_device:
+        yield _finding(f"{what}: between kernels", _seconds_between(profiler), batches)
     for seconds, count, name in events[:LONGEST]:
         yield _finding(f"{what}: {name} x {count / len(batches):g}", seconds, batches)
     yield _finding(f"{what}: other kernels", sum(seconds for seconds, _, _ in events[LONGEST:]), batches)
     yield _finding(f"{what}: all kernels", sum(seconds for seconds, _, _ in events), batches)
+
+
+def _seconds_between(profiler: profile) -> float:
+    """Of the device, between what it does; longer pauses are between steps, of which one runs at a time here."""
+    spans = [event.time_range for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    spans.sort(key=lambda span: span.start)
+    ends = accumulate((span.end for span in spans), max)
+    pauses = (span.start - end for end, span in zip(ends, spans[1:], strict=False))
+    return sum(pause for pause in pauses if 0 < pause < LONGEST_PAUSE) / 1e6
 
 
 def _finding(what: str, seconds: float, batches: list[Batch]) -> Finding:

@@ -1,4 +1,6 @@
-"""What one part of the check found: figures, some with the bound that they are meant to keep on an H200."""
+"""What one part of the check found: figures, some with the bound that they are meant to keep.
+
+A speed is held to a share of what the same device did in the same run, never to a number of one card."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

@@ -1,16 +1,20 @@
 """Decoders of known shapes with weights drawn at random on the device itself."""
 
 import json
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
 
+from backend.kernels.triton_ops import TritonOps
 from backend.model.known_shapes import LLAMA_3_8B, QWEN3_06B
 from backend.model.model_config import ModelConfig
 from backend.model.weights import checkpoint_names, random_weights
 from backend.placement import place_model
+from backend.scheduler.batch import Batch
 from backend.sizing import EngineOptions
 from backend.worker.model_runner import ModelRunner
 
@@ -28,6 +32,22 @@ TINY = replace(
 SHAPES = {"Llama-3-8B": LLAMA_3_8B, "Qwen3-0.6B": QWEN3_06B, "tiny": TINY}
 
 
+@dataclass(slots=True)
+class Fallback:
+    """How models are run where the usual way fails; of the whole process."""
+
+    kernels: str = "auto"
+    has_graphs: bool = True
+    kv_gib: float | None = None
+
+    @property
+    def kv_bytes(self) -> int | None:
+        return None if self.kv_gib is None else int(self.kv_gib * 2**30)
+
+
+FALLBACK = Fallback()
+
+
 def dtype_of(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
@@ -38,9 +58,27 @@ def random_runner(model: ModelConfig, options: EngineOptions, device: torch.devi
     torch.cuda.empty_cache()  # or the weights would be laid into what is kept of a runner let go, and hold on to it
     with torch.inference_mode():
         weights = random_weights(model, dtype, 0, device)
-    runner = place_model(model, options, weights, dtype, device)
+    options = replace(options, kv_memory_bytes=options.kv_memory_bytes or FALLBACK.kv_bytes)
+    captures = nullcontext() if FALLBACK.has_graphs else patch.object(TritonOps, "captures", False)
+    with captures:
+        runner = place_model(model, options, weights, dtype, device, FALLBACK.kernels)
     runner.warm_up()
     return runner
+
+
+def poison_given_up(runner: ModelRunner) -> None:
+    """Have blocks hold NaN once they are copied to the host: a step that still read them would show it."""
+    swapper = runner._swapper
+    assert swapper is not None
+    copy = swapper.copy
+
+    def copy_and_poison(batch: Batch) -> None:
+        copy(replace(batch, swap_in=[]))
+        for block, _ in batch.swap_out:
+            runner.kv.blocks[block] = torch.nan
+        copy(replace(batch, swap_out=[]))
+
+    swapper.copy = copy_and_poison  # type: ignore[method-assign]
 
 
 def write_checkpoint(model: ModelConfig, directory: Path, device: torch.device) -> None:

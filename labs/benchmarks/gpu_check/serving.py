@@ -44,19 +44,27 @@ LONG = (
     Serving("a window", ((1, 3000), (1, 100), (700, 1500)), window=1024),
 )
 SHORT = (Serving("a chunk of a prompt beside decodes", ((1, 40), (1, 7), (5, 20))),)
+SHORT_WINDOW = (Serving("a window", ((1, 40), (1, 7), (5, 20)), window=16),)
+
+Shape = tuple[int, int, torch.dtype]
+"""The numbers of a head, the query heads of a group, and the type of cached keys and values."""
+
+SHAPES: tuple[Shape, ...] = tuple(product((64, 128), (1, 4, 7), (torch.bfloat16, FP8)))
 
 
 def check(device: torch.device) -> Iterator[Finding]:
     gpu = device.type == "cuda"
-    heads = list(product((64, 128), (1, 2, 4, 7, 8))) if gpu else [(64, 7)]
-    for (head_dim, group), kv_dtype in product(heads, (torch.bfloat16, FP8)):
-        worst = max(
-            _error(_step(serving, device, padded), serving.window, head_dim, group, kv_dtype)
-            for serving, padded in product(LONG if gpu else SHORT, (False, True))
-        )
+    for shape in SHAPES if gpu else [(64, 7, torch.bfloat16), (64, 7, FP8)]:
+        head_dim, group, kv_dtype = shape
         cache = "bf16" if kv_dtype == torch.bfloat16 else "8-bit"
         what = f"heads of {head_dim}, groups of {group}, bf16 over a {cache} cache: error of a row"
-        yield Finding(what, worst, bound=ERROR, exact=True)
+        yield Finding(what, largest_error(device, shape, LONG if gpu else SHORT), bound=ERROR, exact=True)
+
+
+def largest_error(device: torch.device, shape: Shape, steps: tuple[Serving, ...]) -> float:
+    """Of any row of these steps, as they are and padded as a graph's."""
+    every = product(steps, (False, True))
+    return max(_error(_step(serving, device, padded), serving.window, *shape) for serving, padded in every)
 
 
 def _step(serving: Serving, device: torch.device, padded: bool) -> StepInputs:

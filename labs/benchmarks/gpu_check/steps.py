@@ -2,14 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import median
 
 import torch
 
-from backend.roofline import Footprint, Peaks, Roofline
+from backend.roofline import RUNTIME_BYTES, Roofline
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 from backend.sizing import EngineOptions
@@ -17,8 +17,9 @@ from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.breakdown import breakdown
 from labs.benchmarks.gpu_check.finding import Finding
-from labs.benchmarks.gpu_check.models import SHAPES, dtype_of, random_runner
-from labs.benchmarks.kernels_gpu import best_seconds, peaks_of, rows_drawn
+from labs.benchmarks.gpu_check.floors import measured_roofline
+from labs.benchmarks.gpu_check.models import SHAPES, random_runner
+from labs.benchmarks.kernels_gpu import best_seconds, rows_drawn
 
 DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=50)
 
@@ -32,7 +33,7 @@ class Plan:
     context: int
     prompts: tuple[int, ...]
     mixed: tuple[int, int]  # decodes, and tokens of a prompt beside them
-    judged: tuple[int, ...] = ()  # batches whose step is held to its floor
+    judged: Mapping[int, float] = field(default_factory=dict)  # by batch, how many times its floor a step may take
 
     @property
     def options(self) -> EngineOptions:
@@ -45,9 +46,10 @@ class Plan:
 
 
 REPEATS = 20
+LEAST_LEFT = 0.1  # GiB of the reserve, once everything has run
 _numbers = count()  # of steps: one with the number of another, or a lower one, would take its place
-LLAMA = Plan("Llama-3-8B", (1, 64, 256), 1024, (1024, 8000), (100, 400), judged=(64, 256))
-QWEN = Plan("Qwen3-0.6B", (1, 64, 256), 1024, (1024, 8000), (100, 400))
+LLAMA = Plan("Llama-3-8B", (1, 64, 256), 1024, (1024, 8000), (100, 400), judged={1: 1.2, 64: 1.15, 256: 1.15})
+QWEN = Plan("Qwen3-0.6B", (1, 64, 256), 1024, (1024, 8000), (100, 400), judged={1: 2.5})
 TINY = Plan("tiny", (1, 3), 40, (30,), (2, 20))
 
 
@@ -61,16 +63,17 @@ class Timing:
 
 def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
     plan = plan if device.type == "cuda" else TINY
-    dtype = dtype_of(device)
-    measured = peaks_of(device, dtype)
-    peaks = Peaks(measured.bandwidth, measured.matrix_rate, measured.matrix_rate)
     model = SHAPES[plan.shape]
-    roofline = Roofline(Footprint(model, str(dtype).removeprefix("torch.")), peaks)
+    roofline = measured_roofline(model, device)
     started = time.perf_counter()
     runner = random_runner(model, plan.options, device)
     yield Finding(f"{plan.shape}: made, warmed up, graphs recorded", time.perf_counter() - started, "s")
     if device.type == "cuda":
-        yield Finding(f"{plan.shape}: memory left of the reserve", torch.cuda.mem_get_info(device)[0] / 2**30, "GiB")
+        free, total = torch.cuda.mem_get_info(device)
+        elsewhere = total - free - torch.cuda.memory_reserved(device)
+        yield Finding(f"{plan.shape}: taken by CUDA, libraries and graphs", elsewhere / 2**30, "GiB")
+        left = f"{plan.shape}: left of the reserve of {RUNTIME_BYTES / 2**30:g} GiB"
+        yield Finding(left, free / 2**30, "GiB", bound=LEAST_LEFT, sense=">=", exact=True)
     if runner.graphs is not None:
         yield Finding(f"{plan.shape}: graphs", len(runner.graphs))
         yield Finding(f"{plan.shape}: graphs recorded in", runner.graphs.seconds, "s")
@@ -82,35 +85,38 @@ def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
         rate = 2 * roofline.footprint.num_multiplied_by_token * tokens / timing.step
         what = f"{plan.shape}: prefill of {tokens:,}"
         yield Finding(what, timing.step * 1e3, "ms")
-        bound = 0.6 if plan.judged and tokens == max(plan.prompts) else None
-        yield Finding(f"{what}: share of the matrix rate", rate / peaks.flops, bound=bound, sense=">=")
-        yield _host(what, timing, runner.graphs is not None)
+        bound = 0.6 if plan is LLAMA and tokens == max(plan.prompts) else None
+        yield Finding(f"{what}: share of the matrix rate", rate / roofline.rate, bound=bound, sense=">=")
+        yield from _host(what, timing, plan)
     yield from _mixed(runner, plan)
     yield from _breakdowns(runner, plan)
 
 
 def _breakdowns(runner: ModelRunner, plan: Plan) -> Iterator[Finding]:
-    """Of decodes that fill the batch, and of the longest prompt."""
-    rows, tokens = max(plan.batches), max(plan.prompts)
-    _fill(runner, rows, plan.context)
-    decodes = [_numbered(_decodes(rows, plan.context + n)) for n in range(4)]
-    yield from breakdown(f"{plan.shape}: decode, batch {rows}", runner, decodes)
+    """Of decodes, and of the longest prompt."""
+    tokens = max(plan.prompts)
+    for rows in plan.batches:
+        _fill(runner, rows, plan.context)
+        decodes = [_numbered(_decodes(rows, plan.context + n)) for n in range(4)]
+        yield from breakdown(f"{plan.shape}: decode, batch {rows}", runner, decodes)
     prompts = [_numbered(_prompt(tokens, runner.config.blocks_for(tokens))) for _ in range(2)]
     yield from breakdown(f"{plan.shape}: prefill of {tokens:,}", runner, prompts)
 
 
 def _decode(runner: ModelRunner, plan: Plan, batch: int, roofline: Roofline) -> Iterator[Finding]:
-    what, judged = f"{plan.shape}: decode, batch {batch}, context {plan.context:,}", batch in plan.judged
+    what, bound = f"{plan.shape}: decode, batch {batch}, context {plan.context:,}", plan.judged.get(batch)
+    alone = batch == 1  # where the host counts most, and sampling least
     _fill(runner, batch, plan.context)
     timing = _timed(runner, [_decodes(batch, plan.context + n) for n in range(REPEATS)])
     sampling = _sampling_seconds(runner, batch)
     floor = roofline.decode(batch, plan.context)
     yield Finding(f"{what}: step", timing.step * 1e3, "ms")
+    yield Finding(f"{what}: step / floor", timing.step / floor, bound=bound if alone else None)
     yield Finding(f"{what}: sampling alone", sampling * 1e3, "ms")
-    yield Finding(f"{what}: sampling / step", sampling / timing.step, bound=0.05 if judged else None)
+    yield Finding(f"{what}: sampling / step", sampling / timing.step, bound=0.05 if bound and not alone else None)
     without = (timing.step - sampling) / floor
-    yield Finding(f"{what}: without sampling / floor", without, bound=1.25 if judged else None)
-    yield _host(what, timing, judged)
+    yield Finding(f"{what}: without sampling / floor", without, bound=None if alone else bound)
+    yield from _host(what, timing, plan)
 
 
 def _mixed(runner: ModelRunner, plan: Plan) -> Iterator[Finding]:
@@ -120,11 +126,14 @@ def _mixed(runner: ModelRunner, plan: Plan) -> Iterator[Finding]:
     _fill(runner, rows, plan.context)
     timing = _timed(runner, [_beside(rows, plan.context + n, tokens, runner) for n in range(REPEATS)])
     yield Finding(f"{what}: step", timing.step * 1e3, "ms")
-    yield _host(what, timing, runner.graphs is not None)
+    yield from _host(what, timing, plan)
 
 
-def _host(what: str, timing: Timing, judged: bool) -> Finding:
-    return Finding(f"{what}: host and launch", timing.launch * 1e3, "ms", bound=1.0 if judged else None)
+def _host(what: str, timing: Timing, plan: Plan) -> Iterator[Finding]:
+    """Of a model whose steps take milliseconds, the host has most of each to itself."""
+    yield Finding(f"{what}: host and launch", timing.launch * 1e3, "ms")
+    bound = 0.25 if plan is LLAMA else None
+    yield Finding(f"{what}: host and launch / step", timing.launch / timing.step, bound=bound)
 
 
 def _sampling_seconds(runner: ModelRunner, rows: int) -> float:

@@ -151,7 +151,7 @@ def load(options: Namespace) -> Iterator[Generate]:
                     running.remove(each)
                     context.free(each.slot)
                     slots.append(each.slot)
-        return Generated(time.perf_counter() - started, times)
+        return Generated(time.perf_counter() - started, times, 0)
 
     yield generate
 

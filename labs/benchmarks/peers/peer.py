@@ -20,11 +20,13 @@ CPU_RATE = "tok/CPU-s"  # tokens a second of the engine's CPU time, which others
 class Generated:
     """One workload's run. `times` holds the arrival of each token of each request, in seconds from the start.
 
+    `cached_tokens` are those of prompts that were found in a cache, as the engine counts them; 0 of one that has none.
     `cpu_seconds` are those of the engine's process; None: it is the process that was asked.
     """
 
     seconds: float
     times: list[list[float]]
+    cached_tokens: int
     cpu_seconds: float | None = None
     extra: dict[str, float] = field(default_factory=dict)
 
@@ -51,6 +53,7 @@ def answer_requests(options: Namespace, load: Callable[[Namespace], AbstractCont
             cpu_seconds = time.process_time() - began if done.cpu_seconds is None else done.cpu_seconds
             counts = [len(times) for times in done.times]
             assert counts == workload.max_tokens, f"{counts} tokens came, {workload.max_tokens} were asked for"
+            assert not done.cached_tokens, f"{done.cached_tokens} tokens of prompts were found in a cache"
             extra = {CPU_RATE: workload.num_output_tokens / cpu_seconds} | done.extra
             answer({"seconds": done.seconds, "times": done.times, "extra": extra})
 

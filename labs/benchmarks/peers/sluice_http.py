@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from labs.benchmarks.fresh import cached_tokens
 from labs.benchmarks.gateway_process import gateway_process
 from labs.benchmarks.load import all_at_once, post
 from labs.benchmarks.machine import cpu_seconds
@@ -25,6 +26,8 @@ def load(options: Namespace) -> Iterator[Generate]:
         "dtype": options.dtype,
         "max_num_seqs": options.max_num_seqs,
         "threads": 1,
+        "prefix_cache": "off",
+        "metrics_on_tenant_port": True,
     }
     with (
         TemporaryDirectory() as state_dir,
@@ -36,7 +39,8 @@ def load(options: Namespace) -> Iterator[Generate]:
             before = cpu_seconds(server.pid)
             seconds, times = all_at_once(server.port, requests)
             tokens = [each[:-2] for each in times]  # the last two events: the finish and [DONE]
-            return Generated(seconds, tokens, cpu_seconds(server.pid) - before)
+            used = cpu_seconds(server.pid) - before
+            return Generated(seconds, tokens, cached_tokens(server.port), used)
 
         yield generate
 

@@ -61,16 +61,20 @@ def load(options: Namespace) -> Iterator[Generate]:
         batching=Batching(options.batching),
         kv_allocation=KVAllocation(options.kv_allocation),
         steps_in_flight=options.steps_in_flight,
+        prefix_cache=False,  # as every engine is measured, since some have none
     )
     llm = ObservedLLM(options.model, engine, dtype=options.dtype, device="cpu")
 
     def generate(workload: Workload) -> Generated:
         sampling = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in workload.max_tokens]
-        seen = llm.observed = Observed()
+        seen, cached = Observed(), llm.scheduler.counters.cached_tokens
+        llm.observed = seen
         llm.generate(workload.prompts, sampling, progress=False, detokenize=workload.detokenize)
         seconds = time.perf_counter() - seen.started
         extra = {"KV waste": seen.unused / seen.allocated, "steps": seen.steps, "largest batch": seen.largest_batch}
-        return Generated(seconds, [seen.times[str(index)] for index in range(len(workload.prompts))], extra=extra)
+        cached = llm.scheduler.counters.cached_tokens - cached
+        times = [seen.times[str(index)] for index in range(len(workload.prompts))]
+        return Generated(seconds, times, cached, extra=extra)
 
     yield generate
 

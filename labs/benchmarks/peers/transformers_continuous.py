@@ -1,4 +1,4 @@
-"""transformers' continuous batching: its own paged cache and scheduler."""
+"""transformers' continuous batching: its own paged cache and scheduler, as large as it makes them itself on a GPU."""
 
 import time
 from argparse import Namespace
@@ -12,21 +12,23 @@ from labs.benchmarks.peers.peer import Generate, Generated, answer_requests, par
 from labs.benchmarks.workload import Workload
 
 NO_TOKEN = -1
-NUM_BLOCKS = 256
+NUM_BLOCKS = 256  # on a CPU, as the next
 BATCH_TOKENS = 512
 
 
 @contextmanager
 def load(options: Namespace) -> Iterator[Generate]:
-    torch.set_num_threads(1)
+    on_cpu = options.device == "cpu"
+    if on_cpu:
+        torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     limits = ContinuousBatchingConfig(
         max_requests_per_batch=options.max_num_seqs,
-        num_blocks=NUM_BLOCKS,
-        max_batch_tokens=BATCH_TOKENS,
+        num_blocks=NUM_BLOCKS if on_cpu else None,
+        max_batch_tokens=BATCH_TOKENS if on_cpu else None,
         allow_block_sharing=False,
     )
-    manager = model.init_continuous_batching(
+    manager = model.to(options.device).init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=NO_TOKEN),
         continuous_batching_config=limits,
     )
@@ -44,7 +46,7 @@ def load(options: Namespace) -> Iterator[Generate]:
             if result.is_finished():
                 assert result.timestamps is not None
                 times[result.request_id] = [at - started for at in result.timestamps]
-        return Generated(time.perf_counter() - started, [times[str(index)] for index in range(len(times))])
+        return Generated(time.perf_counter() - started, [times[str(index)] for index in range(len(times))], 0)
 
     try:
         yield generate
@@ -53,4 +55,6 @@ def load(options: Namespace) -> Iterator[Generate]:
 
 
 if __name__ == "__main__":
-    answer_requests(parser().parse_args(), load)
+    own = parser()
+    own.add_argument("--device", default="cpu")
+    answer_requests(own.parse_args(), load)

@@ -40,7 +40,7 @@ def load(options: Namespace) -> Iterator[Generate]:
         for batch in batches(workload, options.max_num_seqs):
             steps = _generate(model, batch, started)
             times += [steps[:count] for count in batch.max_tokens]
-        return Generated(time.perf_counter() - started, times)
+        return Generated(time.perf_counter() - started, times, 0)
 
     yield generate
 

@@ -1,4 +1,7 @@
-"""vLLM on the CPU, in its own environment: its engine, stepped in this process and detokenising as when it serves."""
+"""vLLM on the CPU, in its own environment: its engine, stepped in this process and detokenising as when it serves.
+
+With `--device cuda` it is vLLM on a GPU, where it is installed, and makes no text: a random model has no tokenizer.
+"""
 
 import time
 from argparse import Namespace
@@ -9,7 +12,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from labs.benchmarks.peers.peer import Generate, Generated, answer_requests, parser
-from labs.benchmarks.workload import Workload
+from labs.benchmarks.workload import MAX_POSITIONS, Workload
 
 
 @contextmanager
@@ -18,14 +21,16 @@ def load(options: Namespace) -> Iterator[Generate]:
         options.model,
         dtype=options.dtype,
         max_num_seqs=options.max_num_seqs,
-        max_model_len=1024,
+        max_model_len=options.max_model_len,
         enable_prefix_caching=False,
         disable_log_stats=True,
+        skip_tokenizer_init=options.device == "cuda",
     ).llm_engine
 
     def generate(workload: Workload) -> Generated:
         started = time.perf_counter()
         times: list[list[float]] = [[] for _ in workload.prompts]
+        cached = dict[int, int]()
         for index, (prompt, count) in enumerate(zip(workload.prompts, workload.max_tokens, strict=True)):
             sampling = SamplingParams(
                 temperature=0,
@@ -41,10 +46,14 @@ def load(options: Namespace) -> Iterator[Generate]:
             for output in outputs:
                 index = int(output.request_id.partition("-")[0])
                 times[index] += [now] * len(output.outputs[0].token_ids)
-        return Generated(time.perf_counter() - started, times)
+                cached[index] = output.num_cached_tokens
+        return Generated(time.perf_counter() - started, times, sum(cached.values()))
 
     yield generate
 
 
 if __name__ == "__main__":
-    answer_requests(parser().parse_args(), load)
+    own = parser()
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    own.add_argument("--max-model-len", type=int, default=MAX_POSITIONS)
+    answer_requests(own.parse_args(), load)

@@ -23,6 +23,17 @@ end
 
 local BUDGETS = {day = true, week = true, month = true}
 
+local LOST = '<dd'
+
+-- Note how much of a budget counts as spent because replicas were lost, in the period that began on the day `at`.
+local function note_lost(key, name, at, amount)
+  local field, from, sum = 'lost:' .. name, at, 0
+  local noted = redis.call('HGET', key, field)
+  if noted then from, sum = struct.unpack(LOST, noted) end
+  sum = max((from == at and sum or 0) + amount, 0)
+  if sum > 0 then redis.call('HSET', key, field, pack(LOST, at, sum)) else redis.call('HDEL', key, field) end
+end
+
 local function refilled(level, window, amount, now) -- the window of a Rate is its seconds
   local used, at, part, aside = 0, 0, 0, 0
   if level then used, at, part, aside = struct.unpack(LEVEL, level) end

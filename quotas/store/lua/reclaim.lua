@@ -1,10 +1,12 @@
 -- Settle at its booked progress what nobody holds any more: reservations of replicas whose lease has run out, and those
--- of this replica that it does not name, if they are older than `bound`. Slices of such replicas are forfeited.
--- KEYS: the tenant's state. ARGV: replica, lease (us), bound (an ordinal), then the fields of its live reservations.
+-- of this replica that it does not name, if they are older than `bound`. Slices of such replicas are forfeited; those of
+-- this replica's earlier lives are given back, of which it knows that nothing was spent.
+-- KEYS: the tenant's state. ARGV: replica, lease (us), bound (an ordinal), the first ordinal of this life, then the fields
+-- of its live reservations.
 local all = redis.call('HGETALL', KEYS[1])
 local state, live, expiries = {}, {}, {}
 for i = 1, #all, 2 do state[all[i]] = all[i + 1] end
-for i = 4, #ARGV do live[ARGV[i]] = true end
+for i = 5, #ARGV do live[ARGV[i]] = true end
 local now = max(clock(), tonumber(state.now or 0))
 for field, value in pairs(state) do
   local replica = field:match('^p:(.*)$')
@@ -23,15 +25,19 @@ for field, value in pairs(state) do
   local replica, ordinal = field:match('^r:(%x+)%.(%d+)%.?%x*$')
   if replica and abandoned(field, replica, ordinal) then
     local record = opened(value)
-    local requests = replica == ARGV[1] and 0 or record.asked.r -- what this replica does not name never ran
+    local never_ran = replica == ARGV[1] and tonumber(ordinal) >= tonumber(ARGV[4]) -- this life does not name it
+    local requests = never_ran and 0 or record.asked.r
     give_back(KEYS[1], record, requests, record.input, record.output)
     book(KEYS[1], now, record.spec[SPEC], requests, 0, 0, 0, 0)
     gone[#gone + 1] = field
   end
   local former = field:match('^x:(%x+)%.')
   if former and former ~= ARGV[1] and now >= (expiries[former] or 0) then gone[#gone + 1] = field end
-  local owner = field:match('^s:(%x+)%.%d+$')
-  if owner and owner ~= ARGV[1] and now >= (expiries[owner] or 0) then
+  local owner, number = field:match('^s:(%x+)%.(%d+)$')
+  if owner == ARGV[1] and tonumber(number) < tonumber(ARGV[4]) then
+    give_up(KEYS[1], cmsgpack.unpack(value), now)
+    gone[#gone + 1] = field
+  elseif owner and owner ~= ARGV[1] and now >= (expiries[owner] or 0) then
     local slice = cmsgpack.unpack(value)
     if not slice.forfeited then
       redis.call('HSET', KEYS[1], field, forfeit(KEYS[1], slice, now))

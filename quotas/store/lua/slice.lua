@@ -15,7 +15,10 @@ for i = 1, n do
   local used, at, part, aside = refilled(held[5 + i], window, spec[field + 4 * n], now)
   mine[i] = slice and slice.amounts[i] or 0
   if slice and slice.forfeited then
-    if BUDGETS[window] and slice.forfeited[i] == at then used = max(used - mine[i] * scale, 0) end
+    if BUDGETS[window] and slice.forfeited[i] == at then
+      used = max(used - mine[i] * scale, 0)
+      note_lost(KEYS[i > own and 2 or 1], spec[field], at, -mine[i] * scale)
+    end
   else
     aside = aside - mine[i] * scale
   end

@@ -57,7 +57,7 @@ TAKES_ALL_PLACES = {"shortest first", "learned rank"}  # of those behind a newco
 
 
 @pytest.mark.parametrize("name", LISTED)
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50, at_night=1000), deadline=None)
 @given(data=st.data())
 def test_what_is_listed_around_a_newcomer_is_the_order_in_which_all_are_served(name: str, data: st.DataObject) -> None:
     ordering, admitted, now = LISTED[name](), list[Sequence](), 0.0
@@ -96,7 +96,7 @@ def test_what_is_listed_around_a_newcomer_is_the_order_in_which_all_are_served(n
 
 
 @pytest.mark.parametrize("name", ORDERINGS)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30, at_night=600), deadline=None)
 @given(data=st.data())
 def test_every_sequence_is_in_the_queue_until_it_is_removed_wherever_it_stands(name: str, data: st.DataObject) -> None:
     ordering = ORDERINGS[name]()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from backend.bound_process import bound
 from backend.kernels import build
 
 TINY = 'extern "C" int answer() { return 42; }\n'
@@ -95,6 +96,20 @@ def test_a_failing_compiler_is_logged_and_leaves_nothing_behind(
     assert [*(tmp_path / "cache").iterdir()] == []
 
 
+def test_a_compiler_that_hangs_ends_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = tmp_path / "c++"
+    driver.write_text(f"#!/usr/bin/env bash\n[[ $1 == --version ]] || flock {tmp_path}/lock sleep infinity\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+    monkeypatch.setattr(build, "COMPILE_SECONDS", 1.0)
+    assert build.build() is None
+    assert "timed out" in caplog.text
+    assert [*(tmp_path / "cache").iterdir()] == [], "and it is tried again at the next start"
+    subprocess.run(["flock", tmp_path / "lock", "true"], check=True, timeout=240)
+
+
 @pytest.mark.usefixtures("compiler")
 def test_an_unusable_cache_directory_is_logged_and_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -144,7 +159,8 @@ def test_concurrent_builders_leave_one_whole_library(tmp_path: Path) -> None:
         f"from pathlib import Path; from backend.kernels import build; build.SOURCES = Path({str(build.SOURCES)!r});"
         "print(build.build())"
     )
-    builders = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    command = bound([sys.executable, "-c", program])
+    builders = [subprocess.Popen(**command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     answers = {builder.communicate()[0].strip() for builder in builders}
     assert answers == {str(build.cached())}
     assert len([*(tmp_path / "cache").iterdir()]) == 1

@@ -1,5 +1,6 @@
 import random
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -25,12 +26,12 @@ CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 EPS = 1e-5
-DECODES = [(1, 1), (1, 16), (1, 65), (1, 130)]
-PREFILLS = [(1, 1), (17, 17), (64, 64), (130, 131)]
+DECODES = ((1, 1), (1, 16), (1, 65), (1, 130))
+PREFILLS = ((1, 1), (17, 17), (64, 64), (130, 131))
 HEADS = (Heads(6, 3, 32), Heads(6, 2, 64), Heads(8, 1, 64), Heads(4, 4, 128), Heads(9, 3, 80))
 CHUNKS = (1, 2, 3, 5, 16, 33, 96)
-MIXED = [(1, 77), (3, 3), (1, 1), (40, 133), (1, 300), (2, 64), (65, 200)]
-
+MIXED = ((1, 77), (3, 3), (1, 1), (40, 133), (1, 300), (2, 64), (65, 200))
+Spans = tuple[tuple[int, int], ...]
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -39,17 +40,23 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     assert_within(TOLERANCE, found, expected)
 
 
+def attended(ops: Ops, spans: Spans, window: int | None, dtype: torch.dtype) -> Tensor:
+    case = ragged(spans, Heads(6, 2, 64), 16, dtype)
+    q = case.normal(case.step.positions.numel(), 6, 64)
+    return ops.paged_attention(q, case.k_cache, case.v_cache, case.step, 0.125, window)
+
+
+@cache
+def attended_by_the_reference(spans: Spans, window: int | None, dtype: torch.dtype) -> Tensor:
+    return attended(ReferenceOps(), spans, window, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 7, 64, 100])
 @pytest.mark.parametrize("spans", [DECODES, PREFILLS, MIXED])
 @pytest.mark.usefixtures("_threads")
-def test_attention_is_the_references(
-    ops: Ops, spans: list[tuple[int, int]], window: int | None, dtype: torch.dtype
-) -> None:
-    case = ragged(spans, Heads(6, 2, 64), 16, dtype)
-    q = case.normal(case.step.positions.numel(), 6, 64)
-    arguments = (q, case.k_cache, case.v_cache, case.step, 0.125, window)
-    assert_close(ops.paged_attention(*arguments), reference.paged_attention(*arguments))
+def test_attention_is_the_references(ops: Ops, spans: Spans, window: int | None, dtype: torch.dtype) -> None:
+    assert_close(attended(ops, spans, window, dtype), attended_by_the_reference(spans, window, dtype))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +91,20 @@ def test_a_sequence_attends_alike_alone_and_among_others(native: CpuOps, rows: i
     assert torch.equal(found, together[:rows])
 
 
+def stored(ops: Ops, heads: Heads, block_size: int, normed: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The rotated queries, and the pool with the keys and values."""
+    case = ragged(MIXED, heads, block_size, dtype, stored=False)
+    qkv = case.normal(case.step.positions.numel(), (heads.queries + 2 * heads.keys) * heads.dim)
+    norms = (case.normal(heads.dim), case.normal(heads.dim).square()) if normed else (None, None)
+    common = (qkv, heads.queries, heads.keys, case.normal(300, heads.dim).float(), *norms, EPS)
+    return ops.rope_and_store(*common, case.k_cache, case.v_cache, case.step), case.pool
+
+
+@cache
+def stored_by_the_reference(heads: Heads, block_size: int, normed: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return stored(ReferenceOps(), heads, block_size, normed, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "block_size"), [(Heads(6, 2, 64), 16), (Heads(3, 3, 80), 1), (Heads(9, 3, 18), 8)])
@@ -91,16 +112,9 @@ def test_a_sequence_attends_alike_alone_and_among_others(native: CpuOps, rows: i
 def test_rope_and_store_rotates_and_writes_its_slots_only(
     ops: Ops, heads: Heads, block_size: int, normed: bool, dtype: torch.dtype
 ) -> None:
-    case = ragged(MIXED, heads, block_size, dtype, stored=False)
-    expected = ragged(MIXED, heads, block_size, dtype, stored=False)
-    qkv = case.normal(case.step.positions.numel(), (heads.queries + 2 * heads.keys) * heads.dim)
-    norms = (case.normal(heads.dim), case.normal(heads.dim).square()) if normed else (None, None)
-    cos_sin = torch.randn(300, heads.dim)
-    common = (qkv, heads.queries, heads.keys, cos_sin, *norms, EPS)
-    q = ops.rope_and_store(*common, case.k_cache, case.v_cache, case.step)
-    expected_q = reference.rope_and_store(*common, expected.k_cache, expected.v_cache, case.step)
-    assert_close(q, expected_q)
-    assert_close(case.pool, expected.pool)
+    expected = stored_by_the_reference(heads, block_size, normed, dtype)
+    for found, right in zip(stored(ops, heads, block_size, normed, dtype), expected, strict=True):
+        assert_close(found, right)
 
 
 def test_a_negative_slot_stores_nothing(ops: Ops) -> None:

@@ -1,6 +1,5 @@
 """Triton kernels without a GPU: interpreted against the references; `tests/test_compile_kernels.py` compiles them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from backend.bound_process import bound
 from backend.errors import ConfigError
 from backend.kernels.cpu import select_ops
 
@@ -20,9 +20,8 @@ pytest.importorskip("triton")
 def run(*command: str, **variables: str) -> str:
     """What `command` prints when run by this Python in the checkout; fails with it when the command does."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    result = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
-    )
+    bounded = bound([sys.executable, *command])
+    result = subprocess.run(**bounded, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -61,25 +60,3 @@ def test_a_missing_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match="install it"):
         select_ops(torch.device("cuda"), torch.bfloat16)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_the_benchmark_runs_in_the_interpreter(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    printed = run(
-        "-m", "labs.benchmarks.kernels_gpu", "--json", str(figures), TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""
-    )
-    assert "every kernel agrees with the reference" in printed
-    kernels = {found["kernel"] for found in json.loads(figures.read_text())["kernels"]}
-    assert kernels >= {"decode attention", "prefill attention", "rope and store", "sampling, top-k and top-p"}
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_tiles_are_compared_in_the_interpreter(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    run("-m", "labs.benchmarks.attention_tiles", "--json", str(figures), TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
-    found = json.loads(figures.read_text())
-    assert [way["way"] for way in found[::2]] == ["as it is"] * 2
-    assert all(len(way["fractions"]) == 1 for way in found)

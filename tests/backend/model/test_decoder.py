@@ -26,7 +26,8 @@ from tests.backend.families import FAMILIES, random_model
 from tests.backend.paged_batch import PagedBatch
 
 PROMPT_LENGTHS = (1, 11, 23, 40)
-NUM_TOKENS = 64
+NUM_TOKENS = 32
+AT_NIGHT = [pytest.param(ops, marks=pytest.mark.nightly) for ops in ("reference", "torch")]
 
 
 @pytest.fixture(params=FAMILIES)
@@ -107,6 +108,7 @@ def test_prefill_logits_are_those_of_transformers(family: str, saved: Path, ops:
     assert_close(logits, oracle_logits(oracle(family), prompt))
 
 
+@pytest.mark.parametrize("ops", [*AT_NIGHT, "cpu"], indirect=True)
 def test_greedy_tokens_of_a_sequence_alone_are_those_of_transformers(family: str, saved: Path, ops: Ops) -> None:
     batch = PagedBatch(decoder(saved, ops), [prompts(family)[-1]], block_size=16)
     assert batch.greedy(NUM_TOKENS, chunk=1000, starts=[0]) == oracle_tokens(family)[-1:]
@@ -183,6 +185,7 @@ def test_half_checkpoints_served_in_fp32_keep_their_stored_values(
     assert_close(decoded(tmp_path, prompt), expected)
 
 
+@pytest.mark.parametrize("ops", [*AT_NIGHT, "cpu"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_as_close_to_fp32_as_transformers_is(
     family: str, dtype: torch.dtype, saved: Path, ops: Ops

@@ -285,7 +285,7 @@ def test_a_step_that_was_lost_leaves_everyone_a_place() -> None:
 Event = tuple[int, int]  # steps until it comes, and the tokens of its prompt
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100, at_night=2000), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 150)), min_size=2, max_size=14),
     st.sampled_from([0.0, 0.25, 0.5, 2.0]),

@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from threading import Event
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,8 +13,10 @@ from backend.errors import GrammarInvalid, GrammarTooComplex
 from backend.grammar import Grammar
 from backend.structured_output import compiler as module
 from backend.structured_output.compiler import MOST_WAITING, CompiledGrammar, GrammarCompiler, TooManyGrammars
+from backend.structured_output.grammar_process import NICE
 from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess, NoGrammarProcess
 from tests.backend.structured_output.grammars import PERSON, branching, crossing, regex, running_processes, schema
+from tests.gateway.server_process import PATIENCE, eventually
 
 HARD = schema(branching(12))
 
@@ -37,6 +38,14 @@ def test_who_matches_is_started_before_anything_is_asked_for() -> None:
         compiler.start()
         compiler._threads.shutdown()
         assert processes._matching != [None]
+
+
+def test_a_gateway_says_at_its_start_that_no_answer_can_have_a_grammar(caplog: pytest.LogCaptureFixture) -> None:
+    processes = Mock(matching=Mock(side_effect=GrammarInvalid("its process does not start")))
+    compiler = GrammarCompiler(processes)
+    compiler.start()
+    compiler._threads.shutdown()
+    assert "no answer can have a grammar: its process does not start" in caplog.text
 
 
 def test_all_processes_come_back_where_the_one_that_forks_them_was_killed() -> None:
@@ -109,58 +118,59 @@ def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_agains
         compiler.compile_now(PERSON)
 
 
-@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
-def test_compiling_takes_what_nobody_else_needs_of_processors_or_where_that_is_nothing_its_share(
-    is_busy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policies: list[int] = []
-    if not is_busy:
-        monkeypatch.setattr(module, "LEAST_SHARE", 0.0)  # or it is busy indeed, for all that this test knows
+@pytest.mark.parametrize(("is_idle", "policy"), [(True, os.SCHED_IDLE), (False, os.SCHED_OTHER)], ids=["idle", "nice"])
+def test_who_compiles_takes_what_nobody_else_needs_of_processors_or_a_small_share(is_idle: bool, policy: int) -> None:
     with running_processes() as processes:
-        fork, ask = processes.fork_compiler, module._Job._ask
+        process = processes.fork_compiler(is_idle)
+        eventually(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == NICE)
+        eventually(lambda: os.sched_getscheduler(process.pid) == policy)
 
-        def forked(is_idle: bool = True) -> ForkedProcess:
-            process = fork(is_idle)
-            if is_busy and is_idle:
-                os.kill(process.pid, signal.SIGSTOP)
-            return process
 
-        def asked(job: module._Job, process: ForkedProcess, *, is_idle: bool) -> dict[str, Any]:
-            answer = ask(job, process, is_idle=is_idle)
-            policies.append(os.sched_getscheduler(process.pid))
-            return answer
+class Forks:
+    """Forks compilers of which none waits for an idle processor, and notes who was asked for as one that would."""
 
-        monkeypatch.setattr(processes, "fork_compiler", forked)
-        monkeypatch.setattr(module._Job, "_ask", asked)
-        assert GrammarCompiler(processes).compile_now(PERSON).num_users == 1
-    assert policies == [os.SCHED_OTHER if is_busy else os.SCHED_IDLE]
+    def __init__(self, processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.idle: list[ForkedProcess] = []
+        self.num_others = 0
+        self._fork = processes.fork_compiler
+        monkeypatch.setattr(processes, "fork_compiler", self)
+
+    def __call__(self, is_idle: bool = True) -> ForkedProcess:
+        process = self._fork(is_idle=False)
+        if is_idle:
+            self.idle.append(process)
+        else:
+            self.num_others += 1
+        return process
+
+
+def test_who_is_only_nice_is_asked_where_one_that_leaves_all_others_the_first_go_gets_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running_processes() as processes:
+        compiler, forks = GrammarCompiler(processes), Forks(processes, monkeypatch)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "LEAST_SHARE", 0.0)
+            assert compiler.compile_now(PERSON).num_users == 1
+        assert (len(forks.idle), forks.num_others) == (1, 0)
+        os.kill(forks.idle[0].pid, signal.SIGSTOP)
+        assert compiler.compile_now(regex("b+")).num_users == 1
+        assert (len(forks.idle), forks.num_others) == (1, 1)
 
 
 def test_who_got_no_time_goes_on_and_is_asked_again_once_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_processes() as processes:
-        compiler, idle = GrammarCompiler(processes), list[ForkedProcess]()
-        fork, see_to = processes.fork_compiler, module._see_to
-
-        def forked(is_idle: bool = True) -> ForkedProcess:
-            process = fork(is_idle)
-            if is_idle:
-                idle.append(process)
-            return process
-
-        def without_time(process: ForkedProcess) -> None:
-            raise TimeoutError
-
-        monkeypatch.setattr(processes, "fork_compiler", forked)
-        monkeypatch.setattr(module, "_see_to", without_time)
+        compiler, forks, see_to = GrammarCompiler(processes), Forks(processes, monkeypatch), module._see_to
+        monkeypatch.setattr(module, "_see_to", Mock(side_effect=TimeoutError))
         for source in ("b+", "c+", "d+", "e+"):  # beyond two that are late none is asked
             assert compiler.compile_now(regex(source)).num_users == 1
-        late = len(idle)
+        late = len(forks.idle)
         monkeypatch.setattr(module, "_see_to", see_to)
         monkeypatch.setattr(module, "LEAST_SHARE", 0.0)
-        for process in idle:
-            assert module._answers(process, 60)
+        for process in forks.idle:
+            assert module._answers(process, PATIENCE)
         assert compiler.compile_now(regex("f+")).num_users == 1
-        assert len(idle) == late, "one of them is asked again"
+        assert len(forks.idle) == late, "one of them is asked again"
 
 
 def test_a_grammar_that_is_none_is_refused_with_what_is_wrong(compiler: GrammarCompiler) -> None:
@@ -198,6 +208,49 @@ def test_an_owners_bytes_are_bounded_and_what_was_not_used_for_longest_goes_firs
     assert compiler.compile_now(regex("z+", "another")).num_users == 1
     with pytest.raises(TooManyGrammars):
         compiler.compile_now(regex("b+"))
+
+
+def test_what_one_key_has_running_leaves_its_owners_other_keys_half_as_many_bytes(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = processes.matching(0)
+    monkeypatch.setattr(module._Job, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
+    compiler = GrammarCompiler(processes, owner_bytes=250)
+
+    async def run() -> None:
+        large = [await compiler.acquire(regex(source, "a"), "greedy") for source in ("b+", "c+")]
+        with pytest.raises(TooManyGrammars):
+            await compiler.acquire(regex("d+", "a"), "greedy")
+        small = await compiler.acquire(regex("e+", "a"), "modest")
+        with pytest.raises(TooManyGrammars):
+            await compiler.acquire(regex("f+", "a"), "modest")
+        compiler.release(small, "modest")
+        for one in large:
+            compiler.release(one, "greedy")
+        assert not compiler._used and not compiler._waiting
+
+    asyncio.run(run())
+
+
+def test_keys_of_an_owner_take_turns_at_being_compiled_for(
+    processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, order = processes.matching(0), list[str]()
+
+    def run_job(job: module._Job) -> CompiledGrammar:
+        order.append(job._grammar.source)
+        return CompiledGrammar(job._grammar, 1, 0.01, process)
+
+    monkeypatch.setattr(module._Job, "run", run_job)
+    compiler = GrammarCompiler(processes)
+
+    async def run() -> None:
+        flood = [compiler.acquire(regex(f"a{{{n}}}", "a"), "greedy") for n in range(1, MOST_WAITING + 2)]
+        await asyncio.gather(*flood, compiler.acquire(regex("b", "a"), "modest"))
+
+    asyncio.run(run())
+    assert order.index("b") <= 2
+    assert not compiler._waiting and not compiler._turns
 
 
 def test_what_a_process_had_compiled_is_compiled_again_when_it_is_gone(compiler: GrammarCompiler) -> None:

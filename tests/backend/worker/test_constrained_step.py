@@ -1,38 +1,26 @@
 """Steps with grammars where steps run ahead: the masks of one say what the step before is followed by."""
 
-from collections.abc import Iterator
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
+from backend.config import EngineConfig
 from backend.grammar import Grammar, GrammarKind
 from backend.llm import LLM
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.sizing import EngineOptions
-from backend.structured_output.masks import ConstrainedRows
-from backend.worker.constrained_step import ConstrainedStep
-from backend.worker.device_stream import CpuStream, Deferred, Work
+from backend.structured_output.masks import ConstrainedRows, Masks
+from backend.worker.constrained_step import ConstrainedStep, MaskBuffers
+from backend.worker.device_stream import CpuStream
 from backend.worker.model_runner import ModelRunner
+from tests.backend.runners import AheadStream
 
 CHOICES = Grammar(GrammarKind.REGEX, r"(red|green): what follows (is said|was told) each time[.!]")
-
-
-class AheadStream(CpuStream):
-    """A CPU that works when it is told to, as a GPU does, and not when it is waited for."""
-
-    runs_ahead = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fails_at = -1  # launch
-        self.launches = 0
-
-    def launch(self, work: Work, copies: Work | None = None) -> Deferred:
-        self.launches += 1
-        if self.launches == self.fails_at:
-            raise MemoryError("a test has taken it")
-        super().launch(work, copies).wait()
-        return Deferred(self, [], 0)
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +79,66 @@ def test_masks_that_are_late_are_not_waited_for(on_cpu: LLM) -> None:
     output = StepOutput(4, [7], 0.0)
     step.foretell(output, [0], 0.0)
     assert output.forced is None
+
+
+class PaperGpu(CpuStream):
+    """Without memory of its own; the host's is counted."""
+
+    device = torch.device("meta")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.staged: list[torch.Tensor] = []
+
+    def staging(self, num_bytes: int) -> torch.Tensor:
+        self.staged.append(super().staging(num_bytes))
+        return self.staged[-1]
+
+
+def test_memory_for_masks_on_their_way_to_a_device_is_there_before_the_first_is_asked_for() -> None:
+    """And a piece is written again once as many steps follow as may be in flight, never earlier."""
+    gpu = PaperGpu()
+    buffers = MaskBuffers(EngineConfig(num_blocks=8, max_model_len=32, max_num_seqs=4, steps_in_flight=2), 70, gpu)
+    pieces = len(gpu.staged)
+    pointers = []
+    for step in range(6):
+        masks = Masks({1: 3, 2: 0}, torch.full((4, 3), step, dtype=torch.int32))
+        words, rows = buffers.place(masks, 3)
+        assert words.device == rows.device == gpu.device
+        assert (words.shape, rows.shape) == ((2, 3), (3,))
+        written = [piece.view(torch.int32) for piece in gpu.staged if step in piece.view(torch.int32)[:6].tolist()]
+        pointers.append(written[0].data_ptr() if step else 0)
+    assert len(gpu.staged) == pieces == 4
+    assert pointers[2] == pointers[4] != pointers[3] == pointers[5]
+
+
+def until_no_memory(ahead: LLM, stream: AheadStream) -> None:
+    stream.fails_at = stream.launches + 5
+    generate(ahead, jumps=True)
+
+
+def until_interrupted(ahead: LLM, stream: AheadStream) -> None:
+    stream.fails_at, stream.failure = stream.launches + 5, KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        generate(ahead, jumps=True)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda ahead, stream: None, lambda ahead, stream: generate(ahead, jumps=True), until_no_memory, until_interrupted],
+)
+def test_a_model_that_runs_ahead_is_let_go_with_its_last_step(
+    use: Callable[[LLM, AheadStream], object], on_cpu: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever loads another counts on its memory, and a garbage collector may not run for minutes."""
+    caplog.set_level(logging.CRITICAL, "backend.step_loop")  # pytest keeps the errors that are logged
+    ahead, stream = make_ahead(on_cpu)
+    gc.collect()
+    gc.disable()
+    try:
+        use(ahead, stream)
+        runner = weakref.ref(ahead._executor)
+        del ahead
+        assert runner() is None
+    finally:
+        gc.enable()

@@ -22,6 +22,24 @@ def out_of_resources() -> Exception:
     return error
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be reported late",  # of torch's `AcceleratorError`
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA driver error: out of memory",
+    ],
+)
+def test_what_lacks_memory_without_being_of_its_type_has_its_step_planned_again(words: str) -> None:
+    assert isinstance(make_runner().failure(3, RuntimeError(words)), MemoryExhausted)
+
+
+@pytest.mark.parametrize("words", ["CUDA error: an illegal memory access was encountered", "out of memory bounds"])
+def test_other_words_of_memory_are_a_failure(words: str) -> None:
+    assert not isinstance(make_runner().failure(3, RuntimeError(words)), MemoryExhausted)
+
+
 LACKS: dict[str, tuple[Callable[[], Exception], str]] = {
     "memory": (
         lambda: torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),

@@ -83,7 +83,7 @@ def test_the_step_that_measures_stores_nothing_and_runs() -> None:
 
 
 def test_slots_take_their_logits_log_probabilities_and_penalties_beside_a_slice_of_a_prompts() -> None:
-    assert slot_bytes(LLAMA_3_8B, 256) == 256 * 128_256 * (4 + 4 + 1 + 1 + 4) + 3 * 2**25
+    assert slot_bytes(LLAMA_3_8B, 256) == 256 * 128_256 * (4 + 4 + 1 + 1 + 4 + 2 / 8) + 3 * 2**25
 
 
 def test_graphs_take_memory_by_their_number_and_their_layers() -> None:

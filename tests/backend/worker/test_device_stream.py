@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import pytest
 import torch
 
 from backend.kernels.cpu import select_ops
-from backend.worker.device_stream import CpuStream, CudaStream, make_device_stream
+from backend.worker.device_stream import CpuStream, CudaStream, make_device_stream, on_device
 from tests.backend.runners import make_runner
 
 
@@ -18,6 +19,19 @@ def test_on_a_cpu_waiting_is_doing() -> None:
     times = [step.wait() for step in running]
     assert done == [0, 1, 2]
     assert all(seconds >= 0 for seconds in times)
+
+
+@pytest.mark.parametrize("numbers", [[3, 5], np.array([3, 5], np.int32)], ids=["list", "array"])
+def test_numbers_are_pinned_before_they_go_to_a_gpu(numbers: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch pins no tensor as it makes it of an array: `torch.tensor(array, pin_memory=True)` fails where CUDA is."""
+    calls: list[object] = []
+    make = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda data, dtype: calls.append("made") or make(data, dtype=dtype))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: calls.append("pinned") or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *where, **how: calls.append((*where, how)) or tensor)
+    device = torch.device("cuda", 0)
+    assert on_device(numbers, torch.int64, device).tolist() == [3, 5]
+    assert calls == ["made", "pinned", (device, {"non_blocking": True})]
 
 
 def test_on_a_cpu_copies_are_made_right_before_their_work() -> None:

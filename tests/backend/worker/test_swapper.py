@@ -5,6 +5,7 @@ from random import Random
 import pytest
 import torch
 
+from backend.errors import ConfigError
 from backend.paged_kv.kv_cache import KVCache
 from backend.scheduler.batch import Batch
 from backend.worker import swapper
@@ -56,6 +57,49 @@ def test_a_copy_takes_a_measured_time_and_changes_nothing(gathers: bool) -> None
     before = kv.blocks.clone()
     assert 0 < Swapper(kv, HOST_BLOCKS, gathers).measure() < 1
     assert torch.equal(kv.blocks, before)
+
+
+class PaperCudart:
+    """What is registered of the host's memory, by address, and what CUDA answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.registered: dict[int, int] = {}
+        self.answer, self.calls = 0, list[str]()
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(torch.cuda, "check_error", self.check)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.calls.append("synchronize"))
+
+    @staticmethod
+    def check(answer: int) -> None:
+        if answer:
+            raise RuntimeError(f"out of memory ({answer})")
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:  # noqa: N802 - as CUDA has it
+        self.registered[pointer] = size
+        return self.answer
+
+    def cudaHostUnregister(self, pointer: int) -> None:  # noqa: N802
+        self.calls.append("unregister")
+        del self.registered[pointer]
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_gpu_is_given_exactly_the_memory_of_the_host_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own allocator would pin 64 GiB for 33."""
+    cuda, memory = PaperCudart(monkeypatch), torch.empty((33, 1000), dtype=torch.int64)
+    swapper._pin(memory, CPU)
+    assert cuda.registered == {memory.data_ptr(): 33 * 8000}
+    swapper._unpin(memory, CPU)
+    assert not cuda.registered
+    assert cuda.calls == ["synchronize", "unregister"], "copies may still be under way"
+
+
+def test_memory_of_the_host_that_cannot_be_pinned_is_refused_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    PaperCudart(monkeypatch).answer = 2
+    with pytest.raises(ConfigError, match=r"swap_space_bytes asks for 8\.00 MiB, and .*out of memory \(2\)"):
+        swapper._pin(torch.empty(2**20, dtype=torch.int64), CPU)
 
 
 def test_blocks_whose_bytes_make_up_no_words_are_copied_as_well() -> None:

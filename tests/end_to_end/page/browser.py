@@ -6,8 +6,10 @@ pytest-asyncio starts its own. Chromium is the system's: Playwright downloads no
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright import async_api
@@ -16,26 +18,61 @@ from tests.end_to_end.page.page_object import PATIENCE, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--disable-quic", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
+FORGET = "() => { sessionStorage.clear(); localStorage.clear(); }"
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How large a tab is, and whether its reader likes the dark; it behaves as a telephone's when it is narrow."""
+
+    width: int = 1280
+    height: int = 900
+    dark: bool = False
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "viewport": {"width": self.width, "height": self.height},
+            "is_mobile": self.width < 500,
+            "color_scheme": "dark" if self.dark else "light",
+        }
 
 
 class Chromium:
+    """Tabs are used again, since a new one takes twice as long as all that most tests do in it."""
+
     def __init__(self, portal: BlockingPortal, browser: async_api.Browser) -> None:
         self._portal = portal
         self._browser = browser
+        self._idle: dict[Looks, list[async_api.Page]] = {}
 
     @contextmanager
-    def opened_page(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Page]:
-        """Opens a tab, which behaves as a telephone's when it is narrow, and closes it at the end."""
-        new_context = partial(
-            self._browser.new_context,
-            viewport={"width": width, "height": height},
-            is_mobile=width < 500,
-            color_scheme="dark" if dark else "light",
-        )
-        with self._portal.wrap_async_context_manager(self._portal.call(new_context)) as context:
-            context.set_default_timeout(1000 * PATIENCE)
-            page = self._portal.call(context.new_page)
-            yield Page(self._portal, page, self._portal.call(context.new_cdp_session, page))
+    def opened_page(self, **looks: Any) -> Iterator[Page]:
+        """Opens a tab that knows nothing of others, and empties it at the end."""
+        wanted = Looks(**looks)
+        idle = self._idle.setdefault(wanted, [])
+        tab = idle.pop() if idle else self._new_tab(wanted)
+        devtools = self._portal.call(tab.context.new_cdp_session, tab)
+        yield Page(self._portal, tab, devtools)
+        with suppress(async_api.Error):
+            self._portal.call(self._empty, tab, devtools)
+            idle.append(tab)
+            return
+        self._portal.call(tab.context.close)
+
+    def _new_tab(self, looks: Looks) -> async_api.Page:
+        context = self._portal.call(partial(self._browser.new_context, **looks.options()))
+        context.set_default_timeout(1000 * PATIENCE)
+        tab: async_api.Page = self._portal.call(context.new_page)
+        return tab
+
+    @staticmethod
+    async def _empty(tab: async_api.Page, devtools: async_api.CDPSession) -> None:
+        await tab.evaluate(FORGET)
+        await devtools.detach()  # with what it has told the tab about its size
+        await tab.mouse.move(0, 0)
+        await tab.emulate_media(reduced_motion="null")
+        await tab.goto("about:blank")
+        await tab.context.clear_cookies()
 
 
 def find_chromium() -> str | None:

@@ -49,6 +49,7 @@ class FakeGateway:
         self.tenant: Json = page_data.tenant_detail("acme")  # but for its name
         self.cancelled: list[str] = []  # ids, in order
         self.num_overviews = 0
+        self.found: dict[tuple[str, str], Json] = {}  # answers by path to questions for words, other than to the rest
         self.port = 0
         self._routes = self._make_routes()
         self.use_key(KEY)
@@ -95,7 +96,7 @@ class FakeGateway:
             self.num_overviews += part == "overview"
             if part not in self.answers:
                 raise RouteNotFound(f"{part} is broken.")
-            return self.answers[part]
+            return self.found.get((part, request.words)) or self.answers[part]
 
         return answer
 

@@ -258,11 +258,14 @@ def refusals(number: int = 30, names: tuple[str, ...] = TENANTS) -> Json:
 
 def policy() -> Json:
     first = ["class batch", "  aging: 2s -> 20s", "tenant globex (now named)", "  models: * -> qwen3-0.6b"]
+    parsed = parse_policy({"policy.yaml": POLICY.encode()})
     return {
         "version": "9f3c2a71",
         "problem": None,
         "has_files": True,
-        "effective": effective(parse_policy({"policy.yaml": POLICY.encode()})),
+        "named": len(parsed.tenants),
+        "effective": effective(parsed, parsed.tenants),
+        "truncated": 0,
         "history": [
             {"version": "9f3c2a71", "at": NOW - 400, "changes": ["tenant acme", "  weight: 1 -> 3"]},
             {"version": "11aa22bb", "at": NOW - 9000, "changes": first},

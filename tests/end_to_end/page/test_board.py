@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.end_to_end.page.fake_gateway import KEY, FakeGateway
 from tests.end_to_end.page.page_data import NUM_BLOCKS, ended, kv_in_uses
 from tests.end_to_end.page.page_object import Page, PageMaker
@@ -111,6 +113,38 @@ def test_several_troubles_are_one_line_that_counts_and_unfolds(gateway: FakeGate
     board.until(f"document.querySelector('#problems').clientHeight <= {height + 1}")
 
 
+def test_a_trouble_that_others_come_of_counts_once_and_stands_above_them(
+    gateway: FakeGateway, open_board: PageMaker
+) -> None:
+    finding = gateway.answers["diagnosis"]["findings"][0] | {"name": "small_batches", "trouble": "memory is short"}
+    others = [finding | {"trouble": f"trouble {n}", "cause": "small_batches", "severity": "serious"} for n in range(5)]
+    apart = finding | {"name": "late_loop", "trouble": "the loop is late"}
+    gateway.answers["diagnosis"] = {"findings": [finding, *others, apart]}
+    board = open_board()
+    board.until_reads("#problems summary", "1 serious, 1 warning")
+    assert board.text("#problems summary span") == "memory is short."
+    assert board.js("document.querySelector('#problems summary').scrollWidth <= innerWidth")
+    board.click("#problems summary")
+    board.until_count("#problems > ul > li", 2)
+    assert board.count("#problems > ul > li.serious li") == 5
+    assert "With it: trouble 4 (interactive waits 0.9 s" in board.text("#problems > ul > li.serious")
+    gateway.answers["diagnosis"] = {"findings": [apart]}
+    board.until_count("#problems li li", 0)
+
+
+@pytest.mark.parametrize("width", [500, 800, 1280])
+def test_the_words_of_a_trouble_are_not_cut(gateway: FakeGateway, open_board: PageMaker, width: int) -> None:
+    words = "this replica does not know what others serve: tenants have their shares of each replica alone"
+    gateway.answers["diagnosis"]["findings"][0]["trouble"] = words
+    board = open_board(width=width)
+    board.until_reads("#problems", f"{words}.")
+    style = board.js(
+        "(({overflow, textOverflow}) => [overflow, textOverflow])(getComputedStyle("
+        "document.querySelector('#problems summary')))"
+    )
+    assert style == ["visible", "clip"]
+
+
 def test_a_trouble_that_comes_moves_nothing(gateway: FakeGateway, open_board: PageMaker) -> None:
     gateway.answers["diagnosis"] = {"findings": []}
     board = open_board()
@@ -202,6 +236,7 @@ def test_the_filter_leaves_what_contains_its_words(board: Page) -> None:
 
 def test_one_part_that_fails_is_named_and_the_rest_goes_on(board: Page, gateway: FakeGateway) -> None:
     del gateway.answers["kv"]
+    board.click("#problems summary")
     board.until_reads("#problems", "What is shown of kv is old: kv is broken.")
     gateway.show_requests(recent=(ended(1, "newcomer"),))
     board.until_reads("#live", "No request is being served.")

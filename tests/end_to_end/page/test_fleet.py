@@ -13,6 +13,8 @@ from tests.end_to_end.page.page_object import Page, PageMaker
 from tests.fleet.fleet_site import FleetSite, fleet_site
 from tests.gateway.server_process import BODY, PATIENCE, bearer, eventually, sluice
 
+pytestmark = pytest.mark.nightly  # the night has the time for pages of every width and key
+
 POLICY = """
 tenants:
   acme: {weight: 3}

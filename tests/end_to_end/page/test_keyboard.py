@@ -1,8 +1,12 @@
 """Everything on the page can be done without a mouse."""
 
+import pytest
+
 from tests.end_to_end.page.fake_gateway import FakeGateway
 from tests.end_to_end.page.page_data import TENANTS
 from tests.end_to_end.page.page_object import Page
+
+pytestmark = pytest.mark.nightly  # the night has the time for pages of every width and key
 
 FOCUSED = "document.activeElement"
 STOPS = ("#pause", ".chart > svg", "#filter", "#tenants thead button", "[name=which]", "#live tbody button")

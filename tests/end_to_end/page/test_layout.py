@@ -6,6 +6,8 @@ from tests.end_to_end.page import page_data
 from tests.end_to_end.page.fake_gateway import FakeGateway
 from tests.end_to_end.page.page_object import Page, PageMaker
 
+pytestmark = pytest.mark.nightly  # the night has the time for pages of every width and key
+
 MANY = tuple(f"tenant-{number:03d}" for number in range(500))
 
 
@@ -208,3 +210,68 @@ def test_every_hostile_tenant_and_request_opens_and_nothing_else_is_asked(hostil
     assert page.count("dialog img, dialog script") == 0
     paths = {url.removeprefix(hostile.url).split("/")[3] for url in page.requested() if "/admin/" in url}
     assert paths == {"overview", "tenants", "requests", "queue", "kv", "refusals", "diagnosis"}
+
+
+LONG = {
+    "price": {"input": "0.125/1M", "output": "12.625/1M", "cached_input": "0.0125/1M", "currency": "EUR"},
+    "models": ["meta-llama-3.1-70b-instruct", "qwen3-0.6b-instruct"],
+    "prefix_cache": {"floor": "64MiB", "ceiling": "1GiB", "pinned": ["Be brief.", "Be kind."]},
+}
+WIDTHS = (800, 1280, 1440, 1920)
+WHOLE = """[...document.querySelectorAll('%s tbody td')].filter(cell => cell.offsetParent)
+  .flatMap(cell => [cell, ...cell.children])
+  .every(box => box.scrollWidth <= box.clientWidth + 1 && box.scrollHeight <= box.clientHeight + 1)"""
+
+
+def test_what_a_policy_says_of_a_tenant_is_not_cut(gateway: FakeGateway, open_board: PageMaker) -> None:
+    tenants = gateway.answers["policy"]["effective"]["tenants"]
+    tenants |= {name: fields | LONG for name, fields in tenants.items()}
+    page = open_board("policy")
+    page.until_count("#policy-tenants tbody tr", 3)
+    for width in WIDTHS:
+        page.resize(width)
+        page.until(WHOLE % "#policy-tenants")
+
+
+def test_what_the_audit_log_and_refusals_say_is_not_cut(gateway: FakeGateway, open_board: PageMaker) -> None:
+    page = open_board("keys")
+    for table, view in (("#audit-table", "keys"), ("#refusals", "now")):
+        page.click(f"#views [href='#/{view}']")
+        page.until_shown(f"{table} tbody tr")
+        for width in WIDTHS:
+            page.resize(width)
+            page.until(WHOLE % table)
+
+
+LABELS = "[...document.querySelectorAll('#view-%s svg text')].filter(text => text.getClientRects().length)"
+INSIDE = f"""(labels => labels.length && labels
+  .map(text => [text, text.ownerSVGElement].map(box => box.getBoundingClientRect()))
+  .every(([label, chart]) => label.left >= chart.left && label.right <= chart.right && label.bottom <= chart.bottom)
+)({LABELS})"""
+NAMES = "[...document.querySelectorAll('#usage-days text')].filter(text => text.textContent.startsWith('2026-'))"
+APART = f"""(boxes => boxes.length && boxes[0].left >= 0
+  && boxes.every((box, index) => box.right <= (boxes[index + 1] ?? {{left: innerWidth - 20}}).left)
+)({NAMES}.map(text => text.getBoundingClientRect()))"""
+
+
+@pytest.mark.parametrize("num_days", [1, 22, 25, 365])
+def test_the_names_of_days_lie_within_their_chart_and_apart(
+    gateway: FakeGateway, open_board: PageMaker, num_days: int
+) -> None:
+    (day, *_) = gateway.answers["usage"]["days"]
+    gateway.answers["usage"]["days"] = [day | {"day": f"2026-01-{n % 31 + 1:02}"} for n in range(num_days)]
+    page = open_board("usage")
+    page.until_count("#usage-days rect", 2 * num_days)
+    for width in (400, *WIDTHS):
+        page.resize(width)
+        page.until(f"document.querySelector('#usage-days svg').viewBox.baseVal.width <= {width}")
+        page.until(APART)
+
+
+@pytest.mark.parametrize("view", ["now", "usage"])
+def test_no_label_of_an_axis_is_cut(open_board: PageMaker, view: str) -> None:
+    page = open_board(view)
+    page.until_shown(f"#view-{view} svg text")
+    for width in (320, *WIDTHS):
+        page.resize(width)
+        page.until(INSIDE % view)

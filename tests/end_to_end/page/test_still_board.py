@@ -15,7 +15,8 @@ def test_the_head_says_what_runs_and_how_it_is(still_board: Page) -> None:
         assert fact in head
     assert still_board.js("document.title") == "41 running, 17 waiting · qwen3-0.6b · Sluice"
     still_board.until_reads("#problems", "queue time above target")
-    assert "Remedy: raise the weight of the class" in still_board.text("#problems")
+    unfolded = still_board.js("document.querySelector('#problems > ul').textContent")
+    assert "Remedy: raise the weight of the class" in unfolded
 
 
 def test_the_gauges_say_how_full_it_is(still_board: Page) -> None:

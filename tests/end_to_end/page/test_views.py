@@ -1,6 +1,7 @@
 """The views of keys, of the policy and of usage, on small screens and with hostile names too."""
 
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -10,6 +11,8 @@ from tests.end_to_end.page.fake_gateway import FakeGateway
 from tests.end_to_end.page.page_object import Page, PageMaker
 from tests.gateway.raw_client import completion
 from tests.gateway.server_process import ServerProcess, eventually
+
+Json = dict[str, Any]
 
 HOSTILE = "<img src=x onerror=document.title=1>"
 
@@ -206,6 +209,9 @@ def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProc
     assert httpx.get(f"{server.admin_url}/admin/v1/usage.csv").status_code == 401
 
 
+HEARD = """(checked => { window.heard = [];
+  new MutationObserver(() => window.heard.push(checked.textContent)).observe(checked, {childList: true})
+})(document.querySelector("#policy-checked"))"""
 EDIT = "tenants:\n  demo: {limits: {requests: {rate: 1/h, burst: 1}}}\n  nobody: {weight: 2}\n"
 
 
@@ -217,8 +223,11 @@ def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
     page = open_view("policy")
     page.until_shown("#policy-classes table")
     page.fill("#policy-edit", EDIT)
+    page.js(HEARD)
     page.click("#policy-what-if")
     page.until_reads("#policy-checked", "Simulated: ")
+    simulating = "Simulating, for 0 s so far; it takes up to 10 s on an idle processor, and longer on a busy one…"
+    assert page.js("window.heard[0]") == simulating
     cells = page.texts("#policy-checked tbody tr")
     completed = next(row.split("\t") for row in cells if row.startswith("Completed"))
     assert int(completed[1]) > int(completed[2]) >= 1  # the edit's limit has refused some
@@ -239,3 +248,43 @@ def test_the_api_refuses_what_is_no_policy_and_answers_in_figures(server: Server
     same = what_if(json={"text": "tenants: {demo: {}}"}).json()
     assert same["requests"] + same["left_out"] >= 1
     assert same["before"]["completed"] == same["after"]["completed"]
+
+
+def named(rows: list[Json], name: str) -> list[Json]:
+    return [rows[0] | {"tenant": name}]
+
+
+def test_tenants_that_an_answer_leaves_out_are_found_by_the_gateway(
+    gateway: FakeGateway, open_board: PageMaker
+) -> None:
+    every = gateway.answers["tenants"]
+    gateway.answers["tenants"] = every | {"truncated": 9000}
+    gateway.found["tenants", "zed"] = {"tenants": [every["tenants"][0] | {"name": "zed-7"}], "truncated": 0}
+    board = open_board()
+    board.until_reads("#tenants .foot", "more")
+    board.click("#filter")
+    board.type("zed")
+    board.until("document.querySelector('#tenants tbody tr')?.innerText.includes('zed-7')")
+    assert board.count("#tenants tbody tr:not(.gone)") == 1
+
+
+def test_tenants_of_a_long_policy_usage_and_budgets_are_found_by_the_gateway(
+    gateway: FakeGateway, open_board: PageMaker
+) -> None:
+    answers, found = gateway.answers, gateway.found
+    effective = answers["policy"]["effective"]
+    zed = effective | {"tenants": {"zed-7": next(iter(effective["tenants"].values()))}}
+    answers["policy"] |= {"truncated": 9000, "named": 9500}
+    answers["usage"] |= {"truncated": 9000}
+    answers["budgets"] |= {"truncated": 9000}
+    found["policy", "zed"] = answers["policy"] | {"effective": zed, "truncated": 0}
+    found["usage", "zed"] = answers["usage"] | {"rows": named(answers["usage"]["rows"], "zed-7"), "truncated": 0}
+    found["budgets", "zed"] = {"budgets": named(answers["budgets"]["budgets"], "zed-7"), "truncated": 0}
+    board = open_board("policy")
+    board.until_reads("#in-force-facts", "9,500 tenants named")
+    board.click("#filter")
+    board.type("zed")
+    board.until("document.querySelector('#policy-tenants tbody')?.innerText.includes('zed-7')")
+    board.click("#views [href='#/usage']")
+    for table in ("#usage-table", "#usage-budgets"):
+        board.until(f"document.querySelector('{table} tbody')?.innerText.includes('zed-7')")

@@ -48,7 +48,7 @@ async def port() -> AsyncIterator[Asked]:
 
 async def test_the_overview_adds_up_what_replicas_have_told(port: Asked) -> None:
     port.fleet.lost(port.fleet.views["c:8000"])
-    port.budget.take()
+    port.budget.take("t")
     told = await port.json("overview")
     expected = {"models": ["embedded"], "available": 2, "running": 2, "seats": 16, "waiting": 2, "work_seconds": 4.0}
     assert told | expected == told

@@ -167,6 +167,15 @@ async def test_an_edit_takes_effect_even_where_it_cannot_be_recorded(
     assert "not in the audit log" in caplog.text
 
 
+async def test_what_a_start_finds_is_recorded_or_else_told(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    await desk.actions.started(3)
+    assert await desk.said() == [("gateway.start", f"policy {desk.policies.current.version}", "in force; keys: 3")]
+    (desk.folder / "audit.log").unlink()
+    desk.lose_the_log()
+    await desk.actions.started(3)
+    assert "not in the audit log: gateway.start" in caplog.text
+
+
 async def test_changes_of_keys_are_recorded_by_their_ids(desk: Desk) -> None:
     await desk.actions.keys_changed(KeyChange(added=("k1", "k2"), removed=("k3",)))
     assert await desk.said() == [("keys.change", "added k1, k2; removed k3", "in force")]

@@ -73,7 +73,7 @@ async def test_no_secret_and_no_hash_is_kept_or_told_but_in_the_answer_that_made
     stored = site.source.store.path.read_text()
     secret = made["key"].rsplit("-", 1)[1]
     assert secret not in told + stored
-    assert all(record.digest.hex() not in told for record in site.source.in_force)
+    assert all(record.digest.hex() not in told for record in site.source.in_force.values())
 
 
 async def test_a_tenant_that_the_policy_does_not_name_is_asked_about_with_the_name_that_may_be_meant(

@@ -1,12 +1,15 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.admin import policy
 from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, PolicyCheck, effective, policy_report
 from gateway.errors import RequestTooLarge
 from gateway.tenants.live_policy import MAX_CHANGES, LivePolicy
-from quotas.policy.policy import Policy
+from quotas.policy import policy_text
+from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_file import parse_policy
 
 HASH = "ab" * 32
@@ -37,7 +40,7 @@ async def test_of_a_pinned_prompt_the_beginning_is_told_and_what_tells_it_from_o
     beginning = prompts[0][:25]
     assert change.startswith(f"  prefix_cache.pinned: {beginning}") and change.count("(432 characters, ") == 2
     assert len(change) < 200 and len({*change.split(" -> ")}) == 2
-    (shown,) = effective(before)["tenants"]["acme"]["prefix_cache"]["pinned"]
+    (shown,) = effective(before, ["acme"])["tenants"]["acme"]["prefix_cache"]["pinned"]
     assert shown.startswith(beginning) and len(shown) < 100
 
 
@@ -115,3 +118,52 @@ async def test_an_edit_that_is_not_valid_is_told_beside_what_holds(tmp_path: Pat
     assert "wieght" in report["problem"]
     assert report["effective"]["tenants"]["acme"]["weight"] == 2
     assert len(report["history"]) == 1
+
+
+def large(number: int) -> Policy:
+    return parse_policy({"p": ("tenants:\n" + "".join(f"  t{index:05}:\n" for index in range(number))).encode()})
+
+
+async def test_of_many_tenants_the_first_are_written_out_and_the_others_found_by_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.yaml").write_text("tenants:\n" + "".join(f"  t{index:05}:\n" for index in range(9000)))
+    policies = LivePolicy(tmp_path / "p.yaml")
+    written: list[str] = []
+    write = policy.tenant_fields
+
+    def counted(tenant: TenantPolicy) -> dict[str, Any]:
+        written.append(tenant.name)
+        return write(tenant)
+
+    monkeypatch.setattr(policy, "tenant_fields", counted)
+    report = await policy_report(policies)
+    assert (report["named"], report["truncated"], len(report["effective"]["tenants"])) == (9000, 8500, 500)
+    assert len(written) == 501, "and the defaults"
+    found = await policy_report(policies, "T0812")
+    assert [*found["effective"]["tenants"]] == [f"t0812{digit}" for digit in range(10)]
+    assert (found["named"], found["truncated"]) == (9000, 0)
+
+
+@pytest.mark.parametrize(("number", "most"), [(9000, 0), (700, 620)])
+async def test_a_policy_that_is_too_long_to_be_edited_is_not_written_out_to_its_end(
+    check: PolicyCheck, monkeypatch: pytest.MonkeyPatch, number: int, most: int
+) -> None:
+    written: list[str] = []
+    write = policy_text.tenant_fields
+
+    def counted(tenant: TenantPolicy) -> dict[str, Any]:
+        written.append(tenant.name)
+        return write(tenant)
+
+    monkeypatch.setattr(policy_text, "tenant_fields", counted)
+    assert (await check.text(large(number)))["text"] is None
+    assert len(written) <= most
+
+
+async def test_the_lines_of_an_edit_that_are_left_out_are_counted_up_to_a_bound(
+    check: PolicyCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "MAX_COUNTED", 70)
+    report = await check.of(PastedPolicy(text="tenants:\n  other:\n"), large(3000))
+    assert (len(report["changes"]), report["truncated"]) == (MAX_CHANGES, 70)

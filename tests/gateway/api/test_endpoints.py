@@ -1,11 +1,11 @@
 """The endpoints that answer at once, on a live server."""
 
-from importlib.metadata import version
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.version import VERSION
 from tests.gateway.server_process import ServerProcess
 
 
@@ -65,7 +65,7 @@ def test_health_needs_no_key(server: ServerProcess, path: str) -> None:
 
 
 def test_the_version_needs_no_key(server: ServerProcess) -> None:
-    assert httpx.get(f"{server.url}/version").json() == {"version": version("sluice")}
+    assert httpx.get(f"{server.url}/version").json() == {"version": VERSION}
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/embedded"])

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.refusal_limiter import BURST_SECONDS, MAX_DELAY, RefusalLimiter
+from gateway.api.refusal_limiter import BURST_SECONDS, MAX_DELAY, MOST_SECONDS, TENANT_KEYS, RefusalLimiter
 from gateway.errors import BadRequest, InvalidApiKey, Overloaded, RateLimited, TooManyRefused
 
 RATE = 10.0
@@ -64,12 +64,23 @@ def test_no_single_key_of_a_tenant_keeps_the_others_out(site: Site) -> None:
     assert site.is_read("other")
 
 
-def test_two_keys_of_a_tenant_that_do_nothing_else_keep_it_out(site: Site) -> None:
-    for _ in range(1000):
-        for key in "abc":
-            site.bad(key)
-        site.now += 0.01
-    assert not site.is_read("d")
+@pytest.mark.parametrize("num_keys", [3, 30])
+def test_keys_of_a_tenant_that_do_nothing_else_share_its_rate_and_keep_no_other_out(site: Site, num_keys: int) -> None:
+    seconds, num_read = 60, 0
+    for _ in range(10 * seconds):
+        num_read += sum(site.bad(f"bad-{number}") for number in range(num_keys) for _ in range(2))
+        site.now += 0.1
+    assert num_read <= 1.2 * TENANT_KEYS * RATE * seconds + BURST * num_keys
+    assert site.is_read("good")
+    assert site.rate.count(BAD, "t", "good", "", 0) < 1, "its own refusal is not held back by those of others for long"
+
+
+def test_one_refusal_costs_what_was_read_and_no_more_than_its_part_of_the_longest_delay(site: Site) -> None:
+    site.bad(num_bytes=170)
+    assert site.is_read()
+    site.bad(num_bytes=10**12)
+    site.now += MOST_SECONDS
+    assert site.is_read()
 
 
 def test_quotas_that_are_spent_and_what_is_our_own_fault_keep_nobody_out(site: Site) -> None:

@@ -189,10 +189,10 @@ def test_the_shared_pepper_is_used_where_one_is_set(
 
 def test_keys_stored_before_there_were_scopes_have_all_of_them(store: KeyStore, made: Printed) -> None:
     key = made("create", "acme", "--scopes", "limits")
-    content = json.loads(store.path.read_text())
+    _, entry = map(json.loads, store.path.read_text().splitlines())
     for name in ("scopes", "name"):
-        del content["keys"][0][name]
-    store.path.write_text(json.dumps(content))
+        del entry[name]
+    store.path.write_text(json.dumps({"version": 1, "keys": [entry]}))
     assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
 
 
@@ -200,13 +200,14 @@ def test_a_file_that_somebody_else_wrote_cannot_steer_the_terminal(
     store: KeyStore, made: Printed, sluice: Sluice
 ) -> None:
     made("create", "acme")
-    content = json.loads(store.path.read_text())
-    content["keys"][0]["name"] = "\x1b]0;x\x07\u202eevil\nsk-sluice-"
-    store.path.write_text(json.dumps(content))
+    version, text = store.path.read_text().splitlines()
+    entry = json.loads(text) | {"name": "\x1b]0;x\x07\u202eevil\nsk-sluice-"}
+    store.path.write_text(f"{version}\n{json.dumps(entry)}\n")
     listed = made("list")
     assert len(listed.splitlines()) == 2
-    content["keys"][0]["tenant"] = "a\r\x1b]0;x\x07b"
-    store.path.write_text(json.dumps(content))
+    store.path.write_text(
+        f"{version}\n{json.dumps(entry | {'tenant': 'a' + chr(13) + chr(27) + ']0;x' + chr(7) + 'b'})}\n"
+    )
     refused = sluice("keys", "list")
     assert refused.status == 1 and "is no name of a tenant" in refused.err
     assert all(character.isprintable() or character == "\n" for character in listed + refused.err)
@@ -244,3 +245,30 @@ def test_the_command_puts_the_key_and_nothing_else_on_standard_output() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert KEY.fullmatch(done.stdout.strip())
     assert done.stderr.startswith("Shown this once.")
+
+
+def recorded(store: KeyStore) -> list[tuple[str, str, str]]:
+    entries = map(json.loads, (store.directory / "audit.log").read_text().splitlines())
+    return [(entry["action"], entry["target"], entry["result"]) for entry in entries]
+
+
+def test_what_is_done_to_keys_is_in_the_audit_log_though_no_gateway_runs(store: KeyStore, sluice: Sluice) -> None:
+    made = sluice("keys", "create", "acme")
+    (record,) = store.records()
+    told = [made, *(sluice("keys", command, record.id) for command in ("rotate", "rotate", "revoke", "revoke"))]
+    assert [done.status for done in told] == [0, 0, 1, 0, 1]
+    target = f"{record.id} of acme"
+    actions = ("keys.create", "keys.rotate", "keys.rotate", "keys.rotate", "keys.revoke")
+    assert [(action, whose) for action, whose, _ in recorded(store)] == [(action, target) for action in actions]
+    assert [result[:7] for _, _, result in recorded(store)] == ["begun", "begun", "begun", "failed:", "begun"]
+    text = (store.directory / "audit.log").read_text()
+    assert all(key.rpartition("-")[2] not in text for done in told[:2] for key in done.out.split())
+    assert all(json.loads(line)["actor"].startswith("command line of ") for line in text.splitlines())
+
+
+def test_what_cannot_be_recorded_is_not_done(store: KeyStore, sluice: Sluice) -> None:
+    (store.directory / "audit.log").mkdir(parents=True)
+    store.directory.chmod(0o700)
+    done = sluice("keys", "create", "acme")
+    assert (done.status, store.records()) == (1, [])
+    assert "nothing was changed" in done.err

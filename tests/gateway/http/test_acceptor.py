@@ -64,7 +64,7 @@ def test_tenants_are_served_and_probes_answered_however_many_strangers_there_are
     with connected(server) as streaming, connected(server) as idle:
         idle.send(request(server, completion(), "/v1/completions"))
         assert idle.reply().status == 200
-        streaming.send(request(server, completion(max_tokens=1500, ignore_eos=True, stream=True), "/v1/completions"))
+        streaming.send(request(server, completion(max_tokens=500, ignore_eos=True, stream=True), "/v1/completions"))
         assert streaming.receive().startswith(b"HTTP/1.1 200")
         with crowd(server, keep):
             assert all(is_served(server) for _ in range(5))
@@ -139,7 +139,10 @@ def test_a_flood_of_clients_beyond_the_limit_of_files_is_shed(tmp_path: Path) ->
         def connect(count: int) -> list[RawClient]:
             return [stack.enter_context(connected(server)) for _ in range(count)]
 
-        (streaming,) = connect(1)
+        grammars, streaming = connect(2)
+        asked = completion(structured_outputs={"choice": ["a"]})
+        grammars.send(request(server, asked, "/v1/completions"))
+        assert grammars.reply().status == 200  # what grammars need has its files from now on
         streaming.send(request(server, completion(max_tokens=600, ignore_eos=True, stream=True), "/v1/completions"))
         received = streaming.receive()
         limit_files(server, SPARE_FILES)

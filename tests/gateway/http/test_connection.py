@@ -8,7 +8,16 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from gateway.http.connection import DEAD_PEER_SECONDS, MAX_HEADER_BYTES, Connection, HangupWatcher, bound_socket
+from gateway.http.connection import (
+    DEAD_PEER_SECONDS,
+    DISCARDED_PER_SECOND,
+    FREE_DISCARD_BYTES,
+    MAX_HEADER_BYTES,
+    Connection,
+    DiscardPace,
+    HangupWatcher,
+    bound_socket,
+)
 from gateway.http.connection_table import ConnectionState, ConnectionTable
 from gateway.http.request_scope import TRANSPORT, show_key
 from gateway.http.responses import ResponseWriter
@@ -28,6 +37,7 @@ class Transport(asyncio.Transport):
         self.written = b""
         self.ended = False
         self.closed = False
+        self.reads = True
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return default
@@ -55,10 +65,10 @@ class Transport(asyncio.Transport):
     abort = close
 
     def pause_reading(self) -> None:
-        pass
+        self.reads = False
 
     def resume_reading(self) -> None:
-        pass
+        self.reads = True
 
 
 class Application:
@@ -106,7 +116,8 @@ class Wire:
         self.transport = Transport()
         config = Config(app=self.application, ws="none", lifespan="off", log_config=None)
         entry = (table or ConnectionTable(10)).add("192.0.2.1", self.transport.close)
-        self.protocol = Connection(config, ServerState(), {}, entry, HangupWatcher(), header_timeout)
+        pace = DiscardPace(asyncio.get_running_loop().time)
+        self.protocol = Connection(config, ServerState(), {}, entry, HangupWatcher(), pace, header_timeout)
         self.protocol.connection_made(self.transport)
 
     async def send(self, *parts: bytes) -> None:
@@ -274,6 +285,37 @@ async def test_the_request_in_front_is_answered_before_the_connection_closes(beh
     assert wire.transport.ended
     await until(lambda: wire.transport.closed)
     assert len(wire.application.requests) == 1
+
+
+@pytest.mark.parametrize("then", [b"", b"connection: close\r\n"], ids=["kept", "closed"])
+async def test_what_follows_of_an_answered_body_is_read_at_a_bounded_pace(then: bytes) -> None:
+    wire = Wire(reads=1)
+    await wire.send(b"POST / HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\nx" % (then, 10**12))
+    assert b"200 OK" in wire.transport.written
+    await wire.send(b"x" * FREE_DISCARD_BYTES)
+    assert wire.transport.reads
+    await wire.send(b"x" * 2**18)
+    assert not wire.transport.reads
+    await until(lambda: wire.transport.reads)
+
+
+async def test_small_requests_on_one_connection_are_never_held_up() -> None:
+    wire = Wire()
+    for _ in range(FREE_DISCARD_BYTES // len(POST) + 10):
+        wire.protocol.data_received(POST)
+        await asyncio.sleep(0)
+    await settled()
+    assert wire.transport.reads and wire.protocol._discarded == 0
+
+
+def test_all_connections_share_the_pace_of_what_is_discarded() -> None:
+    now = 0.0
+    pace = DiscardPace(lambda: now)
+    waits = [pace.take(2**20) for _ in range(64)]
+    assert waits[0] == pytest.approx(2**20 / DISCARDED_PER_SECOND)
+    assert waits[-1] == pytest.approx(64 * 2**20 / DISCARDED_PER_SECOND)
+    now = 100.0
+    assert pace.take(2**20) == pytest.approx(waits[0])
 
 
 async def test_an_error_inside_a_body_is_told_and_ends_the_request() -> None:

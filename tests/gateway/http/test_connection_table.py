@@ -71,6 +71,17 @@ def test_uploads_make_room_where_their_tenant_has_more_than_half_of_all() -> Non
         crowd.enter("another")
 
 
+def test_a_request_whose_refusal_is_delayed_makes_room_and_waits_for_its_next_one_afterwards() -> None:
+    crowd = Crowd(4, 4)
+    crowd.enter("a", "b", "c", "d", tenant="acme", state=SERVING)
+    crowd.entries["b"].yield_place()
+    crowd.entries["c"].yield_place()
+    crowd.enter("newcomer", tenant="acme", state=SERVING)
+    assert crowd.gone == ["b"]
+    crowd.entries["c"].complete_response()
+    assert [crowd.table.num(state) for state in (STRANGER, IDLE, SERVING)] == [0, 1, 3]
+
+
 def test_a_request_that_is_there_is_never_given_up() -> None:
     crowd = Crowd(2, 2)
     crowd.enter("a", "b", tenant="acme", state=SERVING)

@@ -1,14 +1,19 @@
 import json
-from typing import Any
+import re
+from typing import Any, Literal, get_args
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
+from pydantic_core.core_schema import ErrorType
 
 from gateway.errors import BadRequest, RequestTooLarge
 from gateway.http import json_body
-from gateway.http.json_body import MAX_ELEMENTS, MAX_SKELETON, JsonBody, JsonScanner
+from gateway.http.json_body import MAX_ELEMENTS, MAX_SKELETON, JsonBody, JsonScanner, Wire, read
+from gateway.openai import bodies
+from gateway.workers.messages import error_message, error_of
 
 TEXTS = st.text(st.sampled_from('ab"\\/\n\u00e9\u4e2d\U0001f600\u0000 ,:[]{}0'), max_size=90)
 IDS = st.lists(st.integers(0, 10**6), max_size=60)
@@ -180,3 +185,88 @@ def test_the_number_of_elements_that_may_come_is_exact() -> None:
     assert scan(b"[" + b"0.5," * (MAX_ELEMENTS - 1) + b"0]").loads()[-1] == 0
     with pytest.raises(RequestTooLarge):
         scan(b"[" + b"0.5," * MAX_ELEMENTS + b"0]")
+
+
+class Choice(Wire):
+    mode: Literal["none", "auto", "required"] = "auto"
+    count: int = Field(default=1, ge=1, le=5)
+
+
+@pytest.mark.parametrize(
+    ("body", "discreet"),
+    [
+        (b'{"mode": "my secret"}', "mode must be 'none', 'auto' or 'required'."),
+        (b'{"mode": ["my secret"]}', "mode must be 'none', 'auto' or 'required'."),
+        (b'{"count": "my secret"}', "count must be an integer."),
+        (b'{"count": 6}', "count must be at most 5."),
+        (b'{"my secret": 6}', "The body is not valid."),
+    ],
+)
+def test_logs_say_what_a_field_must_be_in_words_of_ours(body: bytes, discreet: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(Choice, JsonBody.of(body))
+    assert refused.value.discreet_message == discreet
+    told = error_of(error_message(refused.value))  # as an HTTP worker tells the engine's process
+    assert isinstance(told, BadRequest) and told.discreet_message == discreet
+
+
+FORMS = st.sampled_from([bodies.CHAT, bodies.COMPLETION, bodies.TOKENIZE, bodies.DETOKENIZE])
+FIELDS = sorted({*bodies.ChatBody.__annotations__, *bodies.CompletionBody.__annotations__, "tokens"})
+ODD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["", "x", "x" * 9999, "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "function", "name", "tool_calls", "json", "choice", "x"]), inner
+        )
+    ),
+    max_leaves=9,
+)
+FOREIGN_WORDS = re.compile(
+    r"(?i)\b(input|string|list|dictionary|value|integer|number|boolean) should|value error|valid \w+$"
+)
+
+
+@given(form=FORMS, changes=st.dictionaries(st.sampled_from(FIELDS), ODD, min_size=1, max_size=3))
+def test_what_is_wrong_is_said_in_our_own_words(form: Any, changes: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **changes}
+    complaint: BadRequest | None = None
+    try:
+        form.read(JsonBody(json.dumps(body).encode()))
+    except BadRequest as refusal:
+        complaint = refusal
+    if complaint is not None:
+        assert not FOREIGN_WORDS.search(complaint.message), complaint.message
+        assert complaint.message.endswith(".") and complaint.message.startswith(complaint.param or "The body")
+
+
+@pytest.mark.parametrize("kind", sorted(get_args(ErrorType)))
+def test_no_kind_of_error_has_words_of_the_library(kind: str) -> None:
+    context = {"expected": "'a'", "ge": 1, "le": 1, "max_length": 1, "min_length": 1, "pattern": "x"}
+    error: Any = {"type": kind, "loc": ("a", 0), "msg": "Input should be good", "input": "bad", "ctx": context}
+    refusal = json_body._bad_request(error)
+    assert refusal.param == "a[0]" and "should" not in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bad_words": [""]}, "bad_words[0] must be at least 1 character long, got ''."),
+        ({"cache_salt": "x" * 300}, "cache_salt must be at most 256 characters long, got a string of 300 characters."),
+        ({"n": 0}, "n must be at least 1, got 0."),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name must be a string of the pattern ^[a-zA-Z0-9_.-]{1,64}$, got 'a b'.",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type must be 'function', got 'web_search'."),
+    ],
+)
+def test_a_complaint_names_the_field_its_bound_and_what_came(fields: dict[str, Any], message: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    with pytest.raises(BadRequest) as refusal:
+        bodies.CHAT.read(JsonBody(orjson.dumps(body)))
+    assert refusal.value.message == message

@@ -9,7 +9,7 @@ from gateway.errors import BadRequest
 from gateway.openai.messages import Message, message_size, template_messages
 
 
-def call(arguments: str, call_id: str = "a", name: str = "f") -> dict[str, Any]:
+def call(arguments: Any, call_id: str = "a", name: str = "f") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -23,11 +23,13 @@ def read(*messages: Any) -> tuple[Message, ...]:
         ('{"a": [1, "x"]}', {"a": [1, "x"]}),
         ("", {}),
         ('{"a": 1', '{"a": 1'),  # as a model has left it
-        ("[1]", "[1]"),
-        ("null", "null"),
+        ("[1]", {}),
+        (" null\n", {}),
+        (None, {}),
+        ({"a": 1}, {"a": 1}),
     ],
 )
-def test_arguments_are_objects_for_templates(arguments: str, expected: Any) -> None:
+def test_arguments_are_objects_for_templates(arguments: Any, expected: Any) -> None:
     (message,) = read({"role": "assistant", "content": None, "tool_calls": [call(arguments)]})
     assert message == {
         "role": "assistant",

@@ -96,10 +96,8 @@ def test_every_supported_field_arrives() -> None:
 
 
 def test_null_means_absent() -> None:
-    optional = bodies.ChatBody.__optional_keys__ | set(bodies.NEUTRAL_IN_CHAT)
-    assert chat(**dict.fromkeys(optional)) == chat()
-    optional = bodies.CompletionBody.__optional_keys__ | set(bodies.NEUTRAL_IN_COMPLETION)
-    assert completion(**dict.fromkeys(optional)) == completion()
+    assert chat(**dict.fromkeys(bodies.ChatBody.__optional_keys__)) == chat()
+    assert completion(**dict.fromkeys(bodies.CompletionBody.__optional_keys__)) == completion()
 
 
 NEUTRAL = {
@@ -109,8 +107,8 @@ NEUTRAL = {
     "use_beam_search": False, "echo": False, "documents": [], "continue_final_message": False,
 }  # fmt: skip
 UNSUPPORTED: dict[str, list[Any]] = {
-    "best_of": [3], "store": [True], "functions": [[{}]],
-    "modalities": [["text", "audio"]], "audio": [{}], "prediction": [{}], "web_search_options": [{}],
+    "best_of": [3], "functions": [[{}]],
+    "modalities": [["text", "audio"]], "audio": [{}], "web_search_options": [{}],
     "chat_template": ["{{ x }}"],
 }  # fmt: skip
 
@@ -218,13 +216,13 @@ def test_token_limits_are_positive_integers(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", 3), ("temperature", True), ("temperature", "0.5"), ("temperature", 1e300), ("top_p", 0),
+        ("temperature", 3), ("temperature", True), ("temperature", "0.5"), ("temperature", 1e300), ("top_p", -0.1),
         ("top_k", -2), ("top_k", 1.5), ("min_p", 2), ("presence_penalty", 2.1), ("repetition_penalty", 0),
         ("seed", 2**64 - 1), ("seed", "x"), ("min_tokens", -1), ("ignore_eos", 1), ("stream", "yes"),
-        ("stop", 5), ("stop", ""), ("stop", ["a"] * 65), ("stop", "x" * 2000), ("stop_token_ids", [-1]),
+        ("stop", 5), ("stop", ["a"] * 65), ("stop", "x" * 2000), ("stop_token_ids", [-1]),
         ("stop_token_ids", [1000]), ("stop_token_ids", [True]), ("service_tier", "gold"), ("user", 5),
         ("metadata", []), ("stream_options", {"include_usage": True}), ("stream_options", []), ("model", 5),
-        ("model", None), ("unheard_of", None), ("messages", None), ("messages", []), ("messages", "Hi"),
+        ("model", None), ("messages", None), ("messages", []), ("messages", "Hi"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_by_name(field: str, value: Any) -> None:
@@ -240,12 +238,12 @@ def test_wrong_values_are_refused_by_name(field: str, value: Any) -> None:
         ({"role": "wizard", "content": "x"}, "messages[1].role"),
         ({"content": "x"}, "messages[1].role"),
         ({"role": "user", "content": 5}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0].image_url"),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[1].content[0].text"),
         ({"role": "user", "content": [{"type": "text", "text": "x"}] * 65}, "messages[1].content"),
         ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[1].tool_calls[0].function"),
         ({"role": "assistant", "content": None, "tool_calls": [{"type": "x"}]}, "messages[1].tool_calls[0].type"),
-        ({"role": "user", "content": "x", "extra": 1}, "messages[1].extra"),
+        ({"role": "user", "content": "x", "images": ["x"]}, "messages[1].images"),
         ("Hi", "messages[1]"),
         (None, "messages[1]"),
     ],
@@ -347,7 +345,7 @@ def test_what_is_not_a_json_object_is_refused(raw: bytes) -> None:
         ({"messages": [{str(i): 0 for i in range(100_000)}]}, "messages[0]"),
         ({str(i): 0 for i in range(100_000)}, None),
         ({"stop_token_ids": [-1] * 100_000}, "stop_token_ids"),
-        ({"x" * 1_000_000: 0}, "x" * 64),
+        ({"messages": HI, "images": ["x" * 1_000_000]}, "images"),
     ],
 )
 def test_huge_bodies_are_refused_at_their_first_fault(fields: dict[str, Any], param: str | None) -> None:
@@ -367,7 +365,8 @@ def test_tokenize_takes_a_prompt_or_messages() -> None:
 
 def test_detokenize_takes_ids_of_the_vocabulary() -> None:
     assert parse_detokenize_request(b'{"tokens": [1, 2]}', LIMITS).tokens == (1, 2)
-    for tokens in ([], [1000], [-1], ["a"], "a", None):
+    assert parse_detokenize_request(b'{"tokens": []}', LIMITS).tokens == ()
+    for tokens in ([1000], [-1], ["a"], "a", None):
         assert refused(parse_detokenize_request, orjson.dumps({"tokens": tokens}), LIMITS).param == "tokens"
 
 
@@ -399,7 +398,7 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     survives(raw)
 
 
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(200, at_night=4000))
 @given(changes=OBJECTS, messages=st.just(HI) | MESSAGES, prompt=JSON)
 def test_any_change_of_a_request_is_parsed_or_refused(changes: dict[str, Any], messages: Any, prompt: Any) -> None:
     survives(json.dumps({"model": "m", "messages": messages, **changes}).encode())

@@ -72,6 +72,12 @@ def test_vllms_field_says_one_of_five(asked: dict[str, Any], expected: Grammar) 
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
         ({"response_format": {"type": "json_object", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": []}}, "response_format.schema"),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"name": "a"}}},
+            "response_format.schema",
+        ),
         ({"response_format": {}}, "response_format.type"),
         ({"response_format": of_schema([])}, "response_format.json_schema.schema"),
         ({"response_format": of_schema("{}")}, "response_format.json_schema.schema"),
@@ -112,6 +118,25 @@ def test_what_is_not_enforced_is_refused_by_its_place() -> None:
     with pytest.raises(ApiError, match=r"has not at #/properties/a~1b/items/anyOf/1/not, which is not enforced"):
         chat(
             response_format=of_schema(
-                {"properties": {"a/b": {"items": {"anyOf": [{"type": "null"}, {"not": {"type": "string"}}]}}}}
+                {"properties": {"a/b": {"items": {"anyOf": [{"type": "null"}, {"not": {"type": "string"}}]}}}},
+                strict=True,
             )
         )
+
+
+@pytest.mark.parametrize("strict", [{}, {"strict": False}, {"strict": None}])
+def test_without_strict_what_is_not_enforced_is_told(strict: dict[str, Any]) -> None:
+    schema = {"properties": {"a": {"format": "iri", "type": "string"}, "b": {"uniqueItems": True}}}
+    request = chat(response_format=of_schema(schema, **strict))
+    field = "response_format.json_schema.schema"
+    assert request.left_out == [f"{field}/properties/a/format", f"{field}/properties/b/uniqueItems"]
+    assert request.sampling.grammar is not None
+    assert json.loads(request.sampling.grammar.source) == {"properties": {"a": {"type": "string"}, "b": {}}}
+    assert chat(structured_outputs={"json": {"contains": {}}}).left_out == ["structured_outputs.json/contains"]
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_a_schema_may_stand_beside_the_type(kind: str) -> None:
+    request = chat(response_format={"type": kind, "schema": {**PERSON, "format": "iri"}})
+    assert request.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON, separators=(",", ":")))
+    assert (request.grammar_field, request.left_out) == ("response_format.schema", ["response_format.schema/format"])

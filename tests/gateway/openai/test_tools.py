@@ -47,6 +47,34 @@ def test_what_the_answer_may_do_with_them(choice: Any, parallel: bool | None, ex
     assert len(use.definitions) == 2  # the model is told of all
 
 
+def allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (allowed("required", "g"), ("required", False, True, ["g"])),
+        (allowed("auto", "g"), ("auto", False, True, ["g"])),
+        (allowed("auto", "g", "f"), ("auto", False, False, ["f", "g"])),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [{"type": "function", "name": "f"}]},
+            },
+            ("required", False, True, ["f"]),
+        ),
+    ],
+)
+def test_some_of_the_tools_may_be_allowed(choice: Any, expected: Any) -> None:
+    use = read_tools([tool(), tool("g")], choice, None)
+    assert use is not None
+    names = [function.name for function in use.functions]
+    assert (use.choice, use.is_single, use.is_constrained, names) == expected
+    assert len(use.definitions) == 2  # the model is told of all
+
+
 def nested(levels: int) -> Any:
     value: Any = {}
     for _ in range(levels):
@@ -61,6 +89,16 @@ def nested(levels: int) -> Any:
         ([tool()], "any", "tool_choice", 'must be "none"'),
         ([tool()], {"type": "function", "function": {"name": "f", "x": 1}}, "tool_choice", "got an object"),
         ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name", "one of the tools"),
+        ([tool()], allowed("auto", "g"), "tool_choice.allowed_tools.tools", "one of the tools, got 'g'"),
+        ([tool()], allowed("none", "f"), "tool_choice", "must be"),
+        ([tool()], allowed("required"), "tool_choice", "must be"),
+        ([], allowed("auto", "f"), "tool_choice", "send tools"),
+        (
+            [tool()],
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [1]}},
+            "tool_choice.allowed_tools.tools",
+            "null",
+        ),
         ([tool(), tool()], None, "tools[1].function.name", "another tool has too"),
         ([tool(parameters={"x": "y" * MAX_TOOLS_BYTES})], None, "tools", f"at most {MAX_TOOLS_BYTES} are read"),
         ([tool(parameters=nested(2000))], None, "tools", "nested too deeply"),

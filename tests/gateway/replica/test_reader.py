@@ -1,9 +1,8 @@
-from importlib.metadata import version
-
 import orjson
 import pytest
 
 from gateway.replica.state import parse_state
+from gateway.version import VERSION
 from tests.gateway.telemetry.metrics_rig import Rig
 from tests.gateway.telemetry.records import a_record
 
@@ -64,7 +63,7 @@ def test_what_runs_is_told_by_tenant_and_what_was_found_in_the_cache(rig: Rig) -
 
 def test_it_tells_its_version_and_that_of_its_policy(rig: Rig) -> None:
     state = rig.metrics.replica.state(draining=False)
-    assert (state.version, state.policy) == (version("sluice"), rig.policies.current.version)
+    assert (state.version, state.policy) == (VERSION, rig.policies.current.version)
 
 
 def test_work_shrinks_as_it_is_done(rig: Rig) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from backend.bound_process import bound
 from tests.gateway.server_process import eventually
 from tests.gateway.telemetry.trace_tree import SpanSeen
 from tests.ports import free_port
@@ -63,7 +64,7 @@ def running_phoenix(command: str, directory: Path) -> Iterator[Phoenix]:
         "PHOENIX_ALLOW_EXTERNAL_RESOURCES": "false",
     }
     with (directory / "log").open("wb") as log:
-        process = subprocess.Popen([command, "serve"], env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(**bound([command, "serve"]), env=environment, stdout=log, stderr=log)
     try:
         eventually(lambda: process.poll() is not None or phoenix.is_ready(), PATIENCE)
         assert process.poll() is None, (directory / "log").read_text()

@@ -28,6 +28,12 @@ def test_lines_come_back_in_order_over_all_segments(tmp_path: Path) -> None:
     assert list(read_event_log(tmp_path / "log")) == lines
 
 
+def test_segments_are_open_to_their_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "log").touch(0o644)
+    write(tmp_path / "log", [HEADER, *(f'["plan",{n}]' for n in range(50))], segment_bytes=200)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
 def test_old_segments_are_dropped_beyond_the_limit(tmp_path: Path) -> None:
     lines = [HEADER, *(f'["plan",{n}]' for n in range(500))]
     write(tmp_path / "log", lines, segment_bytes=200)

@@ -79,7 +79,7 @@ def test_a_sequence_that_the_kv_limit_can_never_hold_is_refused() -> None:
     limited = effective(limits=(Limit(Resource.KV_BYTES, 5 * 4096 + 4095),))
     assert limited.kv_tokens(SHAPE) == 80
     limited.check_kv(80, SHAPE, "max_tokens")
-    with pytest.raises(Unsatisfiable, match="kv_bytes is 24575, which holds 80 tokens"):
+    with pytest.raises(Unsatisfiable, match="kv_bytes is 24575B, which holds 80 tokens"):
         limited.check_kv(81, SHAPE, "max_tokens")
     effective().check_kv(10**9, SHAPE, "max_tokens")
 
@@ -113,7 +113,7 @@ def test_an_answer_of_undeclared_length_begins_with_what_is_expected_and_fits() 
 def test_a_tenant_may_have_fewer_answers_and_log_probabilities_than_others() -> None:
     policy = effective(max_n=4, max_top_logprobs=5, max_schema_bytes=100)
     policy.check_grammar(100, "response_format")
-    with pytest.raises(Unsatisfiable, match=r"max_schema_bytes is 100: response_format has 101"):
+    with pytest.raises(Unsatisfiable, match=r"max_schema_bytes is 100: response_format has 101 bytes"):
         policy.check_grammar(101, "response_format")
     policy.check_answers(4, "n")
     policy.check_logprobs(5, "logprobs")

@@ -1,6 +1,6 @@
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 from gateway.background import beside
 from gateway.errors import InvalidApiKey
 from gateway.settings.settings import Settings
+from gateway.tenants import auth
 from gateway.tenants.auth import KeyRing, Principal, new_key, rotated
 from gateway.tenants.key_source import KeyChange, KeySource
 from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError
@@ -183,9 +184,9 @@ async def test_a_damaged_key_file_changes_nothing(tmp_path: Path) -> None:
 
 async def beside_a_slow_reload(source: KeySource, act: Callable[[], Coroutine[None, None, None]]) -> None:
     """`act` while a reload has read the key file and not yet taken up what it read."""
-    has_read, may_go_on, read = threading.Event(), threading.Event(), KeyStore.records
+    has_read, may_go_on, read = threading.Event(), threading.Event(), KeyStore.by_id
 
-    def read_slowly(store: KeyStore) -> list[KeyRecord]:
+    def read_slowly(store: KeyStore) -> Mapping[str, KeyRecord]:
         records = read(store)
         if not has_read.is_set():
             has_read.set()
@@ -193,7 +194,7 @@ async def beside_a_slow_reload(source: KeySource, act: Callable[[], Coroutine[No
         return records
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeyStore, "records", read_slowly)
+        patch.setattr(KeyStore, "by_id", read_slowly)
         slow = asyncio.create_task(source.reload())
         await asyncio.to_thread(has_read.wait)
         quick = asyncio.create_task(act())
@@ -240,3 +241,81 @@ async def test_a_key_that_is_revoked_before_the_files_are_watched_opens_no_more(
     async with beside(keys.watch(LivePolicy(None))):
         await revoked.wait()
     assert not keys.ring.of_tenant("acme")
+
+
+async def test_a_change_of_one_key_of_many_is_made_of_that_key_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = KeyStore(tmp_path)
+    old = [new_key(f"t{number}", store.pepper())[1] for number in range(50)]
+    with store.edit() as stored:
+        stored |= {record.id: record for record in old}
+    ids = {record.tenant: record.id for record in old}
+    source = KeySource(settings(tmp_path), EMPTY)
+    made: list[str] = []
+    make = auth._Entry.of
+
+    def counted(record: KeyRecord) -> object:
+        made.append(record.id)
+        return make(record)
+
+    monkeypatch.setattr(auth._Entry, "of", counted)
+    key, added = new_key("acme", store.pepper())
+    store.add(added)
+    await source.reload()
+    assert (made, tenant_of(source.ring, key)) == ([added.id], "acme")
+    ends = KeyPolicy(ids["t7"], expires=datetime.now(UTC) + timedelta(days=1))
+    tenants = {name: TenantPolicy(name, "interactive", "standard") for name in ids}
+    narrowed = TenantPolicy("t7", "interactive", "standard", keys={ends.id: ends})
+    await source.take_policy(Policy.of(CLASSES, DEFAULTS, tenants))
+    await source.take_policy(Policy.of(CLASSES, DEFAULTS, tenants | {"t7": narrowed}))
+    assert made == [added.id, ids["t7"]]
+    await source.take_policy(Policy.of(CLASSES, DEFAULTS, {"t7": narrowed}))
+    assert made == [added.id, ids["t7"]]
+    store.remove(ids["t3"])
+    await source.reload()
+    assert made == [added.id, ids["t7"]] and len(source.ring) == len(source.in_force) == 51
+
+
+async def test_a_key_of_a_policy_may_move_to_another_tenant_of_it(tmp_path: Path) -> None:
+    key, record = new_key("whoever", KeyStore(tmp_path).pepper())
+    policy = KeyPolicy(record.id, hmac=record.digest.hex())
+    names = ("acme", "globex")
+    source = KeySource(settings(tmp_path), EMPTY)
+    for owner in (*names, *names):
+        tenants = {
+            name: TenantPolicy(name, "interactive", "standard", keys={record.id: policy} if name == owner else {})
+            for name in names
+        }
+        await source.take_policy(Policy.of(CLASSES, DEFAULTS, tenants))
+        assert tenant_of(source.ring, key) == owner
+        assert [one.key_id for one in source.ring.of_tenant(owner)] == [record.id]
+        assert {*source.ring.tenants()} == {"demo", owner}
+
+
+async def test_a_stored_key_that_a_policy_comes_to_have_as_well_changes_nothing_until_one_goes(tmp_path: Path) -> None:
+    store, key, record = stored(tmp_path)
+    source = KeySource(settings(tmp_path), EMPTY)
+    twice = policy_with(KeyPolicy(record.id, hmac="ab" * 32))
+    other, added = new_key("globex", store.pepper())
+    store.add(added)
+    await source.take_policy(twice)
+    assert (tenant_of(source.ring, key), tenant_of(source.ring, other)) == ("acme", None)
+    store.remove(record.id)
+    await source.reload()
+    assert (tenant_of(source.ring, key), tenant_of(source.ring, other)) == (None, "globex")
+    assert [one.key_id for one in source.ring.of_tenant("acme")] == [record.id]
+
+
+def test_keys_of_a_tenant_are_found_without_a_look_at_those_of_others(tmp_path: Path) -> None:
+    class Unwalked(dict[Any, Any]):
+        def __iter__(self) -> Iterator[Any]:
+            raise AssertionError
+
+        values = items = __iter__  # type: ignore[assignment]
+
+    _, _, record = stored(tmp_path)
+    ring, _ = opened(settings(tmp_path))
+    ring._entries, ring._by_tenant = Unwalked(ring._entries), Unwalked(ring._by_tenant)
+    assert [one.key_id for one in ring.of_tenant("acme")] == [record.id]
+    assert ring.of_tenant("nobody") == []

@@ -1,10 +1,15 @@
+import errno
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.tenants import key_store
 from gateway.tenants.auth import new_key, rotated
 from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError
 
@@ -158,5 +163,128 @@ def test_the_file_holds_hashes_only(store: KeyStore) -> None:
     store.add(one)
     text = (store.directory / "keys.json").read_text()
     assert key.rpartition("-")[2] not in text
-    (entry,) = json.loads(text)["keys"]
+    version, entry = map(json.loads, text.splitlines())
+    assert version == {"version": 2}
     assert set(entry) == {"id", "tenant", "hmac", "created", "expires", "scopes", "name"}
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of entries that are parsed from now on."""
+    parsed: list[str] = []
+    parse = key_store._parse
+
+    def counted(entry: dict[str, Any]) -> KeyRecord:
+        found = parse(entry)
+        parsed.append(found.id)
+        return found
+
+    monkeypatch.setattr(key_store, "_parse", counted)
+    return parsed
+
+
+def test_a_change_of_one_key_writes_and_reads_one_line(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = [record() for _ in range(30)]
+    with store.edit() as records:
+        records |= {one.id: one for one in (first, *others)}
+    known, inode, content = store.by_id(), store.path.stat().st_ino, store.path.read_bytes()
+    parsed, reader = counting(monkeypatch), KeyStore(store.directory)
+    reader.by_id()
+    parsed.clear()
+    new = record()
+    store.add(new)
+    store.remove(first.id)
+    _, turned = rotated(others[0], PEPPER, None, datetime.now(UTC))
+    with reader.edit() as records:
+        records[turned.id] = turned
+    assert store.path.stat().st_ino == inode and store.path.read_bytes().startswith(content)
+    assert len(store.path.read_bytes().splitlines()) == 31 + 3
+    assert reader.by_id() == store.by_id() == {one.id: one for one in (turned, *others[1:], new)}
+    assert sorted(parsed) == sorted(2 * [new.id] + 2 * [turned.id])
+    assert all(store.by_id()[one.id] is known[one.id] for one in others[1:])
+
+
+def test_a_line_that_was_cut_short_counts_for_nothing_and_is_written_over(store: KeyStore) -> None:
+    one, two = record(), record()
+    store.add(one)
+    with store.path.open("ab") as file:
+        file.write(b'{"id": "cut", "tenant": "ac')
+    assert store.records() == KeyStore(store.directory).records() == [one]
+    store.add(two)
+    assert store.records() == KeyStore(store.directory).records() == [one, two]
+
+
+def test_a_file_that_is_edited_by_hand_is_read_anew(store: KeyStore) -> None:
+    one, two, three = record(), record(), record()
+    for each in (one, two, three):
+        store.add(each)
+    lines = store.path.read_text().splitlines(keepends=True)
+    for edited, left in (
+        ([*lines[:2], *lines[3:]], [one, three]),
+        ([*lines[:2], *lines[3:], lines[2]], [one, three, two]),
+        ([line.replace(f'"{two.id}"', '"otherid"') for line in lines], [one, replace(two, id="otherid"), three]),
+        (lines[:1], []),
+        (lines, [one, two, three]),
+    ):
+        store.path.write_text("".join(edited))
+        assert store.records() == left
+    store.path.unlink()
+    assert store.records() == []
+
+
+def test_a_file_of_before_keys_had_lines_is_read_and_has_lines_after_the_next_change(store: KeyStore) -> None:
+    entry = {"id": "a", "tenant": "acme", "hmac": "00", "created": "2026-01-02T03:04:05+00:00"}
+    store.pepper()
+    store.path.write_text(json.dumps({"version": 1, "keys": [entry, entry | {"id": "b"}]}, indent=1))
+    old = store.records()
+    assert [one.id for one in old] == ["a", "b"] == [one.id for one in store.records()]
+    one = record()
+    store.add(one)
+    assert store.records() == KeyStore(store.directory).records() == [*old, one]
+    assert mode(store.path) == 0o600
+    assert len(store.path.read_text().splitlines()) == 4
+    store.path.write_text(json.dumps({"version": 1, "keys": [entry, entry]}))
+    with pytest.raises(KeyStoreError, match="have one id: revoke or rename one"):
+        store.records()
+
+
+def test_a_file_with_many_more_lines_than_keys_is_written_anew(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_store, "SPARE_LINES", 10)
+    kept = record()
+    store.add(kept)
+    for _ in range(40):
+        one = record()
+        store.add(one)
+        store.remove(one.id)
+    assert store.records() == KeyStore(store.directory).records() == [kept]
+    assert len(store.path.read_text().splitlines()) < 16
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "null", '{"revoked": true}', '{"id": "a"}', NAMELESS])
+def test_a_damaged_line_is_named(store: KeyStore, line: str) -> None:
+    store.add(record())
+    before = store.records()
+    content = store.path.read_text()
+    store.path.write_text(f"{content}{line}\n")
+    for reader in (store, KeyStore(store.directory)):
+        with pytest.raises(KeyStoreError, match=r"keys\.json is damaged \(line 3: "):
+            reader.records()
+    store.path.write_text(content)
+    assert store.records() == before
+
+
+def test_a_full_disk_leaves_the_keys_as_they_were(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = record()
+    store.add(one)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(KeyStoreError, match="No space left on device"):
+            store.add(record())
+    assert store.records() == KeyStore(store.directory).records() == [one]
+    store.remove(one.id)
+    assert store.records() == []

@@ -4,11 +4,16 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from hypothesis import given, settings
 
+from admission.orderings.ordering import weight_of
 from gateway.background import beside
-from gateway.tenants.live_policy import Check, Edition, LivePolicy
+from gateway.tenants.live_policy import Check, Edition, LivePolicy, scheduling_policy
+from quotas.policy.limit import Resource
 from quotas.policy.policy import DEFAULT_POLICY, Policy
 from quotas.policy.policy_file import PolicyError
+from tests.examples import examples
+from tests.quotas.policies import policies as random_policies
 
 News = TypeVar("News")
 
@@ -165,3 +170,24 @@ async def test_a_policy_that_is_edited_before_the_files_are_watched_takes_effect
     async with beside(held.watch()):
         await edited.wait()
     assert held.current.tenant("acme").weight == 30
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(random_policies())
+def test_the_scheduler_is_told_of_the_tenants_that_differ_and_knows_all(policy: Policy) -> None:
+    told = scheduling_policy(policy)
+    for name in (*policy.tenants, "stranger"):
+        tenant = policy.tenant(name)
+        bounds = [limit.amount for limit in tenant.limits if limit.resource is Resource.QUEUED_REQUESTS]
+        assert weight_of(name, told.weights) == tenant.weight
+        assert told.most_waiting(name) == (bounds[0] if bounds else None)
+
+
+async def test_an_edit_of_one_tenant_reads_that_tenant_alone(tmp_path: Path) -> None:
+    names = "".join(f"  t{number}: {{weight: {1 + number}}}\n" for number in range(200))
+    held = policies(tmp_path / "p.yaml", f"tenants:\n{names}")
+    before = held.current
+    await edit(held, f"tenants:\n{names}".replace("weight: 51}", "weight: 900}"))
+    assert held._reader.known.num_read == 201
+    assert [name for name in before.tenants if held.current.tenants[name] is not before.tenants[name]] == ["t50"]
+    assert held.history[-1].changes == ("tenant t50", "  weight: 51 -> 900")

@@ -67,7 +67,7 @@ async def test_a_gateway_that_serves_tries_again_until_it_is_told_to_end(
     async with asyncio.timeout(240):
         while pool.table.num_restarts < 4:
             await asyncio.sleep(0.01)
-    await pool.update(Update(keys=[]))  # it waits for nobody that does not serve
+    await pool.update(Update())  # it waits for nobody that does not serve
     pool.end()
     await serving
     assert "another starts in" in caplog.text

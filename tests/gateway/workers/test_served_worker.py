@@ -4,6 +4,7 @@ import asyncio
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from starlette.types import ASGIApp
@@ -13,7 +14,10 @@ from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
+from gateway.tenants.auth import DEMO
 from gateway.workers.messages import Update
+from quotas.policy.policy import Policy
+from quotas.policy.policy_diff import PolicyEdit
 from tests.backend.paper_device import continuation
 from tests.gateway.paper_gateway import KEY, Client, Gateway
 from tests.gateway.workers.paper_worker import PaperWorker, through_worker
@@ -136,7 +140,7 @@ async def test_what_waits_for_its_limits_is_given_back_when_its_worker_dies(
 
 async def test_a_key_is_looked_up_again_by_the_keys_as_they_are_here(gateway: Gateway) -> None:
     worker = await through_worker(gateway)
-    gateway.service.keys.replace([])
+    gateway.service.keys.change([], [DEMO])
     assert await status(worker.app, client_of(PROMPT)) == 401
     await until(lambda: worker.is_idle)
     await worker.close()
@@ -146,8 +150,12 @@ async def test_an_edit_holds_once_it_was_taken_up(gateway: Gateway) -> None:
     worker = await through_worker(gateway)
     assert await status(worker.app, client_of(PROMPT, 2)) == 200
     policy = gateway.service.policies.current
-    await worker.served.update(pickle.dumps(Update(keys=[], policy=policy)))
-    assert len(worker.keys) == 0 and worker.policies.current == policy
+    edited = Policy.of(policy.classes, policy.default, {"acme": replace(policy.default, name="acme", weight=7.0)})
+    for before, after in ((policy, edited), (policy, edited), (edited, policy)):
+        await worker.served.update(pickle.dumps(Update(policy=PolicyEdit.between(before, after))))
+        assert worker.policies.current == after
+    await worker.served.update(pickle.dumps(Update(revoked=[DEMO])))
+    assert len(worker.keys) == 0
     assert await status(worker.app, client_of(PROMPT, 2)) == 401
     await until(lambda: worker.is_idle)
     await worker.close()

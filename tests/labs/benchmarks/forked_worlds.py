@@ -1,9 +1,9 @@
 """Counterfactual replays, to be run in a process of their own: what they fork must have one thread."""
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+from backend.bound_process import process_pool
 from labs.benchmarks.overload_runs import simulate
 from labs.simulation.arrival import Arrival
 
@@ -21,5 +21,5 @@ def look_into(policy: str, arrivals: list[Arrival], every: int) -> Found:
 
 
 def apart(function: Callable[..., Found], *arguments: object) -> Found:
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with process_pool(1, get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()

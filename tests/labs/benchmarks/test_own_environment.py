@@ -19,7 +19,8 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
     monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(module.venv, "create", make)
-    monkeypatch.setattr(module.subprocess, "run", lambda command, check: calls.append(command[4:]))
+    monkeypatch.setattr(module, "bound", lambda command: {"args": command})
+    monkeypatch.setattr(module.subprocess, "run", lambda args, check: calls.append(args[4:]))
     return calls
 
 

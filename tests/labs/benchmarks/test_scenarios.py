@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from backend.bound_process import bound
+
 ROOT = Path(__file__).parents[3]
 SCENARIOS = (
     "agents", "batch_invariance", "cache_isolation", "claims", "classes", "connection_flood", "decision_cost",
     "device_idle", "engine_peers", "fairness", "fleet_fairness", "fleet_live", "flood", "front", "gateway_overhead",
     "hostile_bodies", "hostile_schemas", "http_workers", "kv_waste", "log_cost", "long_prompt", "overload",
-    "overload_live", "pick", "preemption",
+    "overload_live", "pick", "policy_size", "preemption",
     "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "route",
     "routing", "routing_live", "row_counts", "several_answers", "step_time", "telemetry_cost", "tune", "tune_live",
     "what_if_live", "ceilings",
@@ -23,7 +25,7 @@ SCENARIOS = (
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_it_is_a_command_with_the_flags_of_all(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
-        import_module(f"benchmarks.{scenario}").main(["--help"])
+        import_module(f"labs.benchmarks.{scenario}").main(["--help"])
     assert {"--runs", "--quick", "--results"} <= set(
         capsys.readouterr().out.replace("]", " ").replace("[", " ").split()
     )
@@ -33,8 +35,8 @@ def test_it_is_a_command_with_the_flags_of_all(scenario: str, capsys: pytest.Cap
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_quick_run_ends_well_and_writes_its_figures(scenario: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", f"benchmarks.{scenario}", "--quick", "--results", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", f"labs.benchmarks.{scenario}", "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(**bound(command), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / f"{scenario}.quick.json").read_text())
     assert all(rows for rows in results["tables"].values())

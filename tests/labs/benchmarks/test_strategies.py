@@ -14,7 +14,7 @@ def test_each_strategy_has_a_name_of_its_own() -> None:
 def test_honesty_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labs.benchmarks.strategies.STRATEGIES", (Strategy("honest"), Strategy("early", first_by=2.0)))
     report = Report("strategies")
-    show_strategies(report, (1,), 60.0)
+    show_strategies(report, (1,), 30.0)
     ((honest, early),) = report.tables.values()
     assert isinstance(honest["gain"], Spread) and abs(honest["gain"].median) < 0.03
     assert early["gain"] == Spread(0.0, 0.0, 0.0, 1)

@@ -3,7 +3,17 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labs.benchmarks.workload import OUTPUT_TOKENS, PROMPT_TOKENS, batches, decode, lengths, mixed, varied
+from labs.benchmarks.workload import (
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    batches,
+    decode,
+    fresh,
+    lengths,
+    mixed,
+    token_ids_only,
+    varied,
+)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 64), st.integers(8, 64))
@@ -35,3 +45,11 @@ def test_batches_hold_every_request_once_in_order() -> None:
 
 def test_a_decode_workload_has_one_length() -> None:
     assert decode(8, num_tokens=5).max_tokens == [5] * 8
+
+
+def test_runs_of_a_workload_have_its_lengths_and_share_no_beginning() -> None:
+    asked = [fresh(workload, run) for workload in (mixed(), token_ids_only(mixed()), decode(32)) for run in range(3)]
+    assert [[*map(len, one.prompts)] for one in asked[:6]] == [[*map(len, mixed().prompts)]] * 6
+    prompts = [prompt for one in asked for prompt in one.prompts]
+    assert len({tuple(prompt[:4]) for prompt in [*prompts, *mixed().prompts]}) == len(prompts) + 64
+    assert asked[0] == fresh(mixed(), 0)

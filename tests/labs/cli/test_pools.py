@@ -25,7 +25,7 @@ def test_it_compares_every_split_and_says_whether_apart_pays(trace: Path, printe
     out = printed("pools", "--trace", trace, "--devices", 3)
     assert all(split in out for split in ("3 together", "1 prefill, 2 decode", "2 prefill, 1 decode"))
     assert "3 devices · links of 100 Gb/s" in out
-    assert out.strip().splitlines()[-1].startswith(("keep them together", "apart pays here"))
+    assert out.strip().splitlines()[-1].startswith(("keep them together", "setting devices apart pays here"))
 
 
 def test_one_split_beside_as_many_devices_together(trace: Path, printed: Printed) -> None:

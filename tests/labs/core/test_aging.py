@@ -202,7 +202,7 @@ def test_a_flood_at_four_times_the_capacity_overtakes_for_as_long_as_its_window_
     assert waits[0][0] < 3.0 < strict[0][0], "without aging the first of the lowest class waits for the end"
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100, at_night=2000), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     seconds_per_class=st.sampled_from([0.0, 1.0, 5.0]),

@@ -1,6 +1,6 @@
 """The compiled core decides what the interpreted one does, to the byte.
 
-It is what the installation has compiled; where the sources are others by now, it is compiled here, not optimized.
+It is what the installation has compiled; where the sources are others by now, the night compiles it, not optimized.
 """
 
 import subprocess
@@ -13,6 +13,7 @@ import pytest
 from admission.core import CoreConfig
 from admission.event_logs.event_log import replay
 from backend import compile_core, compiled_core
+from backend.bound_process import bound
 from gateway.telemetry.event_log_file import read_event_log
 from tests.examples import examples
 from tests.gateway.server_process import PATIENCE, eventually, running_server
@@ -62,10 +63,12 @@ Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the core was compiled to."""
     if compiled_core.compiled() is not None:
         return compiled_core.home()
+    if not request.config.getoption("--all"):
+        pytest.skip("the core is not compiled from these sources, which takes minutes: the night does it")
     directory = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
         for module in (compile_core, compiled_core):
@@ -81,7 +84,7 @@ def run(home: Path) -> Run:
 
     def run(program: str, *arguments: object) -> str:
         command = [sys.executable, "-W", "error", "-c", COMPILED + program, home, *map(str, arguments)]
-        done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(**bound(command), check=False, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -13,7 +13,7 @@ MOST = 16  # replicas
 ONE_OF_FOUR = {"a": frozenset([0]), "b": frozenset(range(4))}
 
 
-@settings(max_examples=examples(6), deadline=None)
+@settings(max_examples=examples(3, at_night=60), deadline=None)
 @given(seed=st.integers(0, 2**32), most=st.integers(2, MOST), period=st.sampled_from([0.1, 0.2, 0.5]))
 def test_backlogged_tenants_have_their_max_min_shares_of_replicas_that_come_and_go(
     seed: int, most: int, period: float

@@ -1,7 +1,7 @@
 """Urgent work takes memory and slots of what is less urgent; who gave way comes back, and gives way again to some."""
 
 from collections.abc import Collection
-from itertools import count, product
+from itertools import count
 from random import Random
 
 import pytest
@@ -210,7 +210,8 @@ def test_what_a_lower_class_may_still_need_of_memory_keeps_no_urgent_work_waitin
     assert all(map(as_if_alone, [lower, alike, urgent]))
 
 
-@pytest.mark.parametrize(("order", "seed"), list(product((Order.FAIR, Order.FCFS), range(4))))
+@pytest.mark.parametrize("order", [Order.FAIR, Order.FCFS])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 4))])
 def test_whoever_lost_its_memory_is_back_when_all_can_get_further_so_that_everyone_comes_to_an_end(
     order: Order, seed: int
 ) -> None:

@@ -139,9 +139,13 @@ def test_a_lower_class_is_refused_before_a_higher_one() -> None:
     assert low > 2 * high
 
 
-def test_an_idle_machine_refuses_nobody() -> None:
+@pytest.mark.parametrize("deadline", ["first_token_by", "done_by"])
+def test_an_idle_machine_refuses_nobody_but_who_would_be_late_there_by_far(deadline: str) -> None:
     core = busy()
-    core.arrive(sequence("hopeless", prompt=8000, first_token_by=1e-3), 0.0)
+    with pytest.raises(DeadlineInfeasible) as refusal:
+        core.arrive(sequence("hopeless", prompt=8000, **{deadline: 1e-3}), 0.0)
+    assert refusal.value.slack == 1e-3 and not core.scheduler.waiting
+    core.arrive(sequence("close", prompt=8000, **{deadline: 0.7 * refusal.value.estimate}), 0.0)
     assert len(core.scheduler.waiting) == 1
 
 

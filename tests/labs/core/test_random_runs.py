@@ -13,7 +13,7 @@ from tests.labs.core.random_runs import random_cancellations, random_schedule
 
 @pytest.mark.parametrize("unit", Unit)
 def test_the_service_of_backlogged_tenants_stays_within_the_bound_whatever_happens(unit: Unit) -> None:
-    outcomes = [random_schedule(seed, unit) for seed in range(500)]
+    outcomes = [random_schedule(seed, unit) for seed in range(examples(200, at_night=2000))]
     assert max(outcome.share for outcome in outcomes) <= 1
     assert max(outcome.share for outcome in outcomes) > 0.3, "a bound that is never approached proves little"
     assert sum(outcome.preemptions for outcome in outcomes) > 500
@@ -22,7 +22,7 @@ def test_the_service_of_backlogged_tenants_stays_within_the_bound_whatever_happe
 @pytest.mark.parametrize("unit", Unit)
 def test_rows_without_numbers_lost_steps_and_clients_that_leave_are_decided_again_to_the_byte(unit: Unit) -> None:
     config, kinds = CoreConfig(unit=unit), Counter[str]()
-    for seed in range(60):
+    for seed in range(examples(25, at_night=250)):
         engine = {"num_blocks": 16 + seed % 24, "steps_in_flight": 1 + seed % 2, "max_preemptions": 1 + seed % 4}
         lines = random_run(config, seed, losses=0.04, failures=0.1, **engine)
         entries = list(replay(lines))
@@ -35,7 +35,7 @@ def test_rows_without_numbers_lost_steps_and_clients_that_leave_are_decided_agai
 
 def test_what_prompts_share_is_found_given_up_and_lost_again_to_the_byte() -> None:
     kinds, told = Counter[str](), Counter[str]()
-    for seed in range(examples(120)):
+    for seed in range(examples(40, at_night=1200)):
         engine = {"num_blocks": 18 + seed % 30, "steps_in_flight": 1 + seed % 2, "max_preemptions": 1 + seed % 4}
         lines = random_run(CoreConfig(), seed, losses=0.06, failures=0.03, is_shared=True, **engine)
         entries = list(replay(lines))

@@ -3,11 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from admission.step_times.step_time import StepWork
+from admission.step_times.step_time import StepWork, prefill_pairs
 from labs.simulation.device import DEVICES, find_device
 from labs.simulation.errors import OptionError
 from labs.simulation.host import NO_TIME, HostTime
 from tests.labs.simulation.runs import DEVICE
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_device_takes_the_published_time_on_either_side_of_its_knee() -> None:
@@ -18,8 +20,20 @@ def test_the_device_takes_the_published_time_on_either_side_of_its_knee() -> Non
     assert micro[1] == pytest.approx(5004 + 57480 - 284 + 830 + 819)
 
 
-def test_the_published_device_is_the_one_that_is_named() -> None:
-    assert list(DEVICES) == ["llama3-8b-a100"]
+@pytest.mark.parametrize(("name", "shape"), [("llama3-8b-h200", "Llama-3-8B"), ("qwen3-0.6b-h200", "Qwen3-0.6B")])
+def test_a_device_that_was_measured_takes_what_it_took(name: str, shape: str) -> None:
+    found = json.loads((ROOT / "labs/benchmarks/results/gpu/nvidia-h200-2026-11-26.json").read_text(encoding="utf-8"))
+    took = {finding["what"]: finding["value"] for part in found["parts"] for finding in part["findings"]}
+    works = {
+        f"decode, batch {rows}, context 1,024: step": StepWork(decode_tokens=rows, decode_context=1024 * rows)
+        for rows in (1, 64, 256)
+    }
+    for tokens in (1024, 8000):
+        works[f"prefill of {tokens:,}"] = StepWork(tokens, prefill_pairs=prefill_pairs(0, tokens))
+    both = StepWork(400, 100, 102_400, prefill_pairs=prefill_pairs(0, 400))
+    works["100 decodes, context 1,024, and prefill of 400: step"] = both
+    for what, work in works.items():
+        assert 1e3 * DEVICES[name].seconds(work) == pytest.approx(took[f"{shape}: {what}"], rel=0.08), what
 
 
 def test_a_device_may_come_from_a_file(tmp_path: Path) -> None:
@@ -47,5 +61,5 @@ def test_a_device_that_cannot_be_read_says_what_would_do(tmp_path: Path, text: s
     path = tmp_path / "mine.json"
     path.write_text(text)
     for name in (str(path), str(tmp_path / "missing")):
-        with pytest.raises(OptionError, match="llama3-8b-a100 or a JSON file"):
+        with pytest.raises(OptionError, match=r"qwen3-0\.6b-h200 or a JSON file"):
             find_device(name)

@@ -19,6 +19,38 @@ def test_a_known_layout_is_recognised_by_its_header(tmp_path: Path, header: str)
     assert (second.time, second.prompt_tokens, second.output_tokens) == (1.5, 40, 5)
 
 
+@pytest.mark.parametrize(
+    ("header", "rows"),
+    [
+        ("time,prompt,output,tenant", ("10.5,300,20,ada", "12,40,5,bob")),
+        ("milliseconds,prompt,output,tenant", ("10500,300,20,ada", "12000,40,5,bob")),
+        ("tenant, output, time , prompt", ("ada,20,10.5,300", "bob,5,12,40")),
+        ("time,milliseconds,prompt,output,tenant", ("10.5,7,300,20,ada", "12,7,40,5,bob")),
+        ("time,prompt,output,tenant", ("2023-11-14 22:13:20.5,300,20,ada", "2023-11-14 22:13:22,40,5,bob")),
+    ],
+)
+def test_a_table_may_have_the_names_of_fields_for_its_header(
+    tmp_path: Path, header: str, rows: tuple[str, str]
+) -> None:
+    first, second = read_trace(write(tmp_path / "t.csv", header, *rows))
+    assert (first.time, first.prompt_tokens, first.output_tokens, first.tenant) == (0.0, 300, 20, "ada")
+    assert (second.time, second.prompt_tokens, second.output_tokens, second.tenant) == (1.5, 40, 5, "bob")
+
+
+def test_columns_given_go_before_those_that_are_named_like_their_fields(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "time,prompt,output,computed", "1,300,20,7")
+    read = read_traffic(path, columns=parse_columns("prompt=computed"))
+    assert (read.arrivals[0].prompt_tokens, read.facts.unread) == (7, ("prompt",))
+    swapped = read_traffic(path, columns=parse_columns("prompt=output,output=prompt"))
+    assert (swapped.arrivals[0].prompt_tokens, swapped.arrivals[0].output_tokens) == (20, 300)
+
+
+@pytest.mark.parametrize("header", ["time,prompt", "prompt,output", "Time,Prompt,Output", "time,prompt,tokens"])
+def test_a_table_that_lacks_a_field_is_told_which_headers_are_known(tmp_path: Path, header: str) -> None:
+    with pytest.raises(TraceError, match=r"no known layout .*; time, prompt, output; milliseconds, prompt, output\)"):
+        read_trace(write(tmp_path / "t.csv", header, "1,2,3"))
+
+
 def test_columns_say_what_any_table_holds(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "Request tokens,when,Response tokens,user", "300,2000,20,ada", "40,500,5,bob")
     columns = parse_columns("milliseconds=when,prompt=Request tokens,output=Response tokens,tenant=user")

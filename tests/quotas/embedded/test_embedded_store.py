@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,12 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from backend.bound_process import bound
 from quotas.embedded.embedded_store import EmbeddedStore
 from quotas.embedded.errors import ServerNotFound, ServerUnavailable
-from quotas.embedded.server import CONFIG
+from quotas.embedded.server import CONFIG, LAUNCHER
 from quotas.embedded.server_binary import ServerBinary, find_server
 from tests.gateway.server_process import ROOT, eventually
 from tests.quotas.stores import answers, carried, client, get, is_running, put, server_pid
+
+SLEEP = str(shutil.which("sleep"))
 
 
 @pytest.fixture(params=[find_server, carried], ids=["path", "wheel"])
@@ -31,7 +35,7 @@ def find(request: pytest.FixtureRequest) -> Callable[[], ServerBinary]:
 def owner_process(state: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
     """A process that holds a store, as the leader of a group of its own, and its server's process id."""
     command = [sys.executable, "-m", "tests.quotas.store_owner", str(state)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(**bound(command), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
             yield process, int(process.stdout.readline())
@@ -213,8 +217,9 @@ def leftover(state: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
     (state / "store").mkdir(mode=0o700)
     with (state / "store" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = subprocess.Popen(command, cwd=state / "store", pass_fds=(lock.fileno(),), stdout=subprocess.DEVNULL)
-        lock.write(f"{process.pid}\n")
+        launched = [sys.executable, "-I", "-S", LAUNCHER, str(os.getpid()), str(lock.fileno()), *command]
+        process = subprocess.Popen(launched, cwd=state / "store", pass_fds=(lock.fileno(),), stdout=subprocess.DEVNULL)
+        eventually(lambda: (state / "store" / "lock").read_text() == f"{process.pid}\n")
     with process:
         try:
             yield process
@@ -235,7 +240,7 @@ def test_a_server_that_outlived_its_gateway_is_ended_first_and_its_data_kept(tmp
 
 
 def test_a_dying_server_is_waited_for(tmp_path: Path) -> None:
-    with leftover(tmp_path, "cat", "/dev/zero") as dying, ThreadPoolExecutor() as pool:
+    with leftover(tmp_path, SLEEP, "600") as dying, ThreadPoolExecutor() as pool:
         store = EmbeddedStore(tmp_path)
         starting = pool.submit(store.start)
         assert not starting.done()
@@ -245,7 +250,7 @@ def test_a_dying_server_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_process_that_does_not_give_the_data_up_is_named(tmp_path: Path) -> None:
-    with leftover(tmp_path, "cat", "/dev/zero") as other:
+    with leftover(tmp_path, SLEEP, "600") as other:
         store = EmbeddedStore(tmp_path, start_seconds=0.05)
         with pytest.raises(ServerUnavailable, match=rf"process {other.pid} has the data in {tmp_path}/store: end it"):
             store.start()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,12 @@ def test_a_state_directory_that_cannot_hold_a_folder_is_named(tmp_path: Path) ->
         EmbeddedStore(tmp_path).start()
     with pytest.raises(DirectoryUnusable, match=r"/proc/sluice"):
         EmbeddedStore(Path("/proc/sluice")).start()
+
+
+def test_a_disk_that_is_full_is_said_before_anything_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fstatvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=4096))
+    with pytest.raises(DirectoryUnusable, match=rf"no space is left on the disk of {tmp_path}/store, .*: 40960 bytes"):
+        EmbeddedStore(tmp_path).start()
 
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from backend.bound_process import bound
 from quotas.errors import StoreFault, StoreUnavailable, StoreUnsuitable
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.reservation import Ask, Attempt, Delivered, Reservation, Usage
@@ -264,7 +265,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     flags = ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no", "--save", "", "--aclfile", str(acl)]
     files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
     log = folder / "log"
-    with log.open("wb") as out, subprocess.Popen([server, *flags, *files], stdout=out, stderr=out) as process:
+    with log.open("wb") as out, subprocess.Popen(**bound([server, *flags, *files]), stdout=out, stderr=out) as process:
         eventually(lambda: process.poll() is not None or b"Ready to accept" in log.read_bytes())
         if process.poll() is not None:
             pytest.skip("this redis-server has no TLS")

@@ -159,6 +159,17 @@ async def test_output_of_which_nobody_knows_how_much_was_delivered_counts_as_it_
     assert state.remaining == 93
 
 
+async def test_of_a_cut_answer_less_may_count_than_was_booked(
+    store: RedisStore, other: RedisStore, tenant: str
+) -> None:
+    attempt = Attempt(uuid4().hex, 1)
+    reservation = await store.reserve(tenant, None, (), Ask(1, 10, 50, attempt=attempt))
+    reservation.progress = Usage(10, 7)
+    await store.heartbeat()
+    assert await other.conclude(tenant, Delivered(attempt.request, True, 6))
+    assert await other.usage(tenant, datetime.now(UTC).date()) == {None: Usage(10, 6, requests=1)}
+
+
 async def test_settling_never_takes_more_than_was_reserved(store: RedisStore, tenant: str) -> None:
     reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
     await store.settle(reservation, Usage(100, 10_000))

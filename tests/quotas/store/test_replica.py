@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backend.bound_process import bound
 from quotas.errors import NeverFits, QuotaRefused
 from quotas.policy.limit import Budget, Limit, Rate
 from quotas.reservation import NOTHING, Ask, Attempt, Delivered, LimitState, Reservation, Usage
@@ -28,7 +29,7 @@ amounts = st.integers(5, 60) | st.integers(5, 60) | st.sampled_from([997, 10**6,
 waits = st.sampled_from([0, 1, 333_333, 10**6, 7 * 10**6, 29 * 10**6, 31 * 10**6, 3600 * 10**6, DAY, 3 * DAY])
 
 
-policies = policies_of(KEYS, amounts, held=(0, 4), most=3)
+policies = policies_of(KEYS, amounts, held=(0, 4), most=3, fewest=0)
 asks = st.builds(Ask, st.sampled_from([1, 1, 1, 2, 0]), st.integers(0, 12), st.integers(0, 12))
 reserves = st.tuples(st.just("reserve"), st.integers(0, 2), st.sampled_from(KEYS), asks)
 steps = st.one_of(
@@ -277,6 +278,6 @@ asyncio.run(main(*sys.argv[1:]))
 
 def test_four_processes_spend_one_limit_exactly(valkey_url: str) -> None:
     command = [sys.executable, "-c", SPENDER, valkey_url, uuid4().hex, str(LIMIT)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    processes = [subprocess.Popen(**bound(command), stdout=subprocess.PIPE, text=True) for _ in range(4)]
     spent = sum(int(process.communicate()[0]) for process in processes)
     assert 0.98 * LIMIT <= spent <= LIMIT

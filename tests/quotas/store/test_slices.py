@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from struct import unpack
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quotas.errors import NeverFits, QuotaRefused, StoreUnavailable
-from quotas.policy.limit import Budget, Limit, Rate
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import NOTHING, Ask, Reservation, Usage
 from quotas.store.redis_store import RedisStore
+from quotas.store.replica_name import LIFE_ORDINALS, ReplicaName
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
 from tests.quotas.clocked_tenant import LEASE, ClockedTenant, Policy, Steps, booked, policies_of
@@ -74,12 +76,30 @@ class Running:
     ask: Ask  # with its extensions
 
 
+class PaperName(ReplicaName):
+    """A name that is kept by the test; without a former life, or of one that had given it up, it is a new one."""
+
+    def __init__(self, former: "PaperName | None") -> None:
+        super().__init__()
+        self._is_kept = True
+        if former is not None and former._is_kept:
+            self.id, self.first_ordinal = former.id, former.first_ordinal + LIFE_ORDINALS
+
+    def give_up(self) -> bool:
+        self._is_kept = False
+        return True
+
+    def keep(self) -> None:
+        self._is_kept = True
+
+
 @dataclass(eq=False)
 class Life:
     """One replica from its start to its crash."""
 
     store: RedisStore
     wire: Wire
+    name: "PaperName"
     running: list[Running] = field(default_factory=list)
     cut_at: int = 0
 
@@ -155,7 +175,8 @@ class World(ClockedTenant):
             await self._beat(life)
         for one in life.running:
             self._move(one.reservation.limits, one.ask, -1)
-        self.lives[index] = self._new_life(PACES[index])
+            self.spent.append(Usage(requests=one.ask.requests))
+        self.lives[index] = self._new_life(PACES[index], life.name)
 
     def check_flows(self) -> None:
         """admitted(t) <= burst + rate * t from any time on; a budget by period; what is held at once at any time."""
@@ -224,9 +245,9 @@ class World(ClockedTenant):
         running = [(life, one) for life in self.lives for one in life.running]
         return [running[pick % len(running)]] if running else []
 
-    def _new_life(self, pace: float) -> Life:
-        wire = Wire(self.runner)
-        return Life(RedisStore(wire, LEASE, lambda: self.now / 1e6 * pace), wire)
+    def _new_life(self, pace: float, former: "PaperName | None" = None) -> Life:
+        wire, name = Wire(self.runner), PaperName(former)
+        return Life(RedisStore(wire, LEASE, lambda: self.now / 1e6 * pace, name), wire, name)
 
 
 def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:
@@ -263,5 +284,72 @@ def test_whatever_was_cut_or_lost_is_charged_and_booked_once(
     async def live() -> None:
         await world.live(steps)
         await world.check_settled()
+
+    loop.run(live())
+
+
+@examples
+@given(
+    policy=policies,
+    lives=st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.sampled_from(KEYS), asks, st.integers(0, 9)), max_size=6),
+            st.sampled_from([0, 10**6, 2 * BEAT, 4 * BEAT]),
+            st.sampled_from([0, 10**6, 45 * 10**6]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_a_replica_that_is_killed_over_and_over_costs_its_tenant_what_was_used(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+    policy: Policy,
+    lives: list[tuple[list[tuple[str | None, Ask, int]], int, int]],
+) -> None:
+    loop, runner = loop_and_runner
+    world = World(runner, policy)
+
+    async def live() -> None:
+        await world.wait(0)
+        for asked, served, away in lives:
+            for key, ask, output in asked:
+                await world.reserve(0, key, ask, 1)
+                if world.lives[0].running:
+                    await world._end(world.lives[0], world.lives[0].running[-1], output)
+            await world.wait(served)
+            await world.crash(0)
+            await ClockedTenant.wait(world, away)
+        for key in KEYS:
+            await world.lives[0].store.states(world.tenant, key, world.limits_of(key))
+        await world.check_settled()
+
+    loop.run(live())
+
+
+@pytest.mark.parametrize("away", [0, 45 * 10**6], ids=["at once", "after its lease"])
+def test_three_kills_in_a_row_take_from_a_limit_what_was_used(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], away: int
+) -> None:
+    loop, runner = loop_and_runner
+    limit = Limit(Resource.TOKENS, 100_000, Budget(BudgetPeriod.MONTH))
+    world = World(runner, {None: [limit], "k1": []})
+    world.now += 2 * DAY
+
+    async def live() -> None:
+        await world.wait(0)
+        for _ in range(3):
+            for _ in range(20):
+                await world.reserve(0, None, Ask(1, 100, 200), 1)
+                await world._end(world.lives[0], world.lives[0].running[-1], 20)
+            await world.wait(2 * BEAT)
+            slices = world.lives[0].store._fallback.slices._slices.values()
+            assert sum(slice_._granted[0] for slice_ in slices) > 1000, "much is set aside"
+            await world.crash(0)
+            await ClockedTenant.wait(world, away)
+            (state,) = await world.lives[1].store.states(world.tenant, None, (limit,))
+            used = 100_000 - state.remaining  # the slice as well, once it counts as spent
+        assert (used > 3 * 20 * 120) is bool(away)
+        (state,) = await world.lives[0].store.states(world.tenant, None, (limit,))
+        assert state.remaining == 100_000 - 60 * 120
 
     loop.run(live())

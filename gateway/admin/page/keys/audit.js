@@ -10,9 +10,9 @@ export function auditTable(root) {
     columns: [
       quantity("at", "At", moment, { numeric: false }),
       text("action", "What", {}),
-      text("target", "To what", { names: true }),
+      text("target", "To what", { lines: true }),
       text("result", "Result", { wide: true, major: true }),
-      text("actor", "Who", { minor: true }),
+      text("actor", "Who", { minor: true, lines: true }),
     ],
     key: ({ at, action, target, result }) => `${at} ${action} ${target} ${result}`,
     matches: (entry, words) => Object.values(entry).join(" ").toLowerCase().includes(words),

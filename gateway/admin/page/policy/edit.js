@@ -6,6 +6,7 @@ import { diff } from "./diff.js";
 import { whatIf } from "./what_if.js";
 
 const SIMULATION = 70000;
+const DURATION = "it takes up to 10 s on an idle processor, and longer on a busy one";
 const PATIENCE = 30000; // milliseconds: a large policy takes its time
 
 export class Edit {
@@ -44,7 +45,7 @@ export class Edit {
     if (text.trim() === "") return this.#say("Paste a policy first, or start from what is in force.");
     button.disabled = true;
     const began = performance.now();
-    const tick = () => this.#say(`Simulating, for ${Math.round((performance.now() - began) / 1000)} s so far of 10 or so…`);
+    const tick = () => this.#say(`Simulating, for ${Math.round((performance.now() - began) / 1000)} s so far; ${DURATION}…`);
     tick();
     const timer = setInterval(tick, 1000);
     const checked = await this.#asked(this.#api().post("policy/check", { text }, PATIENCE));

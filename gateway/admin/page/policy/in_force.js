@@ -16,7 +16,7 @@ const CLASSES = [
   ["Queue", false, "major"],
 ];
 const OTHERS = "all others";
-const MINOR = { minor: true };
+const IN_LINES = { minor: true, lines: true };
 const MAJOR = { major: true };
 
 export class InForce {
@@ -28,11 +28,11 @@ export class InForce {
         { ...text("weight", "Weight", { numeric: true, ...MAJOR }), value: ({ weight }) => weight },
         text("classes", "Class, highest"),
         text("limits", "Limits", { wide: true }),
-        text("models", "Models", MINOR),
-        text("price", "Price", MINOR),
+        text("models", "Models", IN_LINES),
+        text("price", "Price", IN_LINES),
         text("outage", "Without store", { least: true }),
-        text("keys", "Keys named", MINOR),
-        text("cached", "Cached prefixes", MINOR),
+        text("keys", "Keys named", IN_LINES),
+        text("cached", "Cached prefixes", IN_LINES),
       ],
       key: ({ name, isDefault }) => `${isDefault} ${name}`,
       matches: (row, words) => `${row.name} ${row.limits} ${row.classes}`.toLowerCase().includes(words),
@@ -40,19 +40,19 @@ export class InForce {
     });
   }
 
-  show({ version, history, has_files: hasFiles, effective, problem }) {
+  show({ version, history, has_files: hasFiles, effective, problem, named: number, truncated }) {
     const { classes, defaults, tenants, prefix_sharing: groups } = effective;
     const named = Object.entries(tenants);
     const since = history.find((edition) => edition.version === version);
     const from = hasFiles ? "" : ", the built-in one";
-    const facts = `Version ${shown(version, 24)}${from}, since ${moment(since?.at)}; ${counted(named.length, "tenant")} named.`;
+    const facts = `Version ${shown(version, 24)}${from}, since ${moment(since?.at)}; ${counted(number, "tenant")} named.`;
     setText(byId("in-force-facts"), facts);
     setText(byId("policy-problem"), problem ? `An edit was not taken: ${shown(problem, 600)}` : "");
     byId("policy-reload").hidden = !hasFiles;
     byId("policy-classes").replaceChildren(plainTable("Classes", CLASSES, Object.entries(classes).map(classCells)));
     const groupOf = groupsByTenant(groups);
     const rows = named.map(([name, fields]) => tenantRow(name, fields, false, groupOf.get(name)));
-    this.tenants.update([tenantRow(OTHERS, defaults, true), ...rows]);
+    this.tenants.update([tenantRow(OTHERS, defaults, true), ...rows], truncated);
   }
 }
 

@@ -1,12 +1,14 @@
 // The view of the policy: what is in force, what an edit would do, what was changed when.
 
 import { byId } from "../dom.js";
+import { Search } from "../search.js";
 import { Edit } from "./edit.js";
 import { showHistory } from "./history.js";
 import { InForce } from "./in_force.js";
 
 export class PolicyView {
   #api = null;
+  #search = new Search();
   #seen = null; // version and problem of what is shown
 
   constructor() {
@@ -16,13 +18,14 @@ export class PolicyView {
     byId("policy-reload").addEventListener("click", () => this.#reload());
   }
 
-  /** Asks again when the policy is another one than is shown. */
+  /** Asks again when the policy is another one than is shown, or other tenants of a long one are looked for. */
   async refresh(api, { policy }) {
     const state = `${policy.version} ${policy.problem}`;
-    if (api === this.#api && state === this.#seen) return;
+    if (api === this.#api && state === this.#seen && !this.#search.isOther) return;
     this.#api = api;
-    const report = await api.get("policy");
+    const report = await api.get(`policy${this.#search.ask()}`);
     this.#seen = state;
+    this.#search.answered(report.truncated);
     this.inForce.show(report);
     showHistory(report.history);
   }

@@ -7,7 +7,7 @@ import { compact } from "../units.js";
 const HEIGHT = 150;
 const MARGIN = { left: 52, right: 8, top: 8, bottom: 20 };
 const WIDEST = 42; // of a bar
-const LABEL = 76; // pixels that the name of a day takes
+const LABEL = 76; // pixels that the name of a day takes, and those between two
 
 export class Days {
   #days = [];
@@ -34,7 +34,8 @@ export class Days {
     setAttribute(this.drawing, "aria-label", this.#inWords());
     const bars = this.#days.flatMap((day, index) => bar(day, MARGIN.left + room * index, room, top));
     const every = Math.ceil(LABEL / room);
-    const names = this.#days.filter((_, index) => index % every === 0).map(({ day }, index) => name(day, index * every * room));
+    const middles = this.#days.map(({ day }, index) => ({ day, x: MARGIN.left + (index + 0.5) * room }));
+    const names = middles.filter(({ x }, index) => index % every === 0 && x + LABEL / 2 <= width).map(name);
     const levels = [0, top / 2, top].flatMap((value) => level(value, top, width));
     this.drawing.replaceChildren(...levels, ...names, ...bars);
   }
@@ -60,8 +61,8 @@ function bar({ day, input_tokens: input, output_tokens: output }, x, room, top) 
   return [piece("input", 0, input), piece("output", input, input + output)];
 }
 
-function name(day, x) {
-  return svg("text", { x: MARGIN.left + x, y: HEIGHT - 5 }, day);
+function name({ day, x }) {
+  return svg("text", { x, y: HEIGHT - 5, "text-anchor": "middle" }, day);
 }
 
 function level(value, top, width) {

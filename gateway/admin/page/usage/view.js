@@ -1,6 +1,7 @@
 // The view of usage and spend: by tenant or key, by day, over a period; what is left of budgets; all of it as CSV.
 
 import { byId, el, fillChildren, setText } from "../dom.js";
+import { Search } from "../search.js";
 import { shown } from "../text.js";
 import { compact } from "../units.js";
 import { Days } from "./days.js";
@@ -8,11 +9,14 @@ import { Period } from "./period.js";
 import { budgetsTable, costInWords, usageTable } from "./tables.js";
 
 const PERIOD = 15000; // milliseconds between two looks at what may be thousands of ledgers
-const PATIENCE = 30000;
+const PAUSE = 20; // times as long as an answer took, before the next is asked for
+const PATIENCE = 60000;
 
 export class UsageView {
   #api = null;
-  #asked = -Infinity;
+  #due = -Infinity;
+  #rows = new Search();
+  #budgets = new Search();
 
   constructor() {
     this.period = new Period(() => this.#ask().catch((error) => this.#explain(error)));
@@ -24,18 +28,26 @@ export class UsageView {
   }
 
   async refresh(api) {
-    if (api === this.#api && performance.now() - this.#asked < PERIOD) return;
+    const isOther = this.#rows.isOther || this.#budgets.isOther;
+    if (api === this.#api && !isOther && performance.now() < this.#due) return;
     this.#api = api;
     await this.#ask().catch((error) => this.#explain(error));
   }
 
   async #ask() {
-    this.#asked = performance.now();
+    const began = performance.now();
+    this.#due = began + PERIOD;
     this.period.renew();
     const { query } = this.period;
     const api = this.#api;
     if (api === null) return;
-    const [report, budgets] = await Promise.all([api.get(`usage${query}`, PATIENCE), api.get("budgets", PATIENCE)]);
+    const [report, budgets] = await Promise.all([
+      api.get(`usage${query}${this.#rows.ask("&")}`, PATIENCE),
+      api.get(`budgets${this.#budgets.ask()}`, PATIENCE),
+    ]);
+    this.#due = Math.max(this.#due, performance.now() + PAUSE * (performance.now() - began));
+    this.#rows.answered(report.truncated);
+    this.#budgets.answered(budgets.truncated);
     if (query === this.period.query) this.#show(report, budgets); // else another answer is on its way
   }
 

@@ -1,8 +1,8 @@
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from backend.bound_process import process_pool
 from labs.simulation.arrival import Arrival
 from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.recorder import Objective
@@ -42,7 +42,7 @@ def test_what_is_found_is_near_the_best_of_all_settings() -> None:
 def test_a_search_costs_no_more_than_its_budget_and_is_the_same_every_time() -> None:
     once, again = tuner(budget=6).run(), tuner(budget=6).run()
     assert once == again and once.spent <= 6.5
-    with ProcessPoolExecutor(2) as pool:
+    with process_pool(2) as pool:
         side_by_side = tuner(budget=6)
         side_by_side.executor = pool
         assert side_by_side.run() == once

@@ -1,0 +1,54 @@
+"""Commands and pools that do not outlive the process that has started them."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import parent_process
+from multiprocessing.context import BaseContext
+from threading import Thread
+from typing import Any
+
+BASH = shutil.which("bash") or "bash"  # the command may be given another PATH
+LEASH = """
+alive=$1; shift
+( (read -r _ <&"$alive"; kill -KILL 0) </dev/null >/dev/null 2>&1 & )
+exec {alive}<&-
+exec "$@"
+"""
+_alive, _end_of_life = os.pipe()  # reads nothing as long as this process, the only one that could write to it, lives
+
+
+def _begin_a_life() -> None:
+    global _alive, _end_of_life
+    os.close(_alive)
+    os.close(_end_of_life)
+    _alive, _end_of_life = os.pipe()
+
+
+os.register_at_fork(after_in_child=_begin_a_life)
+
+
+def bound(command: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
+    """Return what `subprocess.Popen` and `subprocess.run` are given, so that a command does not outlive this process.
+
+    It leads a process group of its own, in which a shell waits for this process to end, however it does, and then kills
+    the group. PR_SET_PDEATHSIG would kill as soon as the thread ends that has started the command.
+    """
+    return {"args": [BASH, "-c", LEASH, "bash", str(_alive), *command], "process_group": 0, "pass_fds": (_alive,)}
+
+
+def process_pool(jobs: int, context: BaseContext | None = None) -> ProcessPoolExecutor:
+    """Make a pool whose processes end with this one, also where it is killed: they would wait for work for ever."""
+    return ProcessPoolExecutor(jobs, context, initializer=_end_with_the_parent)
+
+
+def _end_with_the_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

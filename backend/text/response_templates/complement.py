@@ -1,0 +1,135 @@
+"""The texts in which an expression is not found, as an expression: what a negative look-around leaves.
+
+The expression becomes an automaton of the texts that do not hold it yet, and that is read back by taking out one state
+after the other (Brzozowski and McCluskey 1963). Both may grow exponentially, so that little is tried.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from sys import maxunicode
+
+from backend.text.response_templates.pattern import Pattern
+from backend.text.response_templates.pattern_syntax import (
+    Ahead,
+    Alternation,
+    CharClass,
+    Concat,
+    Group,
+    Literal,
+    Node,
+    PatternError,
+    Repeat,
+)
+
+FIXED_STEPS = 50  # that reading an expression takes as long as
+MAX_SETS = 16  # different characters and sets of them in an expression
+MAX_LENGTH = 6_000  # characters of what comes of it
+_BOUNDS = [*map(ord, "\0\t\x0e !0:A[_`a{"), maxunicode + 1]  # of what "\d", "\w" and "\s" are
+_SPACES = [code for code in range(128, 0x3001) if chr(code).isspace()]
+_END = -1  # the state of a text that is whole
+
+_State = tuple[tuple[int, ...], bool]  # threads of the pattern, and whether no character was read
+_Edges = dict[int, dict[int, str]]  # by the state it leaves and the one it enters, what the text between them matches
+
+
+@dataclass(slots=True)
+class Steps:
+    """What may still be taken of automata: some 5 us each, for a character and a thread of the expression."""
+
+    left: int
+
+    def take(self, count: int) -> None:
+        """Raises `PatternError` where there are no more."""
+        self.left -= count
+        if self.left < 0:
+            raise PatternError("its complement takes too many steps")
+
+
+def complement(source: str, steps: Steps) -> str:
+    """Return an expression for the texts in which `source` is found nowhere, which begins with "^" or ends with "$".
+
+    Raises `PatternError` where that is too much, or leaves no text.
+    A "." of `source` is any character, "\\d" and "\\w" are those of ASCII, and no spaces beyond ASCII are left.
+    """
+    steps.take(FIXED_STEPS)
+    pattern, is_anchored = Pattern(source), source.startswith("^")
+    if pattern.matches_empty and not is_anchored:
+        raise PatternError("it is found at the end of every text")
+    sets = _sets(pattern.node)
+    states: dict[_State, int] = {((), True): 0}
+    edges: _Edges = {}
+    while len(edges) < len(states):
+        (threads, is_start), state = list(states.items())[len(edges)]
+        steps.take(len(sets) * (1 + len(threads)))
+        ways: dict[int, str] = {}
+        for char, inside in sets:
+            after, _, match = pattern.step(threads, char, is_start or not is_anchored, is_start)
+            if match is None:
+                then = states.setdefault((tuple(sorted(after)), False), len(states))
+                ways[then] = ways.get(then, "") + inside
+        edges[state] = {then: f"[{inside}]" for then, inside in ways.items()}
+        if not (pattern.matches_empty if is_start else pattern.at_end(threads)):
+            edges[state][_END] = ""
+    return f"^{_read_back(edges)}$"
+
+
+def _read_back(edges: _Edges) -> str:
+    """Return what the ways from the first state to the end match."""
+    while len(edges) > 1:
+        state = min(list(edges)[1:], key=lambda one: len(edges[one]) * sum(one in ways for ways in edges.values()))
+        leaving = edges.pop(state)
+        loop = leaving.pop(state, None)
+        again = "" if loop is None else f"{loop}*" if loop[0] == "[" and "]" not in loop[:-1] else f"(?:{loop})*"
+        for ways in edges.values():
+            if (entering := ways.pop(state, None)) is not None:
+                for then, rest in leaving.items():
+                    ways[then] = _either(ways.get(then), f"{entering}{again}{rest}")
+    (ways,) = edges.values()
+    if _END not in ways:
+        raise PatternError("every text holds it")
+    return ways[_END]
+
+
+def _either(one: str | None, other: str) -> str:
+    if one is None or one == other:
+        return other
+    if len(one) + len(other) > MAX_LENGTH:
+        raise PatternError("its complement is too long")
+    return f"(?:{one}|{other})" if one and other else f"(?:{one}{other})?"
+
+
+def _sets(node: Node) -> list[tuple[str, str]]:
+    """Return a character of each set that an expression tells from others, and what stands between brackets for it."""
+    sources = {re.escape(leaf.char) if isinstance(leaf, Literal) else leaf.source for leaf in _leaves(node)}
+    if len(sources) > MAX_SETS or any(re.search(r"\[.*\\[xuU]", source) for source in sources):
+        raise PatternError("it names too many characters, or some by their numbers in a set")
+    accepts = [re.compile(source, re.DOTALL | re.ASCII).fullmatch for source in sources]
+    spaces = _SPACES if any("\\s" in source.lower() for source in sources) else []
+    named = {*map(ord, "".join(sources)), *spaces}
+    bounds = sorted({*_BOUNDS, *named, *[code + 1 for code in named]})
+    found: dict[tuple[bool, ...], tuple[str, list[tuple[int, int]]]] = {}
+    for least, after in pairwise(bounds):
+        if least in spaces:
+            continue
+        _, ranges = found.setdefault(tuple([one(chr(least)) is not None for one in accepts]), (chr(least), []))
+        is_next = bool(ranges) and ranges[-1][1] == least
+        ranges.append((ranges.pop()[0] if is_next else least, after))
+    return [(char, "".join([_range(*one) for one in ranges])) for char, ranges in found.values()]
+
+
+def _range(least: int, after: int) -> str:
+    ends = [chr(code) if chr(code).isalnum() else f"\\x{{{code:x}}}" for code in (least, after - 1)]
+    return ends[0] if after == least + 1 else "-".join(ends)
+
+
+def _leaves(node: Node) -> Iterator[Literal | CharClass]:
+    match node:
+        case Literal() | CharClass():
+            yield node
+        case Concat(parts) | Alternation(parts):
+            for part in parts:
+                yield from _leaves(part)
+        case Repeat(part) | Group(_, part) | Ahead(part):
+            yield from _leaves(part)

@@ -1,0 +1,59 @@
+"""Commands with a time limit, at which all that they have started ends with them: a compiler's driver starts others."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+
+def run_within(
+    seconds: float,
+    command: Sequence[str | Path],
+    *,
+    check: bool = True,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a process group of its own, of which nothing is left when this returns or raises.
+
+    Raises what `subprocess.run` raises.
+    """
+    process = subprocess.Popen(  # noqa: S603
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    with process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        finally:
+            end_group(process)
+    if check and process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, out, err)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def end_on_signals() -> None:
+    """Have SIGTERM and SIGHUP end this process as an exception does, and so what it runs by `run_within`."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+
+
+def end_group(process: "subprocess.Popen[bytes] | subprocess.Popen[str]", patience: float = 0.0) -> None:
+    """End a process, and the group that it leads: by request, if there is patience, and then by force."""
+    if patience and process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()

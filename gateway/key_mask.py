@@ -1,0 +1,28 @@
+"""Masks API keys in what is logged, shown, exported or answered, wherever a client has put one by mistake: in a path,
+as the name of a model, in a header that is handed on.
+"""
+
+import re
+from collections.abc import Iterable
+
+MASK = "***"
+LEAST_HIDDEN = 12  # characters of a secret that is looked for as such: a short one may be a word of any line
+_KEY = re.compile(
+    r"sk(?:-|%2[dD])sluice(?:-|%2[dD])[\w.~+=%-]*|sluice-admin-\w+|(?<![A-Za-z0-9])sk-[\w-]{20,}", re.ASCII
+)
+_hidden: list[str] = []  # secrets of another form, that an operator chose
+
+
+def hide(secrets: Iterable[str]) -> None:
+    """Have these be masked as well, for as long as the process runs."""
+    _hidden.extend(secret for secret in secrets if len(secret) >= LEAST_HIDDEN and secret not in _hidden)
+
+
+def masked(text: str) -> str:
+    """Returns the text with `MASK` in the place of each key."""
+    if "sk-" in text or "sk%" in text or "sluice-admin-" in text:  # which is rare, and found at once
+        text = _KEY.sub(MASK, text)
+    for secret in _hidden:
+        if secret in text:
+            text = text.replace(secret, MASK)
+    return text

@@ -1,0 +1,116 @@
+"""A GPU that is not there: steps on tensors without memory, and kernels that are compiled and never run."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from backend.config import EngineConfig
+from backend.kernels import triton_lang
+from backend.kernels.triton_ops import TritonOps
+from backend.model.decoder import Decoder
+from backend.model.model_config import ModelConfig
+from backend.model.weights import empty_weights
+from backend.paged_kv.kv_cache import KVCache
+from backend.worker.device_stream import CpuStream, Work
+from backend.worker.logprobs import Picked
+from backend.worker.model_runner import ModelRunner
+
+META = torch.device("meta")
+MULTIPROCESSORS = 132  # of an H100
+
+OnLaunch = Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
+"""This is called with a kernel of Triton's, and with what it would be launched with."""
+
+
+class PaperStream(CpuStream):
+    """Does at once what it is given. Of host memory, tokens have none, for they cannot be copied from nothing."""
+
+    device = META
+    captures = True
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__()
+        self._token_bytes = 8 * config.max_num_seqs
+
+    def launch(self, work: Work, copies: Work | None = None) -> Any:
+        assert copies is None
+        work()
+        return SimpleNamespace(wait=lambda: 0.0)
+
+    def capture(self, work: Work) -> Any:
+        return SimpleNamespace(replay=work)
+
+    def staging(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=META if num_bytes == self._token_bytes else "cpu")
+
+
+def paper_runner(
+    model: ModelConfig, config: EngineConfig, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> ModelRunner:
+    """A runner whose steps can be launched, within `paper_gpu`, and not waited for."""
+    decoder = Decoder(model, empty_weights(model, dtype, META), TritonOps(), config.max_model_len)
+    kv = KVCache(model, config.num_blocks, config.block_size, kv_dtype or dtype, META)
+    return ModelRunner(decoder, kv, config, PaperStream(config))
+
+
+@contextmanager
+def paper_gpu(arch: int, on_launch: OnLaunch) -> Iterator[None]:
+    """Meanwhile tensors of the host and those without memory are a GPU's of this architecture (90: an H100), and
+    kernels are told instead of launched.
+    """
+
+    def launcher(kernel: Any, _grid: object) -> Any:
+        return lambda *args, **constants: on_launch(kernel, args, constants)
+
+    capability, properties = divmod(arch, 10), SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
+    with ExitStack() as stack:
+        for target, name, value in (
+            (triton.JITFunction, "__getitem__", launcher),
+            (driver, "_active", PaperDriver(arch)),
+            (triton_lang, "CPU_CAPABILITY", capability),
+            (triton_lang, "CPU_MULTIPROCESSORS", MULTIPROCESSORS),
+            (torch.cuda, "get_device_capability", lambda device=None: capability),
+            (torch.cuda, "get_device_properties", lambda device=None: properties),
+            (Picked, "room", _no_room),
+        ):
+            stack.enter_context(patch.object(target, name, value))
+        for lookup in (triton_lang.capability, triton_lang.multiprocessors):
+            lookup.cache_clear()
+            stack.callback(lookup.cache_clear)
+        yield
+
+
+class PaperDriver:
+    """What Triton asks its driver in order to compile: a device for each architecture, so that none has another's."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def compiled(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
+    """What Triton compiles for a launch, in its cache from then on under the name by which a GPU looks for it."""
+    return kernel.run(*args, grid=(1,), warmup=True, **constants)
+
+
+def _no_room(rows: int, most: int, pinned: bool) -> Picked:
+    """Memory for what is picked that can be copied to from nothing, `pinned` or not."""
+    del pinned
+    shape = (rows, 1 + most)
+    return Picked(torch.empty(shape, device=META), torch.empty(shape, dtype=torch.int64, device=META))

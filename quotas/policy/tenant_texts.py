@@ -1,0 +1,116 @@
+"""Cuts policy files into the text of each tenant and the rest, so that an edit of one tenant reads one tenant.
+
+A file is cut where the lines of `tenants` are indented as block style is, each tenant beginning a line. What a text
+means follows then from itself and from what tenants inherit. A file that is written otherwise, and one with a mistake
+that no tenant alone has, is read as a whole.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, repeat
+from typing import NamedTuple
+
+from quotas.policy.problems import Mark, Problems, TooManyProblems
+from quotas.policy.schema import TENANT_NAME
+from quotas.policy.yaml_nodes import Composer, Fields, Node, Scalar, Unreadable
+
+_HEADING = re.compile(rb"^tenants:(?:[ \t]+#.*|[ \t]*)\r?$", re.MULTILINE)
+_FIRST = re.compile(rb"\n([ \t]*)[^\s#]")
+_NAMED = re.compile(b" +(%s):(?=[ \n])" % TENANT_NAME.encode())
+RUN = 500  # tenants that are composed at once
+_TREE = b"tenants:\n"  # of which the texts are entries, as they are in their file
+
+
+def name_and_body(text: bytes) -> tuple[str, bytes] | None:
+    """Return a tenant's name and what its text says of it; None where the name is not plainly written."""
+    named = _NAMED.match(text)
+    return (named[1].decode(), text[named.end() :]) if named else None
+
+
+def _num_lines(texts: list[bytes]) -> int:
+    return sum(text.count(b"\n") for text in texts)
+
+
+class Indivisible(Exception):
+    """A file has to be read as a whole."""
+
+
+class TenantTree(NamedTuple):
+    """A tenant as it is written: the place of its name, its fields, and how many values they are."""
+
+    name: str
+    mark: Mark
+    node: Node
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TenantTexts:
+    """The texts of the tenants of a file in their order; each ends where the next one begins."""
+
+    file: str
+    heading: int  # the line of `tenants`
+    first_line: int
+    column: int  # at which each begins
+    texts: list[bytes]
+
+    def are_tenants_of(self, tree: Fields) -> bool:
+        """Return whether `tree`, the rest of the file, is a mapping in block style that lacks them where they stood."""
+        if "tenants" not in tree.entries:
+            return False
+        (first, _), (mark, node) = next(iter(tree.entries.values())), tree.entries["tenants"]
+        is_absent = isinstance(node, Scalar) and node.is_absent
+        return is_absent and first == tree.mark and (mark.line, mark.column) == (self.heading, 1)
+
+    def trees(self, is_known: Callable[[bytes], bool]) -> Iterator[TenantTree | None]:
+        """Yield the tree of each text, None for each of those that are known. Raises `Indivisible`."""
+        line = self.first_line
+        for known, group in groupby(self.texts, is_known):
+            texts = list(group)
+            for start in range(0, 0 if known else len(texts), RUN):
+                yield from self._composed(texts[start : start + RUN], line + _num_lines(texts[:start]))
+            if known:
+                yield from repeat(None, len(texts))
+            line += _num_lines(texts)
+
+    def _composed(self, texts: list[bytes], line: int) -> Iterator[TenantTree]:
+        problems = Problems()
+        composer = Composer(self.file, problems, line - 1 - _TREE.count(b"\n"))
+        try:
+            tree = composer.run(_TREE + b"".join(texts))
+        except (Unreadable, TooManyProblems):
+            raise Indivisible from None
+        tenants = tree.entries["tenants"][1] if isinstance(tree, Fields) and [*tree.entries] == ["tenants"] else None
+        if problems.found or not isinstance(tenants, Fields) or len(tenants.entries) != len(texts):
+            raise Indivisible
+        before = 3  # nodes: the file, the heading and what it holds
+        for text, (name, (mark, node)), size in zip(texts, tenants.entries.items(), composer.sizes, strict=True):
+            if mark.line != line or mark.column != self.column:
+                raise Indivisible
+            yield TenantTree(name, mark, node, size - before)
+            line, before = line + text.count(b"\n"), size
+
+
+def cut(file: str, content: bytes) -> tuple[bytes, TenantTexts] | None:
+    """Return the content with blank lines in place of the tenants, and these; None if it cannot be cut."""
+    if content.count(b"\r") != content.count(b"\r\n"):  # a return alone ends a line of YAML, and none of ours
+        return None
+    heading = _HEADING.search(content)
+    first = _FIRST.search(content, heading.end()) if heading else None
+    if heading is None or first is None or not first[1] or first[1].strip(b" "):
+        return None
+    start = at = first.start() + 1
+    texts: list[bytes] = []
+    for line in re.compile(rb"\n(?:%s)?(?=[^\s#])" % first[1]).finditer(content, first.end()):
+        begin = line.start() + 1
+        texts.append(content[at:begin])
+        at = begin
+        if line.end() == begin:  # not indented: the tenants end here
+            break
+    else:
+        texts.append(content[at:])
+        at = len(content)
+    rest = content[:start] + b"\n" * content.count(b"\n", start, at) + content[at:]
+    first_line, heading_line = (content.count(b"\n", 0, place) + 1 for place in (start, heading.start()))
+    return rest, TenantTexts(file, heading_line, first_line, len(first[1]) + 1, texts)

@@ -1,0 +1,58 @@
+"""A complement matches exactly the texts in which an expression is not found, or is refused in bounded time."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.text.response_templates.complement import Steps, complement
+from backend.text.response_templates.pattern_syntax import PatternError
+from tests.examples import examples
+
+SOURCES = [
+    r"^\.", r"^.*\.\.", r"^[-+.]*$", r"^(?:ab|abc|b)$", "-$", r"^.*foo", r"^\s", r"^\d+$", r"^a{2,3}$", r"^(?:a|b-)*$",
+    r"\.lo$", r"^é[à-ü]+", r"^.*(?:fo|ba)", r"^[^a-f]", r"^x?$", r"^(?P<n>a)b", r"^a+?b", r"^\w-",
+]  # fmt: skip
+TEXTS = st.text("ab.-+0fox é\n日😀", max_size=8) | st.sampled_from(["abc", "x.lo", "b-b-", "aaa", "foo"])
+
+
+def as_python_has_it(source: str) -> re.Pattern[str]:
+    source = re.sub(r"\$$", r"\\Z", source)  # where `$` is before a last line feed, too
+    return re.compile(re.sub(r"\\x\{([0-9a-f]+)\}", lambda found: f"\\U{int(found[1], 16):08x}", source))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@settings(max_examples=examples(60))
+@given(text=TEXTS)
+def test_a_text_matches_either_the_expression_or_its_complement(source: str, text: str) -> None:
+    other = as_python_has_it(complement(source, Steps(1000)))
+    assert (other.search(text) is None) == (re.search(source, text, re.DOTALL | re.ASCII) is not None)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "^(a|b)*a(a|b){20}",
+        "^(a{200}){5}$",
+        "^.*(a|b).{180}",
+        "^",
+        "^[\\s\\S]*$",
+        "x?$",
+        "^(",
+        r"^\p{L}",
+        "^[\\u00e9]",
+        "^a\\b",
+    ],
+)
+def test_what_takes_too_much_or_leaves_nothing_is_refused(source: str) -> None:
+    steps = Steps(1000)
+    with pytest.raises(PatternError):
+        complement(source, steps)
+
+
+def test_steps_are_those_of_all_complements_together() -> None:
+    steps = Steps(1000)
+    for char in "abcdefghij":
+        complement(f"^{char}", steps)
+    assert 0 < steps.left < 500
