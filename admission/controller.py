@@ -10,7 +10,7 @@ from admission.expiry import Expiry
 from admission.kv.copy_time import CopyTime
 from admission.ledger import Ledger, work_of
 from admission.observer import CoreObserver
-from admission.order import DueOrder, KeyedOrder
+from admission.order import DueOrder, WaitingOrder
 from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
@@ -37,7 +37,7 @@ class Controller:
     def __init__(
         self,
         scheduler: Scheduler,
-        order: DueOrder | KeyedOrder,
+        order: WaitingOrder,
         ledger: Ledger,
         copy_time: CopyTime,
         lengths: OutputLengths,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
@@ -14,7 +15,7 @@ from admission.kv.retention import Between, make_retention
 from admission.kv.swap_choice import Swap, SwapChoice
 from admission.ledger import EngineTimeTariff, Ledger
 from admission.forecast import Forecaster
-from admission.order import DueOrder, KeyedOrder
+from admission.order import DueOrder, KeyedOrder, WaitingOrder
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
@@ -25,22 +26,12 @@ from admission.tenant_hooks import TenantHooks
 from backend.config import EngineConfig
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
-from backend.scheduler.waiting_queue import HoldingQueue
 
 PRIOR = StepTime((2e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6))
 """Before anything was measured: a small model on a slow device, which a few dozen steps correct."""
 
 _UNITS = ("", "_tokens", "_bytes", "_seconds")  # of bounds, as `QueueBounds` has them
 _BOUNDS = tuple(f"{whose}max_waiting{unit}" for whose in ("", "tenant_") for unit in _UNITS)
-
-
-class Order(StrEnum):
-    """The ordering by which waiting sequences are admitted."""
-
-    FAIR = "fair"
-    FCFS = "fcfs"
-    SHORTEST_FIRST = "shortest_first"
-    EARLIEST_DEADLINE = "earliest_deadline"
 
 
 class MemoryGate(StrEnum):
@@ -66,7 +57,7 @@ class Overload(StrEnum):
 class CoreConfig:
     """Choices of the core. Raises `ValueError` naming the field."""
 
-    order: Order = Order.FAIR
+    order: str = "fair"  # of `ORDERS`
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where it says nothing
     seconds_per_class: float = 20.0  # of waiting, that make up for one class
     memory: MemoryGate = MemoryGate.FORECAST
@@ -88,6 +79,8 @@ class CoreConfig:
     tenant_max_waiting_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {self.order}")
         for name in ("seconds_per_class", *_BOUNDS):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -99,20 +92,40 @@ class CoreConfig:
                 raise ValueError(f"weights.{tenant} must be above 0, got {weight}")
 
 
+class OrderParts(NamedTuple):
+    """What an order may be made of."""
+
+    config: CoreConfig
+    engine: EngineConfig
+    share: Share
+    lengths: OutputLengths
+    tariff: EngineTimeTariff
+
+    def cost(self, sequence: Sequence) -> float:
+        """Predict the engine seconds of a waiting sequence."""
+        output = self.lengths.mean(sequence.tenant, sequence.max_tokens, len(sequence.output))
+        return self.tariff.estimate(len(sequence.prompt), output, sequence.num_pinned_tokens)
+
+
+def _fair(parts: OrderParts) -> DueOrder:
+    return DueOrder(parts.share, Aging(parts.config.seconds_per_class), parts.cost)
+
+
+ORDERS: dict[str, Callable[[OrderParts], WaitingOrder]] = {
+    "fair": _fair,
+    "fcfs": lambda parts: KeyedOrder(lambda sequence: sequence.arrival),
+}
+"""The orders of waiting requests by name; other packages add theirs (`backend.extensions`)."""
+
+
 def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | None = None) -> Controller:
     """Makes a core that has seen nothing yet, unless its step-time model has."""
     model = model or StepTimeModel(PRIOR)
     lengths = OutputLengths()
     tariff = EngineTimeTariff(model)
     share = Share(config.weights)
-    aging = Aging(config.seconds_per_class)
-
-    def cost(sequence: Sequence) -> float:
-        output = lengths.mean(sequence.tenant, sequence.max_tokens, len(sequence.output))
-        return tariff.estimate(len(sequence.prompt), output, sequence.num_pinned_tokens)
-
-    fair = DueOrder(share, aging, cost) if config.order is Order.FAIR else None
-    order = KeyedOrder(_KEYS.get(config.order, cost)) if fair is None else fair
+    order = ORDERS[config.order](OrderParts(config, engine, share, lengths, tariff))
+    fair = order if isinstance(order, DueOrder) else None
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
     ledger = Ledger(share, tariff, model, copy_time)
@@ -151,8 +164,3 @@ def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
         return forecast
     return MinimumFree(config.min_free_blocks) if config.memory is MemoryGate.MINIMUM_FREE else Optimistic()
 
-
-_KEYS: dict[Order, Callable[[Sequence], float]] = {
-    Order.FCFS: lambda sequence: sequence.arrival,
-    Order.EARLIEST_DEADLINE: lambda sequence: sequence.arrival + 20 if sequence.first_token_by is None else sequence.first_token_by,
-}

@@ -5,7 +5,7 @@
     last token  = first token + its expected answer, in steps as they are while prompts are computed, then as lately
 
 A token takes what a step takes that carries, beside the decodes of now, as much prefill as steps may. Before a newcomer
-come the prompts that run and are due earlier, and what waits and is due earlier (`Order.ahead`). It has a place once it
+come the prompts that run and are due earlier, and what waits and is due earlier (`Foreseen.ahead`). It has a place once it
 has a slot and memory: where those before it need more than there are, answers have to end first (`departures`).
 """
 
@@ -29,7 +29,7 @@ class Ahead(NamedTuple):
     tokens: float = 0.0
     requests: float = 0.0
     own_tokens: float = 0.0  # of the newcomer's tenant
-    yielding_tokens: float = 0.0  # of requests that are expected to make way for it (`Order.makes_way`)
+    yielding_tokens: float = 0.0  # of requests that are expected to make way for it (`Foreseen.makes_way`)
 
 
 class Delayed(NamedTuple):
@@ -39,7 +39,7 @@ class Delayed(NamedTuple):
     first_token: float
 
 
-class Order(Protocol):
+class Foreseen(Protocol):
     """What the forecast asks of an order."""
 
     def due(self, sequence: Sequence) -> float: ...
@@ -81,10 +81,10 @@ class _Step(NamedTuple):
 
 
 class Forecaster:
-    """Reads the scheduler and the order; changes neither. O(running + what `Order` says)."""
+    """Reads the scheduler and the order; changes neither. O(running + what `Foreseen` says)."""
 
     def __init__(
-        self, scheduler: Scheduler, order: Order, pipeline: Pipeline, model: StepTimeModel, lengths: OutputLengths
+        self, scheduler: Scheduler, order: Foreseen, pipeline: Pipeline, model: StepTimeModel, lengths: OutputLengths
     ) -> None:
         self._scheduler, self._order, self._pipeline = scheduler, order, pipeline
         self._model, self._lengths = model, lengths

@@ -9,17 +9,18 @@ what the tenant has served goes to its oldest, so that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from admission.aging import Aging
-from admission.forecast import Ahead
+from admission.forecast import Ahead, Foreseen
 from admission.share import Account, Share
 from backend.scheduler.sequence import TARGET, Sequence
+from backend.scheduler.waiting_queue import WaitingQueue
 
 DUE_SHARE = 0.5
 """The share of its target after which a request without a deadline is due: as far as it still leaves time to compute."""
@@ -28,10 +29,9 @@ IN_TIME_SHARE = 0.85
 OLDEST_SHARE = 0.25
 """The share of a tenant's service without deadlines that its oldest request has, however short the others are."""
 
-import os
-TOLERANCE_S = float(os.environ.get('TOL','2'))
+TOLERANCE_S = 2.0
 """Engine seconds, for each weight, that a tenant may be in debt and leave others no room."""
-RAMP_S = float(os.environ.get('RAMP','4'))
+RAMP_S = 16.0
 """Engine seconds of debt beyond that over which the room that it leaves grows to all that is asked of debtors."""
 
 _DUE = attrgetter("due")
@@ -259,6 +259,18 @@ class DueOrder:
             return True
         accounts = self.share.account(sequence.tenant), self.share.account(newcomer.tenant)
         return self.ramp(accounts[0]) > 0.0 and self.ramp(accounts[1]) == 0.0
+
+
+class WaitingOrder(WaitingQueue, Foreseen, Protocol):
+    """An order of what waits, as the scheduler and the forecast use it."""
+
+    def at(self, now: float) -> None:
+        """Let the time be `now`, in seconds of the engine's clock."""
+        ...
+
+    def ended(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
+        ...
 
 
 class KeyedOrder:

@@ -33,9 +33,8 @@ ROOM_OF_PATIENCE = 16.0
 """Times its own prefill that a request leaves free for each time that it may wait longer than most do, as far as its
 time is taken: what can wait would else be let in until all of its time is, and would hold up all that come then.
 """
-import os
-WRONGED = float(os.environ.get('WRONGED','0.01'))  # of the requests within their right: the share that may be refused for debtors and lower classes
-GUARD_STEP = float(os.environ.get('STEP','0.25'))  # by which the guard moves for a request that was wronged
+WRONGED = 0.02  # of the requests within their right: the share that may be refused for debtors and lower classes
+GUARD_STEP = 0.25  # by which the guard moves for a request that was wronged
 FIRST_GUARD = 0.25  # of a class's first
 
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Overload, make_core
+from admission.core import ORDERS, PRIOR, CoreConfig, MemoryGate, Overload, make_core
 from admission.event_logs.event_log import make_logged_core
 from admission.step_times.step_time import StepTimeModel
 from backend.config import Batching, KVAllocation
+from backend.errors import ConfigError
+from backend.extensions import extensions
 from backend.loader import LoadedModel
 from backend.sizing import EngineOptions
 from backend.structured_output.compiler import GrammarCompiler
@@ -65,9 +67,12 @@ def _report(error: Exception) -> None:
 
 
 def core_config(settings: Settings) -> CoreConfig:
-    """Returns the core's configuration as the settings choose it."""
+    """Return the core's configuration as the settings choose it. Raises `ConfigError`."""
+    extensions()  # which may add orders
+    if settings.order not in ORDERS:
+        raise ConfigError(f"--order {settings.order}: must be one of {', '.join(ORDERS)}")
     return CoreConfig(
-        order=Order(settings.order),
+        order=settings.order,
         memory=MemoryGate(settings.admit),
         min_free_blocks=settings.min_free_blocks,
         prefill_share=settings.prefill_share,

@@ -12,7 +12,7 @@ say nothing of it: those of tests/labs/core/recorded are recorded anew (`python 
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from admission.core import CoreConfig, MemoryGate, Order, Overload
+from admission.core import CoreConfig, MemoryGate, Overload
 from admission.kv.retention import Between
 from admission.kv.swap_choice import Swap
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
@@ -101,7 +101,6 @@ CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the val
     "between_turns": Names(
         {"measured": Between.MEASURED, "lru": Between.LRU, "hold": Between.HOLD, "drop": Between.DROP}
     ),
-    "order": Names({one.value: one for one in Order}),
     "memory": Names({one.value: one for one in MemoryGate}),
     "overload": Names(
         {

@@ -106,9 +106,9 @@ class Preemption:
         running, own = self._kv_manager.running, sequence.priority_class
         below = (s for s in running.values() if s.priority_class > own and not _goes_before(s, sequence))
         lower = self._victims.choose(below, None)
-        if not self._kv_manager.has_free_slot and (victim := self.slot_for(sequence)) is not None:
-            self._preempt(victim)
-            lower = [one for one in lower if one is not victim]
+        if not self._kv_manager.has_free_slot and (seated := self.slot_for(sequence)) is not None:
+            self._preempt(seated)
+            lower = [one for one in lower if one is not seated]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
         needed = self._config.blocks_for(sequence.num_tokens) - num_held + watermark
         self._preempt_for(needed, [*lower, *self._of_fuller_tenants(sequence, needed, lower)])

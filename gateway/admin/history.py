@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import merge
 
 from admission.outcome import Outcome
+from admission.share import Account
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
 from gateway.admin.request_summary import RequestSummary
@@ -17,28 +18,6 @@ from gateway.telemetry.request_record import RequestRecord, Telemetry
 
 WINDOW = 60  # ticks, of a second each
 _NOTHING = 1e-12  # what rounding leaves of a sum
-
-
-class Charges:
-    """Sums what tenants were charged, for orderings that keep no account of it. `update` costs O(running sequences)."""
-
-    def __init__(self) -> None:
-        self.total: dict[str, float] = {}  # in the unit of account
-        self._seen: dict[Sequence, float] = {}  # when last looked at, of those that have not ended
-
-    def update(self, running: Iterable[Sequence]) -> None:
-        for sequence in running:
-            self._count(sequence)
-
-    def ended(self, sequence: Sequence) -> None:
-        self._count(sequence)
-        self._seen.pop(sequence, None)
-
-    def _count(self, sequence: Sequence) -> None:
-        spent = sequence.charged - self._seen.get(sequence, 0.0)
-        if spent:
-            self._seen[sequence] = sequence.charged
-            self.total[sequence.tenant] = self.total.get(sequence.tenant, 0.0) + spent
 
 
 class Shares:
@@ -95,16 +74,16 @@ class Totals:
 class History:
     """Listens to requests and steps on the event loop and keeps what the admin page shows; no work per token."""
 
-    def __init__(self, telemetry: Telemetry, scheduler: Scheduler) -> None:
+    def __init__(self, telemetry: Telemetry, scheduler: Scheduler, accounts: Mapping[str, Account]) -> None:
+        """`accounts` by tenant, as `admission.share.Share` keeps them."""
         self.series = RecentSeries(telemetry.clock)
         self.shares = Shares()
-        self._charges = Charges()
         self.totals: dict[str, Totals] = {}
         self.ended: deque[RequestSummary] = deque(maxlen=MAX_ENDED)  # oldest first
         self._refusals: deque[RequestSummary] = deque(maxlen=MAX_REFUSALS)
         self._unauthenticated: deque[RequestSummary] = deque(maxlen=MAX_UNAUTHENTICATED)
         self._telemetry = telemetry
-        self._scheduler = scheduler
+        self._scheduler, self._accounts = scheduler, accounts
         self._last_step = float("-inf")  # when it was complete
 
     def request_ended(self, record: RequestRecord) -> None:
@@ -119,8 +98,6 @@ class History:
         if generates and record.tenant is not None:
             self.ended.append(summary)
             self._add_up(record.tenant, summary)
-            for timeline in record.timelines:
-                self._charges.ended(timeline.sequence)
 
     def _add_up(self, tenant: str, summary: RequestSummary) -> None:
         totals = self.totals.get(tenant)
@@ -153,7 +130,7 @@ class History:
     def tick(self) -> None:
         """Close the seconds that are over."""
         scheduler, counters = self._scheduler, self._scheduler.counters
-        self.shares.tick(self._service())
+        self.shares.tick({name: account.charged for name, account in self._accounts.items()})
         self.series.tick(
             Gauges(
                 len(scheduler.running),
@@ -164,14 +141,6 @@ class History:
                 counters.generation_tokens,
             )
         )
-
-    def _service(self) -> dict[str, float]:
-        """Return engine time by tenant: measured where the fair queue keeps account of it, else as predicted."""
-        self._charges.update(self._scheduler.running.values())
-        queue = self._scheduler.waiting
-        if isinstance(queue, FairQueue):
-            return {name: account.charged for name, account in queue.accounts.items()}
-        return dict(self._charges.total)
 
     def _waiting(self) -> dict[str, int]:
         """Count the sequences that wait, by class."""

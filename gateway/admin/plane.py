@@ -33,7 +33,7 @@ async def admin_plane(
     if port is None:
         yield
         return
-    history = History(service.telemetry, service.core.scheduler)
+    history = History(service.telemetry, service.core.scheduler, service.core.share.accounts)
     service.telemetry.on_end.append(history.request_ended)
     service.core_telemetry.on_step.append(history.step_completed)
     traffic = RecentTraffic(service.telemetry.live)

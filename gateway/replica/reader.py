@@ -117,10 +117,10 @@ class ReplicaReader:
         return self.work_seconds() / self._target
 
     def _waiting(self, token_seconds: float) -> dict[str, WaitingWork]:
-        most = nlargest(MAX_TENANTS, self._core.backlog.tenants(), key=lambda pair: pair[1].load.seconds)
+        most = nlargest(MAX_TENANTS, self._core.backlog.tenants(), key=lambda pair: pair[1].seconds)
         return {
             name: WaitingWork(load.count, self._prefill_seconds(token_seconds, load.tokens, load.pairs), load.seconds)
-            for name, load in ((name, one.load) for name, one in most)
+            for name, load in most
         }
 
     def _prefill_seconds(self, token_seconds: float, tokens: int, pairs: int) -> float:

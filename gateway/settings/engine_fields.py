@@ -132,29 +132,12 @@ class EngineFields(BaseSettings):
         "policy's classes have bounds of their own, the default ones 256, 1024 and 4096 requests",
         ge=1,
     )
-    order: Literal[
-        "fair",
-        "fcfs",
-        "round_robin",
-        "shortest_first",
-        "vtc",
-        "virtual_finish",
-        "earliest_deadline",
-        "adaptive_lifo",
-        "learned_rank",
-        "length_groups",
-        "least_laxity",
-        "response_ratio",
-        "magnus",
-    ] = setting(
+    order: str = setting(
         "engine",
         "HOW",
         "fair",
-        "who is admitted next: fair among tenants by deficit round robin, or another ordering to measure it by "
-        "(see `sluice simulate`)",
-    )
-    charge: Literal["engine_time", "tokens"] = setting(
-        "engine", "UNIT", "engine_time", "what tenants' shares are counted in"
+        "who goes next: fair, by shares of engine time and due times, or fcfs, first come first served; a checkout has "
+        "more to compare with (`sluice simulate`)",
     )
     admit: Literal["forecast", "minimum_free", "optimistic", "predicted"] = setting(
         "engine",

@@ -5,7 +5,6 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from admission.core import Order
 from labs.simulation.device import DEVICES
 from labs.simulation.errors import OptionError
 from labs.simulation.recorder import Objective
@@ -14,7 +13,7 @@ from labs.simulation.tables import FIELDS, NO_COLUMNS, Columns, parse_columns
 from labs.simulation.traces import FORMATS
 from labs.simulation.workload import Flood
 
-DEFAULT_ORDERING = Order.FAIR
+DEFAULT_ORDERING = "fair"
 DEFAULT_DEVICE = "llama3-8b-a100"
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from admission.core import Order
+from admission.core import ORDERS
 from gateway.telemetry.event_log_file import read_event_log
 from labs.cli.simulate_flags import DEFAULT_DEVICE, DEFAULT_ORDERING
 from labs.simulation.arrival import Arrival
@@ -70,7 +70,7 @@ def names_a_file(text: str) -> bool:
     path = Path(text)
     if path.suffix in SUFFIXES:
         return True
-    return text not in ("", *Order) and "=" not in text and ("/" in text or path.exists())
+    return text not in ("", *ORDERS) and "=" not in text and ("/" in text or path.exists())
 
 
 def first_policy(text: str | None, traffic: Traffic) -> tuple[SimulatedPolicy, PolicyFile | None]:

@@ -13,11 +13,11 @@ speculate=4,acceptance=0.7,draft=0.05  tokens drafted for each row (smart:4: up 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from enum import StrEnum
+from enum import EnumType, StrEnum
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import CoreConfig, Order, make_core
+from admission.core import ORDERS, CoreConfig, make_core
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import Batching, EngineConfig, KVAllocation
@@ -224,6 +224,12 @@ def _choice(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
     return read
 
 
+def _order(text: str) -> str:
+    if text not in ORDERS:
+        raise ValueError(f"must be one of {', '.join(ORDERS)}")
+    return text
+
+
 def _integers(text: str) -> tuple[int, ...]:
     return tuple(_integer(part) for part in text.split("+"))
 
@@ -240,6 +246,7 @@ def _weights(text: str) -> dict[str, float]:
 
 _READERS: dict[object, Callable[[str], object]] = {
     int: _integer,
+    str: _order,
     bool: _switch,
     float: _number,
     int | None: _optional_integer,
@@ -247,7 +254,7 @@ _READERS: dict[object, Callable[[str], object]] = {
     Mapping[str, float]: _weights,
     tuple[int, ...]: _integers,
     **{kind: _choice(kind) for kind in (Batching, KVAllocation)},
-    **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, type(Order))},
+    **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, EnumType)},
 }
 _RENAMED = {
     "kv_memory_bytes": "kv_tokens (the tokens for which there is memory)",

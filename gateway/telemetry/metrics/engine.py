@@ -30,9 +30,6 @@ class EngineMetrics:
         idle = core.idle_calibration
         registry.total("sluice.calibration.steps", "Steps run for their time while idle.", lambda: idle.num_steps)
         registry.gauge("sluice.price.drift", "How far recent ones were off their predictions.", lambda: idle.drift, "1")
-        ranker = core.predictor
-        tau = (lambda: ranker.tau or 0.0) if ranker else lambda: 0.0
-        registry.gauge("sluice.length_rank_tau", "How well lengths of answers are ranked beforehand.", tau)
 
     def _count_steps(self, registry: Registry) -> None:
         durations = registry.histogram("sluice.step.duration", "Device time of a step.", STEP_DURATION, ("kind",))

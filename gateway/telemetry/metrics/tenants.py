@@ -54,10 +54,7 @@ class FairnessMeter:
 
 @dataclass(slots=True)
 class TenantTotals:
-    """The usage of a tenant, which never goes down.
-
-    `service` is in the unit of account: seconds of engine time unless tokens were chosen.
-    """
+    """The usage of a tenant, which never goes down. `service` is in seconds of engine time."""
 
     prompt_tokens: int = 0  # computed
     cached_tokens: int = 0  # of prompts, found in the prefix cache
@@ -186,7 +183,7 @@ class TenantMetrics:
 
         block_bytes = self._block_bytes
         deficit = Family(
-            "sluice.tenant.deficit", Kind.GAUGE, "s", "Credit in the fair queue; below 0, debt.", ("tenant",)
+            "sluice.tenant.deficit", Kind.GAUGE, "s", "Engine time that it is owed for each unit of its weight; below 0, debt.", ("tenant",)
         )
         registry.read(deficit, self._credit)
         service = Family("sluice.tenant.service", Kind.COUNTER, "s", "Engine time used.", ("tenant",))
@@ -208,7 +205,7 @@ class TenantMetrics:
             self._used.setdefault(self._labels.of(tenant), TenantTotals()).block_seconds += block_seconds
 
     def _service(self) -> list[Point]:
-        """Returns the engine time of tenants by the accounts of the fair queue, or as predicted where it keeps none.
+        """Return the engine time of tenants by their accounts, and that of the others as their requests were charged.
 
         A correction may take back a part of what was charged ahead, but the counter never goes down.
         """

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from admission.core import Order, Overload
+from admission.core import Overload
 from admission.step_times.step_time import StepWork
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -209,5 +209,5 @@ def decode_replica(policy: SimulatedPolicy, device: Device, admitted: Told) -> H
         max_num_batched_tokens=engine.max_num_seqs * engine.max_model_len,
         prefix_cache=False,
     )
-    core = replace(policy.core, order=Order.FCFS, overload=Overload.UNBOUNDED, max_waiting=None, calibration=False)
+    core = replace(policy.core, order="fcfs", overload=Overload.UNBOUNDED, max_waiting=None, calibration=False)
     return HalfReplica(replace(policy, core=core, engine=whole, targets=()), device, admitted, loop=_DecodeLoop)

@@ -24,7 +24,7 @@ class Site:
         self.core = make_core(CoreConfig(), ENGINE)
         self.core_telemetry = CoreTelemetry(self.core)
         self.telemetry = Telemetry(self.clock)
-        self.history = History(self.telemetry, self.core.scheduler)
+        self.history = History(self.telemetry, self.core.scheduler, self.core.share.accounts)
         self.core_telemetry.on_step.append(self.history.step_completed)
 
     def arrive(self, name: str, prompt: int = 4, max_tokens: int = 4) -> RequestRecord:
