@@ -13,7 +13,7 @@ speculate=4,acceptance=0.7,draft=0.05  tokens drafted for each row (smart:4: up 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from enum import EnumType, StrEnum
+from enum import StrEnum
 from typing import Any
 
 from admission.controller import Controller
@@ -254,7 +254,7 @@ _READERS: dict[object, Callable[[str], object]] = {
     Mapping[str, float]: _weights,
     tuple[int, ...]: _integers,
     **{kind: _choice(kind) for kind in (Batching, KVAllocation)},
-    **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, EnumType)},
+    **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, type) and issubclass(field.type, StrEnum)},
 }
 _RENAMED = {
     "kv_memory_bytes": "kv_tokens (the tokens for which there is memory)",
