@@ -3,10 +3,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from admission.length_predictor import ENOUGH, LengthPredictor, features_of
 
 from admission.core import PRIOR, CoreConfig
 from admission.event_logs.event_log import make_logged_core
-from admission.length_predictor import ENOUGH, LengthPredictor, features_of
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTimeModel
