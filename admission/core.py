@@ -20,7 +20,7 @@ from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
-from admission.share import Share
+from admission.share import BURST_S, Share
 from admission.step_times.step_time import Pipeline, StepTime, StepTimeModel
 from admission.tenant_hooks import TenantHooks
 from backend.config import EngineConfig
@@ -59,6 +59,7 @@ class CoreConfig:
 
     order: str = "fair"  # of `ORDERS`
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where it says nothing
+    burst_s: float = BURST_S  # engine seconds that a tenant of weight 1 may save
     seconds_per_class: float = 20.0  # of waiting, that make up for one class
     memory: MemoryGate = MemoryGate.FORECAST
     min_free_blocks: int = 0
@@ -81,7 +82,7 @@ class CoreConfig:
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {self.order}")
-        for name in ("seconds_per_class", *_BOUNDS):
+        for name in ("burst_s", "seconds_per_class", *_BOUNDS):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
@@ -128,7 +129,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     model = model or StepTimeModel(PRIOR)
     lengths = OutputLengths()
     tariff = EngineTimeTariff(model)
-    share = Share(config.weights)
+    share = Share(config.weights, config.burst_s)
     backlog, drain = Backlog(tariff.estimate, engine.shares_blocks), DrainMeter()
     order = ORDERS[config.order](OrderParts(config, engine, share, lengths, tariff, backlog))
     fair = order if isinstance(order, DueOrder) else None

@@ -1,6 +1,7 @@
 """One order: what is due first goes first, in the queue, inside a step, in the forecast and, reversed, among victims.
 
-A request with a deadline is due at its deadline. One without is due when half of its class's target has passed, never
+A request with a deadline that presses (`Sequence.is_pressing`) is due at its deadline. Any other, such as one whose
+client gives up after minutes, is due when half of its class's target has passed, never
 before now, later by the offset of its class, and later by the time in which its tenant's share pays what it owes
 (`Share.payback`). It is fixed when the request begins.
 
@@ -18,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from admission.aging import Aging
 from admission.forecast import Ahead, Foreseen
-from admission.share import BURST_S, DEBT_LIMIT_S, Account, Share
+from admission.share import Account, Share
 from backend.scheduler.sequence import TARGET, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -37,26 +38,31 @@ RAMP_S = 16.0
 _DUE = attrgetter("due")
 
 
+def _deadline(sequence: Sequence) -> float:
+    assert sequence.first_token_by is not None, "it presses"
+    return sequence.first_token_by
+
+
 def target_of(sequence: Sequence) -> float:
     return TARGET if sequence.first_token_target is None else sequence.first_token_target
 
 
-def gap_bound(weights: tuple[float, float], latest_s: float, ahead_s: float, run_up_s: float) -> float:
+def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahead_s: float, run_up_s: float) -> float:
     """Return the most engine seconds, for each unit of weight, by which the service of two tenants differs over any
     interval in which both have requests without deadlines waiting: |W_i/w_i - W_j/w_j|.
 
-    `latest_s`: by how much a request is due later than at once, but for what its tenant owes: half its target and the
+    `start_s`: how far apart the credits of two tenants can be, `Share.spread_s`. `latest_s`: by how much a request is due later than at once, but for what its tenant owes: half its target and the
     offset of its class, the largest. `ahead_s`: that a tenant has paid for its prompts and not used yet. `run_up_s`:
     that a tenant spends after one of its requests was chosen and before the next is.
 
     While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all that
-    ask; afterwards it spends at most the run-up. Grants are the same for both but at the cap, where j already has
-    `BURST_S`. So the difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from
-    where it was when the later backlog began, at most `BURST_S + DEBT_LIMIT_S`; service is grants less credit less what
+    ask; afterwards it spends at most the run-up. Grants are the same for both but at the cap, where j has all that
+    it may save. So the difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from
+    where it was when the later backlog began, at most `start_s`; service is grants less credit less what
     is paid ahead.
     """
     one, other = weights
-    first = max(BURST_S + DEBT_LIMIT_S, latest_s / (one + other) + run_up_s / min(one, other))
+    first = max(start_s, latest_s / (one + other) + run_up_s / min(one, other))
     return first + latest_s / (one + other) + (run_up_s + ahead_s) * (1 / one + 1 / other)
 
 
@@ -185,11 +191,11 @@ class DueOrder:
         fixed = self._dues.get(sequence)
         if fixed is not None:
             return fixed
-        if sequence.first_token_by is not None:
-            return sequence.first_token_by
-        earliest = max(sequence.arrival + self.half_target(sequence), self.now)
+        if sequence.is_pressing:
+            return _deadline(sequence)
+        wait = self.half_target(sequence) + self.aging.offset(sequence.priority_class)
         payback = self.share.payback(self.share.account(sequence.tenant))
-        return earliest + self.aging.offset(sequence.priority_class) + payback
+        return max(sequence.arrival + wait, self.now) + payback
 
     def half_target(self, sequence: Sequence) -> float:
         """Return the seconds after its arrival in which a request without a deadline is due."""
@@ -211,8 +217,8 @@ class DueOrder:
         self.now = max(self.now, sequence.arrival)
         self._dues.pop(sequence, None)
         number, tokens = next(self._numbers), self._uncached(sequence)
-        if sequence.first_token_by is not None:
-            self._waiting[sequence] = entry = Dated(sequence.first_token_by, number, sequence, tokens)
+        if sequence.is_pressing:
+            self._waiting[sequence] = entry = Dated(_deadline(sequence), number, sequence, tokens)
             insort(self.dated, entry)
             return
         self._waiting[sequence] = None
@@ -276,7 +282,7 @@ class DueOrder:
         """
         due, level = self.due(sequence), sequence.priority_class
         tokens = requests = own = yielding = 0.0
-        if sequence.first_token_by is None and (undated := self.undated.get(sequence.tenant)) is not None:
+        if not sequence.is_pressing and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.weight, weight) / weight
@@ -291,7 +297,7 @@ class DueOrder:
             yielding += entry.tokens * self.makes_way(entry.sequence, sequence)
         for tenant, undated in self.undated.items():
             is_own = tenant == sequence.tenant
-            if tenant in self._held or (is_own and sequence.first_token_by is None):
+            if tenant in self._held or (is_own and not sequence.is_pressing):
                 continue
             until, work, weight = due - self.due(undated.first(self.now)), undated.work(level), undated.account.weight
             if until > 0.0 and work.seconds > 0.0:

@@ -3,7 +3,7 @@
 Every second that the engine is charged for is taken from the credit of the tenant that used it, and granted to the
 tenants that ask, by weight: those with work waiting or running, those that asked within `ASKING_S`, and those in debt.
 A tenant saves at most `BURST_S` for each unit of its weight, what it cannot take goes round again, and it owes at most
-`DEBT_LIMIT_S`. So credits follow
+`DEBT_LIMIT` times as much. So credits follow
 the weighted max-min shares of what was used, and they rest on no prediction: what is charged ahead is settled.
 
 It is deficit round robin (Shreedhar and Varghese, 1995) in its limit of small quanta: a deficit counter for each
@@ -20,12 +20,13 @@ ASKING_S = 10.0
 
 BURST_S = 16.0
 """Engine seconds that a tenant of weight 1 may save: a minute's share among four."""
-DEBT_LIMIT_S = 32.0
-"""Engine seconds that a tenant of weight 1 may owe; what it uses beyond them while nobody else wants the engine, it does
-not have to pay: twice what another may save, so that both can meet.
+DEBT_LIMIT = 2.0
+"""Times what it may save that a tenant may owe. What it uses beyond that while nobody else wants the engine costs it
+nothing later.
 """
-GRANT_S = 0.02
-"""Engine seconds that are granted together: less than the shortest steps of which a plan could tell the difference."""
+GRANTS = 800
+"""Grants that make up what a tenant may save: of 0.02 s each, less than the shortest steps of which a plan could tell.
+"""
 
 
 def weight_of(tenant: str, weights: Mapping[str, float]) -> float:
@@ -58,7 +59,9 @@ class Share:
     all their gains.
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, burst_s: float = BURST_S) -> None:
+        """`burst_s`: what a tenant of weight 1 may save; it may owe `DEBT_LIMIT` times as much."""
+        self.burst_s, self.debt_limit_s, self.grant_s = burst_s, DEBT_LIMIT * burst_s, burst_s / GRANTS
         self.accounts: dict[str, Account] = {}
         self._weights = dict(weights or {})
         self._level = 0.0
@@ -84,12 +87,17 @@ class Share:
         """Return the engine seconds that the tenant is owed for each unit of its weight; below 0: that it owes."""
         if not account.is_listed:
             return account.saved
-        return BURST_S if account.is_capped else self._level - account.offset
+        return self.burst_s if account.is_capped else self._level - account.offset
+
+    @property
+    def spread_s(self) -> float:
+        """The most by which two tenants' credits differ."""
+        return self.burst_s + self.debt_limit_s
 
     def best(self) -> float:
         """Return the largest credit of a tenant that takes part; 0 if there is none."""
         if self._num_capped:
-            return BURST_S
+            return self.burst_s
         nearest = self._top()
         return self._level - nearest.offset if nearest is not None else 0.0
 
@@ -99,7 +107,7 @@ class Share:
 
     def payback(self, account: Account) -> float:
         """Return the seconds in which the tenant's share of the engine pays what it owes; below 0: it is owed."""
-        return -self.credit(account) * max(self.weight, account.weight)
+        return -self.credit(account) * max(self.weight, account.weight, 1.0)
 
     def at(self, now: float) -> None:
         """Let tenants cease to ask that have had nothing open for `ASKING_S`. A tenant in debt takes part until it has
@@ -149,7 +157,7 @@ class Share:
         account.served += seconds / account.weight
         self.spend(account, seconds)
         self._pot += seconds
-        if self._pot > GRANT_S:
+        if self._pot > self.grant_s:
             self.grant()
 
     def take_charged(self) -> dict[str, float]:
@@ -161,24 +169,24 @@ class Share:
         """Take engine seconds from the tenant's credit alone: what it pays ahead, and what it is paid back."""
         change = seconds / account.weight
         if not account.is_listed:
-            account.saved = max(-DEBT_LIMIT_S, min(BURST_S, account.saved - change))
+            account.saved = max(-self.debt_limit_s, min(self.burst_s, account.saved - change))
             return
         if account.is_capped:
             if change <= 0.0:
                 return
             self._uncap(account)
-        account.offset = min(max(account.offset + change, self._level - BURST_S), self._level + DEBT_LIMIT_S)
+        account.offset = min(max(account.offset + change, self._level - self.burst_s), self._level + self.debt_limit_s)
         heappush(self._nearest, (account.offset, account.tenant))
         if len(self._nearest) > 4 * len(self.accounts) + 64:
             self._rebuild()
 
     def grant(self) -> None:
-        """Grant what was charged, by weight, to those that ask; nobody above `BURST_S`."""
+        """Grant what was charged, by weight, to those that ask; nobody above `burst_s`."""
         if self._pot <= 0.0:
             return
         left, self._pot = self._pot, 0.0
         while left > 0.0 and (nearest := self._top()) is not None:
-            room = BURST_S - (self._level - nearest.offset)
+            room = self.burst_s - (self._level - nearest.offset)
             if left < room * self._gaining:
                 self._level += left / self._gaining
                 return
@@ -197,15 +205,15 @@ class Share:
             credit = self.credit(account) * account.weight
             account.weight = weight_of(account.tenant, self._weights)
             if account.is_listed and not account.is_capped:
-                account.offset = self._level - min(credit / account.weight, BURST_S)
+                account.offset = self._level - min(credit / account.weight, self.burst_s)
             elif not account.is_listed:
-                account.saved = min(credit / account.weight, BURST_S)
+                account.saved = min(credit / account.weight, self.burst_s)
         self.weight = sum([a.weight for a in self.accounts.values() if a.is_listed])
         self._rebuild()
         self._gaining = sum([self.accounts[tenant].weight for _, tenant in self._nearest])
 
     def _list(self, account: Account) -> None:
-        account.is_listed, account.is_capped = True, account.saved >= BURST_S
+        account.is_listed, account.is_capped = True, account.saved >= self.burst_s
         self._num_listed += 1
         self.weight += account.weight
         if account.is_capped:
@@ -227,7 +235,7 @@ class Share:
 
     def _uncap(self, account: Account) -> None:
         account.is_capped = False
-        account.offset = self._level - BURST_S
+        account.offset = self._level - self.burst_s
         self._num_capped -= 1
         self._gain(account.weight)
 

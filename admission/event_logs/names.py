@@ -74,6 +74,7 @@ CORE_FIELDS = Names(
     {
         "order": "order",
         "weights": "weights",
+        "burst": "burst_s",
         "seconds_per_class": "seconds_per_class",
         "memory": "memory",
         "min_free_blocks": "min_free_blocks",

@@ -140,22 +140,6 @@ class Sequence:
         return self.first_token_by is not None and self.first_token_by - self.arrival <= PRESSING
 
     @property
-    def due(self) -> float:
-        """Return when its first token is due, in seconds on the engine's clock: at its deadline if that is pressing;
-        else when its class is meant to have it, which is no promise.
-        """
-        if self.first_token_by is not None and self.first_token_by - self.arrival <= PRESSING:
-            return self.first_token_by
-        target = self.first_token_target
-        return self.arrival + (TARGET if target is None else target)
-
-    def presses_before(self, other: "Sequence") -> bool:
-        """Return True if it is computed before another that prefills, because it has a pressing deadline and is due
-        earlier, of a class as urgent.
-        """
-        return self.is_pressing and self.priority_class <= other.priority_class and self.due < other.due
-
-    @property
     def is_newcomer(self) -> bool:
         """True if it has never held a slot and lost it."""
         return self.num_preemptions == self.num_yields == 0

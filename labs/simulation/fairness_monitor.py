@@ -64,7 +64,9 @@ class FairnessMonitor:
         weights = sorted(account.weight for account in self.share.accounts.values())
         if len(weights) < 2:
             return 0.0
-        return gap_bound((weights[0], weights[1]), self.latest_s, self.most_ahead_s, self.most_run_up_s)
+        return gap_bound(
+            (weights[0], weights[1]), self.share.spread_s, self.latest_s, self.most_ahead_s, self.most_run_up_s
+        )
 
     def check(self) -> None:
         assert self.gap <= self.bound * (1 + 1e-9), f"the service gap {self.gap} exceeds its bound {self.bound}"

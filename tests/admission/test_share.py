@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.share import ASKING_S, BURST_S, DEBT_LIMIT_S, GRANT_S, Share
+from admission.share import ASKING_S, BURST_S, DEBT_LIMIT, GRANTS, Share
 
+GRANT = BURST_S / GRANTS
 TENANTS = ("acme", "globex", "initech", "umbrella")
 WEIGHTS = {"globex": 2.0, "initech": 0.5}
 
@@ -21,9 +22,9 @@ class Naive:
     pot: float = 0.0
 
     def charge(self, tenant: str, seconds: float) -> None:
-        self.credits[tenant] = max(self.credits[tenant] - seconds / weight(tenant), -DEBT_LIMIT_S)
+        self.credits[tenant] = max(self.credits[tenant] - seconds / weight(tenant), -DEBT_LIMIT * BURST_S)
         self.pot += seconds
-        if self.pot > GRANT_S:
+        if self.pot > GRANT:
             self.grant()
 
     def grant(self) -> None:
@@ -68,7 +69,7 @@ def test_credit_is_conserved_until_all_have_saved_what_they_may(charges: list[tu
     owed = {name: share.credit(share.account(name)) for name in TENANTS}
     assert max(owed.values()) <= BURST_S + 1e-9
     total = sum(credit * weight(name) for name, credit in owed.items())
-    assert -GRANT_S - 1e-6 <= total <= 1e-6, "what was taken was granted, but for what is about to be"
+    assert -GRANT - 1e-6 <= total <= 1e-6, "what was taken was granted, but for what is about to be"
 
 
 def test_a_tenant_alone_owes_nothing() -> None:
@@ -77,7 +78,7 @@ def test_a_tenant_alone_owes_nothing() -> None:
     share.opened(acme)
     for _ in range(100):
         share.charge(acme, 1.0)
-    assert share.credit(acme) == pytest.approx(0, abs=GRANT_S)
+    assert share.credit(acme) == pytest.approx(0, abs=GRANT)
 
 
 def test_a_tenant_that_asks_for_less_saves_a_burst_and_no_more() -> None:
@@ -88,7 +89,7 @@ def test_a_tenant_that_asks_for_less_saves_a_burst_and_no_more() -> None:
     for _ in range(1000):
         share.charge(heavy, 0.1)
     assert share.credit(light) == BURST_S
-    assert share.credit(heavy) == pytest.approx(-BURST_S, abs=GRANT_S), "what the light one cannot take goes back"
+    assert share.credit(heavy) == pytest.approx(-BURST_S, abs=GRANT), "what the light one cannot take goes back"
 
 
 def test_a_tenant_ceases_to_ask_some_time_after_its_last_request_and_keeps_its_credit() -> None:

@@ -41,6 +41,7 @@ class RandomCore(ClockedCore):
         sequence = make_sequence(str(next(self._numbers)), tenant, prompt, output)
         sequence.priority_class = random.choice((0, 1, 1, 2))
         sequence.token_interval = random.choice((None, None, 0.02))
+        sequence.first_token_target = random.choice((1e-4, 2e-3))
         self.sequences.append(self.add(sequence))
         return sequence
 
@@ -91,6 +92,7 @@ def _engine(random: Random) -> EngineConfig:
 def _config(random: Random) -> CoreConfig:
     return CoreConfig(
         weights={f"t{n}": random.choice((0.5, 1.0, 2.0)) for n in range(random.randint(2, 4))},
-        seconds_per_class=random.choice((0.02, 2.0)),
+        burst_s=random.choice((0.01, 0.03)),
+        seconds_per_class=random.choice((1e-4, 5e-3)),
         memory=random.choice(list(MemoryGate)),
     )
