@@ -134,7 +134,8 @@ class Forecaster:
             total += tokens
             if other.first_token_by is not None:
                 behind.append(Delayed(other, soonest + total * a_token))
-        own_wait, yielding_wait = ahead.own_tokens * a_token, (yielding + ahead.yielding_tokens) * a_token
+        each = wait / max(1.0, in_progress + ahead.tokens)
+        own_wait, yielding_wait = ahead.own_tokens * each, (yielding + ahead.yielding_tokens) * each
         return Forecast(first, last, wait, own_wait, yielding_wait, prompt * a_token, a_token, behind)
 
     def alone(self, sequence: Sequence) -> float:

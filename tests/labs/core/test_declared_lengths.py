@@ -8,7 +8,6 @@ from statistics import mean
 from typing import NamedTuple
 
 import pytest
-from admission.length_predictor import features_of
 
 from labs.simulation.arrival import Arrival, Turn
 from labs.simulation.contents import Content
@@ -61,7 +60,7 @@ def arrivals(declares: Declares, seed: int, seconds: float) -> Iterator[Arrival]
         asked = Arrival(time, len(prompt), output, number, tenant, max_tokens=DECLARED, content=content)
         if tenant == TENANTS[0]:
             asked = declares(asked)
-        yield asked._replace(features=features_of(tenant, prompt, asked.max_tokens))
+        yield asked
 
 
 @cache

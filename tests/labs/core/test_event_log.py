@@ -2,11 +2,11 @@ import json
 from random import Random
 
 import pytest
-from admission.length_predictor import LengthPredictor, features_of
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, MemoryGate, make_core
-from admission.event_logs.event_log import LogError, ReplayMismatch, make_logged_core, replay
+from admission.event_logs.event_log import LogError, make_logged_core, replay
+from admission.event_logs.names import VERSION
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
@@ -20,7 +20,7 @@ from tests.labs.core.log_runs import random_run
 CONFIGS = {
     "fair": CoreConfig(),
     "fcfs": CoreConfig(order="fcfs", memory=MemoryGate.OPTIMISTIC),
-    "tokens": CoreConfig(weights={"acme": 2.0}),
+    "weighted": CoreConfig(weights={"acme": 2.0}, burst_s=0.5),
     "bounded": CoreConfig(max_waiting=5, prefill_share=0.5),
 }
 
@@ -89,7 +89,10 @@ def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:
 @pytest.mark.parametrize(
     ("place", "line", "message"),
     [
-        *((0, f'["log",{n}]', f"line 1: a log of version {n}; this is version 14, .* release") for n in (7, 13, 15)),
+        *(
+            (0, f'["log",{n}]', f"line 1: a log of version {n}; this is version {VERSION}, .* release")
+            for n in (7, VERSION - 1, VERSION + 1)
+        ),
         (0, '["plan",12.5]', "line 1: the log begins in the middle"),
         (3, "garbage", "line 4: not an entry of an event log"),
         (3, "7", "line 4: not an entry of an event log"),
@@ -140,33 +143,6 @@ def test_a_change_of_policy_is_an_event_too() -> None:
     stage.run()
     assert any(line.startswith('["policy"') for line in stage.lines)
     check_replay(stage.lines)
-
-
-def test_what_lengths_are_predicted_by_at_the_start_is_an_event_too() -> None:
-    before, random = LengthPredictor(), Random(1)
-    for n in range(900):
-        before.observe(features_of("a", [random.randrange(40) for _ in range(9)], 9), 1 + n % 40)
-    stage = StagedCore(CONFIGS["fair"], max_num_seqs=2)
-    stage.core.lengths_learned(before.learned, stage.now)
-    for n in range(60):
-        stage.arrive(f"r{n}", [random.randrange(40) for _ in range(9)], 1 + n % 20)
-        if n % 3 == 0:
-            stage.step()
-    stage.run()
-    assert stage.core.predictor is not None and stage.core.predictor.count == 960
-    assert sum(line.startswith('["lengths"') for line in stage.lines) == 1
-    check_replay(stage.lines)
-    without = [line for line in stage.lines if not line.startswith('["lengths"')]
-    with pytest.raises(ReplayMismatch):
-        list(replay(without))
-
-
-@pytest.mark.parametrize("said", ["900,[0],[]", "900,7,[]", '2,["a"],[]', "0,[],[[1]]", ""])
-def test_what_nobody_learned_is_named(said: str) -> None:
-    lines = record(CONFIGS["fair"], 0)
-    lines[1:1] = [f'["lengths",1.0{said and ","}{said}]']
-    with pytest.raises(LogError, match="line 2: not an entry"):
-        list(replay(lines))
 
 
 def test_what_was_asked_of_limits_is_an_event_too() -> None:
