@@ -10,7 +10,7 @@ what the tenant has served goes to its oldest, so that none waits for ever.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from operator import attrgetter
@@ -274,7 +274,7 @@ class WaitingOrder(WaitingQueue, Foreseen, Protocol):
 
 
 class KeyedOrder:
-    """A `WaitingQueue` in the order of a key that stays the same while a request waits, such as its arrival.
+    """A `WaitingQueue` in the order of a key that is fixed when a request comes, such as its arrival.
 
     Tenants have no shares in it.
     """
@@ -282,6 +282,7 @@ class KeyedOrder:
     def __init__(self, key: Callable[[Sequence], float]) -> None:
         self._key = key
         self._line: list[Dated] = []  # sorted
+        self._keys: dict[Sequence, float] = {}  # of requests that have not ended
         self._entries: dict[Sequence, Dated] = {}
         self._held: set[str] = set()
         self._numbers = count()
@@ -290,11 +291,13 @@ class KeyedOrder:
         return len(self._line)
 
     def due(self, sequence: Sequence) -> float:
-        return self._key(sequence)
+        key = self._keys.get(sequence)
+        return self._key(sequence) if key is None else key
 
     def add(self, sequence: Sequence) -> None:
+        key = self._keys[sequence] = self.due(sequence)
         tokens = sequence.num_tokens - sequence.num_pinned_tokens
-        entry = self._entries[sequence] = Dated(self._key(sequence), next(self._numbers), sequence, tokens)
+        entry = self._entries[sequence] = Dated(key, next(self._numbers), sequence, tokens)
         insort(self._line, entry)
 
     restore = add
@@ -325,7 +328,7 @@ class KeyedOrder:
         return False
 
     def ended(self, sequence: Sequence) -> None:
-        pass
+        self._keys.pop(sequence, None)
 
     def at(self, now: float) -> None:
         pass
