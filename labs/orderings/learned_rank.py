@@ -51,11 +51,10 @@ class LearnedRank(Indifferent):
         return self._promoted.first() or self._others.first()
 
     def around(self, newcomer: Sequence) -> Line:
-        """As if nothing more were promoted before it is served."""
-        own, others = self._rank(newcomer), self._others.in_order()
+        """The longer make way for it, however late they are, unless they were promoted."""
+        own = self._rank(newcomer)
         promoted = [one for _, one in self._promoted.in_order()]
-        shorter = [one for rank, one in others if rank <= own]
-        return Line([*promoted, *shorter], [one for rank, one in others if rank > own])
+        return Line([*promoted, *(one for rank, one in self._others.in_order() if rank <= own)], [])
 
     def remove(self, sequence: Sequence) -> None:
         if self._waiting_since.pop(sequence, None) is None:

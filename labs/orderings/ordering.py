@@ -16,7 +16,7 @@ class Line(NamedTuple):
     """What waits before and behind a newcomer, in the order in which it is served if nothing else comes."""
 
     before: Listed[Sequence]
-    behind: Listed[Sequence]
+    behind: Listed[Sequence]  # which the newcomer must not make late; an order may sacrifice it
 
     @classmethod
     def split(cls, line: list[Sequence], newcomer: Sequence) -> "Line":

@@ -11,6 +11,7 @@ from labs.orderings.magnus import Magnus
 from labs.orderings.ordering import PublishedOrder
 from labs.orderings.predicted import Predicted
 from labs.orderings.response_ratio import HighestResponseRatioNext
+from labs.orderings.shortest_first import ShortestFirst
 from labs.orderings.virtual_finish import VirtualFinishWithBoost
 
 
@@ -57,7 +58,7 @@ def _magnus(parts: OrderParts) -> WaitingOrder:
 
 ORDERS |= {
     "round_robin": lambda parts: PublishedOrder(RequestRoundRobin()),
-    "shortest_first": lambda parts: KeyedOrder(parts.cost),
+    "shortest_first": lambda parts: PublishedOrder(ShortestFirst(parts.cost)),
     "vtc": lambda parts: PublishedOrder(VirtualTokenCounter(parts.share, parts.cost)),
     "virtual_finish": lambda parts: PublishedOrder(VirtualFinishWithBoost(parts.share, parts.cost)),
     "earliest_deadline": _earliest_deadline,

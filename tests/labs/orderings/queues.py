@@ -1,12 +1,13 @@
-from admission.orderings.ordering import Ordering
+from admission.order import WaitingOrder
 from backend.scheduler.sequence import Sequence
+from labs.orderings.ordering import Ordering
 
 
 def size(sequence: Sequence) -> float:
     return float(len(sequence.prompt) + sequence.max_tokens)
 
 
-def drain(ordering: Ordering, now: float = 0.0) -> list[str]:
+def drain(ordering: Ordering | WaitingOrder, now: float = 0.0) -> list[str]:
     """Admits all that wait, by as many plans at `now` as it takes where an order serves a part of them in each."""
     names = []
     while len(ordering):
@@ -18,7 +19,7 @@ def drain(ordering: Ordering, now: float = 0.0) -> list[str]:
     return names
 
 
-def head_of(ordering: Ordering) -> Sequence:
+def head_of(ordering: Ordering | WaitingOrder) -> Sequence:
     head = ordering.head()
     assert head is not None
     return head

@@ -2,15 +2,25 @@
 
 from collections.abc import Callable
 
-from admission.orderings.learned_rank import LearnedRank
-from admission.orderings.least_laxity import LeastLaxityFirst
-from admission.orderings.length_groups import LengthGroups
-from admission.orderings.magnus import MOST_WASTED, Magnus
-from admission.orderings.ordering import Ordering
-from admission.orderings.response_ratio import HighestResponseRatioNext
-from backend.scheduler.sequence import Sequence
-from tests.admission.orderings.queues import drain, head_of
+import pytest
+
+import labs.orderings.published  # noqa: F401 - adds orders
+from admission.core import ORDERS, PRIOR, CoreConfig, OrderParts
+from admission.ledger import EngineTimeTariff
+from admission.order import WaitingOrder
+from admission.output_length import OutputLengths
+from admission.share import Share
+from admission.step_times.step_time import StepTimeModel
+from backend.config import EngineConfig
+from backend.scheduler.sequence import FinishReason, Sequence
+from labs.orderings.learned_rank import LearnedRank
+from labs.orderings.length_groups import LengthGroups
+from labs.orderings.length_predictor import LEAST_ANSWERS
+from labs.orderings.magnus import MOST_WASTED, Magnus
+from labs.orderings.ordering import Ordering, PublishedOrder
+from labs.orderings.response_ratio import HighestResponseRatioNext
 from tests.backend.sequences import make_sequence
+from tests.labs.orderings.queues import drain, head_of
 
 
 def by_name(values: dict[str, float]) -> Callable[[Sequence], float]:
@@ -19,7 +29,7 @@ def by_name(values: dict[str, float]) -> Callable[[Sequence], float]:
 
 def skip(ordering: Ordering, steps: int) -> None:
     for _ in range(steps):
-        ordering.charge([], [])
+        ordering.at(0.0)
 
 
 def test_learned_rank_promotes_whom_200_steps_passed_over_and_ranks_the_promoted_among_themselves() -> None:
@@ -76,14 +86,42 @@ def test_the_next_plan_chooses_again() -> None:
     assert head_of(ordering).id == "b"
 
 
-def test_least_laxity_serves_who_must_begin_first_though_another_is_due_first() -> None:
-    due, seconds = {"due first": 5.0, "must begin first": 6.0}, {"due first": 1.0, "must begin first": 4.0}
-    ordering = LeastLaxityFirst(by_name(due), by_name(seconds))
-    for name in due:
-        ordering.add(make_sequence(name))
-    assert head_of(ordering).id == "must begin first"
-    ordering.at(2.5)  # too late for it
-    assert drain(ordering) == ["due first", "must begin first"]
+def order_of(name: str) -> WaitingOrder:
+    tariff, lengths = EngineTimeTariff(StepTimeModel(PRIOR)), OutputLengths()
+    return ORDERS[name](OrderParts(CoreConfig(), EngineConfig(num_blocks=64, max_model_len=1024), Share(), lengths, tariff))
+
+
+def test_the_earliest_deadline_goes_first_and_without_one_it_is_due_by_its_class() -> None:
+    order = order_of("earliest_deadline")
+    for name, due in {"latest": 25.0, "soon": 2.0, "of no class": None, "later": 9.0}.items():
+        order.add(make_sequence(name, first_token_by=due))
+    assert drain(order) == ["soon", "later", "of no class", "latest"]
+
+
+def test_least_laxity_serves_what_must_begin_first_though_another_is_due_first() -> None:
+    """A prompt of 10,000 tokens takes more than half a second by the step times before any was measured."""
+    order = order_of("least_laxity")
+    order.add(make_sequence("due first", first_token_by=5.0))
+    order.add(make_sequence("must begin first", prompt=10_000, first_token_by=5.4))
+    assert drain(order) == ["must begin first", "due first"]
+
+
+def test_every_published_order_is_one_of_the_registry() -> None:
+    for name in ORDERS:
+        order = order_of(name)
+        order.add(make_sequence(name))
+        assert drain(order) == [name]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.CANCELLED])
+def test_lengths_are_learned_from_answers_that_are_complete(reason: FinishReason) -> None:
+    order = order_of("response_ratio")
+    for number in range(LEAST_ANSWERS):
+        ended = make_sequence(str(number), output=100)
+        ended.output, ended.finish_reason = [7] * 30, reason
+        order.ended(ended)
+    assert isinstance(order, PublishedOrder) and order.predicted is not None
+    assert order.predicted.output(make_sequence("next", output=100)) == (30.0 if reason is FinishReason.STOP else 0.0)
 
 
 def test_the_response_ratio_serves_the_short_until_the_long_has_waited_for_as_many_times_its_service() -> None:

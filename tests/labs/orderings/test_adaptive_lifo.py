@@ -1,7 +1,7 @@
 """Adaptive LIFO, as a baseline: in order while the queue is short-lived, the newest first once it is not."""
 
-from admission.orderings.adaptive_lifo import AdaptiveLifo
 from backend.scheduler.sequence import Sequence
+from labs.orderings.adaptive_lifo import AdaptiveLifo
 from tests.backend.sequences import make_sequence
 
 PATIENCE = 0.5

@@ -1,10 +1,11 @@
-from admission.orderings.virtual_finish import VirtualFinishWithBoost
-from tests.admission.orderings.queues import drain, head_of, size
+from admission.share import Share
+from labs.orderings.virtual_finish import VirtualFinishWithBoost
 from tests.backend.sequences import make_sequence
+from tests.labs.orderings.queues import drain, head_of, size
 
 
 def test_the_boost_turns_the_order_around_after_3_3_times_its_seconds() -> None:
-    ordering = VirtualFinishWithBoost(size, boost=0.3, boost_seconds=10.0)
+    ordering = VirtualFinishWithBoost(Share(), size, boost=0.3, boost_seconds=10.0)
     ordering.add(make_sequence("small", prompt=1))
     ordering.add(make_sequence("large", prompt=50))
     ordering.at(33.0)
@@ -14,7 +15,7 @@ def test_the_boost_turns_the_order_around_after_3_3_times_its_seconds() -> None:
 
 
 def test_virtual_finish_lets_one_tenant_of_many_small_requests_pass_another() -> None:
-    ordering = VirtualFinishWithBoost(size)
+    ordering = VirtualFinishWithBoost(Share(), size)
     ordering.add(make_sequence("patient", "light", prompt=10))
     for number in range(5):
         ordering.add(make_sequence(f"flood{number}", "heavy", prompt=9))
