@@ -59,7 +59,7 @@ class Controller:
         self.observers: list[CoreObserver] = []  # told in this order
         self.observer_failed: Callable[[Exception], object] = _raise
         self.order = order
-        self._ledger, self.share = ledger, ledger.share
+        self.ledger, self.share = ledger, ledger.share
         self._copy_time = copy_time
         self._pipeline = pipeline
         self._expiry = expiry
@@ -122,7 +122,7 @@ class Controller:
         """Charge a tenant, something of which has arrived, for work beside the engine: seconds of a processor count as
         those of the engine.
         """
-        self._ledger.charge(tenant, seconds)
+        self.ledger.charge(tenant, seconds)
         self._tell(lambda observer: observer.charged(tenant, seconds, now))
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
@@ -196,7 +196,7 @@ class Controller:
         step = None
         if batch is not None:
             step = self.in_flight[-1]
-            self._pipeline.planned(self._ledger.planned(step), now)
+            self._pipeline.planned(self.ledger.planned(step), now)
             for sequence in step.admitted:
                 self._leave_queue(sequence, now)
         if scheduler.preempted:
@@ -223,7 +223,7 @@ class Controller:
             self._expire(now)
         step = self.in_flight[0]
         new_tokens = self.scheduler.update_from_output(output, now)
-        self._ledger.completed(output.elapsed)
+        self.ledger.completed(output.elapsed)
         for sequence in step.sampled[step.batch.num_decodes :]:  # only prefills bring first tokens
             if step.has_brought_first(sequence):
                 self.control.calibration.first_token(sequence, now)
@@ -243,7 +243,7 @@ class Controller:
         What they were charged is returned. False when nothing less can be planned in their place.
         """
         step = self.in_flight[0]
-        self._ledger.lost()
+        self.ledger.lost()
         feasible = self.scheduler.rollback(now)
         self._pipeline.lost()
         self._queue_preempted(now)
@@ -279,7 +279,7 @@ class Controller:
         if sequence in self._open:
             self._open.remove(sequence)
             self.share.closed(self.share.account(sequence.tenant))
-        self._ledger.ended(sequence)
+        self.ledger.ended(sequence)
         self.order.ended(sequence)
         self.control.calibration.forget(sequence, now)
         self._leave_queue(sequence, now)

@@ -107,11 +107,11 @@ class Ledger:
         self._model = model
         self._copy_time = copy_time
         self._open: deque[_Charge] = deque()
-        self._prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that have begun and not ended
+        self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that have begun and not ended
 
     def prepay(self, sequence: Sequence, cached: int) -> None:
         """Let a sequence that has begun pay for its prompt, of which `cached` tokens need not be computed for it."""
-        self._prepaid[sequence] = cost = self._tariff.estimate(len(sequence.prompt), 0.0, cached)
+        self.prepaid[sequence] = cost = self._tariff.estimate(len(sequence.prompt), 0.0, cached)
         account = self.share.account(sequence.tenant)
         self.share.spend(account, cost)
 
@@ -131,7 +131,7 @@ class Ledger:
     def _charge_rows(self, sequences: list[Sequence], costs: list[float]) -> Mapping[str, float]:
         """Charge each sequence with its cost, of which what it prepaid pays first; returns the sums by tenant."""
         sums, returned = dict[str, float](), dict[str, float]()
-        prepaid, sum_of, prepaid_by = self._prepaid, sums.get, self._prepaid.get
+        prepaid, sum_of, prepaid_by = self.prepaid, sums.get, self.prepaid.get
         for sequence, cost in zip(sequences, costs):  # noqa: B905 - being strict takes as long as ten rows
             tenant = sequence.tenant
             sums[tenant] = sum_of(tenant, 0.0) + cost
@@ -168,5 +168,5 @@ class Ledger:
 
     def ended(self, sequence: Sequence) -> None:
         """Return the rest of what a sequence prepaid to its tenant, once it has ended in any state. Idempotent."""
-        if rest := self._prepaid.pop(sequence, 0.0):
+        if rest := self.prepaid.pop(sequence, 0.0):
             self.share.spend(self.share.account(sequence.tenant), -rest)

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from admission.aging import Aging
 from admission.forecast import Ahead, Foreseen
-from admission.share import Account, Share
+from admission.share import BURST_S, DEBT_LIMIT_S, Account, Share
 from backend.scheduler.sequence import TARGET, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -39,6 +39,25 @@ _DUE = attrgetter("due")
 
 def target_of(sequence: Sequence) -> float:
     return TARGET if sequence.first_token_target is None else sequence.first_token_target
+
+
+def gap_bound(weights: tuple[float, float], latest_s: float, ahead_s: float, run_up_s: float) -> float:
+    """Return the most engine seconds, for each unit of weight, by which the service of two tenants differs over any
+    interval in which both have requests without deadlines waiting: |W_i/w_i - W_j/w_j|.
+
+    `latest_s`: by how much a request is due later than at once, but for what its tenant owes: half its target and the
+    offset of its class, the largest. `ahead_s`: that a tenant has paid for its prompts and not used yet. `run_up_s`:
+    that a tenant spends after one of its requests was chosen and before the next is.
+
+    While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all that
+    ask; afterwards it spends at most the run-up. Grants are the same for both but at the cap, where j already has
+    `BURST_S`. So the difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from
+    where it was when the later backlog began, at most `BURST_S + DEBT_LIMIT_S`; service is grants less credit less what
+    is paid ahead.
+    """
+    one, other = weights
+    first = max(BURST_S + DEBT_LIMIT_S, latest_s / (one + other) + run_up_s / min(one, other))
+    return first + latest_s / (one + other) + (run_up_s + ahead_s) * (1 / one + 1 / other)
 
 
 class Dated(NamedTuple):
@@ -145,9 +164,19 @@ class DueOrder:
             return fixed
         if sequence.first_token_by is not None:
             return sequence.first_token_by
-        earliest = max(sequence.arrival + DUE_SHARE * target_of(sequence), self.now)
+        earliest = max(sequence.arrival + self.half_target(sequence), self.now)
         payback = self.share.payback(self.share.account(sequence.tenant))
         return earliest + self.aging.offset(sequence.priority_class) + payback
+
+    def half_target(self, sequence: Sequence) -> float:
+        """Return the seconds after its arrival in which a request without a deadline is due."""
+        return DUE_SHARE * target_of(sequence)
+
+    def backlog_of(self, tenant: str) -> Undated | None:
+        """Return what waits of a tenant without deadlines, another whenever a backlog begins; None: nothing, or it is on
+        hold.
+        """
+        return None if tenant in self._held else self.undated.get(tenant)
 
     def before(self, one: Sequence, other: Sequence) -> bool:
         """Return True if one request goes before the other."""

@@ -2,7 +2,8 @@
 
 Every second that the engine is charged for is taken from the credit of the tenant that used it, and granted to the
 tenants that ask, by weight: those with work waiting or running, those that asked within `ASKING_S`, and those in debt.
-A tenant saves at most `BURST_S` for each unit of its weight; what it cannot take goes round again. So credits follow
+A tenant saves at most `BURST_S` for each unit of its weight, what it cannot take goes round again, and it owes at most
+`DEBT_LIMIT_S`. So credits follow
 the weighted max-min shares of what was used, and they rest on no prediction: what is charged ahead is settled.
 
 It is deficit round robin (Shreedhar and Varghese, 1995) in its limit of small quanta: a deficit counter for each
@@ -19,6 +20,10 @@ ASKING_S = 10.0
 
 BURST_S = 16.0
 """Engine seconds that a tenant of weight 1 may save: a minute's share among four."""
+DEBT_LIMIT_S = 32.0
+"""Engine seconds that a tenant of weight 1 may owe; what it uses beyond them while nobody else wants the engine, it does
+not have to pay: twice what another may save, so that both can meet.
+"""
 GRANT_S = 0.02
 """Engine seconds that are granted together: less than the shortest steps of which a plan could tell the difference."""
 
@@ -151,13 +156,13 @@ class Share:
         """Take engine seconds from the tenant's credit alone: what it pays ahead, and what it is paid back."""
         change = seconds / account.weight
         if not account.is_listed:
-            account.saved = min(BURST_S, account.saved - change)
+            account.saved = max(-DEBT_LIMIT_S, min(BURST_S, account.saved - change))
             return
         if account.is_capped:
             if change <= 0.0:
                 return
             self._uncap(account)
-        account.offset = max(account.offset + change, self._level - BURST_S)
+        account.offset = min(max(account.offset + change, self._level - BURST_S), self._level + DEBT_LIMIT_S)
         heappush(self._nearest, (account.offset, account.tenant))
         if len(self._nearest) > 4 * len(self.accounts) + 64:
             self._rebuild()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.share import ASKING_S, BURST_S, GRANT_S, Share
+from admission.share import ASKING_S, BURST_S, DEBT_LIMIT_S, GRANT_S, Share
 
 TENANTS = ("acme", "globex", "initech", "umbrella")
 WEIGHTS = {"globex": 2.0, "initech": 0.5}
@@ -21,7 +21,7 @@ class Naive:
     pot: float = 0.0
 
     def charge(self, tenant: str, seconds: float) -> None:
-        self.credits[tenant] -= seconds / weight(tenant)
+        self.credits[tenant] = max(self.credits[tenant] - seconds / weight(tenant), -DEBT_LIMIT_S)
         self.pot += seconds
         if self.pot > GRANT_S:
             self.grant()

@@ -365,7 +365,7 @@ async def test_a_few_bytes_do_not_keep_an_idle_connection(tickle: bytes) -> None
 @pytest.mark.parametrize("rest", [b"", b"x" * 1000])
 async def test_what_is_still_sent_after_the_last_answer_is_read_and_thrown_away(rest: bytes) -> None:
     """A socket that is closed with something unread has its answer taken back by the kernel."""
-    wire = Wire(header_timeout=0.02, reads=1)
+    wire = Wire(header_timeout=0.5, reads=1)
     await wire.send(POST.replace(b"x-own: yes", b"connection: close").replace(b": 5", b": 5000"), rest)
     assert wire.transport.written.endswith(b"ok")
     assert (wire.transport.ended, wire.transport.closed) == (True, False)
