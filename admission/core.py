@@ -9,12 +9,12 @@ from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller
 from admission.expiry import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
+from admission.forecast import Forecaster
 from admission.kv.copy_time import CopyTime
 from admission.kv.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
 from admission.kv.retention import Between, make_retention
 from admission.kv.swap_choice import Swap, SwapChoice
 from admission.ledger import EngineTimeTariff, Ledger
-from admission.forecast import Forecaster
 from admission.order import DueOrder, KeyedOrder, WaitingOrder
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
@@ -100,6 +100,11 @@ class OrderParts(NamedTuple):
     share: Share
     lengths: OutputLengths
     tariff: EngineTimeTariff
+    backlog: Backlog
+
+    def uncached(self, sequence: Sequence) -> int:
+        """Return the tokens that are to be computed for a sequence that is about to wait."""
+        return sequence.num_tokens - self.backlog.num_cached_tokens(sequence)
 
     def cost(self, sequence: Sequence) -> float:
         """Predict the engine seconds of a waiting sequence."""
@@ -108,12 +113,12 @@ class OrderParts(NamedTuple):
 
 
 def _fair(parts: OrderParts) -> DueOrder:
-    return DueOrder(parts.share, Aging(parts.config.seconds_per_class), parts.cost)
+    return DueOrder(parts.share, Aging(parts.config.seconds_per_class), parts.cost, parts.uncached)
 
 
 ORDERS: dict[str, Callable[[OrderParts], WaitingOrder]] = {
     "fair": _fair,
-    "fcfs": lambda parts: KeyedOrder(lambda sequence: sequence.arrival),
+    "fcfs": lambda parts: KeyedOrder(lambda sequence: sequence.arrival, parts.uncached),
 }
 """The orders of waiting requests by name; other packages add theirs (`backend.extensions`)."""
 
@@ -124,7 +129,8 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     lengths = OutputLengths()
     tariff = EngineTimeTariff(model)
     share = Share(config.weights)
-    order = ORDERS[config.order](OrderParts(config, engine, share, lengths, tariff))
+    backlog, drain = Backlog(tariff.estimate, engine.shares_blocks), DrainMeter()
+    order = ORDERS[config.order](OrderParts(config, engine, share, lengths, tariff, backlog))
     fair = order if isinstance(order, DueOrder) else None
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
@@ -136,12 +142,22 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     gate = _gate(config, forecast)
     hooks = TenantHooks(order.due, ledger, sizer, gate, forecast, swap_choice, retention)
     scheduler = Scheduler(engine, order, hooks)
-    backlog, drain = Backlog(tariff.estimate, engine.shares_blocks), DrainMeter()
-    forecaster = Forecaster(scheduler, order, pipeline, model, lengths)
+    forecaster = Forecaster(scheduler, order, backlog, pipeline, model, lengths)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
     expiry = _expiry(config, forecaster)
     return Controller(
-        scheduler, order, ledger, copy_time, lengths, backlog, drain, pipeline, control, expiry, model, config.calibration
+        scheduler,
+        order,
+        ledger,
+        copy_time,
+        lengths,
+        backlog,
+        drain,
+        pipeline,
+        control,
+        expiry,
+        model,
+        config.calibration,
     )
 
 
@@ -163,4 +179,3 @@ def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
     if config.memory is MemoryGate.FORECAST:
         return forecast
     return MinimumFree(config.min_free_blocks) if config.memory is MemoryGate.MINIMUM_FREE else Optimistic()
-

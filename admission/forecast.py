@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
+from admission.backlog import Backlog
 from admission.departures import Departures
 from admission.output_length import OutputLengths
 from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork
@@ -84,9 +85,15 @@ class Forecaster:
     """Reads the scheduler and the order; changes neither. O(running + what `Foreseen` says)."""
 
     def __init__(
-        self, scheduler: Scheduler, order: Foreseen, pipeline: Pipeline, model: StepTimeModel, lengths: OutputLengths
+        self,
+        scheduler: Scheduler,
+        order: Foreseen,
+        backlog: Backlog,
+        pipeline: Pipeline,
+        model: StepTimeModel,
+        lengths: OutputLengths,
     ) -> None:
-        self._scheduler, self._order, self._pipeline = scheduler, order, pipeline
+        self._scheduler, self._order, self._backlog, self._pipeline = scheduler, order, backlog, pipeline
         self._model, self._lengths = model, lengths
         config = scheduler.config
         self._departures = Departures(lengths, config.max_num_seqs, config.max_num_batched_tokens)
@@ -120,7 +127,7 @@ class Forecaster:
         soonest = self._pipeline.remaining(now) + step.seconds / 2
         first = soonest + wait + prompt * a_token
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
-        last = first + self._decoding(output - 1, in_progress + ahead.tokens, sequence, step)
+        last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)
         total, behind = in_progress + ahead.tokens + prompt, list[Delayed]()
         later.sort(key=_DUE)
         for _, other, tokens in later:
@@ -150,8 +157,9 @@ class Forecaster:
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         return _Step(prefill, self._model.fitted.seconds(work), decodes, context)
 
-    def _decoding(self, tokens: float, ahead: float, sequence: Sequence, step: _Step) -> float:
-        full = min(tokens, ahead / step.prefill_tokens)
+    def _decoding(self, tokens: float, waiting: float, sequence: Sequence, step: _Step) -> float:
+        """Return the seconds of so many tokens, in full steps while so many tokens of prompts are computed beside."""
+        full = min(tokens, waiting / step.prefill_tokens)
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 

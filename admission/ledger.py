@@ -8,8 +8,6 @@ all steps add up to the time the device was busy. In tokens, a prompt token cost
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 from admission.kv.copy_time import CopyTime
 from admission.share import Share

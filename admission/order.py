@@ -69,6 +69,14 @@ class Dated(NamedTuple):
     tokens: int  # of its prompt that are not cached
 
 
+class Work(NamedTuple):
+    """An amount of waiting work: engine seconds as predicted, tokens to compute, and requests."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    requests: int = 0
+
+
 class Undated:
     """One tenant's waiting requests without deadlines. Each operation costs O(log waiting)."""
 
@@ -76,16 +84,14 @@ class Undated:
         self.account = account
         self._aging = aging
         self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
-        self.seconds = 0.0
-        self.tokens = 0
+        self._classes: dict[int, Work] = {}
         self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; what was removed leaves them lazily
         self._by_size: list[tuple[int, float, int, Sequence]] = []
         self._owed_to_oldest = 0.0  # engine seconds; below 0: the oldest is ahead
 
     def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
         self.sizes[sequence] = number, seconds, tokens
-        self.seconds += seconds
-        self.tokens += tokens
+        self._count(sequence.priority_class, seconds, tokens, 1)
         begun = sequence.output or not sequence.is_newcomer
         key = -inf if begun else sequence.arrival + self._offset(sequence)
         heappush(self._by_age, (key, number, sequence))
@@ -95,8 +101,7 @@ class Undated:
     def remove(self, sequence: Sequence, now: float) -> None:
         is_oldest = sequence is self._top_by_age()
         _, seconds, tokens = self.sizes.pop(sequence)
-        self.tokens -= tokens
-        self.seconds = max(0.0, self.seconds - seconds) if self.sizes else 0.0
+        self._count(sequence.priority_class, -seconds, -tokens, -1)
         if not self.sizes:
             self._owed_to_oldest = 0.0
             self._by_age.clear()
@@ -105,6 +110,14 @@ class Undated:
             self._owed_to_oldest -= (1 - OLDEST_SHARE) * seconds
         else:
             self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE * seconds, 1.0)
+
+    def work(self, priority_class: int) -> Work:
+        """Return what waits of classes that are no lower. O(classes)."""
+        seconds, tokens, requests = 0.0, 0, 0
+        for level, work in self._classes.items():
+            if level <= priority_class:
+                seconds, tokens, requests = seconds + work.seconds, tokens + work.tokens, requests + work.requests
+        return Work(seconds, tokens, requests)
 
     def first(self, now: float) -> Sequence:
         """Return the request that goes first; there is one."""
@@ -116,6 +129,14 @@ class Undated:
             if heap:
                 return heap[0][3]
         return oldest
+
+    def _count(self, priority_class: int, seconds: float, tokens: int, requests: int) -> None:
+        before = self._classes.get(priority_class, Work())
+        left = before.requests + requests
+        if left:
+            self._classes[priority_class] = Work(max(0.0, before.seconds + seconds), before.tokens + tokens, left)
+        else:
+            del self._classes[priority_class]
 
     def _top_by_age(self) -> Sequence:
         heap = self._by_age
@@ -139,11 +160,13 @@ class Undated:
 class DueOrder:
     """A `WaitingQueue` in the order in which requests are due."""
 
-    def __init__(self, share: Share, aging: Aging, seconds: Callable[[Sequence], float]) -> None:
-        """`seconds` predicts the engine seconds that a request costs: it is asked when one begins to wait, and orders
-        one tenant's requests among themselves.
+    def __init__(
+        self, share: Share, aging: Aging, seconds: Callable[[Sequence], float], uncached: Callable[[Sequence], int]
+    ) -> None:
+        """Both are asked when a request begins to wait. `seconds` predicts the engine seconds that it costs, by which
+        one tenant's requests are ordered among themselves; `uncached` returns the tokens that are to be computed.
         """
-        self.share, self.aging, self._seconds = share, aging, seconds
+        self.share, self.aging, self._seconds, self._uncached = share, aging, seconds, uncached
         self.now = 0.0
         self.dated: list[Dated] = []  # sorted
         self.undated: dict[str, Undated] = {}  # of tenants with such requests waiting
@@ -187,7 +210,7 @@ class DueOrder:
     def add(self, sequence: Sequence) -> None:
         self.now = max(self.now, sequence.arrival)
         self._dues.pop(sequence, None)
-        number, tokens = next(self._numbers), sequence.num_tokens - sequence.num_pinned_tokens
+        number, tokens = next(self._numbers), self._uncached(sequence)
         if sequence.first_token_by is not None:
             self._waiting[sequence] = entry = Dated(sequence.first_token_by, number, sequence, tokens)
             insort(self.dated, entry)
@@ -248,10 +271,15 @@ class DueOrder:
     def ahead(self, sequence: Sequence) -> Ahead:
         """Return what waits and is due before a newcomer: requests with earlier deadlines and, of each tenant's requests
         without deadlines, what its share of the engine computes between when its first is due and when the newcomer is.
-        O(requests with earlier deadlines + tenants).
+        One without a deadline goes behind those of its tenant, and is due as much later as the tenant's share needs for
+        them. O(requests with earlier deadlines + tenants).
         """
-        due = self.due(sequence)
+        due, level = self.due(sequence), sequence.priority_class
         tokens = requests = own = yielding = 0.0
+        if sequence.first_token_by is None and (undated := self.undated.get(sequence.tenant)) is not None:
+            work, weight = undated.work(level), undated.account.weight
+            tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
+            due += work.seconds * max(self.share.weight, weight) / weight
         for entry in self.dated:
             if entry.due > due:
                 break
@@ -262,15 +290,15 @@ class DueOrder:
             own += entry.tokens * (entry.sequence.tenant == sequence.tenant)
             yielding += entry.tokens * self.makes_way(entry.sequence, sequence)
         for tenant, undated in self.undated.items():
-            if tenant in self._held:
+            is_own = tenant == sequence.tenant
+            if tenant in self._held or (is_own and sequence.first_token_by is None):
                 continue
-            until = due - self.due(undated.first(self.now))
-            if until > 0.0 and undated.seconds > 0.0:
-                weight = undated.account.weight
-                part = min(1.0, until * weight / max(self.share.weight, weight) / undated.seconds)
-                tokens += part * undated.tokens
-                requests += part * len(undated.sizes)
-                own += part * undated.tokens * (tenant == sequence.tenant)
+            until, work, weight = due - self.due(undated.first(self.now)), undated.work(level), undated.account.weight
+            if until > 0.0 and work.seconds > 0.0:
+                part = min(1.0, until * weight / max(self.share.weight, weight) / work.seconds)
+                tokens += part * work.tokens
+                requests += part * work.requests
+                own += part * work.tokens * is_own
         return Ahead(tokens, requests, own, yielding)
 
     def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
@@ -308,8 +336,9 @@ class KeyedOrder:
     Tenants have no shares in it.
     """
 
-    def __init__(self, key: Callable[[Sequence], float]) -> None:
-        self._key = key
+    def __init__(self, key: Callable[[Sequence], float], uncached: Callable[[Sequence], int]) -> None:
+        """`uncached` as `DueOrder` takes it."""
+        self._key, self._uncached = key, uncached
         self._line: list[Dated] = []  # sorted
         self._keys: dict[Sequence, float] = {}  # of requests that have not ended
         self._entries: dict[Sequence, Dated] = {}
@@ -325,8 +354,7 @@ class KeyedOrder:
 
     def add(self, sequence: Sequence) -> None:
         key = self._keys[sequence] = self.due(sequence)
-        tokens = sequence.num_tokens - sequence.num_pinned_tokens
-        entry = self._entries[sequence] = Dated(key, next(self._numbers), sequence, tokens)
+        entry = self._entries[sequence] = Dated(key, next(self._numbers), sequence, self._uncached(sequence))
         insort(self._line, entry)
 
     restore = add

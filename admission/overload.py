@@ -95,7 +95,7 @@ class AdmissionControl:
         self.deferred = 0  # admitted without a deadline, later than their class is meant to be
         self.refuses_late = True  # False: what would be late is let in, as a replay of what became of it does
         self._config, self._scheduler, self._backlog = config, scheduler, backlog
-        self._drain, self._lengths, self._forecaster = drain, lengths, forecaster
+        self._drain, self._lengths, self.forecaster = drain, lengths, forecaster
         self._policy = SchedulingPolicy()
         self._order, self._guard = order, Guard()
         self._patience = 0.0  # seconds that those with deadlines may wait, a running mean
@@ -112,7 +112,7 @@ class AdmissionControl:
             self._check_bounds(sequence, load)
         if self._config.deadlines and _has_target(sequence):
             self._check_deadline(sequence, now)
-        self._forecaster.arrived(load.tokens, output)
+        self.forecaster.arrived(load.tokens, output)
         return load
 
     def policy_changed(self, policy: SchedulingPolicy, aging: Aging) -> None:
@@ -152,7 +152,7 @@ class AdmissionControl:
             raise QueueFull(excess, total.count, until, of_class is not None)
 
     def _check_deadline(self, sequence: Sequence, now: float) -> None:
-        forecast = self._forecaster.of(sequence, self._backlog.num_cached_tokens(sequence), now)
+        forecast = self.forecaster.of(sequence, self._backlog.num_cached_tokens(sequence), now)
         calibrated = self.calibration.calibrate(sequence, forecast, now)
         if self.refuses_late:
             self._refuse_late(sequence, forecast, calibrated, now)

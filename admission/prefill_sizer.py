@@ -134,7 +134,7 @@ class PrefillSizer:
     ) -> None:
         if not 0 < prefill_share <= 1:
             raise ValueError(f"prefill_share must be above 0 and at most 1, got {prefill_share}")
-        self._block = config.block_size
+        self._block, self._is_chunked = config.block_size, config.prefill_chunk is not None
         self._share = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
         self._model = model
         self._copy_time = copy_time
@@ -145,7 +145,7 @@ class PrefillSizer:
         decodes, times = StepWork(decode_tokens=num_decodes, decode_context=decode_context), self._model.fitted
         if interval is None:
             most = min(self._share, tokens) if num_decodes else tokens
-            if times.seconds(decodes.with_prefill(0, most)) <= LONGEST_STEP_S:
+            if not self._is_chunked or times.seconds(decodes.with_prefill(0, most)) <= LONGEST_STEP_S:
                 return FixedPrefillBudget(most)
             copies = _Copies(self._copy_time, self._block)
             return TimedPrefillBudget(decodes, LONGEST_STEP_S, times, self._block, most, copies)

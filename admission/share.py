@@ -29,9 +29,12 @@ GRANT_S = 0.02
 
 
 def weight_of(tenant: str, weights: Mapping[str, float]) -> float:
-    """Return the tenant's weight: its own, else that of "" (tenants without one), else 1."""
-    weight = weights.get(tenant)
-    return weights.get("", 1.0) if weight is None else weight
+    """Return the tenant's weight relative to that of "", the tenants without one, which is 1 if nothing is said of it.
+
+    What is in seconds for each unit of weight means the same then, whatever numbers an admin writes weights in.
+    """
+    weight, usual = weights.get(tenant), weights.get("", 1.0)
+    return 1.0 if weight is None else weight / usual
 
 
 class Account:
@@ -63,7 +66,9 @@ class Share:
         self.weight = 0.0  # of all that take part
         self._gaining = 0.0  # weight of those of them that are not capped
         self._num_listed = self._num_capped = 0
-        self._nearest: list[tuple[float, str]] = []  # heap of offsets: the next to be capped; outdated ones leave lazily
+        self._nearest: list[
+            tuple[float, str]
+        ] = []  # heap of offsets: the next to be capped; outdated ones leave lazily
         self._idle: OrderedDict[Account, None] = OrderedDict()  # of those that take part without open requests: by time
         self._charged: set[str] = set()  # since the last `take_charged`
         self._now = 0.0

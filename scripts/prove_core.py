@@ -22,7 +22,6 @@ from typing import TypeVar
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from admission.core import Unit
 from backend.bound_process import process_pool
 from tests.labs.core.core_machine import CoreMachine
 from tests.labs.core.random_runs import random_cancellations, random_schedule
@@ -49,7 +48,7 @@ class Row:
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--schedules", type=int, default=100_000, help="against the fairness bound, in each unit")
+    parser.add_argument("--schedules", type=int, default=100_000, help="against the fairness bound")
     parser.add_argument("--cancellations", type=int, default=100_000, help="at random moments")
     parser.add_argument("--examples", type=int, default=5_000, help="of the state machine")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -61,8 +60,7 @@ def main() -> None:
     print(f"{'what':38}{'runs':>26}{'seconds':>9}  found")
     try:
         with process_pool(options.jobs) as pool:
-            for unit in Unit:
-                show(prove_fairness(pool, unit, schedules))
+            show(prove_fairness(pool, schedules))
             show(prove_cancellations(pool, runs))
         show(prove_machine(options.examples))
     except (Violation, AssertionError) as violation:
@@ -73,15 +71,15 @@ def show(row: Row) -> None:
     print(f"{row.what:38}{row.runs:>26}{row.seconds:>9.0f}  {row.found}", flush=True)
 
 
-def prove_fairness(pool: ProcessPoolExecutor, unit: Unit, seeds: range) -> Row:
+def prove_fairness(pool: ProcessPoolExecutor, seeds: range) -> Row:
     start = perf_counter()
     largest, preemptions, over_half = 0.0, 0, 0
-    for fairness in spread(pool, partial(random_schedule, unit=unit), seeds):
+    for fairness in spread(pool, random_schedule, seeds):
         largest = max(largest, fairness.share)
         preemptions += fairness.preemptions
         over_half += fairness.share > 0.5
     found = f"largest gap {largest:.3f} of its bound; {over_half} above a half; {preemptions:,} preemptions"
-    return Row(f"fairness bound, {unit.value}", f"{len(seeds):,} schedules", perf_counter() - start, found)
+    return Row("fairness bound", f"{len(seeds):,} schedules", perf_counter() - start, found)
 
 
 def prove_cancellations(pool: ProcessPoolExecutor, seeds: range) -> Row:

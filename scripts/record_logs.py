@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit
+from admission.core import CoreConfig, MemoryGate, Overload
 from admission.event_logs.event_log import VERSION, replay
 from admission.kv.retention import Between
 from admission.kv.swap_choice import Swap
@@ -32,16 +32,10 @@ FOLDER = Path(__file__).parent.parent / "tests" / "labs" / "core" / "recorded"
 Record = Callable[[], list[str]]
 
 BOUNDED = CoreConfig(
-    unit=Unit.TOKENS,
-    quantum=64.0,
-    debt_limit=80.0,
-    deadline_debt_limit=160.0,
     seconds_per_class=0.1,
     memory=MemoryGate.MINIMUM_FREE,
     min_free_blocks=4,
     prefill_share=0.5,
-    overtaking_seconds=0.2,
-    predicts_lengths=False,
     overload=Overload.BOUNDED,
     max_waiting=12,
     max_waiting_tokens=160,
@@ -53,16 +47,13 @@ BOUNDED = CoreConfig(
     tenant_max_waiting_seconds=0.1,
 )
 CROWDED = CoreConfig(
-    quantum=0.004,
-    debt_limit=0.0,
-    deadline_debt_limit=0.0,
     memory=MemoryGate.OPTIMISTIC,
     overload=Overload.UNBOUNDED,
     max_waiting=None,
 )
-FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC, overload=Overload.BOUNDED, max_waiting=6)
-PREDICTED = CoreConfig(order=Order.RESPONSE_RATIO, memory=MemoryGate.PREDICTED)
-VTC = CoreConfig(order=Order.VTC, unit=Unit.TOKENS, weights={"acme": 3.0})
+FCFS = CoreConfig(order="fcfs", memory=MemoryGate.OPTIMISTIC, overload=Overload.BOUNDED, max_waiting=6)
+PREDICTED = CoreConfig(order="response_ratio")
+VTC = CoreConfig(order="vtc", weights={"acme": 3.0})
 STATIC, PADDED = {"batching": Batching.STATIC}, {"batching": Batching.STATIC_PADDED}
 CONTIGUOUS = {"kv_allocation": KVAllocation.CONTIGUOUS}
 
@@ -91,10 +82,10 @@ RUNS: dict[str, Record] = {
     "fair": partial(random_run, CoreConfig(weights={"acme": 2.0, "beta": 0.5}), 1, learned=True, num_blocks=24),
     "fair_tokens": partial(random_run, BOUNDED, 2, losses=0.02, steps_in_flight=1),
     "fair_crowded": partial(random_run, CROWDED, 3, num_blocks=16, max_preemptions=1),
-    "fcfs": partial(random_run, FCFS, 4, num_blocks=20, prefill_overtaking=0.0),
+    "fcfs": partial(random_run, FCFS, 4, num_blocks=20),
     "round_robin": partial(
         random_run,
-        CoreConfig(order=Order.ROUND_ROBIN, unit=Unit.TOKENS, confidence=0.8),
+        CoreConfig(order="round_robin", confidence=0.8),
         5,
         batching=Batching.WINDOW,
         preferred_batch_sizes=(2, 4),
@@ -102,35 +93,35 @@ RUNS: dict[str, Record] = {
     ),
     "shortest_first": partial(
         random_run,
-        CoreConfig(order=Order.SHORTEST_FIRST, memory=MemoryGate.MINIMUM_FREE),
+        CoreConfig(order="shortest_first", memory=MemoryGate.MINIMUM_FREE),
         6,
         batching=Batching.PREFILL_FIRST,
     ),
     "vtc": partial(random_run, VTC, 7, num_blocks=20),
     "virtual_finish": partial(
         random_run,
-        CoreConfig(order=Order.VIRTUAL_FINISH, weights={"corp": 3.0}),
+        CoreConfig(order="virtual_finish", weights={"corp": 3.0}),
         8,
         batching=Batching.MULTILEVEL_FEEDBACK,
     ),
     "earliest_deadline": partial(
         random_run,
-        CoreConfig(order=Order.EARLIEST_DEADLINE, seconds_per_class=0.5),
+        CoreConfig(order="earliest_deadline", seconds_per_class=0.5),
         9,
         batching=Batching.NESTED_WAIT,
     ),
     "adaptive_lifo": partial(
         random_run,
-        CoreConfig(order=Order.ADAPTIVE_LIFO, overload=Overload.CONTROLLED_DELAY),
+        CoreConfig(order="adaptive_lifo", overload=Overload.CONTROLLED_DELAY),
         10,
         steps_in_flight=1,
         batching=Batching.WAIT,
     ),
-    "learned_rank": partial(random_run, CoreConfig(order=Order.LEARNED_RANK), 22, rounds=25),
-    "length_groups": partial(random_run, CoreConfig(order=Order.LENGTH_GROUPS), 23, rounds=25, **PADDED),
-    "least_laxity": partial(random_run, CoreConfig(order=Order.LEAST_LAXITY), 24, rounds=25, batching=Batching.SLAI),
+    "learned_rank": partial(random_run, CoreConfig(order="learned_rank"), 22, rounds=25),
+    "length_groups": partial(random_run, CoreConfig(order="length_groups"), 23, rounds=25, **PADDED),
+    "least_laxity": partial(random_run, CoreConfig(order="least_laxity"), 24, rounds=25, batching=Batching.SLAI),
     "response_ratio": partial(random_run, PREDICTED, 25, rounds=25),
-    "magnus": partial(random_run, CoreConfig(order=Order.MAGNUS), 26, rounds=25, **PADDED),
+    "magnus": partial(random_run, CoreConfig(order="magnus"), 26, rounds=25, **PADDED),
     "static": partial(random_run, FCFS, 11, prefill_chunk=None, max_num_batched_tokens=64, **STATIC),
     "contiguous": partial(random_run, CoreConfig(), 12, **CONTIGUOUS),
     "static_contiguous": partial(random_run, CoreConfig(overload=Overload.UNBOUNDED), 13, **STATIC, **CONTIGUOUS),

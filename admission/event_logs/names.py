@@ -22,7 +22,7 @@ from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason
 
-VERSION = 15
+VERSION = 16
 
 T = TypeVar("T")
 

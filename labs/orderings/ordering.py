@@ -3,6 +3,7 @@
 Prompts are computed in the order of arrival, and the newest gives way first: the publications say nothing of either.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from typing import NamedTuple, Protocol
 
@@ -57,23 +58,27 @@ class Indifferent:
 class PublishedOrder(HoldingQueue):
     """Tenants have no shares in it unless the ordering reads their accounts."""
 
-    def __init__(self, ordering: Ordering, predicted: Predicted | None = None) -> None:
-        """`predicted`: what the ordering goes by and is to learn from answers; None: nothing."""
+    def __init__(
+        self, ordering: Ordering, uncached: Callable[[Sequence], int], predicted: Predicted | None = None
+    ) -> None:
+        """`uncached` returns the tokens that are to be computed for a sequence; `predicted` is what the ordering goes
+        by and is to learn from answers; None: nothing.
+        """
         super().__init__(ordering)
-        self.ordering, self.predicted = ordering, predicted
+        self.ordering, self.predicted, self._uncached = ordering, predicted, uncached
 
     def due(self, sequence: Sequence) -> float:
         return sequence.arrival
 
     def ahead(self, sequence: Sequence) -> Ahead:
         before = self.ordering.around(sequence).before
-        own = sum([_tokens(one) for one in before if one.tenant == sequence.tenant])
-        return Ahead(float(sum(map(_tokens, before))), float(len(before)), float(own))
+        own = sum([self._uncached(one) for one in before if one.tenant == sequence.tenant])
+        return Ahead(float(sum(map(self._uncached, before))), float(len(before)), float(own))
 
     def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
         """Return what goes later, each as if it were due at its place in the line."""
         behind = self.ordering.around(sequence).behind
-        return [(float(place), one, _tokens(one)) for place, one in enumerate(behind)]
+        return [(float(place), one, self._uncached(one)) for place, one in enumerate(behind)]
 
     def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
         return False
@@ -85,7 +90,3 @@ class PublishedOrder(HoldingQueue):
         self.ordering.ended(sequence)
         if self.predicted is not None:
             self.predicted.ended(sequence)
-
-
-def _tokens(sequence: Sequence) -> int:
-    return sequence.num_tokens - sequence.num_pinned_tokens

@@ -23,7 +23,7 @@ def _deadline(config: CoreConfig, sequence: Sequence) -> float:
 
 def _earliest_deadline(parts: OrderParts) -> WaitingOrder:
     """Earliest deadline first (Liu and Layland, 1973). Admission by deadline gives up what can no longer be in time."""
-    return KeyedOrder(lambda sequence: _deadline(parts.config, sequence))
+    return KeyedOrder(lambda sequence: _deadline(parts.config, sequence), parts.uncached)
 
 
 def _least_laxity(parts: OrderParts) -> WaitingOrder:
@@ -37,34 +37,35 @@ def _least_laxity(parts: OrderParts) -> WaitingOrder:
         prefill = parts.tariff.estimate(len(sequence.prompt), 0.0, sequence.num_pinned_tokens)
         return _deadline(parts.config, sequence) - prefill
 
-    return KeyedOrder(latest_start)
+    return KeyedOrder(latest_start, parts.uncached)
 
 
 def _learned_rank(parts: OrderParts) -> WaitingOrder:
     predicted = Predicted(parts)
-    return PublishedOrder(LearnedRank(predicted.output), predicted)
+    return PublishedOrder(LearnedRank(predicted.output), parts.uncached, predicted)
 
 
 def _response_ratio(parts: OrderParts) -> WaitingOrder:
     predicted = Predicted(parts)
-    return PublishedOrder(HighestResponseRatioNext(predicted.seconds), predicted)
+    return PublishedOrder(HighestResponseRatioNext(predicted.seconds), parts.uncached, predicted)
 
 
 def _magnus(parts: OrderParts) -> WaitingOrder:
     predicted, engine = Predicted(parts), parts.engine
     memory = engine.num_blocks * engine.block_size
-    return PublishedOrder(Magnus(predicted.output, predicted.seconds, memory, engine.max_num_seqs), predicted)
+    batches = Magnus(predicted.output, predicted.seconds, memory, engine.max_num_seqs)
+    return PublishedOrder(batches, parts.uncached, predicted)
 
 
 ORDERS |= {
-    "round_robin": lambda parts: PublishedOrder(RequestRoundRobin()),
-    "shortest_first": lambda parts: PublishedOrder(ShortestFirst(parts.cost)),
-    "vtc": lambda parts: PublishedOrder(VirtualTokenCounter(parts.share, parts.cost)),
-    "virtual_finish": lambda parts: PublishedOrder(VirtualFinishWithBoost(parts.share, parts.cost)),
+    "round_robin": lambda parts: PublishedOrder(RequestRoundRobin(), parts.uncached),
+    "shortest_first": lambda parts: PublishedOrder(ShortestFirst(parts.cost), parts.uncached),
+    "vtc": lambda parts: PublishedOrder(VirtualTokenCounter(parts.share, parts.cost), parts.uncached),
+    "virtual_finish": lambda parts: PublishedOrder(VirtualFinishWithBoost(parts.share, parts.cost), parts.uncached),
     "earliest_deadline": _earliest_deadline,
-    "adaptive_lifo": lambda parts: PublishedOrder(AdaptiveLifo()),
+    "adaptive_lifo": lambda parts: PublishedOrder(AdaptiveLifo(), parts.uncached),
     "learned_rank": _learned_rank,
-    "length_groups": lambda parts: PublishedOrder(LengthGroups()),
+    "length_groups": lambda parts: PublishedOrder(LengthGroups(), parts.uncached),
     "least_laxity": _least_laxity,
     "response_ratio": _response_ratio,
     "magnus": _magnus,

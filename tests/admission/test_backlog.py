@@ -1,16 +1,11 @@
-from collections import Counter
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.aging import Aging
-from admission.backlog import UNMEASURED, Backlog, DrainMeter, Load, QueuePosition
+from admission.backlog import UNMEASURED, Backlog, DrainMeter, Load
 from backend.scheduler.sequence import Sequence
 from tests.backend.sequences import make_sequence
 from tests.examples import examples
-
-AGING = Aging(2.0)
 
 
 def sequence(n: int, tenant: str = "a", prompt: int = 8, level: int = 0, arrival: float = 0.0) -> Sequence:
@@ -19,7 +14,7 @@ def sequence(n: int, tenant: str = "a", prompt: int = 8, level: int = 0, arrival
 
 
 def backlog() -> Backlog:
-    return Backlog(lambda prompt, output, cached: 0.1 * prompt, AGING)
+    return Backlog(lambda prompt, output, cached: 0.1 * prompt)
 
 
 def wait(queue: Backlog, sequence: Sequence) -> None:
@@ -36,7 +31,6 @@ def test_sums_are_those_of_what_waits(steps: list[tuple[str, int, int, bool]]) -
             assert queue.discard(left) is not None and queue.discard(left) is None
         else:
             waiting.append(sequence(n, tenant, prompt, level))
-            wait(queue, waiting[-1])
             wait(queue, waiting[-1])
         assert queue.total.count == len(waiting)
         assert queue.total.tokens == sum(len(s.prompt) for s in waiting)
@@ -59,56 +53,6 @@ def test_the_most_urgent_and_the_oldest_of_those_that_wait_are_known() -> None:
     assert (queue.oldest(0), queue.oldest(1), queue.oldest(2)) == (None, 7.0, 5.0)
     queue.discard(first)
     assert queue.oldest(2) == 6.0
-
-
-def turn(now: float, level: int = 0, within: float | None = None) -> QueuePosition:
-    newcomer = sequence(0, level=level, arrival=now)
-    newcomer.first_token_by = None if within is None else now + within
-    return QueuePosition.of(newcomer, AGING)
-
-
-def test_a_lower_class_is_before_a_newcomer_only_once_it_has_aged() -> None:
-    queue = backlog()
-    wait(queue, sequence(1, level=1, arrival=0.0))
-    assert queue.before("a", turn(1.0))[0] == 0
-    assert queue.before("a", turn(2.5))[0] == 8
-    assert queue.before("a", turn(1.0, level=1))[0] == queue.before("a", turn(1.0, level=2))[0] == 8
-
-
-def test_what_presses_is_behind_what_is_due_before_it_and_has_an_order_of_its_own() -> None:
-    queue = backlog()
-    for n, arrival in enumerate((0.0, 1.0, 2.0)):
-        wait(queue, sequence(n, prompt=2**n, arrival=arrival))
-    assert [queue.before("a", turn(1.5, within=seconds))[0] for seconds in (0.4, 1.0, 2.0, 3.0)] == [0, 1, 3, 7]
-    calm, urgent = sequence(3), sequence(4)
-    calm.first_token_by, urgent.first_token_by = 3.0, 2.0
-    for pressing in (calm, urgent):
-        wait(queue, pressing)
-    assert [one for _, _, one, _ in queue.pressing] == [urgent, calm]
-    assert queue.before("a", turn(20.0)) == (7, 3), "it does not count among those that do not press"
-    assert queue.of("a").count == 5
-    queue.discard(urgent)
-    assert [one for _, _, one, _ in queue.pressing] == [calm]
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50), st.integers(0, 2), st.booleans()), max_size=30),
-    st.floats(0, 100),
-    st.sets(st.sampled_from("abcd")),
-)
-def test_what_lies_within_a_cap_is_counted_by_tenant_and_class(
-    arrivals: list[tuple[str, int, int, bool]], cap: float, besides: set[str]
-) -> None:
-    queue, tokens = backlog(), Counter[tuple[str, int]]()
-    for n, (tenant, prompt, level, leaves) in enumerate(arrivals):
-        wait(queue, waiting := sequence(n, tenant, prompt, level))
-        if leaves:
-            queue.discard(waiting)
-        else:
-            tokens[tenant, level] += prompt
-    expected = sum(min(waiting, cap) for (tenant, _), waiting in tokens.items() if tenant not in besides)
-    assert queue.within(cap, besides) == pytest.approx(expected)
 
 
 def drained(rates: list[float]) -> DrainMeter:

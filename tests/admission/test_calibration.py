@@ -2,14 +2,14 @@ import pytest
 
 from admission.calibration import CalibratedEstimate, EstimateCalibration
 from admission.conformal import COLD_MARGIN, ENOUGH, WINDOW
-from admission.estimate import Estimate
+from admission.forecast import Forecast
 from admission.step_times.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
 from tests.backend.sequences import make_sequence
 
 
-def estimate(first: float = 1.0, last: float = 10.0) -> Estimate:
-    return Estimate(first, last, 0.0, lambda: 0.0, 0.5, 0.5, 0.0)
+def estimate(first: float = 1.0, last: float = 10.0) -> Forecast:
+    return Forecast(first, last, 0.0, 0.0, 0.0, 0.5, 0.5, [])
 
 
 def of_class(level: int) -> Sequence:
@@ -18,14 +18,14 @@ def of_class(level: int) -> Sequence:
     return waits
 
 
-def track(calibration: EstimateCalibration, waits: Sequence, guess: Estimate, level: int = 0) -> CalibratedEstimate:
+def track(calibration: EstimateCalibration, waits: Sequence, guess: Forecast, level: int = 0) -> CalibratedEstimate:
     waits.priority_class = level
     calibrated = calibration.calibrate(waits, guess, 0.0)
     calibration.track(waits, calibrated)
     return calibrated
 
 
-def answered(calibration: EstimateCalibration, guess: Estimate, first: float, last: float, level: int = 0) -> None:
+def answered(calibration: EstimateCalibration, guess: Forecast, first: float, last: float, level: int = 0) -> None:
     waits = make_sequence()
     track(calibration, waits, guess, level)
     calibration.first_token(waits, first)

@@ -58,16 +58,16 @@ def test_credits_are_those_of_going_round(charges: list[tuple[str, float]], aski
         assert share.credit(share.account(tenant)) == pytest.approx(naive.credits[tenant], abs=1e-6)
 
 
-@given(events)
+@given(st.lists(st.tuples(st.sampled_from(TENANTS), st.floats(0.0, 0.25)), max_size=60))
 def test_credit_is_conserved_until_all_have_saved_what_they_may(charges: list[tuple[str, float]]) -> None:
     share = Share(WEIGHTS)
     for tenant in TENANTS:
         share.opened(share.account(tenant))
     for tenant, seconds in charges:
         share.charge(share.account(tenant), seconds)
-    credits = {name: share.credit(share.account(name)) for name in TENANTS}
-    assert max(credits.values()) <= BURST_S + 1e-9
-    total = sum(credit * weight(name) for name, credit in credits.items())
+    owed = {name: share.credit(share.account(name)) for name in TENANTS}
+    assert max(owed.values()) <= BURST_S + 1e-9
+    total = sum(credit * weight(name) for name, credit in owed.items())
     assert -GRANT_S - 1e-6 <= total <= 1e-6, "what was taken was granted, but for what is about to be"
 
 

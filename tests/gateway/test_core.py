@@ -8,10 +8,10 @@ from typing import cast, get_args
 
 import pytest
 import torch
+from admission.length_predictor import Learned
 
 from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit, make_core
 from admission.event_logs.event_log import replay
-from admission.length_predictor import Learned
 from admission.outcome import QueueFull
 from backend.config import EngineConfig
 from backend.loader import LoadedModel

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 from admission.length_predictor import features_of
+
 from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 

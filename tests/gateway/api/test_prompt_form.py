@@ -1,10 +1,9 @@
 from typing import Any
 
 import pytest
+from gateway.api.prompt_form import LOOKED_AT, MOST_MESSAGES, form_of
 from hypothesis import given
 from hypothesis import strategies as st
-
-from gateway.api.prompt_form import LOOKED_AT, MOST_MESSAGES, form_of
 
 SYSTEM = {"role": "system", "content": "You sum up what you are given."}
 

@@ -7,7 +7,6 @@ from random import Random
 
 from admission.core import CoreConfig, Overload, make_core
 from admission.ledger import work_of
-from admission.orderings.fair_queue import FairQueue
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import ScheduledStep
@@ -32,20 +31,16 @@ class Replica(ClockedCore):
     def __init__(
         self, weights: Mapping[str, float], prompts: Mapping[str, int], store: PaperSums, random: Random, now: float
     ) -> None:
-        config = CoreConfig(
-            weights=weights, debt_limit=0.0, deadline_debt_limit=0.0, overload=Overload.UNBOUNDED, calibration=False
-        )
+        config = CoreConfig(weights=weights, overload=Overload.UNBOUNDED, calibration=False)
         super().__init__(make_core(config, ENGINE, StepTimeModel(COSTS)), self._took, now)
-        queue = self.scheduler.waiting
-        assert isinstance(queue, FairQueue)
-        self.queue, self.monitor = queue, FairnessMonitor(queue, config.quantum, 0.0)
+        self.monitor = FairnessMonitor(self.core)
         self.tenants: frozenset[str] = frozenset()
         self._prompts, self._random = prompts, random
         self._waiting: dict[str, set[Sequence]] = {tenant: set() for tenant in weights}
         self._numbers = count()
         self.debts = SharedDebts(
             ServedSums(store, "fleet", lambda: store.now),  # type: ignore[arg-type]
-            queue.take_charged,
+            self.core.share.take_charged,
             lambda served, replicas: self.core.debts_changed(served, replicas, self.now),
             lambda: store.now,
         )
@@ -101,7 +96,7 @@ class Fleet:
     def served(self) -> dict[str, float]:
         served = dict(self._gone)
         for replica in self.replicas.values():
-            for tenant, account in replica.queue.accounts.items():
+            for tenant, account in replica.core.share.accounts.items():
                 served[tenant] += account.charged
         return served
 
@@ -114,7 +109,7 @@ class Fleet:
         """Let tenants have work on these replicas: one that is not named dies, and one that is new begins at zero."""
         live = frozenset[int]().union(*reach.values())
         for number in self.replicas.keys() - live:
-            for tenant, account in self.replicas.pop(number).queue.accounts.items():
+            for tenant, account in self.replicas.pop(number).core.share.accounts.items():
                 self._gone[tenant] += account.charged
         for number in sorted(live):
             if number not in self.replicas:

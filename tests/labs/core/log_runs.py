@@ -13,7 +13,7 @@ from admission.core import CoreConfig
 from admission.event_logs.event_log import make_logged_core
 from admission.outcome import AdmissionRefused
 from admission.request import Asked, AskedPrompt
-from admission.scheduling_policy import Prefer, QueueBounds, SchedulingPolicy
+from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_times.step_time import StepTimeModel
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from labs.simulation.arrival import Arrival, ClassTarget
@@ -233,12 +233,8 @@ class _SharingRun(_RandomRun):
 def many_answers(seed: int = 4, count: int = 440) -> list[str]:
     """Serve more short answers than are remembered, to tenants that are nearly even; a crowd comes and goes."""
     config = CoreConfig(
-        quantum=0.002,
-        debt_limit=0.002,
-        deadline_debt_limit=0.004,
         weights={"acme": 4.0},
         max_waiting=None,
-        prefer=Prefer.REQUESTS,
     )
     stage = StagedCore(config, seed, num_blocks=200, max_num_seqs=12, max_num_batched_tokens=48)
     random = stage.random

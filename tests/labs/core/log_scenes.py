@@ -4,7 +4,7 @@ A sequence to which something happens has an id that says what, and is asserted 
 `scripts/record_logs.py` calls each function once for each version of the log.
 """
 
-from admission.core import CoreConfig, MemoryGate, Order, Overload
+from admission.core import CoreConfig, MemoryGate, Overload
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
@@ -387,7 +387,7 @@ def give_ups() -> list[str]:
 
 def controlled_delay() -> list[str]:
     """Requests that have waited too long in a queue that does not run empty are given up."""
-    stage = StagedCore(CoreConfig(order=Order.ADAPTIVE_LIFO, overload=Overload.CONTROLLED_DELAY), max_num_seqs=1)
+    stage = StagedCore(CoreConfig(order="adaptive_lifo", overload=Overload.CONTROLLED_DELAY), max_num_seqs=1)
     stage.arrive("runs", 4, 8)
     stage.step()
     for n in range(4):
@@ -438,7 +438,7 @@ def calibration() -> list[str]:
 
 def debts() -> list[str]:
     """Other replicas serve one tenant, then another that is new here, and then fewer of them are left."""
-    stage = StagedCore(CoreConfig(quantum=0.002, debt_limit=0.0, deadline_debt_limit=0.0), max_num_seqs=2)
+    stage = StagedCore(CoreConfig(), max_num_seqs=2)
     for number in range(12):
         for tenant in "ab":
             stage.arrive(f"{tenant}-{number}", 8, 4, tenant=tenant)

@@ -6,8 +6,7 @@ from collections.abc import Collection
 from itertools import count
 from random import Random
 
-from admission.core import CoreConfig, MemoryGate, Unit, make_core
-from admission.orderings.fair_queue import FairQueue
+from admission.core import CoreConfig, MemoryGate, make_core
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -22,17 +21,13 @@ BLOCK = 4
 class RandomCore(ClockedCore):
     """Tenants of different weights and sizes of request, on an engine whose memory they overrun."""
 
-    def __init__(self, seed: int, unit: Unit) -> None:
+    def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
         self.engine = _engine(random)
-        self.config = _config(random, unit)
+        self.config = _config(random)
         super().__init__(make_core(self.config, self.engine), self._took)
-        queue = self.scheduler.waiting
-        assert isinstance(queue, FairQueue)
-        self.queue = queue
-        self.monitor = FairnessMonitor(
-            queue, self.config.quantum, max(self.config.debt_limit, self.config.deadline_debt_limit)
-        )
+        self.queue = self.scheduler.waiting
+        self.monitor = FairnessMonitor(self.core)
         self.busy = 0.0
         self.stalls = random.choice([0.0, 0.03])
         self.sequences: list[Sequence] = []  # all that arrived
@@ -77,7 +72,7 @@ class RandomCore(ClockedCore):
 
     @property
     def charged(self) -> float:
-        return sum(account.charged for account in self.queue.accounts.values())
+        return sum(account.charged for account in self.core.share.accounts.values())
 
 
 def _engine(random: Random) -> EngineConfig:
@@ -90,19 +85,12 @@ def _engine(random: Random) -> EngineConfig:
         prefill_chunk=random.choice((5, 16)),
         steps_in_flight=random.randint(1, 2),
         max_preemptions=random.choice((1, 8)),
-        prefill_overtaking=random.choice((0.0, 0.5, 2.0)),
     )
 
 
-def _config(random: Random, unit: Unit) -> CoreConfig:
-    scale = 1.0 if unit is Unit.TOKENS else 1e-3
+def _config(random: Random) -> CoreConfig:
     return CoreConfig(
-        unit=unit,
-        quantum=scale * random.choice((1, 8, 64)),
-        debt_limit=scale * random.choice((0, 40)),
-        deadline_debt_limit=scale * random.choice((0, 40)),
         weights={f"t{n}": random.choice((0.5, 1.0, 2.0)) for n in range(random.randint(2, 4))},
         seconds_per_class=random.choice((0.02, 2.0)),
-        overtaking_seconds=random.choice((0.0, 0.1, 22.0)),
         memory=random.choice(list(MemoryGate)),
     )

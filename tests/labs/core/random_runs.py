@@ -4,7 +4,6 @@ from collections import Counter
 from math import isclose
 from typing import NamedTuple
 
-from admission.core import Unit
 from backend.scheduler.sequence import Sequence, SequenceStatus
 from tests.labs.core.random_core import RandomCore
 
@@ -22,12 +21,12 @@ class Fairness(NamedTuple):
         return self.gap / self.bound if self.bound else 0.0
 
 
-def random_schedule(seed: int, unit: Unit, steps: int = 30) -> Fairness:
+def random_schedule(seed: int, steps: int = 30) -> Fairness:
     """Tenants that mostly have work waiting, held to the fairness bound.
 
-    Raises `AssertionError` when it is exceeded, grants differ, or charges do not add up to the busy time.
+    Raises `AssertionError` when it is exceeded, or charges do not add up to the busy time.
     """
-    run = RandomCore(seed, unit)
+    run = RandomCore(seed)
     for _ in range(24):
         run.arrive()
     for _ in range(steps):
@@ -38,10 +37,9 @@ def random_schedule(seed: int, unit: Unit, steps: int = 30) -> Fairness:
             run.finish(run.random.choice(run.sequences))
         run.complete()
     run.monitor.check()
-    if unit is Unit.ENGINE_TIME:
-        while run.scheduler.in_flight:
-            run.complete()
-        assert isclose(run.charged, run.busy, rel_tol=1e-9), f"charged {run.charged}, busy for {run.busy}"
+    while run.scheduler.in_flight:
+        run.complete()
+    assert isclose(run.charged, run.busy, rel_tol=1e-9), f"charged {run.charged}, busy for {run.busy}"
     return Fairness(run.monitor.gap, run.monitor.bound, run.scheduler.counters.preemptions)
 
 
@@ -51,7 +49,7 @@ def random_cancellations(seed: int, count: int = 100) -> Counter[str]:
     Raises `AssertionError` when a token comes after the end, memory is not released as it should, or anything is left
     of those that ended: blocks, slots, prepayments or places in the queue.
     """
-    run = RandomCore(seed, Unit.ENGINE_TIME if seed % 2 else Unit.TOKENS)
+    run = RandomCore(seed)
     met: Counter[str] = Counter()
     lengths: dict[Sequence, int] = {}
     while met.total() < count:
@@ -91,7 +89,7 @@ def _check_release(run: RandomCore, ended: dict[Sequence, int]) -> None:
 def _check_nothing_is_left(run: RandomCore) -> None:
     run.scheduler.check_integrity()
     assert run.scheduler.pool.num_free == run.engine.num_blocks, "blocks were leaked"
-    assert not run.queue.prepaid, "prepayments were leaked"
+    assert not run.core.ledger.prepaid, "prepayments were leaked"
     assert len(run.queue) == 0 and run.queue.head() is None, "queue entries were leaked"
-    assert all(account.num_waiting == 0 for account in run.queue.accounts.values())
+    assert all(account.num_open == 0 for account in run.core.share.accounts.values())
     assert all(sequence.status is SequenceStatus.FINISHED for sequence in run.sequences)

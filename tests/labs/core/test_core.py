@@ -13,8 +13,8 @@ TestCore.settings = settings(max_examples=examples(120, at_night=2500), stateful
 def test_whoever_gives_way_after_the_first_step_since_a_loss_is_told_its_blocks_for_that_step() -> None:
     machine = CoreMachine()
     weights = dict.fromkeys(NAMES, 1.0)
-    config = CoreConfig(quantum=3.0, debt_limit=0.0, weights=weights, prefill_share=0.3, max_waiting=MAX_WAITING)
-    machine.start(small_engine(7, 1, None, 1, 0.5), config)
+    config = CoreConfig(weights=weights, prefill_share=0.3, max_waiting=MAX_WAITING)
+    machine.start(small_engine(7, 1, None, 1), config)
     machine.arrive("a", 1, 7, 3, None)
     machine.plan()
     machine.complete(1.0)

@@ -8,8 +8,8 @@ from statistics import mean
 from typing import NamedTuple
 
 import pytest
-
 from admission.length_predictor import features_of
+
 from labs.simulation.arrival import Arrival, Turn
 from labs.simulation.contents import Content
 from labs.simulation.device import DEVICES

@@ -2,11 +2,11 @@ import json
 from random import Random
 
 import pytest
+from admission.length_predictor import LengthPredictor, features_of
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig, MemoryGate, Order, Unit, make_core
+from admission.core import PRIOR, CoreConfig, MemoryGate, make_core
 from admission.event_logs.event_log import LogError, ReplayMismatch, make_logged_core, replay
-from admission.length_predictor import LengthPredictor, features_of
 from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
@@ -18,9 +18,9 @@ from tests.backend.sequences import TOKEN, make_sequence
 from tests.labs.core.log_runs import random_run
 
 CONFIGS = {
-    "fair": CoreConfig(quantum=0.01),
-    "fcfs": CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC),
-    "tokens": CoreConfig(unit=Unit.TOKENS, quantum=100, debt_limit=50, weights={"acme": 2.0}),
+    "fair": CoreConfig(),
+    "fcfs": CoreConfig(order="fcfs", memory=MemoryGate.OPTIMISTIC),
+    "tokens": CoreConfig(weights={"acme": 2.0}),
     "bounded": CoreConfig(max_waiting=5, prefill_share=0.5),
 }
 
@@ -199,7 +199,7 @@ def decisions(core: Controller, seed: int) -> list[Batch]:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_recording_a_core_changes_no_decision(seed: int) -> None:
-    config, engine = CoreConfig(quantum=0.01), EngineConfig(**SMALL)
+    config, engine = CoreConfig(), EngineConfig(**SMALL)
     recorded = make_logged_core(config, engine, StepTimeModel(PRIOR), lambda line: None)[0]
     assert decisions(recorded, seed) == decisions(make_core(config, engine), seed)
 

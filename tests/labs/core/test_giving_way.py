@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from admission.core import CoreConfig, MemoryGate, Order, make_core
+from admission.core import ORDERS, CoreConfig, MemoryGate, make_core
 from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.clocked_core import ClockedCore
@@ -14,7 +14,7 @@ from tests.backend.paper_device import PaperDevice, continuation
 from tests.backend.sequences import make_sequence
 
 OPTIMISTIC = CoreConfig(memory=MemoryGate.OPTIMISTIC)
-FCFS = CoreConfig(order=Order.FCFS, memory=MemoryGate.OPTIMISTIC)
+FCFS = CoreConfig(order="fcfs", memory=MemoryGate.OPTIMISTIC)
 END = 99  # a token that the device on paper never samples
 
 
@@ -130,8 +130,8 @@ def test_a_stream_of_urgent_work_displaces_one_sequence_no_more_often_than_agree
     assert all(map(as_if_alone, [patient, *urgent]))
 
 
-@pytest.mark.parametrize("order", Order)
-def test_whom_others_gave_way_to_goes_before_them_where_the_queue_has_them_first_again(order: Order) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_whom_others_gave_way_to_goes_before_them_where_the_queue_has_them_first_again(order: str) -> None:
     bench = Bench(CoreConfig(order=order, memory=MemoryGate.OPTIMISTIC), max_num_seqs=2)
     patient = [bench.arrive(prompt=4, output=30, level=2, tenant=tenant) for tenant in "ab"]
     bench.steps(6)
@@ -210,10 +210,10 @@ def test_what_a_lower_class_may_still_need_of_memory_keeps_no_urgent_work_waitin
     assert all(map(as_if_alone, [lower, alike, urgent]))
 
 
-@pytest.mark.parametrize("order", [Order.FAIR, Order.FCFS])
+@pytest.mark.parametrize("order", ["fair", "fcfs"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 4))])
 def test_whoever_lost_its_memory_is_back_when_all_can_get_further_so_that_everyone_comes_to_an_end(
-    order: Order, seed: int
+    order: str, seed: int
 ) -> None:
     random = Random(seed)
     bench = Bench(

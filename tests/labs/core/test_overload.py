@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig, Order, Overload, make_core
+from admission.core import PRIOR, CoreConfig, Overload, make_core
 from admission.event_logs.event_log import replay
 from admission.expiry import ControlledDelay, DeadlineExpiry
 from admission.ledger import work_of
@@ -97,8 +97,8 @@ def test_urgent_work_goes_before_what_can_wait_and_the_urgent_pay_for_their_hurr
     assert share(found, AttemptOutcome.EXPIRED) < 0.01
 
 
-@pytest.mark.parametrize("order", [Order.FAIR, Order.EARLIEST_DEADLINE])
-def test_nobody_is_let_in_for_whom_somebody_who_was_would_be_late(order: Order) -> None:
+@pytest.mark.parametrize("order", ["fair", "earliest_deadline"])
+def test_nobody_is_let_in_for_whom_somebody_who_was_would_be_late(order: str) -> None:
     core = busy(order=order)
     core.arrive(sequence("first", prompt=2000), 0.0)
     core.schedule(0.0)
@@ -170,7 +170,7 @@ def test_a_refusal_tells_the_estimate_and_when_to_come_back() -> None:
 
 def test_a_refusal_for_the_tenants_own_backlog_says_so() -> None:
     def is_own_doing(owner: str) -> bool:
-        core = busy(200, owner, order=Order.FCFS)
+        core = busy(200, owner, order="fcfs")
         with pytest.raises(DeadlineInfeasible) as refusal:
             core.arrive(sequence("x", "a", first_token_by=2.0), 0.0)
         return refusal.value.own_backlog

@@ -7,10 +7,10 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from admission.orderings.fair_queue import FairQueue
 
 from admission.controller import Controller
 from admission.core import PRIOR, CoreConfig, make_core
-from admission.orderings.fair_queue import FairQueue
 from admission.step_times.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import NewToken

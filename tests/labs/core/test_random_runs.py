@@ -2,26 +2,22 @@
 
 from collections import Counter
 
-import pytest
-
-from admission.core import CoreConfig, Unit
+from admission.core import CoreConfig
 from admission.event_logs.event_log import replay
 from tests.examples import examples
 from tests.labs.core.log_runs import random_run
 from tests.labs.core.random_runs import random_cancellations, random_schedule
 
 
-@pytest.mark.parametrize("unit", Unit)
-def test_the_service_of_backlogged_tenants_stays_within_the_bound_whatever_happens(unit: Unit) -> None:
-    outcomes = [random_schedule(seed, unit) for seed in range(examples(200, at_night=2000))]
+def test_the_service_of_backlogged_tenants_stays_within_the_bound_whatever_happens() -> None:
+    outcomes = [random_schedule(seed) for seed in range(examples(200, at_night=2000))]
     assert max(outcome.share for outcome in outcomes) <= 1
     assert max(outcome.share for outcome in outcomes) > 0.3, "a bound that is never approached proves little"
     assert sum(outcome.preemptions for outcome in outcomes) > 500
 
 
-@pytest.mark.parametrize("unit", Unit)
-def test_rows_without_numbers_lost_steps_and_clients_that_leave_are_decided_again_to_the_byte(unit: Unit) -> None:
-    config, kinds = CoreConfig(unit=unit), Counter[str]()
+def test_rows_without_numbers_lost_steps_and_clients_that_leave_are_decided_again_to_the_byte() -> None:
+    config, kinds = CoreConfig(), Counter[str]()
     for seed in range(examples(25, at_night=250)):
         engine = {"num_blocks": 16 + seed % 24, "steps_in_flight": 1 + seed % 2, "max_preemptions": 1 + seed % 4}
         lines = random_run(config, seed, losses=0.04, failures=0.1, **engine)

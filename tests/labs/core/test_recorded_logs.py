@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from admission.core import MemoryGate, Order
+from admission.core import ORDERS, MemoryGate
 from admission.event_logs.event_log import VERSION, replay
 from backend.config import Batching
 
 RECORDED = Path(__file__).with_name("recorded")
 LOGS = {path.name.removesuffix(".log.gz"): path for path in sorted(RECORDED.glob("*.log.gz"))}
 CHOICES = {
-    "order": set(Order),
+    "order": set(ORDERS),
     "unit": {"engine_time", "tokens"},
     "memory": set(MemoryGate),
     "overload": {"deadline", "controlled_delay", "bounded", "unbounded"},

@@ -38,17 +38,19 @@ TAKES_ALL_PLACES = {"shortest first", "learned rank"}  # what is behind a newcom
 WEIGHTS = {"b": 2.0}
 
 
+def uncached(sequence: Sequence) -> int:
+    return len(sequence.prompt)
+
+
 def orders(share: Share) -> dict[str, Callable[[], WaitingOrder]]:
-    published = {name: lambda make=make: PublishedOrder(make(share)) for name, make in ORDERINGS.items()}
-    return published | {"by key": lambda: KeyedOrder(lambda sequence: sequence.arrival + len(sequence.prompt))}
+    published = {name: lambda make=make: PublishedOrder(make(share), uncached) for name, make in ORDERINGS.items()}
+    return published | {"by key": lambda: KeyedOrder(lambda one: one.arrival + len(one.prompt), uncached)}
 
 
 @pytest.mark.parametrize("name", orders(Share()))
 @settings(max_examples=examples(50, at_night=1000), deadline=None)
 @given(data=st.data())
-def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(
-    name: str, data: st.DataObject
-) -> None:
+def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: str, data: st.DataObject) -> None:
     share = Share(WEIGHTS)
     order, admitted, now = orders(share)[name](), list[Sequence](), 0.0
 

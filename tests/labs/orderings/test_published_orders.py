@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 import labs.orderings.published  # noqa: F401 - adds orders
+from admission.backlog import Backlog
 from admission.core import ORDERS, PRIOR, CoreConfig, OrderParts
 from admission.ledger import EngineTimeTariff
 from admission.order import WaitingOrder
@@ -87,8 +88,9 @@ def test_the_next_plan_chooses_again() -> None:
 
 
 def order_of(name: str) -> WaitingOrder:
-    tariff, lengths = EngineTimeTariff(StepTimeModel(PRIOR)), OutputLengths()
-    return ORDERS[name](OrderParts(CoreConfig(), EngineConfig(num_blocks=64, max_model_len=1024), Share(), lengths, tariff))
+    tariff, engine = EngineTimeTariff(StepTimeModel(PRIOR)), EngineConfig(num_blocks=64, max_model_len=1024)
+    backlog = Backlog(tariff.estimate, shares_blocks=False)
+    return ORDERS[name](OrderParts(CoreConfig(), engine, Share(), OutputLengths(), tariff, backlog))
 
 
 def test_the_earliest_deadline_goes_first_and_without_one_it_is_due_by_its_class() -> None:
