@@ -337,7 +337,7 @@ class WaitingOrder(WaitingQueue, Foreseen, Protocol):
 
 
 class KeyedOrder:
-    """A `WaitingQueue` in the order of a key that stays the same while a request waits, such as its arrival.
+    """A `WaitingQueue` in the order of a key that is fixed when a request comes, such as its arrival.
 
     Tenants have no shares in it.
     """
@@ -346,6 +346,7 @@ class KeyedOrder:
         """`uncached` as `DueOrder` takes it."""
         self._key, self._uncached = key, uncached
         self._line: list[Dated] = []  # sorted
+        self._keys: dict[Sequence, float] = {}  # of requests that have not ended
         self._entries: dict[Sequence, Dated] = {}
         self._held: set[str] = set()
         self._numbers = count()
@@ -354,11 +355,12 @@ class KeyedOrder:
         return len(self._line)
 
     def due(self, sequence: Sequence) -> float:
-        return self._key(sequence)
+        key = self._keys.get(sequence)
+        return self._key(sequence) if key is None else key
 
     def add(self, sequence: Sequence) -> None:
-        entry = Dated(self._key(sequence), next(self._numbers), sequence, self._uncached(sequence))
-        self._entries[sequence] = entry
+        key = self._keys[sequence] = self.due(sequence)
+        entry = self._entries[sequence] = Dated(key, next(self._numbers), sequence, self._uncached(sequence))
         insort(self._line, entry)
 
     restore = add
@@ -389,7 +391,7 @@ class KeyedOrder:
         return False
 
     def ended(self, sequence: Sequence) -> None:
-        pass
+        self._keys.pop(sequence, None)
 
     def at(self, now: float) -> None:
         pass

@@ -1,5 +1,7 @@
 """Adds what measures, compares and explores to the product, where `labs` is installed."""
 
+import labs.orderings.published  # noqa: F401 - adds orders
+
 COMMANDS = {
     "simulate": "labs.cli.simulate:add_simulate_command",
     "tune": "labs.cli.tune:add_tune_command",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from admission.core import MemoryGate, Order
+from admission.core import ORDERS, MemoryGate
 from backend.config import Batching
 from labs.benchmarks.overload_loads import DEVICE, ENGINE, FIRST_TOKEN, TENANTS, Traffic
 from labs.simulation.arrival import Arrival
@@ -45,7 +45,7 @@ class Figures:
 
 def choices() -> Iterator[tuple[str, str]]:
     """Yields each choice with its policy, the default first."""
-    for order in Order:
+    for order in ORDERS:
         yield f"order {order}", f"{order},{ENGINE}"
     for batching in Batching:
         if batching is not Batching.CONTINUOUS:

@@ -7,12 +7,12 @@ from math import exp, log, sqrt
 from random import Random
 from statistics import mean
 
-from admission.length_predictor import Learned, LengthPredictor, features_of
 from admission.step_times.step_time import StepWork
 from labs.benchmarks.overload_loads import DEVICE, MAX_TOKENS, Traffic, drawn_trace
 from labs.benchmarks.overload_runs import simulate
 from labs.benchmarks.size_order import arena
-from labs.simulation.arrival import Arrival
+from labs.orderings.ordering import PublishedOrder
+from labs.simulation.arrival import NO_TARGET, Arrival, sequence_of
 from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.pools.link import Link
 from labs.simulation.pools.pools import Split, simulate_split, splits
@@ -72,33 +72,33 @@ def _of_kinds(seed: int, count: float, declared: int = MAX_TOKENS) -> list[Arriv
     random, made = Random(seed), list[Arrival]()
     for number in range(round(count)):
         kind = random.randrange(40)
-        tokens = [50 + kind, 150 + kind, *(random.randrange(30_000) for _ in range(random.randrange(20, 200)))]
+        prompt = random.randrange(22, 202)
         output = min(MAX_TOKENS, max(1, round(exp(3.2 + 3.2 * kind / 40 + random.gauss(0.0, 0.62)))))
-        features = features_of("one", tokens, declared)
-        made.append(Arrival(0.0, len(tokens), output, number, "one", max_tokens=declared, features=features))
+        begins = (50 + kind, 150 + kind)
+        made.append(Arrival(0.0, prompt, output, number, "one", max_tokens=declared, begins=begins))
     return made
 
 
-@cache
-def _taught(declared: int) -> Learned:
-    """What a predictor has learned from 3,000 such requests of another day, as a paper's is trained beforehand."""
-    predictor = LengthPredictor()
-    for one in _of_kinds(7, 3000, declared):
-        predictor.observe(one.features, one.output_tokens)
-    return predictor.learned
+def _teach(run: SimulatedRun) -> None:
+    """Let the run's order learn from 3,000 such requests of another day, as papers train theirs beforehand."""
+    order = run.core.order
+    assert isinstance(order, PublishedOrder) and order.predicted is not None
+    for one in _of_kinds(7, 3000):
+        made = sequence_of(0, one, 0.0, NO_TARGET)
+        order.predicted.learn(made.tenant, made.prompt, made.max_tokens, one.output_tokens)
 
 
-def _policy(text: str, lengths: Learned | None = None) -> SimulatedPolicy:
-    return replace(parse_simulated_policy(text, DEVICE), lengths=lengths)
+def _policy(text: str) -> SimulatedPolicy:
+    return parse_simulated_policy(text, DEVICE)
 
 
-def _run(policy: str, arrivals: Sequence[Arrival], lengths: Learned | None = None) -> Summary:
-    return simulate_run(_policy(policy, lengths), arrivals, DEVICE, Objective(first_token=2.0, per_token=0.1))
+def _run(policy: str, arrivals: Sequence[Arrival]) -> Summary:
+    return simulate_run(_policy(policy), arrivals, DEVICE, Objective(first_token=2.0, per_token=0.1))
 
 
-def _rates(policies: Sequence[str], arrivals: Sequence[Arrival], lengths: Learned | None = None) -> list[float]:
+def _rates(policies: Sequence[str], arrivals: Sequence[Arrival]) -> list[float]:
     """Returns the output tokens a second of each policy."""
-    return [_run(policy, arrivals, lengths).output_rate for policy in policies]
+    return [_run(policy, arrivals).output_rate for policy in policies]
 
 
 # batches
@@ -209,7 +209,10 @@ def magnus(seed: int, share: float) -> Measured:
     """All at once: padded batches of 7, as many as the paper's engine has memory for the longest, and Magnus's own."""
     requests, memory = _of_kinds(seed, 1500 * share), "batching=static_padded,kv_tokens=40000,max_model_len=8192"
     few, own = f"{memory},{ENGINE},max_num_seqs=7", f"{memory},{ENGINE},max_num_seqs=64"
-    ours, theirs = _rates((f"magnus,{own}", f"fcfs,{few}"), requests, _taught(MAX_TOKENS))
+    taught = SimulatedRun(_policy(f"magnus,{own}"), requests, DEVICE, Objective())
+    _teach(taught)
+    _finish(taught)
+    ours, theirs = taught.summary().output_rate, _run(f"fcfs,{few}", requests).output_rate
     continuous = _run(f"fcfs,kv_tokens=40000,max_model_len=8192,{SLOTS}", requests).output_rate
     gain = ours / theirs - 1
     return Measured(gain, f"{gain:+.0%} beside batches of 7; continuous batching has {continuous / ours:.1f}x of that")
@@ -294,13 +297,13 @@ def service_gaps(seed: int, share: float) -> Measured:
                 )
             )
     random.shuffle(requests)
-    settings = f"unit=tokens,quantum=512,debt_limit=2560,kv_tokens=10000,max_model_len=10000,{SMALL}"
+    settings = f"kv_tokens=10000,max_model_len=10000,{SMALL}"
     gaps = {
-        order: _run(f"order={order},{settings}", _at_once(requests)).gap_tokens
+        order: _run(f"order={order},{settings}", _at_once(requests)).gap_seconds
         for order in ("fair", "vtc", "fcfs", "round_robin")
     }
-    shown = ", ".join(f"{order} {gap / 1000:.0f}k" for order, gap in gaps.items())
-    return Measured(gaps["round_robin"] / gaps["vtc"], f"largest gaps in weighted tokens: {shown}")
+    shown = ", ".join(f"{order} {gap:.2f} s" for order, gap in gaps.items())
+    return Measured(gaps["round_robin"] / gaps["vtc"], f"largest gaps in engine time: {shown}")
 
 
 def least_laxity(seed: int, share: float) -> Measured:
@@ -341,13 +344,6 @@ def paging(seed: int, share: float) -> Measured:
         ours / theirs,
         f"{ours / theirs:.1f}x for chats in 20,000 tokens of memory, {more / less:.2f}x for conversations in 60,000",
     )
-
-
-def predicted_memory(seed: int, share: float) -> Measured:
-    requests = _of_kinds(seed, 2000 * share, 2048)
-    kinds = (f"fcfs,memory=predicted,{TIGHT}", f"fcfs,kv_allocation=contiguous,{TIGHT}", f"fcfs,{TIGHT}")
-    s3, full, forecast = _rates(kinds, requests, _taught(2048))
-    return Measured(s3 / full, f"{s3 / full:.1f}x reserving what is declared; the forecast {forecast / full:.1f}x")
 
 
 def forecast_admission(seed: int, share: float) -> Measured:
@@ -473,16 +469,22 @@ def _arena_rate() -> float:
     return 1.4 * capacity(_policy(f"order=fair,{SLOTS}"), at_once, DEVICE)
 
 
-def _mean_duration(policy: str, arrivals: Sequence[Arrival]) -> float:
-    run = SimulatedRun(_policy(policy), arrivals, DEVICE, Objective())
+def _finish(run: SimulatedRun) -> None:
     while not run.loop.is_over:
         run.loop.advance(run.loop.next_at + 10.0)
-    return sum(run.recorder.durations) / len(run.recorder.durations)
+
+
+def _mean_duration(policy: str, arrivals: Sequence[Arrival]) -> float:
+    run = SimulatedRun(_policy(policy), arrivals, DEVICE, Objective())
+    _finish(run)
+    return mean(run.recorder.durations)
 
 
 def _seconds_until(policy: str, arrivals: Sequence[Arrival], count: int) -> float:
     """Returns the time at which so many requests are over."""
-    run = SimulatedRun(_policy(policy, _taught(MAX_TOKENS)), arrivals, DEVICE, Objective())
+    run = SimulatedRun(_policy(policy), arrivals, DEVICE, Objective())
+    if policy.startswith("learned_rank"):
+        _teach(run)
     while run.num_over < count:
         run.loop.advance(run.loop.next_at)
     return run.loop.next_at

@@ -158,14 +158,6 @@ ROWS = (
         "steps that are under way gather newcomers anyway: what a window saves is idle steps",
     ),
     Claim(
-        "S³: 6.49x throughput",
-        "Jin et al., NeurIPS 2023",
-        "up to 6.49x an engine that reserves the longest answer",
-        (6.49, 6.49),
-        measures.predicted_memory,
-        "the paper's engine reserves 2,048 tokens a request on a small pool; by forecast as much is gained",
-    ),
-    Claim(
         "Forecast admission preempts a third as often",
         "Past-Future (Gong et al., 2025)",
         "fewer evictions at the same throughput",

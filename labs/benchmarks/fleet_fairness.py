@@ -24,11 +24,9 @@ from random import Random
 
 from redis import Redis
 
-from admission.aging import Aging
 from admission.controller import Controller
-from admission.orderings.fair_queue import FairQueue
 from admission.outcome import AdmissionRefused
-from backend.sampling_params import SamplingParams
+from admission.share import Share
 from backend.scheduler.sequence import FinishReason, SequenceStatus
 from backend.scheduler.sequence import Sequence as Waiting
 from labs.benchmarks.fairness import MEMORY, QUANTUM, TENANTS, FairnessObserver, Tenant
@@ -86,23 +84,21 @@ class Replica:
         told = "+".join(f"{name}:{weight:g}" for name, weight in weights.items())
         simulated = parse_simulated_policy(f"{POLICY},weights={told}", DEVICE)
         self.core = simulated.make_core()
-        queue = self.core.scheduler.waiting
-        assert isinstance(queue, FairQueue)
-        self.queue, self.observer = queue, Observer(self.core)
+        self.observer = Observer(self.core)
         self._number, self._now, self._random = number, now, Random(f"{seed} {number} {now}")
         self._loop = Loop(self.core, DEVICE, Recorder(DEVICE, Objective(), {}), simulated.engine.max_model_len)
         self._learned: dict[str, float] = {}  # what the others had served when it last asked
 
     @property
     def served(self) -> dict[str, float]:
-        return {name: account.charged for name, account in self.queue.accounts.items()}
+        return {name: account.charged for name, account in self.core.share.accounts.items()}
 
     def advance(self, until: float, reach: Reach) -> None:
         for tenant in TENANTS:
             if self._number not in reach[tenant.name]:
                 self._end(tenant.name)
             else:
-                waits = self.queue.account(tenant.name).num_waiting
+                waits = self.core.backlog.of(tenant.name).count
                 self._loop.expect([self._request(tenant) for _ in range(WAITING - waits)])
         self._now = until
         self._loop.advance(until)
@@ -254,16 +250,17 @@ async def _cost(url: str, tenants: int) -> Row:
     for store in stores:
         await store.connect()
     fleets = [store.served_sums(f"cost of {tenants}") for store in stores]
-    queue = FairQueue(QUANTUM, Aging(20.0))
+    share = Share()
     names = [f"tenant-{number}" for number in range(tenants)]
     for name in names:
-        queue.add(Waiting(name, name, [0], SamplingParams(), 1, 0, frozenset()))
+        share.opened(share.account(name))
     store_began, began, in_core = _store_seconds(url), time.process_time(), 0.0
     for number in range(1, EXCHANGES + 1):
         for fleet in fleets:
             found = await fleet.exchange(dict.fromkeys(names, number / 100))
             entered = time.process_time()
-            queue.served_elsewhere(found.served, found.replicas)
+            for name, seconds in found.served.items():
+                share.charge(share.account(name), seconds)
             in_core += time.process_time() - entered
     took, store_took = time.process_time() - began, _store_seconds(url) - store_began
     for store in stores:

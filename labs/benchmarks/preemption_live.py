@@ -15,7 +15,7 @@ from random import Random
 
 import torch
 
-from admission.core import CoreConfig, MemoryGate, Order, Overload, make_core
+from admission.core import CoreConfig, MemoryGate, Overload, make_core
 from admission.kv.swap_choice import Swap
 from backend.errors import MemoryExhausted
 from backend.loader import LoadedModel, load_model
@@ -129,7 +129,7 @@ class _Serving:
         pool = max(model.engine_config.blocks_for(LONGEST), int(POOL * blocks))
         config = replace(model.engine_config, num_blocks=pool, num_host_blocks=blocks, block_copy_seconds=copy)
         core = CoreConfig(
-            order=Order.FCFS,
+            order="fcfs",
             overload=Overload.UNBOUNDED,
             memory=MemoryGate.OPTIMISTIC,
             swap=Swap(rule),

@@ -16,7 +16,6 @@ from math import inf
 from random import Random
 from typing import NamedTuple, Protocol
 
-from admission.orderings.fair_queue import FairQueue
 from admission.step_times.idle_calibration import work_of_shape
 from admission.step_times.step_calibration import Amounts
 from admission.step_times.step_time import StepTime, StepWork
@@ -309,7 +308,7 @@ def _run(machine: Machine, shapes: tuple[Shape, ...], seed: int, seconds: float,
     random = Random(seed)
     noisy = _Noisy(machine.truth, random)
     device = Device("true", noisy.seconds, _BELOW, 0)
-    settings = f"debt_limit=0,max_waiting=1000000,calibration=off,{machine.settings}"
+    settings = f"max_waiting=1000000,calibration=off,{machine.settings}"
     policy = parse_simulated_policy(settings, replace(_A100, seconds=noisy.seconds))
     core = policy.make_core()
     if is_calibrated:
@@ -318,16 +317,14 @@ def _run(machine: Machine, shapes: tuple[Shape, ...], seed: int, seconds: float,
     loop = Loop(core, device, recorder, policy.engine.max_model_len)
     loop.expect(_arrivals(machine.truth, shapes, random, seconds))
     loop.advance(seconds / 4)
-    queue = core.scheduler.waiting
-    assert isinstance(queue, FairQueue)
-    charged = {tenant: account.charged for tenant, account in queue.accounts.items()}
+    charged = {tenant: account.charged for tenant, account in core.share.accounts.items()}
     served = {tenant.name: tenant.seconds for tenant in recorder.tenants.values()}
     first = len(recorder.course)
     loop.advance(seconds)
     assert all(tenant.waiting for tenant in recorder.tenants.values()), "a tenant ran out of work"
     took = {tenant.name: tenant.seconds - served[tenant.name] for tenant in recorder.tenants.values()}
     fair = sum(took.values()) / len(took)
-    paid = {tenant: account.charged - charged[tenant] for tenant, account in queue.accounts.items()}
+    paid = {tenant: account.charged - charged[tenant] for tenant, account in core.share.accounts.items()}
     return Figures(
         max(abs(paid[tenant] / seconds - 1) for tenant, seconds in took.items()),
         max(abs(seconds / fair - 1) for seconds in took.values()),

@@ -6,20 +6,11 @@ Llama-3-8B on an A100 (simulated, published step times). Nobody is refused.
 
 Nobody refused: four tenants at 1.3 times capacity for 120 s (`--load`, `--seconds`), 192 slots. In time is a first
 token in 2 s and then 0.1 s a token. Lengths are drawn from quantiles of Azure's conversations, or from the `--trace`,
-whose format shows by itself. "By age" is the fair order at `overtaking_seconds=0`.
+whose format shows by itself.
 
 Where slots bind: 27 tenants of unequal rates as in a chat arena, 64 slots, 1.4 times capacity for 300 s. Prompts are of
-40 kinds whose answers differ in length, with so much noise that knowing the kind ranks pairs with a Kendall tau of 0.55
-to 0.6, and 8 to 600 tokens long, whatever the kind. "By prompts" is the fair order at `predicts_lengths=off`.
-
-What keeps the second case from 0.72 times first come, first served, on seeds 111 and 112, where the defaults have 0.90:
-with true lengths known it is 0.83; without a limit to overtaking too, 0.71, with a 99th percentile of three times as
-long. Shares of 27 tenants are the rest: if all requests are one tenant's, 0.74, and 0.60 with true lengths.
-
-How answers are ranked, where a chat template begins and ends all prompts alike: the same arena, whose applications have
-a key and an instruction each that make half of the difference in length, and 10 first words that make the other half,
-to each tenant of its own. Without either the ranker has the lengths of prompts and the tenant; tau is of the last 512
-of 6,000 answers.
+40 kinds whose answers differ in length, with noise by which knowing the kind ranks pairs with a Kendall tau of 0.55 to
+0.6, and 8 to 600 tokens long, whatever the kind. Learning to rank is shown beside the two.
 
 Medians over seeds from 201 on, with the extremes: those of 101 to 103 were looked at while the rule was made.
 """
@@ -31,10 +22,7 @@ from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 from random import Random
-from zlib import crc32
 
-from admission.length_predictor import LengthPredictor, features_of
-from gateway.api.prompt_form import form_of
 from labs.benchmarks.overload_loads import DEVICE, LONGEST, MAX_TOKENS, TENANTS, drawn_trace
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
 from labs.simulation.arrival import Arrival
@@ -48,14 +36,8 @@ from labs.simulation.workload import Workload
 FIRST_SEED = 201
 PREFILL = "max_num_batched_tokens=512,prefill_chunk=512,overload=unbounded"
 MANY, FEW = f"{PREFILL},max_num_seqs=192", f"{PREFILL},max_num_seqs=64"
-FCFS, BY_AGE, BY_SIZE, BY_PROMPT = "first come, first served", "by age", "by size", "by prompts"
-POLICIES = {
-    FCFS: "order=fcfs",
-    BY_AGE: "order=fair,overtaking_seconds=0",
-    BY_SIZE: "order=fair",
-    BY_PROMPT: "order=fair,predicts_lengths=off",
-}
-KEYS, ANSWERS = 4, 6000  # of each tenant's conversations, and of all
+FCFS, FAIR, RANKED = "first come, first served", "fair", "learning to rank"
+POLICIES = {FCFS: "order=fcfs", FAIR: "order=fair", RANKED: "order=learned_rank"}
 ARENA, KINDS, NOISE = 27, 40, 0.62  # tenants, kinds of prompts, and the deviation of an answer's logarithm
 LOAD, SECONDS = 1.4, 300.0
 Figure = Callable[["Run"], float]
@@ -69,7 +51,6 @@ class Run:
     good: dict[int, bool]  # by session
     arrivals: list[Arrival]
     completion: float  # seconds from arrival to last token, on average
-    tau: float | None
 
     def in_time(self, of: Callable[[Arrival], bool] = lambda _: True) -> float:
         found = [self.good[arrival.session] for arrival in self.arrivals if of(arrival)]
@@ -99,8 +80,7 @@ def simulate(policy: str, arrivals: list[Arrival]) -> Run:
         gc.enable()
     good = {arrival.session: outcome is AttemptOutcome.GOOD for arrival, outcome in run.recorder.outcomes}
     durations = run.recorder.durations
-    tau = run.core.predictor.tau if run.core.predictor else None
-    return Run(run.summary(), good, arrivals, sum(durations) / len(durations), tau)
+    return Run(run.summary(), good, arrivals, sum(durations) / len(durations))
 
 
 def drawn(trace: Sequence[Arrival], rate: float, seconds: float, seed: int) -> list[Arrival]:
@@ -130,37 +110,10 @@ def arena(rate: float, seconds: float, seed: int) -> list[Arrival]:
     while (time := time + random.expovariate(rate)) < seconds:
         kind, tenant = random.randrange(KINDS), random.choices(names, shares)[0]
         prompt = round(exp(random.uniform(2.1, 6.4)))
-        tokens = [random.randrange(30_000) for _ in range(prompt)]
-        tokens[:2] = [50 + kind, 150 + kind]
         output = min(MAX_TOKENS, max(1, round(typical[kind] * exp(random.gauss(0.0, NOISE)))))
-        features = features_of(tenant, tokens, MAX_TOKENS)
-        made.append(
-            Arrival(time, prompt, output, len(made), tenant, max_tokens=MAX_TOKENS, features=features),
-        )
+        begins = (50 + kind, 150 + kind)
+        made.append(Arrival(time, prompt, output, len(made), tenant, max_tokens=MAX_TOKENS, begins=begins))
     return made
-
-
-def chat(seed: int, with_traits: bool) -> float:
-    """Returns the tau of conversations that a template begins and ends alike, with their keys and forms or without."""
-    random, predictor = Random(seed), LengthPredictor()
-    names, shares = range(1, ARENA + 1), [1 / n for n in range(1, ARENA + 1)]
-    of_application = {(name, key): random.uniform(0.0, 1.6) for name in names for key in range(KEYS)}
-    of_word = {(name, word): random.uniform(0.0, 1.6) for name in names for word in range(KINDS // KEYS)}
-    for _ in range(ANSWERS):
-        tenant, key = random.choices(names, shares)[0], random.randrange(KEYS)
-        word = random.randrange(KINDS // KEYS)
-        typical = exp(3.2 + of_application[tenant, key] + of_word[tenant, word])
-        form = form_of(
-            [
-                {"role": "system", "content": f"You are assistant {tenant} {key}."},
-                {"role": "user", "content": f"word-{word} {random.randrange(1000)} and so on"},
-            ]
-        )
-        tokens = [1, 2, 3, 4, *([9] * random.randrange(8, 600)), 5, 6, 7, 8]
-        traits = (crc32(f"{tenant}/{key}".encode()), *form) if with_traits else ()
-        output = min(MAX_TOKENS, max(1, round(typical * exp(random.gauss(0.0, NOISE)))))
-        predictor.observe(features_of(f"client-{tenant}", tokens, MAX_TOKENS, traits), output)
-    return predictor.tau or 0.0
 
 
 def _capacity(settings: str, requests: Sequence[Arrival]) -> float:
@@ -172,7 +125,7 @@ def compare_waits(report: Report, trace: Sequence[Arrival], load: float, seconds
     rate = load * _capacity(MANY, [one._replace(tenant=TENANTS[n % 4]) for n, one in enumerate(trace)])
     runs = {
         name: [simulate(f"{POLICIES[name]},{MANY}", drawn(trace, rate, seconds, seed)) for seed in seeds]
-        for name in (FCFS, BY_AGE, BY_PROMPT, BY_SIZE)
+        for name in (FCFS, FAIR)
     }
     figures: dict[str, Figure] = {
         "in time": Run.in_time,
@@ -184,31 +137,27 @@ def compare_waits(report: Report, trace: Sequence[Arrival], load: float, seconds
         "tokens/s": lambda run: run.throughput,
     }
     _table(report, f"nobody refused, {load:g}x for {seconds:g} s: times to the first token", runs, figures)
-    first, age, size = (_means(runs[name], figures) for name in (FCFS, BY_AGE, BY_SIZE))
-    report.at_least("in time by size", size["in time"], 0.66)
-    report.at_most("median seconds by size", size["median s"], 1.3)
-    report.at_most("p99 by size over first come, first served", size["p99 s"] / first["p99 s"], 1.5)
-    report.at_most("service gap by size over by age", size["gap, tokens"] / age["gap, tokens"], 1.1)
-    report.at_least("throughput by size over by age", size["tokens/s"] / age["tokens/s"], 0.99)
+    first, ours = (_means(runs[name], figures) for name in (FCFS, FAIR))
+    report.at_least("in time", ours["in time"], 0.66)
+    report.at_most("median seconds", ours["median s"], 1.3)
+    report.at_most("p99 over first come, first served", ours["p99 s"] / first["p99 s"], 1.5)
+    report.at_least("throughput over first come, first served", ours["tokens/s"] / first["tokens/s"], 0.99)
 
 
 def compare_completions(report: Report, seconds: float, seeds: range) -> None:
     rate = LOAD * _capacity(FEW, arena(20.0, 100.0, 0))
     runs = {
-        name: [simulate(f"{POLICIES[name]},{FEW}", arena(rate, seconds, seed)) for seed in seeds]
-        for name in (FCFS, BY_AGE, BY_PROMPT, BY_SIZE)
+        name: [simulate(f"{POLICIES[name]},{FEW}", arena(rate, seconds, seed)) for seed in seeds] for name in POLICIES
     }
     figures: dict[str, Figure] = {
         "completion s": lambda run: run.completion,
         "p99 s": lambda run: run.summary.duration.p99 or 0.0,
         "median first token s": lambda run: run.summary.first_token.p50 or 0.0,
-        "tau": lambda run: run.tau or 0.0,
         "tokens/s": lambda run: run.throughput,
     }
     _table(report, f"where slots bind, {LOAD:g}x for {seconds:g} s", runs, figures)
-    first, prompt, size = (_means(runs[name], figures)["completion s"] for name in (FCFS, BY_PROMPT, BY_SIZE))
-    report.at_most("mean completion by size over first come, first served", size / first, 0.72)
-    report.at_most("mean completion by size over by prompts alone", size / prompt, 0.8)
+    first, ours = (_means(runs[name], figures)["completion s"] for name in (FCFS, FAIR))
+    report.at_most("mean completion over first come, first served", ours / first, 0.72)
 
 
 def _table(report: Report, title: str, runs: dict[str, list[Run]], figures: dict[str, Figure]) -> None:
@@ -236,11 +185,6 @@ def main(arguments: list[str] | None = None) -> int:
     trace = read_trace(options.trace) if options.trace else drawn_trace()
     report.notes.append(f"lengths: {options.trace.name if options.trace else 'drawn from quantiles'}")
     compare_waits(report, trace, options.load, 20.0 if options.quick else options.seconds, seeds)
-    rows = [
-        {"the ranker has": said, "tau": Spread.of([chat(seed, with_traits) for seed in seeds])}
-        for said, with_traits in (("tokens and tenant", False), ("key and form too", True))
-    ]
-    report.add_table("conversations behind a chat template", rows)
     compare_completions(report, 30.0 if options.quick else SECONDS, seeds)
     return report.finish(options.results)
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from admission.orderings.fair_queue import FairQueue
 from labs.benchmarks.report import Report, Spread
 from labs.simulation.arrival import Arrival
 from labs.simulation.device import DEVICES
@@ -104,8 +103,7 @@ def _run(group: Sequence[Mix], seed: int, moments: Sequence[float]) -> _Found:
         gaps.append(recorder.gap_seconds.largest)
     idle = [name for name, tenant in recorder.tenants.items() if not tenant.waiting]
     assert not idle, f"{idle} had too little to do"
-    assert isinstance(core.scheduler.waiting, FairQueue)
-    charged = {name: account.charged for name, account in core.scheduler.waiting.accounts.items()}
+    charged = {name: account.charged for name, account in core.share.accounts.items()}
     return shares(charged), shares({name: tenant.seconds for name, tenant in recorder.tenants.items()}), gaps
 
 

@@ -41,7 +41,7 @@ SATURATED = 0.95  # of the time that the device is busy: more than it can do may
 NOTES = """\
 A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
 configuration, or a file with settings:
-  fair      fcfs      order=fair,quantum=0.1,max_num_seqs=128,weights=gold:4+free:1      policy.yaml,kv_tokens=100000
+  fair      fcfs      order=fair,confidence=0.8,max_num_seqs=128,weights=gold:4+free:1      policy.yaml,kv_tokens=100000
 
 examples:
   sluice simulate --trace yesterday.log --policy policy.yaml --compare edited.yaml

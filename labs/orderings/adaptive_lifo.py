@@ -1,13 +1,13 @@
 """First in, first out while the queue is short-lived; newest first once it has not run empty for a while.
 
-The companion of controlled delay (Maurer, Fail at Scale, 2015): under overload the newest are those that can still be
-in time. Blind to tenants.
+The companion of controlled delay (Maurer, Fail at Scale, 2015): under overload the newest can still be in
+time. Blind to tenants.
 """
 
 from collections import OrderedDict
 
-from admission.orderings.ordering import Indifferent, Line
 from backend.scheduler.sequence import Sequence
+from labs.orderings.ordering import Indifferent, Line
 
 
 class AdaptiveLifo(Indifferent):

@@ -1,17 +1,12 @@
 """Orders waiting sequences by tenant, and each tenant's by arrival."""
 
-from collections import OrderedDict, abc
-from collections.abc import Callable, Iterable, Mapping
+from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 
-from admission.aging import Aging
-from admission.orderings.by_key import SequenceHeap
-from admission.orderings.ordering import Indifferent, Line, weight_of
+from admission.share import Share
 from backend.scheduler.sequence import Sequence
-
-
-def _prompt_tokens(sequence: Sequence) -> float:
-    return float(len(sequence.prompt))
+from labs.orderings.ordering import Indifferent, Line
+from labs.orderings.sequence_heap import Predict, SequenceHeap
 
 
 class TenantQueues:
@@ -44,7 +39,7 @@ class TenantQueues:
         return first
 
     def with_newcomer(self, newcomer: Sequence) -> dict[str, list[Sequence]]:
-        """Returns the queue of each tenant with a newcomer behind those of its own, in the order of `active`."""
+        """Return the queue of each tenant with a newcomer behind those of its own, in the order of `active`."""
         lines = {tenant: [one for _, one in queue.in_order()] for tenant, queue in self.active.items()}
         lines.setdefault(newcomer.tenant, []).append(newcomer)
         return lines
@@ -64,8 +59,7 @@ class RequestRoundRobin(Indifferent):
         self._queues.add(sequence)
         self._turns.setdefault(sequence.tenant)
 
-    def restore(self, sequence: Sequence) -> None:
-        self.add(sequence)
+    restore = add
 
     def head(self) -> Sequence | None:
         return self._queues.first_of(next(iter(self._turns))) if self._turns else None
@@ -90,43 +84,47 @@ class RequestRoundRobin(Indifferent):
 
 
 class VirtualTokenCounter(Indifferent):
-    """Charged as work is planned, in whatever unit the ledger uses. Finding the head is O(tenants waiting)."""
+    """The tenant that was served least goes first, by engine seconds over its weight (Sheng et al., 2024, by tokens).
 
-    def __init__(
-        self, weights: Mapping[str, float] | None = None, estimate: Callable[[Sequence], float] = _prompt_tokens
-    ) -> None:
-        """`estimate` is a whole request's cost in that unit; nothing but what is foreseen depends on it."""
-        self.counters: dict[str, float] = {}
-        self._estimate = estimate
-        self._weights = dict(weights or {})
+    Finding the head is O(tenants waiting).
+    """
+
+    def __init__(self, share: Share, cost: Predict) -> None:
+        """`cost` predicts a whole request's engine seconds; nothing but what is foreseen depends on it."""
+        self._share, self._cost = share, cost
+        self._lifts: dict[str, float] = {}  # engine seconds that tenants are counted beyond what they were served
         self._queues = TenantQueues()
         self._last_left: str | None = None
 
     def __len__(self) -> int:
         return len(self._queues)
 
+    def counter(self, tenant: str) -> float:
+        return self._share.account(tenant).served + self._lifts.get(tenant, 0.0)
+
     def add(self, sequence: Sequence) -> None:
-        if sequence.tenant not in self._queues.active:
-            self.counters[sequence.tenant] = self._lifted(sequence.tenant)
+        tenant = sequence.tenant
+        if tenant not in self._queues.active:
+            self._lifts[tenant] = self._lifted(tenant) - self._share.account(tenant).served
         self._queues.add(sequence)
 
-    def restore(self, sequence: Sequence) -> None:
-        self.add(sequence)
+    restore = add
 
     def head(self) -> Sequence | None:
         active = self._queues.active
-        return self._queues.first_of(min(active, key=self.counters.__getitem__)) if active else None
+        return self._queues.first_of(min(active, key=self.counter)) if active else None
 
     def around(self, newcomer: Sequence) -> Line:
         """As if each were charged with all of its cost when it is admitted."""
         lines, line = self._queues.with_newcomer(newcomer), list[Sequence]()
-        counters = self.counters | {newcomer.tenant: self._lifted(newcomer.tenant)}
+        counters = {tenant: self.counter(tenant) for tenant in lines}
+        counters[newcomer.tenant] = self._lifted(newcomer.tenant)
         turns = [(counters[tenant], place, tenant, 0) for place, tenant in enumerate(lines)]
         heapify(turns)
         while turns:
             counter, place, tenant, number = heappop(turns)
             line.append(one := lines[tenant][number])
-            counter += self._estimate(one) / weight_of(tenant, self._weights)
+            counter += self._cost(one) / self._share.account(tenant).weight
             if number + 1 < len(lines[tenant]):
                 heappush(turns, (counter, place, tenant, number + 1))
         return Line.split(line, newcomer)
@@ -136,28 +134,11 @@ class VirtualTokenCounter(Indifferent):
         if sequence.tenant not in self._queues.active:
             self._last_left = sequence.tenant
 
-    def charge(self, sequences: abc.Sequence[Sequence], costs: abc.Sequence[float]) -> Mapping[str, float]:
-        sums = super().charge(sequences, costs)
-        self.correct(sums.items())
-        return sums
-
-    def correct(self, costs: Iterable[tuple[str, float]]) -> None:
-        for tenant, cost in costs:
-            self.counters[tenant] += cost / weight_of(tenant, self._weights)
-
-    def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
-        self._weights = dict(weights)
-
-    def credit(self, tenant: str) -> float:
-        return -self.counters.get(tenant, 0.0)
-
     def _lifted(self, tenant: str) -> float:
-        """Returns the counter that the tenant has once something of it waits."""
-        counters, active = self.counters, self._queues.active
+        """Return the counter that the tenant has once something of it waits."""
+        own, active = self.counter(tenant), self._queues.active
         if tenant in active:
-            return counters[tenant]
+            return own
         if active:
-            floor = min(counters[other] for other in active)
-        else:
-            floor = counters[self._last_left] if self._last_left is not None else 0.0
-        return max(counters.get(tenant, 0.0), floor)
+            return max(own, min(map(self.counter, active)))
+        return own if self._last_left is None else max(own, self.counter(self._last_left))

@@ -1,27 +1,24 @@
-"""Shortest predicted answer first, and whom that has passed over for long goes before all others.
+"""Shortest predicted answer first; what that has passed over for long goes before all others.
 
 Learning to rank (Fu et al., NeurIPS 2024, known as vllm-ltr): requests run in the order of predicted ranks of their
 answers' lengths; one that was passed over for `PASSED_OVER` steps is promoted before all that were not. The paper ranks
-those that run as well, and pauses the longest; here who was admitted goes on, so a promotion has done its work once its
+what runs as well, and pauses the longest; here an admitted request goes on, so a promotion has done its work once its
 request is admitted, and needs no quantum.
 
-Blind to tenants, classes and weights: of the invariants it waives the bounds on fairness and on overtaking, and keeps
-that nobody is passed over for more than `PASSED_OVER` steps but by those promoted before.
+Blind to tenants, classes and weights. Nothing is passed over for more than `PASSED_OVER` steps but by what was promoted
+before.
 """
 
-from collections import abc
-from collections.abc import Mapping
-
-from admission.orderings.by_key import Predict, SequenceHeap
-from admission.orderings.ordering import Indifferent, Line
 from backend.scheduler.sequence import Sequence
+from labs.orderings.ordering import Indifferent, Line
+from labs.orderings.sequence_heap import Predict, SequenceHeap
 
 PASSED_OVER = 200
-"""The steps for which a request is passed over at most: the paper's threshold of starvation."""
+"""The most steps that pass over a request: the paper's threshold of starvation."""
 
 
 class LearnedRank(Indifferent):
-    """Serves the promoted first, then all others, each by rank. O(log waiting)."""
+    """Serves promoted requests first, then all others, each by rank. O(log waiting)."""
 
     def __init__(self, rank: Predict, passed_over: int = PASSED_OVER) -> None:
         """`rank` returns the expected length of the answer, in any unit."""
@@ -42,14 +39,13 @@ class LearnedRank(Indifferent):
         self._others.add(sequence, self._ranks[sequence])
         self._waiting_since[sequence] = self._step
 
-    def charge(self, sequences: abc.Sequence[Sequence], costs: abc.Sequence[float]) -> Mapping[str, float]:
-        """A step was planned, and passes over all that still wait."""
+    def at(self, now: float) -> None:
+        """A step that is planned passes over all that still wait after it."""
         self._step += 1
         due = self._step - self._passed_over
         while (first := next(iter(self._waiting_since), None)) is not None and self._waiting_since[first] <= due:
             self.remove(first)
             self._promoted.add(first, self._ranks[first])
-        return super().charge(sequences, costs)
 
     def head(self) -> Sequence | None:
         return self._promoted.first() or self._others.first()
@@ -66,5 +62,5 @@ class LearnedRank(Indifferent):
         else:
             self._others.remove(sequence)
 
-    def settle(self, sequence: Sequence) -> None:
+    def ended(self, sequence: Sequence) -> None:
         self._ranks.pop(sequence, None)

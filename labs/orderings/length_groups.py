@@ -1,21 +1,20 @@
 """Prompts of like lengths together, so that a batch that pads them to its longest wastes little.
 
 Bucketing by length, as sequence-to-sequence trainers and static servers do it: requests are grouped by the power of two
-that their prompts reach, and whoever is admitted by one plan comes from the group whose oldest request is the oldest of
-all, as long as that has any. It pays where prompts are padded (`static_padded`); where they are packed, as in every
+that their prompts reach, and one plan admits from the group whose oldest request is the oldest of all, as long as that
+group has any. It pays where prompts are padded (`static_padded`); where they are packed, as in every
 other batch here, it is first come, first served, in a worse order.
 
-Blind to tenants, classes and weights: it waives the bounds on fairness and on overtaking. Nobody starves: whoever is
-the oldest of all goes first in the next plan.
+Blind to tenants, classes and weights. Nobody starves: the oldest of all goes first in the next plan.
 """
 
-from admission.orderings.by_key import SequenceHeap
-from admission.orderings.ordering import Indifferent, Line
 from backend.scheduler.sequence import Sequence
+from labs.orderings.ordering import Indifferent, Line
+from labs.orderings.sequence_heap import SequenceHeap
 
 
 def group_of(sequence: Sequence) -> int:
-    """Returns the power of two that its prompt reaches."""
+    """Return the power of two that its prompt reaches."""
     return len(sequence.prompt).bit_length()
 
 
@@ -35,8 +34,7 @@ class LengthGroups(Indifferent):
     def add(self, sequence: Sequence) -> None:
         self._groups.setdefault(group_of(sequence), SequenceHeap()).add(sequence, sequence.arrival)
 
-    def restore(self, sequence: Sequence) -> None:
-        self.add(sequence)
+    restore = add
 
     def head(self) -> Sequence | None:
         if not self._groups:

@@ -1,6 +1,6 @@
 """Batches that waste little: Magnus (Cheng et al., "Enabling Efficient Batch Serving for LMaaS", arXiv 2406.04785).
 
-Whoever comes joins the batch in which the least memory is then read for nothing, if that is less than `MOST_WASTED` and
+A request joins the batch in which the least memory is then read for nothing, if that is less than `MOST_WASTED` and
 the batch still fits the KV memory by its predicted lengths; else it begins a batch of its own. A row of a padded batch
 is read, in every step in which it has a token to gain, with the padding of its prompt, and then as a whole until the
 batch's last answer has ended:
@@ -11,35 +11,35 @@ with P and G the longest prompt and the longest predicted output of the batch; a
 does. Batches are served by the highest response ratio of their oldest request, one in a plan and whole. It is meant for
 `--batching static_padded`, whose batches it makes; elsewhere it admits a batch at a time.
 
-Blind to tenants, classes and weights: it waives the bounds on fairness and on overtaking. The paper predicts lengths by
+Blind to tenants, classes and weights. The paper predicts lengths by
 a random forest over embeddings and service times by nearest neighbours; here the predictors are the project's own.
 """
 
 from collections.abc import Mapping
 from functools import partial
 
-from admission.orderings.by_key import Predict
-from admission.orderings.ordering import Indifferent, Line
 from backend.scheduler.sequence import Sequence
+from labs.orderings.ordering import Indifferent, Line
+from labs.orderings.sequence_heap import Predict
 
 MOST_WASTED = 50_000  # tokens that are read for nothing by one row: the authors' choice
 
 
 class _Batch:
-    """Those that wait to be computed together, in order of arrival, with their predicted outputs and seconds."""
+    """Requests to be computed together, in order of arrival, with their predicted outputs and seconds."""
 
     def __init__(self, members: Mapping[Sequence, tuple[float, float]] | None = None) -> None:
         self.members = dict(members or {})
 
     def wasted(self, sequence: Sequence, output: float) -> float:
-        """Returns what the batch would waste with one more."""
+        """Return what the batch would waste with one more."""
         rows = [(len(one.prompt), tokens) for one, (tokens, _) in self.members.items()]
         rows.append((len(sequence.prompt), output))
         prompt, longest = max(row[0] for row in rows), max(row[1] for row in rows)
         return max(_wasted(*row, prompt, longest) for row in rows)
 
     def tokens(self, sequence: Sequence, output: float) -> float:
-        """Returns the memory that the batch would need with one more, all rows as long as the longest."""
+        """Return the memory that the batch would need with one more, all rows as long as the longest."""
         prompt = max(len(sequence.prompt), *(len(one.prompt) for one in self.members))
         return (len(self.members) + 1) * (prompt + max(output, *(tokens for tokens, _ in self.members.values())))
 
@@ -77,7 +77,7 @@ class Magnus(Indifferent):
         self._batch_of[sequence] = batch
 
     def head(self) -> Sequence | None:
-        """Returns the first of the batch that this plan serves; None when all of it is served."""
+        """Return the first of the batch that this plan serves; None when all of it is served."""
         batch = self._served or min(self._batches, key=partial(_key, self._now), default=None)
         return None if batch is None else next(iter(batch.members), None)
 
@@ -99,11 +99,11 @@ class Magnus(Indifferent):
         in_turn = sorted(batches, key=partial(_key, max(self._now, newcomer.arrival)))
         return Line.split([one for batch in in_turn for one in batch.members], newcomer)
 
-    def settle(self, sequence: Sequence) -> None:
+    def ended(self, sequence: Sequence) -> None:
         self._outputs.pop(sequence, None)
 
     def _batch_for(self, sequence: Sequence, output: float) -> _Batch | None:
-        """Returns the batch that is to take it; None: it begins one."""
+        """Return the batch that is to take it; None: it begins one."""
         best, least = None, float(MOST_WASTED)
         for batch in self._batches:
             if len(batch.members) < self._most and batch.tokens(sequence, output) <= self._kv_tokens:
@@ -114,7 +114,7 @@ class Magnus(Indifferent):
 
 
 def _key(now: float, batch: _Batch) -> tuple[float, float]:
-    """Returns the batch's response ratio, the highest first; it takes as long as its longest."""
+    """Return the batch's response ratio, the highest first; it takes as long as its longest."""
     seconds = max(seconds for _, seconds in batch.members.values())
     oldest = min(one.arrival for one in batch.members)
     return (oldest - now) / seconds, oldest

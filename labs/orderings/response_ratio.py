@@ -1,18 +1,18 @@
-"""Who has waited longest for the service that it needs goes first: highest response ratio next (Brinch Hansen, 1971).
+"""The longest wait for the service that is needed goes first: highest response ratio next (Brinch Hansen, 1971).
 
     ratio = (waited + service) / service
 
-The short are served early and the long do not starve, as the ratio of whoever waits grows without end. Magnus (Cheng et
+The short are served early and the long do not starve, as the ratio of what waits grows without end. Magnus (Cheng et
 al., 2024) orders its batches so, by a predicted service time.
 
-Blind to tenants, classes and weights: it waives the bounds on fairness and on overtaking.
+Blind to tenants, classes and weights.
 """
 
 from functools import partial
 
-from admission.orderings.by_key import Predict
-from admission.orderings.ordering import Indifferent, Line
 from backend.scheduler.sequence import Sequence
+from labs.orderings.ordering import Indifferent, Line
+from labs.orderings.sequence_heap import Predict
 
 
 class HighestResponseRatioNext(Indifferent):
@@ -55,7 +55,7 @@ class HighestResponseRatioNext(Indifferent):
         del self._waiting[sequence]
         self._head = None
 
-    def settle(self, sequence: Sequence) -> None:
+    def ended(self, sequence: Sequence) -> None:
         self._services.pop(sequence, None)
 
     def _key(self, now: float, sequence: Sequence) -> tuple[float, float]:

@@ -3,16 +3,15 @@
     key = (V + cost / weight) * (1 - boost * waited / boost_seconds)         the smallest goes first
 
 with V the virtual time, the finish time of the request admitted last (self-clocked: Golestani, 1994). Two faults, both
-tested: finish times do not follow one another within a tenant, so many small requests of one tenant all finish
-"now"; and after boost_seconds / boost (3.3 times boost_seconds) the factor turns negative, so that of those who
-have waited longest the largest goes first.
+tested: finish times do not follow one another within a tenant, hence many small requests of one tenant all finish
+"now"; and after boost_seconds / boost (3.3 times boost_seconds) the factor turns negative, and of the longest waits the
+largest goes first.
 """
 
-from collections.abc import Callable, Mapping
-
-from admission.aging import Aging
-from admission.orderings.ordering import Indifferent, Line, weight_of
+from admission.share import Share
 from backend.scheduler.sequence import Sequence
+from labs.orderings.ordering import Indifferent, Line
+from labs.orderings.sequence_heap import Predict
 
 
 class VirtualFinishWithBoost(Indifferent):
@@ -20,14 +19,13 @@ class VirtualFinishWithBoost(Indifferent):
 
     def __init__(
         self,
-        estimate: Callable[[Sequence], float],
-        weights: Mapping[str, float] | None = None,
+        share: Share,
+        cost: Predict,
         boost: float = 0.3,
         boost_seconds: float = 10.0,
     ) -> None:
-        """`estimate` is a whole request's cost; `boost_seconds` is the time after which the boost is whole."""
-        self._estimate = estimate
-        self._weights = dict(weights or {})
+        """`cost` is a whole request's; `boost_seconds` is the time after which the boost is whole."""
+        self._share, self._cost = share, cost
         self._boost = boost
         self._boost_seconds = boost_seconds
         self._now = 0.0
@@ -69,14 +67,11 @@ class VirtualFinishWithBoost(Indifferent):
         del self._waiting[sequence]
         self._head = None
 
-    def policy_changed(self, weights: Mapping[str, float], aging: Aging) -> None:
-        self._weights = dict(weights)
-
-    def settle(self, sequence: Sequence) -> None:
+    def ended(self, sequence: Sequence) -> None:
         self._finish.pop(sequence, None)
 
     def _finish_of(self, newcomer: Sequence) -> float:
-        return self._virtual_time + self._estimate(newcomer) / weight_of(newcomer.tenant, self._weights)
+        return self._virtual_time + self._cost(newcomer) / self._share.account(newcomer.tenant).weight
 
     def _key(self, sequence: Sequence) -> float:
         return self._finish[sequence] * self._boosted(sequence, self._now)

@@ -47,6 +47,7 @@ class Arrival(NamedTuple):
     more_prompts: tuple[tuple[int, int, int], ...] = ()  # of the same request: lengths, answers' lengths, max_tokens
     content: Content | None = None  # of its prompt and its answer; None: nobody knows, and it shares nothing
     more_contents: tuple[Content | None, ...] = ()  # of its other prompts
+    begins: tuple[int, ...] = ()  # the first tokens of its prompt, by which orders may guess its answer's length
     num_answers: int = 1  # to each prompt: so many in a row are one, which counts once
     group: int | None = None  # of one prompt alone: which of the request's it is, where several answers are wanted
     expects: float | None = None  # seconds after its answer in which its client says that it comes again
@@ -129,12 +130,12 @@ NO_TARGET = ClassTarget()
 
 
 def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) -> Sequence:
-    """Makes the sequence of an arrival, without tokens. Its seed is the length of its answer, which only the device
-    looks at.
+    """Makes the sequence of an arrival, whose tokens are 0 but for what it `begins` with. Its seed is the length of its
+    answer, which only the device looks at.
     """
     declared = arrival.declared_tokens
     ends = _AT_END if declared > arrival.output_tokens else _NEVER
-    prompt = [0] * arrival.prompt_tokens
+    prompt = [*arrival.begins, *[0] * (arrival.prompt_tokens - len(arrival.begins))][: arrival.prompt_tokens]
     return Sequence(
         str(number),
         arrival.tenant,

@@ -99,7 +99,6 @@ GROUPS: dict[str, tuple[RunMetric, ...]] = {
     "queue": (
         RunMetric("longest", lambda s: max(s.depth.values, default=None), format_number),
         RunMetric("oldest", lambda s: max(s.age.values, default=None), format_duration),
-        RunMetric("tau of predicted lengths", lambda s: s.length_rank_tau, format_ratio),
     ),
     "tenants": (
         RunMetric("service gap, tokens", lambda s: s.gap_tokens, format_number),

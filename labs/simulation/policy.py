@@ -1,7 +1,7 @@
 """Reads a policy as it is written on a command line: settings of the core and the engine as `key=value` pairs.
 
-fcfs                                   an ordering alone
-quantum=0.1,max_num_seqs=128           any field of `CoreConfig` and `EngineConfig`
+fcfs                                   an order alone
+overload=bounded,max_num_seqs=128      any field of `CoreConfig` and `EngineConfig`
 order=fair,weights=gold:4+free:1       weights by tenant, joined by +
 kv_tokens=10000                        memory in tokens instead of num_blocks
 prefix_cache=off                       without a prefix cache
@@ -16,8 +16,11 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
+import labs.orderings.published  # noqa: F401 - adds orders
 from admission.controller import Controller
-from admission.core import ORDERS, CoreConfig, make_core
+from admission.core import ORDERS, CoreConfig, MemoryGate, Overload, make_core
+from admission.kv.retention import Between
+from admission.kv.swap_choice import Swap
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import Batching, EngineConfig, KVAllocation
@@ -253,8 +256,7 @@ _READERS: dict[object, Callable[[str], object]] = {
     float | None: _optional_number,
     Mapping[str, float]: _weights,
     tuple[int, ...]: _integers,
-    **{kind: _choice(kind) for kind in (Batching, KVAllocation)},
-    **{field.type: _choice(field.type) for field in fields(CoreConfig) if isinstance(field.type, type) and issubclass(field.type, StrEnum)},
+    **{kind: _choice(kind) for kind in (Batching, Between, KVAllocation, MemoryGate, Overload, Swap)},
 }
 _RENAMED = {
     "kv_memory_bytes": "kv_tokens (the tokens for which there is memory)",

@@ -100,7 +100,6 @@ class Summary:
     hit_rate: float = 0.0  # share of the prompt tokens that were cached, and not computed
     evictions: int = 0  # cached blocks that were given up for memory
     sessions: int = 0  # of several turns each, all of which were answered
-    length_rank_tau: float | None = None  # of the newest answers; None: nothing predicted their lengths
     padding: float = 0.0  # share of the tokens that were computed for nobody
     session_seconds: float = 0.0  # from the first request of such a session to the end of its last answer, on average
 

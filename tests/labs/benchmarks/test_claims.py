@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from admission.core import MemoryGate, Order
+from admission.core import ORDERS, MemoryGate
 from backend.config import Batching
 from labs.benchmarks import claim_choices, claim_measures, claims
 from labs.benchmarks.claim_choices import Figures
@@ -22,7 +22,7 @@ def test_a_claim_reproduces_within_a_factor_of_two(figure: float, reproduces: bo
 
 
 def test_every_choice_has_a_row() -> None:
-    choices = {*Order, *Batching, *MemoryGate} - OURS
+    choices = {*ORDERS, *Batching, *MemoryGate} - OURS
     assert {choice for choice in choices if choice not in SETTINGS} == set()
 
 
@@ -40,7 +40,7 @@ def test_what_needs_no_machine_is_known() -> None:
 def test_every_choice_is_measured_beside_the_default() -> None:
     names = [choice for choice, _ in claim_choices.choices()]
     assert names[0] == "order fair" and len(set(names)) == len(names)
-    assert {name.split()[1] for name in names} == {*Order, *Batching, *MemoryGate} - {"continuous", "forecast"}
+    assert {name.split()[1] for name in names} == {*ORDERS, *Batching, *MemoryGate} - {"continuous", "forecast"}
 
 
 def test_the_verdict_says_who_beats_the_default_at_what() -> None:

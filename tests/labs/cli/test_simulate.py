@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from admission.core import PRIOR, CoreConfig, Order, Overload
+from admission.core import PRIOR, CoreConfig, Overload
 from admission.event_logs.event_log import make_logged_core
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
@@ -223,7 +223,7 @@ def test_an_event_log_without_a_policy_is_simulated_as_it_was_recorded(tmp_path:
     """Nobody is served later than promised there, from the first request on: the step times were known."""
     lines: list[str] = []
     engine = EngineConfig(num_blocks=64, max_model_len=512, max_num_seqs=2)
-    config = CoreConfig(order=Order.VTC, confidence=0.6)
+    config = CoreConfig(order="vtc", confidence=0.6)
     times = StepTime((0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     slow = replace(DEVICES["llama3-8b-a100"], seconds=times.seconds)
     core = make_logged_core(config, engine, StepTimeModel(times, 100), lines.append)[0]

@@ -17,7 +17,7 @@ from labs.simulation.recorder import Objective, Recorder, TrackedRequest
 
 PLAIN = (
     "order=fcfs,overload=unbounded,memory=optimistic,prefix_cache=off,calibration=off,steps_in_flight=1,"
-    "max_model_len=4096,prefill_chunk=off,prefill_overtaking=0"
+    "max_model_len=4096,prefill_chunk=off"
 )
 BUDGET = 4096
 PUBLISHED = DEVICES["llama3-8b-a100"]

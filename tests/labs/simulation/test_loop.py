@@ -1,6 +1,6 @@
 import pytest
 
-from admission.core import Order
+from admission.core import ORDERS
 from admission.step_times.step_time import StepWork
 from labs.simulation.arrival import Arrival
 from labs.simulation.workload import Workload
@@ -9,8 +9,8 @@ from tests.labs.simulation.runs import DEVICE, TRACE, simulated
 TIGHT = "kv_tokens=1024,max_model_len=512,max_num_seqs=16"
 
 
-@pytest.mark.parametrize("order", list(Order))
-def test_every_request_gets_its_tokens_and_its_share_of_the_busy_time_is_someones(order: Order) -> None:
+@pytest.mark.parametrize("order", list(ORDERS))
+def test_every_request_gets_its_tokens_and_its_share_of_the_busy_time_is_someones(order: str) -> None:
     arrivals = Workload(TRACE, speedup=4.0, tenants="3", classes="0:1,1:1", context=512).arrivals(1)
     recorder, core, end = simulated(f"order={order},{TIGHT}", arrivals)
     tenants = recorder.tenants.values()

@@ -1,6 +1,6 @@
 import pytest
 
-from admission.core import Order, Unit
+from admission.core import Overload
 from labs.simulation.errors import OptionError
 from labs.simulation.policy import parse_simulated_policy
 from tests.labs.simulation.runs import DEVICE
@@ -8,14 +8,14 @@ from tests.labs.simulation.runs import DEVICE
 
 def test_an_ordering_alone_is_a_policy() -> None:
     policy = parse_simulated_policy("fcfs", DEVICE)
-    assert policy.core.order is Order.FCFS and policy.name == "fcfs"
+    assert policy.core.order == "fcfs" and policy.name == "fcfs"
     assert policy.engine.num_blocks * policy.engine.block_size == DEVICE.kv_tokens
 
 
 def test_settings_of_the_core_and_of_the_engine_go_where_they_belong() -> None:
-    policy = parse_simulated_policy("fair,unit=tokens,quantum=512,weights=gold:4+a:b:2,prefill_chunk=off,kv_tokens=512,"
-                          "max_num_batched_tokens=512", DEVICE)  # fmt: skip
-    assert policy.core.unit is Unit.TOKENS and policy.core.quantum == 512
+    policy = parse_simulated_policy("fair,overload=bounded,confidence=0.5,weights=gold:4+a:b:2,prefill_chunk=off,"
+                                    "kv_tokens=512,max_num_batched_tokens=512", DEVICE)  # fmt: skip
+    assert policy.core.overload is Overload.BOUNDED and policy.core.confidence == 0.5
     assert policy.core.weights == {"gold": 4.0, "a:b": 2.0}
     assert policy.engine.prefill_chunk is None and policy.engine.num_blocks == 32 and policy.engine.max_model_len == 512
 
@@ -23,14 +23,13 @@ def test_settings_of_the_core_and_of_the_engine_go_where_they_belong() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("quantun=1", "there is no setting quantun: did you mean quantum?"),
-        ("fair,leeway=1", "leeway is called deadline_debt_limit here"),
+        ("confidense=1", "there is no setting confidense: did you mean confidence?"),
         ("kv_memory_bytes=2GiB", "kv_memory_bytes is called kv_tokens"),
         ("num_host_blocks=100", "num_host_blocks needs block_copy_seconds"),
         ("fair,order=fcfs", "order is set twice"),
         ("lottery", "must be one of fair, fcfs"),
-        ("quantum=fast", "must be a number"),
-        ("quantum=-1", "quantum must be above 0"),
+        ("seconds_per_class=fast", "must be a number"),
+        ("seconds_per_class=-1", "seconds_per_class must be above 0"),
         ("max_num_seqs=1.5", "must be a whole number"),
         ("max_num_seqs=4096", "max_num_seqs 4096 exceeds max_num_batched_tokens"),
         ("weights=gold", "write TENANT:WEIGHT"),

@@ -3,19 +3,16 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from admission.length_predictor import ENOUGH, LengthPredictor, features_of
 
 from admission.core import PRIOR, CoreConfig
 from admission.event_logs.event_log import make_logged_core
 from admission.request import Asked, AskedPrompt
-from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.batch import StepOutput
 from labs.simulation.arrival import Arrival
 from labs.simulation.contents import Content
 from labs.simulation.errors import TraceError
-from labs.simulation.policy import make_simulated_policy, recorded_policy
 from labs.simulation.recording import TraceFacts
 from labs.simulation.traces import read_trace, read_traffic
 from tests.backend.sequences import make_sequence
@@ -88,36 +85,6 @@ def test_a_log_says_to_which_prompt_several_answers_were_wanted(tmp_path: Path) 
     core.requested(Asked("one", "acme", "k1", None, 99, None, None, None, prompts), 7.0)
     (request,) = read_traffic(write(tmp_path / "log", *lines)).arrivals
     assert request.num_answers == 2 and [prompt.group for prompt in request.prompts] == [0, 0, 1, 1]
-
-
-def test_answers_are_ranked_by_what_they_were_ranked_by_when_they_were_recorded(tmp_path: Path) -> None:
-    """A log without tokens: what its core had learned before, and the features of each request, one of two prompts."""
-    before, lines = LengthPredictor(), list[str]()
-    for n in range(ENOUGH):
-        before.observe(features_of("acme", [n % 7], 9), 1 + n % 7)
-    core, event_log = make_logged_core(
-        CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR), lines.append
-    )
-    event_log.serves("embedded", 2048, 1e9, 5.0)
-    core.lengths_learned(before.learned, 5.0)
-    two = (AskedPrompt(20, 30, True), AskedPrompt(10, 30, True))
-    core.requested(Asked("one", "acme", "k1", None, 99, None, None, None, two), 7.0)
-    features = []
-    for index, prompt in enumerate(two):
-        sequence = make_sequence(f"one-{index}", "acme", prompt.prompt_tokens, 3)
-        sequence.traits = (index,)
-        core.arrive(sequence, 7.0)
-        features.append(sequence.features)
-    core.requested(Asked("two", "acme", "k1", None, 99, None, None, None, two, "tokens/min"), 8.0)
-    read = read_traffic(write(tmp_path / "log", *lines))
-    first, refused = read.arrivals
-    assert [prompt.features for prompt in first.prompts] == features and features[0] != features[1]
-    assert refused.features == (), "it never came to the core"
-    assert read.device is not None and read.device.served is not None
-    simulated = recorded_policy(read.device.served).make_core()
-    assert simulated.predictor is not None and simulated.predictor.learned == before.learned
-    edited = make_simulated_policy("edited", SchedulingPolicy(), (), read.device, settings="max_num_seqs=3")
-    assert edited.lengths == before.learned
 
 
 def test_a_recorded_device_takes_as_long_in_all_as_it_was_measured_to(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ def test_the_table_has_every_quantity_for_every_policy() -> None:
 
 
 def test_the_json_has_the_runs_and_no_number_that_json_lacks() -> None:
-    results = compared("fair", "fcfs,quantum=0.1", seeds=2)
+    results = compared("fair", "fcfs,confidence=0.8", seeds=2)
     report = json.loads(to_json(results, {"trace": "t"}))
-    assert [policy["name"] for policy in report["policies"]] == ["fair", "fcfs,quantum=0.1"]
-    assert report["policies"][1]["core"]["quantum"] == 0.1
+    assert [policy["name"] for policy in report["policies"]] == ["fair", "fcfs,confidence=0.8"]
+    assert report["policies"][1]["core"]["confidence"] == 0.8
     assert [run["seed"] for run in report["policies"][0]["runs"]] == [1, 2]
 
 

@@ -28,10 +28,12 @@ def test_policies_meet_the_same_arrivals() -> None:
 
 
 def test_gaps_are_those_of_the_busiest_tenants_whenever_they_come() -> None:
-    """Eight tenants send one request each before the two come that have work waiting for minutes."""
+    """Eight tenants send one request each before the two come that have work waiting for minutes, and whose
+    requests are served in order: of more seats each would have its share.
+    """
     arrivals = [Arrival(0.1 * n, 20, 2, tenant=f"early-{n}") for n in range(8)]
     arrivals += [Arrival(1.0 + n / 1000, 400, 50, tenant=f"busy-{n // 60}") for n in range(120)]
-    policy = parse_simulated_policy("fcfs,max_num_seqs=4,overload=unbounded", DEVICE)
+    policy = parse_simulated_policy("fcfs,max_num_seqs=1,overload=unbounded", DEVICE)
     summary = simulate_run(policy, arrivals, DEVICE, Objective())
     assert summary.gap_tokens > 50 * (400 + 2 * 50)
     assert busiest(arrivals) == {"busy-0", "busy-1", *(f"early-{n}" for n in range(6))}

@@ -20,7 +20,6 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
         "max_num_seqs": (4, 16, 64),
         "max_num_batched_tokens": (256, 1024),
         "prefill_chunk": (64, 256),
-        "prefill_overtaking": (0.5,),
     }
     monkeypatch.setattr(tuning, "LADDERS", ladders)
     monkeypatch.setattr(tuning, "FEWEST", 10)
@@ -34,7 +33,7 @@ def test_what_is_found_is_near_the_best_of_all_settings() -> None:
     search = tuner()
     tuned = search.run()
     best = search.best_of(search.grid())
-    assert tuned.present.setting == (4, 256, 64, 0.5) and tuned.gain > 0.2
+    assert tuned.present.setting == (4, 256, 64) and tuned.gain > 0.2
     assert tuned.best.summary.goodput >= 0.97 * best.summary.goodput
     assert tuned.gain == pytest.approx(tuned.best.summary.goodput - tuned.present.summary.goodput)
 
@@ -50,9 +49,9 @@ def test_a_search_costs_no_more_than_its_budget_and_is_the_same_every_time() -> 
 
 def test_settings_that_no_engine_can_have_are_not_tried() -> None:
     grid = tuner(replace(CRAMPED, engine=replace(CRAMPED.engine, max_num_seqs=256))).grid()
-    assert (256, 256, 64, 0.5) in grid and len(grid) == 4 * 2 * 2
+    assert (256, 256, 64) in grid and len(grid) == 4 * 2 * 2
     wide = replace(CRAMPED, engine=replace(CRAMPED.engine, max_num_batched_tokens=4096, max_num_seqs=512))
-    assert (512, 256, 64, 0.5) not in tuner(wide).grid()
+    assert (512, 256, 64) not in tuner(wide).grid()
 
 
 def test_prompts_that_are_computed_whole_stay_so() -> None:

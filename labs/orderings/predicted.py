@@ -1,0 +1,38 @@
+"""What is expected of a request when it comes, for the orders that go by it."""
+
+from collections.abc import Sequence as Listed
+
+from admission.core import OrderParts
+from backend.scheduler.sequence import FinishReason, Sequence
+from labs.orderings.length_predictor import LengthPredictor, features_of
+
+
+class Predicted:
+    """Asked once of each sequence, as it arrives: what is learned later changes no place."""
+
+    def __init__(self, parts: OrderParts) -> None:
+        self._lengths, self._tariff = parts.lengths, parts.tariff
+        self._predictor = LengthPredictor()
+
+    def output(self, sequence: Sequence) -> float:
+        """Return the tokens of its answer; 0 where neither its prompt nor its tenant says anything.
+
+        Expected by what it declares, a request that declares much would change places by a length that none has shown.
+        """
+        tenant, most = sequence.tenant, sequence.max_tokens
+        output = self._predictor.expected(features_of(tenant, sequence.prompt, most))
+        if output is None:
+            output = self._lengths.mean(tenant, most) if self._lengths.knows(tenant, most) else 0.0
+        return min(output, most)
+
+    def seconds(self, sequence: Sequence) -> float:
+        """Return the engine time that all of it takes."""
+        return self._tariff.estimate(len(sequence.prompt), self.output(sequence), sequence.num_pinned_tokens)
+
+    def learn(self, tenant: str, prompt: Listed[int], max_tokens: int, output: int) -> None:
+        """Learn from an answer of so many tokens."""
+        self._predictor.observe(features_of(tenant, prompt, max_tokens), output)
+
+    def ended(self, sequence: Sequence) -> None:
+        if sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.learn(sequence.tenant, sequence.prompt, sequence.max_tokens, len(sequence.output))
