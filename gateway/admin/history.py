@@ -9,7 +9,7 @@ from heapq import merge
 from admission.outcome import Outcome
 from admission.share import Account
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.sequence import SequenceStatus
 from gateway.admin.request_summary import RequestSummary
 from gateway.admin.rows import is_waiting
 from gateway.admin.series import Gauges, RecentSeries

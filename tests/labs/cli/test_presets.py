@@ -38,7 +38,6 @@ def test_a_preset_parses_and_serves_its_traffic(path: Path, tmp_path: Path, prin
         f"max_num_seqs={options.max_num_seqs}",
         f"max_num_batched_tokens={options.max_num_batched_tokens}",
         f"prefill_chunk={options.prefill_chunk}",
-        f"prefill_overtaking={options.prefill_overtaking}",
     ]
     prompt, output = TRAFFIC[path.stem]
     rows = [f"{4 * n},{prompt + n},{output},someone" for n in range(8)]

@@ -148,6 +148,7 @@ MISTAKES = [
     ("tenants: {a: {keys: {k: {limits: {kv_bytes: 1GiB}}}}}", "is counted for tenants, not for keys"),
     ("defaults: {keys: {}}", 'defaults: "keys" is not a field'),
     ("tenants: {a: {rpm: 600}}", '"rpm" is not a field; here it is limits: {requests: 600/min}'),
+    ("overload: {prefer: tokens}", 'a.yaml:1:1: "overload" is not a field any more: '),
     ("tenants: {a: {limits: {tpm_limit: 1}}}", '"tpm_limit" is not a field; here it is limits: {tokens: 100k/min}'),
     ("defaults: {max_parallel_requests: 5}", "here it is limits: {concurrent_requests: 32}"),
     ("tenants: {a: {prefix_cache: {floor: 64}}}", 'tenants.a.prefix_cache.floor: "64" is not a size'),
