@@ -41,7 +41,7 @@ def test_who_is_next_and_who_is_behind_are_told_the_same_cause(site: Site) -> No
     site.step()
     waiting = [record for record in records if record.timelines[0].admitted is None]
     said = {reason(site, record) for record in waiting}
-    assert said == {"max_num_seqs sequences were running", "behind others, because max_num_seqs sequences were running"}
+    assert said == {"max_num_seqs sequences were running", "behind others that are due earlier, because max_num_seqs sequences were running"}
     assert all(reason(site, record) is None for record in records if record not in waiting)
 
 
