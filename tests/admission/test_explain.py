@@ -15,7 +15,7 @@ KEPT = [[], None, None, None]  # how an arrival ends: blocks, the next turn, its
 def arrival(
     now: float, name: str, tenant: str, prompt: int, first_by: float | None = None, level: int = 1
 ) -> list[Any]:
-    return ["arrive", now, name, tenant, prompt, 100, 100, level, None, 0, first_by, *[None] * 5, *KEPT]
+    return ["arrive", now, name, tenant, prompt, 100, 100, 1, None, 0, first_by, *[None] * 5, *KEPT]
 
 
 HEADER: list[Any] = ["log", VERSION, {}, {"overload": "deadline"}, [], 512]
@@ -127,8 +127,8 @@ def test_requests_of_its_own_tenant_that_went_first_are_told_apart_by_whether_de
         arrival(1.0, "r-0", "acme", 400), sibling, dated, shorter, plan(1.0, "d-0", "s-0", "r-1"), plan(1.5, "r-0"),
         name="r-0",
     )[0] == (
-        "0.500 s: 1 request of its own tenant was due earlier; 1 request of its own tenant went first: older, shorter, or "
-        "still in time; other answers to its request went first"
+        "0.500 s: 1 request of its own tenant was due earlier; 1 request of its own tenant went first: older, "
+        "shorter, or still in time; other answers to its request went first"
     )  # fmt: skip
 
 
