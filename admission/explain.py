@@ -72,24 +72,25 @@ class _SequenceHistory:
         assert self.waiting_since is not None
         self.say(now, f"{what} {now - self.waiting_since:.3f} s")
         for reason, seconds in sorted(self.waits.items(), key=lambda item: -item[1]):
-            told = [*self._went_first(self.ahead[reason]), reason.removeprefix(BEHIND)]
+            how = "due earlier" if reason.startswith(BEHIND) else "served first"
+            told = [*self._before(self.ahead[reason], how), reason.removeprefix(BEHIND)]
             self.lines.append(f"{'':13}{seconds:.3f} s: {'; '.join(filter(None, told))}")
         self.waiting_since, self.waits, self.ahead = None, {}, {}
 
-    def _went_first(self, ahead: Iterable[_Asked]) -> Iterator[str]:
+    def _before(self, ahead: Iterable[_Asked], how: str) -> Iterator[str]:
         """Yield whose requests went first, and by what."""
-        due_earlier, of_its_tenant, has_siblings = Counter[str](), 0, False
+        of_others, of_its_tenant, has_siblings = Counter[str](), 0, False
         for one in ahead:
             if one.request == request_of(self.name):
                 has_siblings = True
             elif one.tenant != self.tenant:
-                due_earlier[one.tenant] += 1
+                of_others[one.tenant] += 1
             elif one.has_deadline or self.has_deadline:
-                due_earlier["its own tenant"] += 1
+                of_others["its own tenant"] += 1
             else:
                 of_its_tenant += 1
-        if due_earlier:
-            yield _due_earlier(due_earlier)
+        if of_others:
+            yield f"{_by_tenant(of_others)} {'was' if of_others.total() == 1 else 'were'} {how}"
         if of_its_tenant:
             yield f"{_requests(of_its_tenant)} of its own tenant went first: older, shorter, or still in time"
         if has_siblings:
@@ -106,13 +107,13 @@ def _requests(count: int) -> str:
     return f"{count} request{'s' if count > 1 else ''}"
 
 
-def _due_earlier(count_by_tenant: Counter[str]) -> str:
+def _by_tenant(count_by_tenant: Counter[str]) -> str:
     named = count_by_tenant.most_common(MOST_NAMED)
     (tenant, count), *others = named
     each = [f"{_requests(count)} of {tenant}", *[f"{count} of {tenant}" for tenant, count in others]]
     if rest := count_by_tenant.total() - sum(count for _, count in named):
         each.append(f"{rest} of {len(count_by_tenant) - len(named)} more tenants")
-    return f"{', '.join(each)} {'was' if count_by_tenant.total() == 1 else 'were'} due earlier"
+    return ", ".join(each)
 
 
 def explain(lines: Iterable[str], request: str) -> list[str]:
@@ -140,7 +141,8 @@ class _LogReader:
         self._prompts: dict[str, int] = {}  # lengths in tokens
         self._asked_for: dict[str, _Asked] = {}  # sequences that are open
         self._not_begun: set[str] = set()
-        self._ahead: list[_Asked] = []  # those that began with the last plan, and the first in line
+        self._began: list[_Asked] = []  # with the last plan
+        self._head: list[_Asked] = []  # the first in line, if the last plan says that it waits
         self._engine: dict[str, Any] = {}  # its settings
         self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
         self._readers: dict[str, Callable[..., None]] = {
@@ -240,11 +242,10 @@ class _LogReader:
         cached = cached or {}
         self._held = self._held if held is None else held
         why_given_up = dict(given_up)
-        ahead = [name for name, _ in chunks if name in self._not_begun]
-        self._not_begun.difference_update(ahead, cached.get("forked", ()))
-        if why is not None and why[1] not in ahead:
-            ahead.append(why[1])
-        self._ahead = [self._asked_for[name] for name in ahead if name in self._asked_for]
+        began = [name for name, _ in chunks if name in self._not_begun]
+        self._not_begun.difference_update(began, cached.get("forked", ()))
+        self._began = [self._asked_for[name] for name in began]
+        self._head = [] if why is None or why[1] not in self._asked_for else [self._asked_for[why[1]]]
         self._forget(why_given_up)
         for history in self._open():
             if history.name in why_given_up:
@@ -263,18 +264,22 @@ class _LogReader:
                     history.admitted(now)
                     history.say(now, f"prefill of {length} tokens in step {step}{_evicted(cached)}")
             if history.name in preempted:
-                history.say(now, "preempted: its memory was needed; it will be computed again")
+                history.say(now, "preempted: its slot or memory was needed; what is not cached of it is computed again")
                 history.waiting_since = now
         self._why = why
 
     def _wait(self, history: _SequenceHistory, seconds: float) -> None:
-        """Count time in which it waited: for those that went first with the last plan, or for what that says."""
-        obstacle = "" if self._why is None else REASONS[self._why[0]]
-        ahead = [one for one in self._ahead if one is not self._asked_for.get(history.name)]
-        if history.tenant in self._held:
-            history.wait(REASONS[self._held[history.tenant]], (), seconds)
-        elif ahead:
-            history.wait(BEHIND + obstacle, ahead, seconds)
+        """Count time in which it waited: for those that went first with the last plan, or for what that says.
+
+        A tenant that is passed over for want of slots may have to watch what is due later begin, of tenants with fewer.
+        """
+        obstacle, limit = "" if self._why is None else REASONS[self._why[0]], self._held.get(history.tenant)
+        own = self._asked_for.get(history.name)
+        began, head = ([one for one in some if one is not own] for some in (self._began, self._head))
+        if limit is not None:
+            history.wait(REASONS[limit], began if limit == "slots" else (), seconds)
+        elif began or head:
+            history.wait(BEHIND + obstacle, (*began, *head), seconds)
         else:
             history.wait(obstacle or "until the next step was planned", (), seconds)
 

@@ -48,7 +48,7 @@ def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
         "             0.500 s: KV memory, or what those running may still need of it, had no room",
         "    2.000 s  prefill of 10 tokens in step 2",
         "    2.100 s  prefill of 5 tokens in step 3",
-        "    3.000 s  preempted: its memory was needed; it will be computed again",
+        "    3.000 s  preempted: its slot or memory was needed; what is not cached of it is computed again",
         "    3.500 s  admitted after waiting 0.500 s",
         "             0.500 s: memory of preempted sequences was on its way back",
         "    3.500 s  prefill of 25 tokens in step 5",
@@ -97,6 +97,15 @@ def test_a_wait_is_told_by_whose_requests_were_due_earlier_and_what_they_waited_
     ) == [
         "1.000 s: 2 requests of globex, 1 of initech were due earlier; max_num_seqs sequences were running",
         "0.750 s: max_num_seqs sequences were running",
+        "0.500 s: until the next step was planned",
+    ]
+
+
+def test_a_tenant_that_has_its_slots_is_told_who_was_served_first_be_it_due_later() -> None:
+    full = [*plan(1.5, "a-0")[:-2], {"acme": "slots"}, []]
+    entries = [arrival(1.0, "r-0", "acme", 400), arrival(1.2, "a-0", "globex", 20), full, plan(2.5, "r-0")]
+    assert waits_of(*entries) == [
+        "1.000 s: 1 request of globex was served first; max_num_seqs sequences were running",
         "0.500 s: until the next step was planned",
     ]
 

@@ -27,8 +27,16 @@ class Site:
         self.history = History(self.telemetry, self.core.scheduler, self.core.share.accounts)
         self.core_telemetry.on_step.append(self.history.step_completed)
 
-    def arrive(self, name: str, prompt: int = 4, max_tokens: int = 4) -> RequestRecord:
-        sequence = Sequence(name, "acme", [1] * prompt, SamplingParams(), max_tokens, 0, frozenset())
+    def arrive(
+        self,
+        name: str,
+        prompt: int = 4,
+        max_tokens: int = 4,
+        tenant: str = "acme",
+        first_token_by: float | None = None,
+    ) -> RequestRecord:
+        sequence = Sequence(name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset())
+        sequence.first_token_by = first_token_by
         self.core.arrive(sequence, self.clock())
         record = a_record(
             timelines=[self.core_telemetry.timeline(sequence)], ended=None, outcome=None, service_class="usual"
