@@ -40,7 +40,7 @@ class ClassPolicy:
     service_tiers: tuple[str, ...] = ()
     ttft: float | None = None
     time_per_output_token: float | None = None
-    aging: float = 0.0  # how long after it arrived a request may be overtaken by later ones of the most urgent class
+    aging: float = 0.0  # by how much its requests are due later than those of the first
     queue: QueueLimits = QueueLimits()
     when_late: Lateness = "wait"  # what becomes of a request whose first token is expected later than `ttft`
     max_reasoning_tokens: int | None = None  # of an answer, before its content

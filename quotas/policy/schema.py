@@ -108,7 +108,7 @@ def _class() -> Schema:
         },
         time_per_output_token=_positive(_text(DURATION, "Target of the time for each further token, such as 50ms.")),
         max_reasoning_tokens=_number("integer", COUNT, "The most tokens of an answer's reasoning.", minimum=1),
-        aging=_text(DURATION, "How long a request may be overtaken by later ones of the first class."),
+        aging=_text(DURATION, "How much later its requests are due than those of the first class."),
         queue=_fields(
             "The most that may wait in this class, over all tenants.",
             requests=_number("integer", COUNT, "Such as 256.", minimum=1),
