@@ -21,7 +21,7 @@ _NOTHING = 1e-12  # what rounding leaves of a sum
 
 
 class Shares:
-    """Engine time by tenant, in the unit of account: since the start, and over the last minute."""
+    """Engine time by tenant: since the start, and over the last minute."""
 
     def __init__(self) -> None:
         self.total: Mapping[str, float] = {}

@@ -76,7 +76,7 @@ def _read_lateness(section: Section) -> Lateness:
 def _read_aging(section: Section, above: list[ClassPolicy]) -> float:
     aging = section.value("aging", units.duration, above[-1].aging + AGING_STEP if above else 0.0)
     if not above and aging:
-        section.wrong("aging", "the first class is overtaken by none: leave it out")
+        section.wrong("aging", "no class is due before the first: leave it out")
     if above and aging < above[-1].aging:
         section.wrong("aging", f"is shorter than that of {above[-1].name}, which is more urgent")
     return aging

@@ -195,7 +195,7 @@ MISTAKES_THAT_NO_SCHEMA_SEES = [
     ("tenants: {a: {models: [x], keys: {k: {models: [y]}}}}", '"y" is not among its tenant\'s models'),
     ("tenants: {a: {highest_class: batch, keys: {k: {highest_class: standard}}}}", "is above its tenant's, batch"),
     ("classes: {a: {service_tiers: [fast]}, b: {service_tiers: [fast]}}", '"fast" asks for class a already'),
-    ("classes: {a: {aging: 1s}}", "the first class is overtaken by none"),
+    ("classes: {a: {aging: 1s}}", "no class is due before the first"),
     ("classes: {a: , b: {aging: 9s}, c: {aging: 8s}}", "is shorter than that of b, which is more urgent"),
     ("tenants: {a: {prefix_cache: {floor: 2GiB, ceiling: 1GiB}}}",
      "a.yaml:1:37: tenants.a.prefix_cache.floor: is above the ceiling, 1GiB: lower it, or raise the ceiling"),
