@@ -1,9 +1,10 @@
 """Explains from an event log why one request waited, was refused, or was preempted."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from admission.core import Overload
 from admission.event_logs.event_log import check_version, reading
@@ -20,9 +21,17 @@ REASONS = {
     "allowance": "its tenant held as much KV memory as its limit allows",
     "tokens": "its tenant's token limit had no more for it yet",
 }
-SHORTER = "for {} of its tenant"  # and how many
-BEHIND = "behind others, because "  # and the reason of the first in line
+BEHIND = "behind others that are due earlier, because "  # and the obstacle of the first in line
 PAUSED = "paused: "  # and the limit that one which runs has met
+MOST_NAMED = 3  # tenants whose requests were due earlier
+
+
+class _Asked(NamedTuple):
+    """What the order of requests looks at, of one that is open."""
+
+    request: str
+    tenant: str
+    has_deadline: bool
 
 
 @dataclass(slots=True)
@@ -35,15 +44,16 @@ class _SequenceHistory:
     lines: list[str] = field(default_factory=list)
     waiting_since: float | None = None
     waits: dict[str, float] = field(default_factory=dict)  # seconds by reason
-    level: int = 0
-    overtaken_by: dict[str, None] = field(default_factory=dict)  # those of its class that came later and went first
+    ahead: dict[str, dict[_Asked, None]] = field(default_factory=dict)  # by reason, those that went first meanwhile
+    has_deadline: bool = False
     over: bool = False
 
     def say(self, now: float, text: str) -> None:
         self.lines.append(f"{now - self.arrived:9.3f} s  {text}")
 
-    def wait(self, reason: str, seconds: float) -> None:
+    def wait(self, reason: str, ahead: Iterable[_Asked], seconds: float) -> None:
         self.waits[reason] = self.waits.get(reason, 0.0) + seconds
+        self.ahead.setdefault(reason, {}).update(dict.fromkeys(ahead))
 
     def end(self, now: float, how: str) -> None:
         if self.over:
@@ -61,11 +71,49 @@ class _SequenceHistory:
         """Say how long the sequence has waited until now, and for what reasons."""
         assert self.waiting_since is not None
         self.say(now, f"{what} {now - self.waiting_since:.3f} s")
-        count = len(self.overtaken_by)
-        shorter = SHORTER.format(f"{count} shorter request{'s' if count > 1 else ''}")
         for reason, seconds in sorted(self.waits.items(), key=lambda item: -item[1]):
-            self.lines.append(f"{'':13}{seconds:.3f} s: {shorter if reason == SHORTER else reason}")
-        self.waiting_since, self.waits, self.overtaken_by = None, {}, {}
+            how = "due earlier" if reason.startswith(BEHIND) else "served first"
+            told = [*self._before(self.ahead[reason], how), reason.removeprefix(BEHIND)]
+            self.lines.append(f"{'':13}{seconds:.3f} s: {'; '.join(filter(None, told))}")
+        self.waiting_since, self.waits, self.ahead = None, {}, {}
+
+    def _before(self, ahead: Iterable[_Asked], how: str) -> Iterator[str]:
+        """Yield whose requests went first, and by what."""
+        of_others, of_its_tenant, has_siblings = Counter[str](), 0, False
+        for one in ahead:
+            if one.request == request_of(self.name):
+                has_siblings = True
+            elif one.tenant != self.tenant:
+                of_others[one.tenant] += 1
+            elif one.has_deadline or self.has_deadline:
+                of_others["its own tenant"] += 1
+            else:
+                of_its_tenant += 1
+        if of_others:
+            yield f"{_by_tenant(of_others)} {'was' if of_others.total() == 1 else 'were'} {how}"
+        if of_its_tenant:
+            yield f"{_requests(of_its_tenant)} of its own tenant went first: older, shorter, or still in time"
+        if has_siblings:
+            yield "other answers to its request went first"
+
+
+def request_of(name: str) -> str:
+    """Return the id of the request that a sequence belongs to."""
+    request, _, index = name.rpartition("-")
+    return request if index.isdecimal() else name
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'s' if count > 1 else ''}"
+
+
+def _by_tenant(count_by_tenant: Counter[str]) -> str:
+    named = count_by_tenant.most_common(MOST_NAMED)
+    (tenant, count), *others = named
+    each = [f"{_requests(count)} of {tenant}", *[f"{count} of {tenant}" for tenant, count in others]]
+    if rest := count_by_tenant.total() - sum(count for _, count in named):
+        each.append(f"{rest} of {len(count_by_tenant) - len(named)} more tenants")
+    return ", ".join(each)
 
 
 def explain(lines: Iterable[str], request: str) -> list[str]:
@@ -91,9 +139,10 @@ class _LogReader:
         self._previous = 0.0  # when the last entry was made
         self._held: dict[str, str] = {}  # tenants that are skipped, each with the limit of its own that it has met
         self._prompts: dict[str, int] = {}  # lengths in tokens
-        self._is_by_size = False
-        self._came: dict[str, tuple[str, int, float]] = {}  # tenant, class and arrival of those that have not begun
-        self._began: list[tuple[str, str, int, float]] = []  # those that began with the last plan
+        self._asked_for: dict[str, _Asked] = {}  # sequences that are open
+        self._not_begun: set[str] = set()
+        self._began: list[_Asked] = []  # with the last plan
+        self._head: list[_Asked] = []  # the first in line, if the last plan says that it waits
         self._engine: dict[str, Any] = {}  # its settings
         self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
         self._readers: dict[str, Callable[..., None]] = {
@@ -125,15 +174,14 @@ class _LogReader:
     def _begin(self, entry: list[Any]) -> None:
         check_version(entry)
         self._engine = entry[2]
-        self._is_by_size = bool(entry[3].get("overtaking_seconds"))
         if CHOICES["overload"][entry[3]["overload"]] is Overload.CONTROLLED_DELAY:
             self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}
 
     def _wait_until(self, now: float) -> None:
         """Count the time since the last entry for the reason that the last plan gave."""
         for history in self._open():
-            if history.waiting_since is not None:
-                history.wait(self._reason(history), now - self._previous)
+            if history.waiting_since is not None and now > self._previous:
+                self._wait(history, now - self._previous)
         self._previous = now
 
     def _asked(self, now: float, name: str, tenant: str, *rest: Any) -> None:
@@ -159,12 +207,13 @@ class _LogReader:
         *rest: Any,
     ) -> None:
         _, _, first_by, done_by, _, first, last, refusal, *_, grammar = rest
-        if self._is_by_size and refusal is None:
-            self._came[name] = tenant, level, now
-        request, _, index = name.rpartition("-")
-        if name != self._request and not (request == self._request and index.isdecimal()):
+        if refusal is None:
+            self._asked_for[name] = _Asked(request_of(name), tenant, first_by is not None)
+            self._not_begun.add(name)
+        if self._request not in (name, request_of(name)):
             return
-        history = self.histories[name] = _SequenceHistory(name, tenant, now, waiting_since=now, level=level)
+        history = _SequenceHistory(name, tenant, now, waiting_since=now, has_deadline=first_by is not None)
+        self.histories[name] = history
         history.say(now, f"arrived: tenant {tenant}, class {level}, {prompt} prompt tokens, max_tokens {most}")
         self._prompts[name] = prompt
         for what, by in (("first", first_by), ("last", done_by)):
@@ -193,9 +242,11 @@ class _LogReader:
         cached = cached or {}
         self._held = self._held if held is None else held
         why_given_up = dict(given_up)
-        for name in why_given_up:
-            self._came.pop(name, None)
-        self._began = [(name, *self._came.pop(name)) for name, _ in chunks if name in self._came]
+        began = [name for name, _ in chunks if name in self._not_begun]
+        self._not_begun.difference_update(began, cached.get("forked", ()))
+        self._began = [self._asked_for[name] for name in began]
+        self._head = [] if why is None or why[1] not in self._asked_for else [self._asked_for[why[1]]]
+        self._forget(why_given_up)
         for history in self._open():
             if history.name in why_given_up:
                 history.end(now, self._given_up[why_given_up[history.name]])
@@ -213,24 +264,29 @@ class _LogReader:
                     history.admitted(now)
                     history.say(now, f"prefill of {length} tokens in step {step}{_evicted(cached)}")
             if history.name in preempted:
-                history.say(now, "preempted: its memory was needed; it will be computed again")
+                history.say(now, "preempted: its slot or memory was needed; what is not cached of it is computed again")
                 history.waiting_since = now
         self._why = why
 
-    def _reason(self, history: _SequenceHistory) -> str:
-        """Returns why it waits since the last plan: for those that came later and went first, or as that says."""
-        ahead = list(self._began)
-        if self._why is not None and (head := self._why[1]) in self._came:
-            ahead.append((head, *self._came[head]))
-        shorter = [
-            name
-            for name, tenant, level, came in ahead
-            if (tenant, level) == (history.tenant, history.level) and came > history.arrived
-        ]
-        if not shorter or history.tenant in self._held:
-            return _reason(history, self._why, self._held)
-        history.overtaken_by.update(dict.fromkeys(shorter))
-        return SHORTER
+    def _wait(self, history: _SequenceHistory, seconds: float) -> None:
+        """Count time in which it waited: for those that went first with the last plan, or for what that says.
+
+        A tenant that is passed over for want of slots may have to watch what is due later begin, of tenants with fewer.
+        """
+        obstacle, limit = "" if self._why is None else REASONS[self._why[0]], self._held.get(history.tenant)
+        own = self._asked_for.get(history.name)
+        began, head = ([one for one in some if one is not own] for some in (self._began, self._head))
+        if limit is not None:
+            history.wait(REASONS[limit], began if limit == "slots" else (), seconds)
+        elif began or head:
+            history.wait(BEHIND + obstacle, (*began, *head), seconds)
+        else:
+            history.wait(obstacle or "until the next step was planned", (), seconds)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._asked_for.pop(name, None)
+            self._not_begun.discard(name)
 
     def _found(self, name: str, blocks: int) -> str:
         """Returns what is said of blocks that were found; of one that was preempted, they may be of its answer too."""
@@ -238,6 +294,7 @@ class _LogReader:
         return f"of its {prompt} prompt tokens {min(tokens, prompt)} were cached, and are not computed"
 
     def _done(self, now: float, _: int, __: float, stopped: list[str], full: list[str], *more: Any) -> None:
+        self._forget([*stopped, *full])
         jumped = dict(more[1]) if len(more) > 1 and isinstance(more[1], list) else {}
         for history in self._open():
             if (count := jumped.get(history.name)) is not None:
@@ -254,7 +311,7 @@ class _LogReader:
                 history.waiting_since = now
 
     def _finish(self, now: float, name: str, reason: str, *_: Any) -> None:
-        self._came.pop(name, None)
+        self._forget([name])
         if name in self.histories:
             self.histories[name].end(now, _ENDINGS.get(reason, reason))
 
@@ -277,12 +334,3 @@ def _evicted(cached: dict[str, Any]) -> str:
     if "evicted" not in cached:
         return ""
     return f"; {cached['evicted']} cached blocks were given up for memory, {cached['idle']} that nobody holds are left"
-
-
-def _reason(history: _SequenceHistory, why: list[str] | None, held: dict[str, str]) -> str:
-    if history.tenant in held:
-        return REASONS[held[history.tenant]]
-    if why is None:
-        return "until the next step was planned"
-    obstacle, head = why
-    return REASONS[obstacle] if head == history.name else BEHIND + REASONS[obstacle]

@@ -4,7 +4,7 @@
     prompts ahead = prompts that are being computed + those of the work ahead
     seat          = 0 while one is left for it, else until one ends + whole requests of the work ahead
 
-Ahead of a request are all that its tenant has waiting there, and of every other tenant's work as much as fair queueing
+Ahead of a request are all that its tenant has waiting there, and of every other tenant's work as much as its share
 serves before it: what that tenant gets, by its weight, while its own tenant is served up to and with it. So a tenant
 that has flooded a replica waits there for itself, and others do not wait for it.
 """
@@ -47,7 +47,7 @@ def add_work(waiting: Mapping[str, WaitingWork], more: Iterable[tuple[str, Waiti
 def ahead_of(
     tenant: str, own: float, waiting: Mapping[str, WaitingWork], weight: Callable[[str], float]
 ) -> tuple[float, float, float]:
-    """Return the requests, seconds of prompts and seconds in all that fair queueing serves before a new request of the
+    """Return the requests, seconds of prompts and seconds in all that are served, by shares, before a new request of the
     tenant, which takes `own` seconds itself.
     """
     mine = waiting.get(tenant, NOTHING)

@@ -3,6 +3,7 @@
 import ast
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,14 @@ def test_every_code_of_an_error_is_in_a_reference_page() -> None:
     codes = {code for path in sources for code in re.findall(r'code = "(\w+)"', path.read_text(encoding="utf-8"))}
     pages = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("api", "overload"))
     assert {code for code in codes if f"`{code}`" not in pages} == set()
+
+
+CONSTANT = re.compile(r"^\| ((?:`[A-Z_]+`(?:, )?)+) \| ([\d.]+) [^|]*\| `([\w/]+)\.py` \|", re.MULTILINE)
+
+
+def test_the_constants_of_the_rule_are_those_of_the_source() -> None:
+    shown = CONSTANT.findall((ROOT / "docs/fairness.md").read_text(encoding="utf-8"))
+    assert len(shown) > 10
+    for names, value, module in shown:
+        source = import_module(module.replace("/", "."))
+        assert {getattr(source, one) for one in re.findall(r"\w+", names)} == {float(value)}, names

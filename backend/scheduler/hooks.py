@@ -5,7 +5,7 @@ from typing import Protocol
 
 from backend.config import EngineConfig
 from backend.scheduler.retention import KeepRecent, Retention
-from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget, ScheduledStep
+from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
 from backend.scheduler.sequence import Sequence
 
 

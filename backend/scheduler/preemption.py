@@ -124,7 +124,9 @@ class Preemption:
         slots = Counter([s.tenant for s in running.values()])
         weight, own_slots = self._hooks.weight, slots.pop(head.tenant, 0)
         most = (own_slots + 1) / weight(head.tenant)
-        fuller = {tenant: count / weight(tenant) for tenant, count in slots.items() if (count - 1) / weight(tenant) >= most}
+        fuller = {
+            tenant: count / weight(tenant) for tenant, count in slots.items() if (count - 1) / weight(tenant) >= most
+        }
         for tenant in sorted(fuller, key=fuller.__getitem__, reverse=True):
             if victims := self._victims.choose([s for s in running.values() if s.tenant == tenant], None):
                 return victims[0]

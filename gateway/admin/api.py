@@ -128,7 +128,7 @@ class Api:
 
     async def queue(self, request: AdminRequest) -> Json:
         now = self._service.telemetry.clock()
-        return await self._queue.listed(self.requests.records(), self._service.policies.current, now)
+        return await self._queue.listed(self.requests.records(), now)
 
     async def kv(self, request: AdminRequest) -> Json:
         return await kv_map(self._service.core.scheduler, self._service.kv_shape.block_bytes)

@@ -9,7 +9,7 @@ from heapq import merge
 from admission.outcome import Outcome
 from admission.share import Account
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.sequence import SequenceStatus
 from gateway.admin.request_summary import RequestSummary
 from gateway.admin.rows import is_waiting
 from gateway.admin.series import Gauges, RecentSeries
@@ -21,7 +21,7 @@ _NOTHING = 1e-12  # what rounding leaves of a sum
 
 
 class Shares:
-    """Engine time by tenant, in the unit of account: since the start, and over the last minute."""
+    """Engine time by tenant: since the start, and over the last minute."""
 
     def __init__(self) -> None:
         self.total: Mapping[str, float] = {}

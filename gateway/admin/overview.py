@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from backend.scheduler.kv_accounts import KVAccounts
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 from gateway.admin.history import History
@@ -16,9 +17,8 @@ from gateway.admin.rows import MAX_ROWS, Reasons, Row, is_waiting
 from gateway.api.service import Service
 from gateway.background import map_in_slices
 from gateway.telemetry.request_record import RequestRecord
-from quotas.policy.policy import Policy
 
-QueueRank = tuple[bool, bool, float]
+QueueRank = tuple[bool, float, float]
 
 
 class QueueView:
@@ -28,11 +28,10 @@ class QueueView:
         self._scheduler = scheduler
         self._reasons = reasons
 
-    async def listed(self, records: Iterable[RequestRecord], policy: Policy, now: float) -> dict[str, Any]:
-        """List the waiting sequences by their likely turn.
+    async def listed(self, records: Iterable[RequestRecord], now: float) -> dict[str, Any]:
+        """List the waiting sequences by when they are due, those of tenants at a limit of their own last.
 
-        The one that was looked at last comes first, then the others by age; those of tenants at a limit of their own
-        come last. Fairness between tenants, which depends on what each has used lately, is not taken into account.
+        Of a tenant's requests without deadlines a shorter one may go before an older one.
         """
         waiting = [
             (timeline.sequence, record)
@@ -40,15 +39,14 @@ class QueueView:
             for timeline in record.timelines
             if is_waiting(timeline.sequence)
         ]
-        shown = nsmallest(MAX_ROWS, waiting, key=lambda entry: self._rank(entry[0], policy))
+        shown = nsmallest(MAX_ROWS, waiting, key=lambda entry: self._rank(entry[0]))
         rows = await map_in_slices(shown, lambda entry: self._row(*entry, now))
         return {"waiting": rows, "truncated": len(waiting) - len(shown)}
 
-    def _rank(self, sequence: Sequence, policy: Policy) -> QueueRank:
+    def _rank(self, sequence: Sequence) -> QueueRank:
         scheduler = self._scheduler
-        level = policy.classes[min(sequence.priority_class, len(policy.classes) - 1)]
-        aged = sequence.arrival + level.aging
-        return sequence.tenant in scheduler.held_tenants, sequence is not scheduler.waiting_head, aged
+        is_passed_over = scheduler.held_tenants.get(sequence.tenant, WaitReason.SLOTS) is not WaitReason.SLOTS
+        return is_passed_over, scheduler.hooks.due(sequence), sequence.arrival
 
     def _row(self, sequence: Sequence, record: RequestRecord, now: float) -> Row:
         return {

@@ -77,14 +77,6 @@ class EngineFields(BaseSettings):
         None,
         "most prompt tokens of one sequence in one step; auto: the token budget; off: every prompt whole",
     )
-    prefill_overtaking: float = setting(
-        "engine",
-        "SHARE",
-        0.5,
-        "of a running prompt's tokens, those of shorter prompts of its class that may be computed before it; 0: none",
-        ge=0,
-        le=16,
-    )
     calibration: Literal["on", "off"] = setting(
         "engine",
         "on|off",
@@ -139,12 +131,12 @@ class EngineFields(BaseSettings):
         "who goes next: fair, by shares of engine time and due times, or fcfs, first come first served; a checkout has "
         "more to compare with (`sluice simulate`)",
     )
-    admit: Literal["forecast", "minimum_free", "optimistic", "predicted"] = setting(
+    admit: Literal["forecast", "minimum_free", "optimistic"] = setting(
         "engine",
         "HOW",
         "forecast",
         "when a request gets KV memory: by a forecast of what those running will need, while --min-free-blocks are "
-        "free, whenever its prompt fits, or when an answer as long as is predicted fits",
+        "free, or whenever its prompt fits",
     )
     min_free_blocks: int = setting("engine", "N", 0, "KV blocks that --admit minimum_free leaves free", ge=0)
     overload: Literal["deadline", "controlled_delay", "bounded", "unbounded"] = setting(

@@ -86,7 +86,7 @@ class SequenceTimeline:
     sequence: Sequence
     queued: float
     admitted: float | None = None  # for the first time
-    credit: float | None = None  # its tenant's credit then, in the unit of account
+    credit: float | None = None  # its tenant's credit then, in engine seconds for each unit of its weight
     was_promoted: bool = False  # admitted before a more urgent one of its tenant, by aging
     prefilled: float | None = None  # when its last chunk was computed
     first_token: float | None = None
@@ -208,7 +208,7 @@ class RequestRecord:
 
     @property
     def engine_time(self) -> float:
-        """Returns what it was charged in the unit of account: seconds of engine time unless tokens were chosen."""
+        """Returns the engine seconds that it was charged."""
         return sum(timeline.sequence.charged for timeline in self.timelines)
 
     @property

@@ -85,7 +85,7 @@ SAMPLED_BECAUSE = "sluice.sampled.because"
 
 # ours: the queue, and what was expected when it was entered
 QUEUE_WAIT_MS = "sluice.queue.wait_ms"
-DRR_DEFICIT = "sluice.drr.deficit"  # the tenant's credit at admission, in the unit of account
+DRR_DEFICIT = "sluice.drr.deficit"  # the tenant's credit at admission, in engine seconds for each unit of its weight
 ESTIMATE_TTFT_MS = "sluice.estimate.ttft_ms"
 ESTIMATE_TOTAL_MS = "sluice.estimate.total_ms"
 ESTIMATE_TOKENS = "sluice.estimate.tokens"

@@ -25,7 +25,7 @@ class Sums(Protocol):
 
 
 def share_debts(settings: Settings, store: RedisStore, admission: Admission, core: Controller) -> "SharedDebts | None":
-    """Returns what shares debts among the replicas that serve one model in one unit on one store; None where settings
+    """Returns what shares debts among the replicas that serve one model on one store; None where settings
     or the order of requests leave nothing to share.
     """
     if settings.shared_debts == "off" or settings.order != "fair":
@@ -48,7 +48,7 @@ class SharedDebts:
         clock: Callable[[], float],
     ) -> None:
         """`served` returns what this replica has served in all, of tenants that it has served since the last call, in
-        the unit of account. `debts_changed` is told what others have since, and how many replicas there are.
+        engine seconds. `debts_changed` is told what others have since, and how many replicas there are.
         """
         self._sums = sums
         self._served = served

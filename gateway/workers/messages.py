@@ -97,9 +97,7 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
     name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
     token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
     token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
-    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, attempt, digests, prompt_bytes = (
-        others
-    )
+    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, attempt, digests, prompt_bytes = others
     for length in lengths:
         prompts += [token_ids[start : start + length]] * num_answers
         start += length

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from admission.orderings.fair_queue import FairQueue
+
 from admission.controller import Controller
 from admission.observer import CoreObserver
-from admission.orderings.fair_queue import FairQueue
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import FinishReason

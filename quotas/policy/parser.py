@@ -22,7 +22,6 @@ from quotas.policy.policy import (
     KeyPolicy,
     Lateness,
     Policy,
-    Preference,
     Price,
     QueueLimits,
     TenantPolicy,
@@ -77,7 +76,7 @@ def _read_lateness(section: Section) -> Lateness:
 def _read_aging(section: Section, above: list[ClassPolicy]) -> float:
     aging = section.value("aging", units.duration, above[-1].aging + AGING_STEP if above else 0.0)
     if not above and aging:
-        section.wrong("aging", "the first class is overtaken by none: leave it out")
+        section.wrong("aging", "no class is due before the first: leave it out")
     if above and aging < above[-1].aging:
         section.wrong("aging", f"is shorter than that of {above[-1].name}, which is more urgent")
     return aging
@@ -495,15 +494,7 @@ def parse(files: Iterable[PolicyFile], problems: Problems, is_whole: bool, known
     allow: Unnamed = "allow"
     unnamed = having.value("unnamed_tenants", words.unnamed, allow) if having else allow
     sharing = _read_sharing(_only(sections, "prefix_sharing"), tenants.found, is_whole)
-    return Policy.of(classes, default, tenants.found, unnamed, sharing, _read_preference(_only(sections, "overload")))
-
-
-def _read_preference(section: Section | None) -> Preference:
-    default: Preference = "balanced"
-    if section is None:
-        return default
-    section.refuse_unknown(fields_of("", "overload"))
-    return section.value("prefer", words.preference, default)
+    return Policy.of(classes, default, tenants.found, unnamed, sharing)
 
 
 def _only(tops: list[Section], name: str) -> Section | None:

@@ -19,7 +19,6 @@ MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 Outage = Literal["closed", "open", "lease"]
 Lateness = Literal["wait", "refuse"]
 Unnamed = Literal["allow", "refuse"]
-Preference = Literal["requests", "balanced", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class ClassPolicy:
     service_tiers: tuple[str, ...] = ()
     ttft: float | None = None
     time_per_output_token: float | None = None
-    aging: float = 0.0  # how long after it arrived a request may be overtaken by later ones of the most urgent class
+    aging: float = 0.0  # by how much its requests are due later than those of the first
     queue: QueueLimits = QueueLimits()
     when_late: Lateness = "wait"  # what becomes of a request whose first token is expected later than `ttft`
     max_reasoning_tokens: int | None = None  # of an answer, before its content
@@ -135,7 +134,6 @@ class Policy:
     tenants: Mapping[str, TenantPolicy]
     unnamed_tenants: Unnamed = "allow"  # whether the keys of tenants that are not named open anything
     prefix_sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tenants by group; each in one at most
-    prefer: Preference = "balanced"  # what overload spares
 
     @staticmethod
     def of(
@@ -144,11 +142,10 @@ class Policy:
         tenants: Mapping[str, TenantPolicy] | None = None,
         unnamed_tenants: Unnamed = "allow",
         prefix_sharing: Mapping[str, tuple[str, ...]] | None = None,
-        prefer: Preference = "balanced",
     ) -> "Policy":
         tenants, groups = dict(tenants or {}), dict(prefix_sharing or {})
-        version = _version(classes, default, tenants, unnamed_tenants, groups, prefer)
-        return Policy(version, classes, default, tenants, unnamed_tenants, groups, prefer)
+        version = _version(classes, default, tenants, unnamed_tenants, groups)
+        return Policy(version, classes, default, tenants, unnamed_tenants, groups)
 
     def admits(self, tenant: str) -> bool:
         """Return whether requests of this tenant are served at all."""
@@ -202,14 +199,13 @@ def _version(
     tenants: Mapping[str, TenantPolicy],
     unnamed_tenants: Unnamed,
     prefix_sharing: Mapping[str, tuple[str, ...]],
-    prefer: Preference,
 ) -> str:
     """Return a hash of the content, whose tenants are summed up: their order is none, and one that is edited is one
     sum.
     """
     named = sum(tenant.digest for tenant in tenants.values()) % 2**DIGEST_BITS
     groups = sorted((group, sorted(members)) for group, members in prefix_sharing.items())
-    content = [[astuple(entry) for entry in classes], default.digest, named, unnamed_tenants, groups, prefer]
+    content = [[astuple(entry) for entry in classes], default.digest, named, unnamed_tenants, groups]
     return sha256(repr(content).encode()).hexdigest()[:12]
 
 

@@ -7,7 +7,7 @@ from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from quotas.policy.policy import Policy, TenantPolicy
-from quotas.policy.policy_text import class_fields, overload_fields, sharing_groups, tenant_fields
+from quotas.policy.policy_text import class_fields, sharing_groups, tenant_fields
 
 UNSET = "unset"
 LONGEST, BEGINNING = 80, 40  # characters of a value that is shown whole, and of what is shown of another
@@ -75,7 +75,7 @@ def _lines(changes: Iterable[Change]) -> Iterator[str]:
 
 def policy_changes(old: Policy, new: Policy) -> list[Change]:
     """Return every field that differs once all defaults are filled in: first of the classes, then of tenants that are
-    not named, then of each tenant that either policy names, then of overload, and of groups that share.
+    not named, then of each tenant that either policy names, and then of groups that share.
     """
     return list(_changes(old, new))
 
@@ -83,7 +83,6 @@ def policy_changes(old: Policy, new: Policy) -> list[Change]:
 def _changes(old: Policy, new: Policy) -> Iterator[Change]:
     yield from _classes(old, new)
     yield from _tenants(old, new)
-    yield from _section("overload", "overload", overload_fields(old), overload_fields(new))
     yield from _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))
 
 

@@ -28,8 +28,7 @@ def policy_parts(policy: Policy) -> Iterator[str]:
     yield "tenants:\n" if policy.tenants else "tenants: {}\n"
     for name in sorted(policy.tenants):
         yield indent(_yaml({name: tenant_fields(policy.tenants[name])}), "  ")
-    yield _yaml({"unnamed_tenants": policy.unnamed_tenants, "overload": overload_fields(policy)})
-    yield _yaml({"prefix_sharing": sharing_groups(policy)})
+    yield _yaml({"unnamed_tenants": policy.unnamed_tenants, "prefix_sharing": sharing_groups(policy)})
 
 
 def _yaml(content: Plain) -> str:
@@ -39,10 +38,6 @@ def _yaml(content: Plain) -> str:
 
 def sharing_groups(policy: Policy) -> Plain:
     return {group: sorted(policy.prefix_sharing[group]) for group in sorted(policy.prefix_sharing)}
-
-
-def overload_fields(policy: Policy) -> Plain:
-    return {"prefer": policy.prefer}
 
 
 def class_fields(entry: ClassPolicy) -> Plain:

@@ -21,7 +21,6 @@ from quotas.policy.policy import (
     SERVICE_TIERS,
     Lateness,
     Outage,
-    Preference,
     Unnamed,
 )
 from quotas.policy.units import COUNT, DURATION, NUMBER, PRICE, RATE, SIZE
@@ -35,7 +34,6 @@ MAX_PROMPT = 65_536  # characters of one
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
 LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
-PREFERENCES: tuple[Preference, ...] = get_args(Preference)
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 GROUP_NAME = TENANT_NAME
@@ -110,7 +108,7 @@ def _class() -> Schema:
         },
         time_per_output_token=_positive(_text(DURATION, "Target of the time for each further token, such as 50ms.")),
         max_reasoning_tokens=_number("integer", COUNT, "The most tokens of an answer's reasoning.", minimum=1),
-        aging=_text(DURATION, "How long a request may be overtaken by later ones of the first class."),
+        aging=_text(DURATION, "How much later its requests are due than those of the first class."),
         queue=_fields(
             "The most that may wait in this class, over all tenants.",
             requests=_number("integer", COUNT, "Such as 256.", minimum=1),
@@ -219,13 +217,6 @@ def _schema() -> Schema:
             "enum": list(UNNAMED),
             "description": "Whether tenants that are not named here are served, as defaults says; default: allow.",
         },
-        overload=_fields(
-            "What holds where more has to be in time than can be.",
-            prefer={
-                "enum": list(PREFERENCES),
-                "description": "Whether as many requests as possible are to be in time, or tokens; default: balanced.",
-            },
-        ),
         prefix_sharing=_named(
             GROUP_NAME,
             "Groups of tenants that find each other's cached prefixes; a tenant is in one at most.",

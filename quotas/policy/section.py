@@ -26,6 +26,8 @@ FOREIGN = {  # words of LiteLLM's proxy, and what says the same here
     "duration": "expires: '2031-01-31' on a key",
 }
 
+REMOVED = {"overload": "overload has one rule that nothing has to choose; delete it"}  # fields, and what to do instead
+
 
 class Section:
     """The mapping at `path`. What is wrong is added to `problems`, and the default is returned in its place."""
@@ -136,7 +138,9 @@ class Section:
 
 
 def _elsewhere(name: str) -> str:
-    """Return the end of a sentence about a field that another gateway has, which is empty if none has it."""
+    """Return the end of a sentence about a field that another gateway or an older Sluice has, empty if none has it."""
+    if name in REMOVED:
+        return f" any more: {REMOVED[name]}"
     word = name.removesuffix("_limit").removeprefix("team_").removeprefix("user_")
     return f"; here it is {FOREIGN[word]}" if word in FOREIGN else ""
 

@@ -19,7 +19,6 @@ from quotas.policy.schema import (
     MAX_PROMPT,
     MODEL,
     OUTAGES,
-    PREFERENCES,
     TENANT_NAME,
     UNNAMED,
 )
@@ -53,7 +52,6 @@ currency = partial(_matching, CURRENCY, "is no currency such as USD (ISO 4217)")
 scope = one_of(SCOPES, "a scope")
 outage = one_of(OUTAGES, "a way to go on")
 lateness = one_of(LATENESS, "a way to treat what is late")
-preference = one_of(PREFERENCES, "what overload can spare")
 unnamed = one_of(UNNAMED, "a way to treat tenants that are not named")
 
 

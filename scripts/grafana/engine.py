@@ -46,12 +46,6 @@ ENGINE = (
         (("max by (instance) (sluice_price_drift_ratio{@})", "{{instance}}"),),
     ),
     Panel(
-        "Lengths of answers, as ranked beforehand",
-        "Kendall's tau of expected lengths against true ones. 1: all in order; 0: prompts say nothing of answers.",
-        "none",
-        (("min by (instance) (sluice_length_rank_tau{@})", "{{instance}}"),),
-    ),
-    Panel(
         "Replicas wanted",
         "Predicted work of all replicas, over the target of one: how many there should be, and how many there are.",
         "none",

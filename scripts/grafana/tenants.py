@@ -48,7 +48,7 @@ TENANTS = (
     ),
     Panel(
         "Credit, by tenant",
-        "In the fair queue. Below 0: what the tenant owes before it is served again.",
+        "Engine time that the tenant is owed for each unit of its weight. Below 0: its debt.",
         "s",
         (("min by (tenant) (sluice_tenant_deficit_seconds{@})", "{{tenant}}"),),
         least=None,

@@ -9,10 +9,19 @@ from admission.explain import explain
 from tests.admission.staged_core import StagedCore
 from tests.backend.sequences import TOKEN
 
-KEPT = [[], None, None, [1, 2], None]  # how an arrival ends: blocks, the next turn, its group, features, grammar
+KEPT = [[], None, None, None]  # how an arrival ends: blocks, the next turn, its group, its grammar
+
+
+def arrival(
+    now: float, name: str, tenant: str, prompt: int, first_by: float | None = None, level: int = 1
+) -> list[Any]:
+    return ["arrive", now, name, tenant, prompt, 100, 100, 1, None, 0, first_by, *[None] * 5, *KEPT]
+
+
 HEADER: list[Any] = ["log", VERSION, {}, {"overload": "deadline"}, [], 512]
 LOG = [
     HEADER,
+    arrival(0.5, "other-0", "globex", 10),
     ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None, *KEPT],
     ["plan", 1.5, 0, 3, 0, [], [], ["slots", "other-0"], None, []],
     ["done", 2.0, 0, 0.1, ["other-9"], []],
@@ -34,12 +43,12 @@ def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
         "    0.000 s  arrived: tenant acme, class 1, 15 prompt tokens, max_tokens 100",
         "    0.000 s  first token expected within 0.500 s, the last within 2.250 s",
         "    2.000 s  admitted after waiting 2.000 s",
-        "             1.000 s: behind others, because max_num_seqs sequences were running",
+        "             1.000 s: 1 request of globex was due earlier; max_num_seqs sequences were running",
         "             0.500 s: until the next step was planned",
         "             0.500 s: KV memory, or what those running may still need of it, had no room",
         "    2.000 s  prefill of 10 tokens in step 2",
         "    2.100 s  prefill of 5 tokens in step 3",
-        "    3.000 s  preempted: its memory was needed; it will be computed again",
+        "    3.000 s  preempted: its slot or memory was needed; what is not cached of it is computed again",
         "    3.500 s  admitted after waiting 0.500 s",
         "             0.500 s: memory of preempted sequences was on its way back",
         "    3.500 s  prefill of 25 tokens in step 5",
@@ -50,6 +59,7 @@ def test_the_story_says_when_why_and_how_long_a_request_waited() -> None:
 def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> None:
     log = [
         HEADER,
+        arrival(0.5, "other-0", "globex", 10),
         ["arrive", 1.0, "r-0", "acme", 15, 100, 100, 1, None, 0, None, None, None, 0.5, 2.25, None, *KEPT],
         ["plan", 1.0, 0, 3, 0, [], [], None, {"acme": "allowance"}, []],
         ["plan", 1.5, 1, 3, 0, [], [], None, None, []],
@@ -58,35 +68,101 @@ def test_a_tenant_that_is_passed_over_is_told_for_which_limit_of_its_own() -> No
     ]
     assert explain(map(json.dumps, log), "r")[4:6] == [
         "             1.000 s: its tenant held as much KV memory as its limit allows",
-        "             0.250 s: behind others, because max_num_seqs sequences were running",
+        "             0.250 s: 1 request of globex was due earlier; max_num_seqs sequences were running",
     ]
 
 
-def test_a_wait_for_shorter_requests_of_its_tenant_is_told_with_their_number() -> None:
-    def arrival(now: float, name: str, tenant: str, prompt: int) -> list[Any]:
-        return ["arrive", now, name, tenant, prompt, 100, 100, 1, None, 0, *[None] * 6, *KEPT]
+def waits_of(*entries: list[Any], name: str = "r") -> list[str]:
+    """What is told of the wait until it is admitted."""
+    story = explain(map(json.dumps, [HEADER, *entries]), name)
+    begins = next(n for n, line in enumerate(story) if "admitted after" in line)
+    return [line.strip() for line in story[begins + 1 :] if line.startswith(" " * 13)]
 
-    log = [
-        [*HEADER[:3], {"overload": "deadline", "overtaking_seconds": 22.0}, *HEADER[4:]],
+
+def plan(now: float, *began: str, why: tuple[str, str] | None = None) -> list[Any]:
+    return ["plan", now, 0, 3, 0, [[name, 20] for name in began], [], why, None, []]
+
+
+def test_a_wait_is_told_by_whose_requests_were_due_earlier_and_what_they_waited_for() -> None:
+    assert waits_of(
         arrival(1.0, "r-0", "acme", 400),
-        arrival(1.2, "a-0", "acme", 20),
-        arrival(1.3, "b-0", "acme", 30),
-        arrival(1.3, "c-0", "other", 30),
-        ["plan", 1.5, 0, 3, 0, [["a-0", 20]], [], ["slots", "b-0"], None, []],
-        ["plan", 2.0, 1, 3, 0, [["b-0", 30]], [], ["slots", "c-0"], None, []],
-        ["plan", 2.25, 2, 3, 0, [["c-0", 30]], [], ["slots", "r-0"], None, []],
-        ["plan", 3.25, 3, 3, 0, [["r-0", 400]], [], None, None, []],
+        arrival(1.2, "a-0", "globex", 20),
+        arrival(1.3, "b-0", "globex", 30),
+        arrival(1.3, "c-0", "initech", 30),
+        plan(1.5, "a-0", why=("slots", "b-0")),
+        plan(2.0, "b-0", why=("slots", "c-0")),
+        plan(2.25, "c-0", why=("slots", "r-0")),
+        plan(2.5, why=("slots", "r-0")),
+        plan(3.25, "r-0"),
+    ) == [
+        "1.000 s: 2 requests of globex, 1 of initech were due earlier; max_num_seqs sequences were running",
+        "0.750 s: max_num_seqs sequences were running",
+        "0.500 s: until the next step was planned",
     ]
-    assert explain(map(json.dumps, log), "r")[2:6] == [
-        "    2.250 s  admitted after waiting 2.250 s",
-        "             1.000 s: max_num_seqs sequences were running",
-        "             0.750 s: for 2 shorter requests of its tenant",
-        "             0.500 s: until the next step was planned",
+
+
+def test_a_tenant_that_has_its_slots_is_told_who_was_served_first_be_it_due_later() -> None:
+    full = [*plan(1.5, "a-0")[:-2], {"acme": "slots"}, []]
+    entries = [arrival(1.0, "r-0", "acme", 400), arrival(1.2, "a-0", "globex", 20), full, plan(2.5, "r-0")]
+    assert waits_of(*entries) == [
+        "1.000 s: 1 request of globex was served first; max_num_seqs sequences were running",
+        "0.500 s: until the next step was planned",
     ]
+
+
+def test_a_wait_in_which_others_began_and_nobody_was_kept_is_for_those_alone() -> None:
+    assert waits_of(
+        arrival(1.0, "r-0", "acme", 400), arrival(1.0, "a-0", "globex", 20), plan(1.0, "a-0"), plan(1.5, "r-0")
+    ) == ["0.500 s: 1 request of globex was due earlier"]
+
+
+def test_only_the_tenants_with_most_requests_before_it_are_named() -> None:
+    others = [(f"t{n}", f"x{n}{k}") for n in range(6) for k in range(6 - n)]
+    assert (
+        waits_of(
+            arrival(1.0, "r-0", "acme", 400),
+            *[arrival(1.0, f"{name}-0", tenant, 20) for tenant, name in others],
+            plan(1.0, *[f"{name}-0" for _, name in others]),
+            plan(1.5, "r-0"),
+        )[0]
+        == "0.500 s: 6 requests of t0, 5 of t1, 4 of t2, 6 of 3 more tenants were due earlier"
+    )
+
+
+def test_requests_of_its_own_tenant_that_went_first_are_told_apart_by_whether_deadlines_decided() -> None:
+    dated = arrival(1.0, "d-0", "acme", 90, first_by=2.0)
+    shorter, sibling = arrival(1.1, "s-0", "acme", 20), arrival(1.0, "r-1", "acme", 400)
+    assert waits_of(
+        arrival(1.0, "r-0", "acme", 400), sibling, dated, shorter, plan(1.0, "d-0", "s-0", "r-1"), plan(1.5, "r-0"),
+        name="r-0",
+    )[0] == (
+        "0.500 s: 1 request of its own tenant was due earlier; 1 request of its own tenant went first: older, "
+        "shorter, or still in time; other answers to its request went first"
+    )  # fmt: skip
+
+
+def test_requests_that_had_begun_or_share_its_prompt_are_not_before_it() -> None:
+    forked = [*plan(1.0), {"forked": {"f-0": "a-0"}}]
+    again = plan(1.5, "f-0", why=("memory", "r-0"))
+    assert waits_of(
+        arrival(1.0, "r-0", "acme", 40), arrival(1.0, "f-0", "globex", 20), forked, again, plan(2.0, "r-0")
+    ) == [
+        "0.500 s: until the next step was planned",
+        "0.500 s: KV memory, or what those running may still need of it, had no room",
+    ]
+
+
+def test_a_real_wait_names_the_tenant_that_was_served_first() -> None:
+    stage = StagedCore(CoreConfig(), max_num_seqs=1)
+    for n in range(2):
+        stage.arrive(f"first-{n}", 8, 4, tenant="globex", first_token_by=stage.now + 30)
+    stage.arrive("second", 8, 4, tenant="acme", first_token_by=stage.now + 60)
+    (told,) = [line for line in explain(stage.run(), "second") if "due earlier" in line]
+    assert "1 request of globex was due earlier; max_num_seqs sequences were running" in told
 
 
 def test_a_step_without_memory_is_told_by_whoever_gave_way_for_it() -> None:
-    log = [*LOG[:7], ["lost", 3.5, 3, ["r-0"]], ["plan", 4.0, 3, 0, 0, [["r-0", 15]], [], None, None, []]]
+    log = [*LOG[:8], ["lost", 3.5, 3, ["r-0"]], ["plan", 4.0, 3, 0, 0, [["r-0", 15]], [], None, None, []]]
     assert explain(map(json.dumps, log), "r")[-5:-1] == [
         "    2.500 s  preempted: the device had no memory for step 3; it will be computed again",
         "    3.000 s  admitted after waiting 0.500 s",
@@ -114,10 +190,10 @@ def test_a_request_that_the_log_does_not_know_has_no_story() -> None:
 
 
 def test_a_wait_that_ends_otherwise_than_with_a_slot_is_told_too() -> None:
-    log = [*LOG[:5], ["finish", 3.25, "r-0", "cancelled"]]
+    log = [*LOG[:6], ["finish", 3.25, "r-0", "cancelled"]]
     assert explain(map(json.dumps, log), "r")[3:] == [
         "    2.250 s  left the queue after waiting 2.250 s",
-        "             1.000 s: behind others, because max_num_seqs sequences were running",
+        "             1.000 s: 1 request of globex was due earlier; max_num_seqs sequences were running",
         "             0.750 s: KV memory, or what those running may still need of it, had no room",
         "             0.500 s: until the next step was planned",
         "    2.250 s  cancelled: its client left, or an operator or the gateway ended it",
@@ -125,8 +201,8 @@ def test_a_wait_that_ends_otherwise_than_with_a_slot_is_told_too() -> None:
 
 
 def test_whoever_has_not_ended_when_the_log_does_is_told_so() -> None:
-    assert explain(LINES[:5], "r")[3] == "    1.500 s  still waiting when the log ended, for 1.500 s"
-    assert explain(LINES[:6], "r")[-1] == "    2.000 s  had not ended when the log did"
+    assert explain(LINES[:6], "r")[3] == "    1.500 s  still waiting when the log ended, for 1.500 s"
+    assert explain(LINES[:7], "r")[-1] == "    2.000 s  had not ended when the log did"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +215,7 @@ def test_whoever_has_not_ended_when_the_log_does_is_told_so() -> None:
 )
 def test_whoever_was_given_up_is_told_why(overload: str, reason: str, told: str) -> None:
     header = [*HEADER[:3], {"overload": overload}, *HEADER[4:]]
-    log = [header, LOG[1], ["plan", 1.5, 0, 3, 0, [], [], None, None, [["r-0", reason]]]]
+    log = [header, LOG[2], ["plan", 1.5, 0, 3, 0, [], [], None, None, [["r-0", reason]]]]
     assert explain(map(json.dumps, log), "r")[3:] == [
         "    0.500 s  left the queue after waiting 0.500 s",
         "             0.500 s: until the next step was planned",
@@ -148,13 +224,13 @@ def test_whoever_was_given_up_is_told_why(overload: str, reason: str, told: str)
 
 
 def test_an_answer_that_has_all_its_tokens_has_ended() -> None:
-    log = [*LOG[:7], ["done", 3.5, 3, 0.1, [], ["r-0"]]]
+    log = [*LOG[:8], ["done", 3.5, 3, 0.1, [], ["r-0"]]]
     assert explain(map(json.dumps, log), "r")[-1] == "    2.500 s  ended: it has as many tokens as it may"
 
 
 def test_deadlines_are_told() -> None:
-    arrival = [*LOG[1][:10], 3.0, 11.0, *LOG[1][12:]]
-    assert explain(map(json.dumps, [HEADER, arrival]), "r")[2:4] == [
+    dated = [*LOG[2][:10], 3.0, 11.0, *LOG[2][12:]]
+    assert explain(map(json.dumps, [HEADER, dated]), "r")[2:4] == [
         "    0.000 s  its first token is of no use after 2.000 s",
         "    0.000 s  its last token is of no use after 10.000 s",
     ]
@@ -162,8 +238,8 @@ def test_deadlines_are_told() -> None:
 
 @pytest.mark.parametrize("request_id", ["", "x", "cmpl", "cmpl-12", "cmpl-12-ab-", "0"])
 def test_the_beginning_of_an_id_is_no_id(request_id: str) -> None:
-    arrival = ["arrive", 1.0, "cmpl-12-ab-0", *LOG[1][3:]]
-    lines = list(map(json.dumps, [HEADER, arrival]))
+    asked = ["arrive", 1.0, "cmpl-12-ab-0", *LOG[2][3:]]
+    lines = list(map(json.dumps, [HEADER, asked]))
     assert explain(lines, request_id) == []
     assert explain(lines, "cmpl-12-ab")[0] == explain(lines, "cmpl-12-ab-0")[0] == "cmpl-12-ab-0"
 

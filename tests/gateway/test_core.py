@@ -1,19 +1,16 @@
-import asyncio
-import time
 from dataclasses import replace
-from itertools import product
+from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast, get_args
 
 import pytest
 import torch
-from admission.length_predictor import Learned
 
-from admission.core import CoreConfig, MemoryGate, Order, Overload, Unit, make_core
-from admission.event_logs.event_log import replay
+from admission.core import CoreConfig, MemoryGate, Overload, make_core
 from admission.outcome import QueueFull
 from backend.config import EngineConfig
+from backend.errors import ConfigError
 from backend.loader import LoadedModel
 from backend.model.hub import resolve_model
 from backend.model.model_config import ModelConfig, read_model_config
@@ -24,16 +21,12 @@ from gateway.core import core_config, open_core
 from gateway.settings.settings import Settings
 from gateway.tenants.live_policy import scheduling_policy
 from quotas.policy.policy import DEFAULT_POLICY
-from tests.admission.clocked_core import ClockedCore
-from tests.backend.sequences import make_sequence
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128)
 
 
-@pytest.mark.parametrize(
-    ("setting", "kinds"), [("order", Order), ("charge", Unit), ("admit", MemoryGate), ("overload", Overload)]
-)
-def test_every_choice_of_the_core_is_one_of_the_operators(setting: str, kinds: type[Order]) -> None:
+@pytest.mark.parametrize(("setting", "kinds"), [("admit", MemoryGate), ("overload", Overload)])
+def test_every_choice_of_the_core_is_one_of_the_operators(setting: str, kinds: type[StrEnum]) -> None:
     assert get_args(Settings.model_fields[setting].annotation) == tuple(kinds)
 
 
@@ -41,9 +34,9 @@ def test_the_defaults_are_the_cores() -> None:
     assert core_config(Settings()) == CoreConfig()
 
 
-def test_shares_in_tokens_have_a_quantum_in_tokens() -> None:
-    config = core_config(Settings(charge="tokens"))
-    assert (config.unit, config.quantum) == (Unit.TOKENS, 512)
+def test_an_order_that_nobody_offers_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match="--order round_robin: must be one of fair, fcfs"):
+        core_config(Settings(order="round_robin"))
 
 
 @pytest.mark.parametrize("overload", ["unbounded", "bounded"])
@@ -61,9 +54,9 @@ def test_unbounded_lifts_the_queues_of_the_policys_classes_too(overload: str) ->
     assert all(refusal.of_class and refusal.excess.bound == 1024 for refusal in refused)
 
 
-@pytest.mark.parametrize(("order", "charge"), list(product(Order, Unit)))
-def test_every_ordering_serves_in_either_unit(order: Order, charge: Unit) -> None:
-    core = make_core(core_config(Settings(order=order.value, charge=charge.value)), ENGINE)
+@pytest.mark.parametrize("order", ["fair", "fcfs"])
+def test_every_order_serves(order: str) -> None:
+    core = make_core(core_config(Settings(order=order)), ENGINE)
     sequences = [
         Sequence(f"{n}", f"tenant-{n % 3}", [1] * (5 + n), SamplingParams(), 9, 0, frozenset(), priority_class=n % 2)
         for n in range(12)
@@ -103,51 +96,3 @@ def test_step_times_are_kept_for_what_a_model_is_and_not_for_what_its_folder_is_
     assert run(tmp_path, Path("/models/b/model"), config) == first
     assert len({first, run(tmp_path, Path("/models/b/model"), larger)}) == 2
     assert len({first, run(tmp_path, Path("/models/a/model"), config, "reference")}) == 2
-
-
-EMBEDDED = read_model_config(resolve_model("embedded"))
-
-
-async def answered(settings: Settings, answers: int) -> tuple[int, Learned]:
-    """A run of so many answers, long ones to prompts that begin with an odd token; returns how many it had learned from
-    before, and what it has learned by its end.
-    """
-    with open_core(settings, loaded(Path("/models/model"), EMBEDDED)) as core:
-        assert core.predictor is not None
-        before = core.predictor.count
-        run = ClockedCore(core, lambda step: 0.001, time.monotonic())
-        for n in range(answers):
-            prompt = [n % 20, *[7] * 6]
-            run.add(make_sequence(f"{before + n}", "a", prompt, 20 if n % 2 else 1 + n % 3))
-            if n % 4 == 3:
-                run.drain()
-        run.drain()
-        return before, core.predictor.learned
-
-
-def answer(settings: Settings, answers: int) -> tuple[int, Learned]:
-    return asyncio.run(answered(settings, answers))
-
-
-def test_a_restarted_gateway_goes_on_with_what_it_has_learned_of_answers(tmp_path: Path) -> None:
-    logs = [tmp_path / name for name in ("first.log", "second.log")]
-    first, second = (Settings(state_dir=tmp_path, event_log=path, max_waiting=4096) for path in logs)
-    before, learned = answer(first, 240)
-    assert before == 0 and learned.num_answers == 240
-    before, learned = answer(second, 40)
-    assert before == 240 and learned.num_answers == 280
-    told = [list(replay(path.read_text().splitlines())) for path in logs]
-    assert [sum(entry[0] == "lengths" for entry in entries) for entries in told] == [0, 1]
-
-
-@pytest.mark.parametrize("damaged", ["", "{}", '{"hashing":0,"num_answers":1,"weights":[],"answers":[]}', "[" * 9])
-def test_learned_lengths_that_are_damaged_or_older_are_left_alone_with_a_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: str
-) -> None:
-    settings = Settings(state_dir=tmp_path)
-    answer(settings, 4)
-    (kept,) = tmp_path.glob("answer_lengths/*")
-    kept.write_text(damaged)
-    assert (answer(settings, 4))[0] == 0
-    assert "lengths of answers are learned anew" in caplog.text
-    assert (answer(settings, 0))[0] == 4

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from admission.controller import Controller
-from admission.share import Account
 from admission.outcome import Outcome
+from admission.share import Account
 from backend.scheduler.kv_accounts import KVAccounts
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
@@ -183,7 +183,11 @@ class TenantMetrics:
 
         block_bytes = self._block_bytes
         deficit = Family(
-            "sluice.tenant.deficit", Kind.GAUGE, "s", "Engine time that it is owed for each unit of its weight; below 0, debt.", ("tenant",)
+            "sluice.tenant.deficit",
+            Kind.GAUGE,
+            "s",
+            "Engine time that it is owed for each unit of its weight; below 0, debt.",
+            ("tenant",),
         )
         registry.read(deficit, self._credit)
         service = Family("sluice.tenant.service", Kind.COUNTER, "s", "Engine time used.", ("tenant",))

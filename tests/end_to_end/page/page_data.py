@@ -162,7 +162,9 @@ def live(number: int, tenant: str) -> Json:
         "cached_tokens": 16 * (number % 3),
         "kv_blocks": random.randrange(2, 60),
         "preemptions": int(number % 7 == 0),
-        "reason": "behind others, because the token budget of the step is spent" if state == "waiting" else None,
+        "reason": "behind others that are due earlier, because the token budget of the step is spent"
+        if state == "waiting"
+        else None,
     }
 
 

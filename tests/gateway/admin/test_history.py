@@ -8,13 +8,13 @@ from admission.outcome import Outcome
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import Sequence
-from gateway.admin.history import MAX_ENDED, MAX_REFUSALS, MAX_UNAUTHENTICATED, WINDOW, Charges, History, Shares
+from gateway.admin.history import MAX_ENDED, MAX_REFUSALS, MAX_UNAUTHENTICATED, WINDOW, History, Shares
 from gateway.admin.request_summary import MAX_SEQUENCES, MAX_WORDS
 from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 from tests.gateway.admin.clock import Clock
-from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
+from tests.gateway.telemetry.records import a_record, a_timeline
 from tests.gateway.telemetry.test_core_observer import ENGINE
 
 
@@ -27,8 +27,16 @@ class Site:
         self.history = History(self.telemetry, self.core.scheduler, self.core.share.accounts)
         self.core_telemetry.on_step.append(self.history.step_completed)
 
-    def arrive(self, name: str, prompt: int = 4, max_tokens: int = 4) -> RequestRecord:
-        sequence = Sequence(name, "acme", [1] * prompt, SamplingParams(), max_tokens, 0, frozenset())
+    def arrive(
+        self,
+        name: str,
+        prompt: int = 4,
+        max_tokens: int = 4,
+        tenant: str = "acme",
+        first_token_by: float | None = None,
+    ) -> RequestRecord:
+        sequence = Sequence(name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset())
+        sequence.first_token_by = first_token_by
         self.core.arrive(sequence, self.clock())
         record = a_record(
             timelines=[self.core_telemetry.timeline(sequence)], ended=None, outcome=None, service_class="usual"
@@ -231,20 +239,3 @@ def test_a_correction_that_takes_back_more_than_was_charged_lately_is_no_negativ
     for _ in range(WINDOW):
         shares.tick({"acme": 4.9, "other": 6.0})
     assert (shares.share("acme"), shares.share("other")) == (0.0, 1.0)
-
-
-def test_charges_are_counted_once_however_often_they_are_looked_at() -> None:
-    charges, sequence = Charges(), a_sequence("acme")
-    for charged in (1.0, 1.0, 1.5):
-        sequence.charged = charged
-        charges.update([sequence])
-    charges.ended(sequence)
-    charges.update([])
-    assert charges.total == {"acme": 1.5}
-
-
-def test_what_a_short_request_used_between_two_looks_is_counted_at_its_end() -> None:
-    charges, sequence = Charges(), a_sequence("acme")
-    sequence.charged = 0.2
-    charges.ended(sequence)
-    assert charges.total == {"acme": pytest.approx(0.2)}

@@ -18,7 +18,7 @@ def a_request(asked: Asked, at: float) -> RequestRecord:
 def end(traffic: RecentTraffic, record: RequestRecord, tokens: int, reason: FinishReason) -> None:
     sequence = a_sequence()
     sequence.output[:] = [1] * tokens
-    sequence.finish_reason, sequence.features = reason, (tokens, 7)
+    sequence.finish_reason = reason
     record.timelines.append(a_timeline(sequence=sequence))
     traffic.request_ended(record)
 

@@ -67,9 +67,8 @@ class Rig(CoreRun):
             block_size=4,
             max_num_seqs=8,
             max_num_batched_tokens=16,
-            prefill_chunk=8,
             max_model_len=min(128, 4 * num_blocks),
-            **engine_fields,  # type: ignore[arg-type]
+            **{"prefill_chunk": 8, **engine_fields},  # type: ignore[arg-type]
         )
         super().__init__(config or CoreConfig(memory=MemoryGate.OPTIMISTIC), engine)
         self.telemetry = Telemetry(lambda: self.now)

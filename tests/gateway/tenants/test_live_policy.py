@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from admission.orderings.ordering import weight_of
 from hypothesis import given, settings
 
+from admission.share import weight_of
 from gateway.background import beside
 from gateway.tenants.live_policy import Check, Edition, LivePolicy, scheduling_policy
 from quotas.policy.limit import Resource

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.core import CoreConfig, Order
+from admission.core import CoreConfig
 from admission.outcome import Outcome
 from gateway.telemetry.metrics.labels import MAX_TENANTS
 from gateway.telemetry.metrics.tenants import WINDOW, FairnessMeter, fairness_of, jain_fairness_index
@@ -113,12 +113,10 @@ def test_service_is_what_steps_took(rig: Rig) -> None:
     assert page.value("sluice_tenant_deficit_seconds", tenant="acme") == pytest.approx(credit)
 
 
-@pytest.mark.parametrize("order", [Order.FCFS, Order.VTC])
-def test_other_orders_have_service_too(order: Order) -> None:
-    rig = Rig(config=CoreConfig(order=order))
+def test_another_order_has_service_too() -> None:
+    rig = Rig(config=CoreConfig(order="fcfs"))
     serve(rig, rig.arrive("a"))
     assert rig.value("sluice_tenant_service_seconds_total", tenant="acme") > STEP / 10
-    assert rig.value("sluice_tenant_deficit_seconds") == 0
 
 
 def test_requests_of_a_tenant_are_counted_by_their_outcome(rig: Rig) -> None:
