@@ -16,6 +16,7 @@ from random import getrandbits
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event
 from opentelemetry.trace import SpanKind
 
 from fleet.view import ReplicaView
@@ -26,7 +27,7 @@ from gateway.telemetry.request_record import RequestRecord, Telemetry, TraceCont
 from gateway.telemetry.tracing.exporter import BackgroundExporter, background_exporter
 from gateway.telemetry.tracing.http_attributes import of_http
 from gateway.telemetry.tracing.sampler import SamplingReason, TraceSampler
-from gateway.telemetry.tracing.span_tree import Attributes, SpanEvent, SpanTree
+from gateway.telemetry.tracing.span_tree import Attributes, SpanTree
 
 MODEL_ROUTE = "/v1/models/{model}"
 _CARRIED = (b"traceparent", b"tracestate")
@@ -160,7 +161,7 @@ def _add_attempt(tree: SpanTree, record: RequestRecord, span: AttemptSpan) -> No
         values,
         kind=SpanKind.CLIENT,
         failed=span.error is not None,
-        events=[] if first is None else [SpanEvent(record.unix_ns(first), semconv.EVENT_FIRST_BYTE)],
+        events=[] if first is None else [Event(semconv.EVENT_FIRST_BYTE, timestamp=record.unix_ns(first))],
         span_id=span.span_id,
     )
 

@@ -18,6 +18,8 @@ from gateway.settings.settings import Settings
 from gateway.telemetry import semconv
 from gateway.version import VERSION
 
+log = logging.getLogger(__name__)
+
 TIMEOUT = 5.0  # seconds for one export, its retries included
 NAME = "sluice"  # of the service
 SCOPE = InstrumentationScope(NAME)
@@ -79,7 +81,7 @@ class _FirstMessage(threading.local):
     text = ""
 
 
-class ExportErrors(logging.Handler):
+class _ExportErrors(logging.Handler):
     """Keeps each thread's first message of the SDK's exporters about a failed export, and lets none into the log."""
 
     def __init__(self) -> None:
@@ -95,8 +97,26 @@ class ExportErrors(logging.Handler):
         return message or "it gave no reason"
 
 
-export_errors = ExportErrors()
+_export_errors = _ExportErrors()
 _exporters = logging.getLogger("opentelemetry.exporter")
-_exporters.addHandler(export_errors)
+_exporters.addHandler(_export_errors)
 _exporters.propagate = False
 grpc_exporter.logger.filters.clear()  # they drop for 20 s a message that the exporter of another signal has logged
+
+
+class DeliveryLog:
+    """Logs the first failed export of a signal and the recovery, not each failure between. One thread exports."""
+
+    def __init__(self, what: str, interval: float) -> None:
+        self._what = what
+        self._interval = interval  # seconds between exports
+        self._failing = False
+
+    def log(self, delivered: bool) -> None:
+        reason = _export_errors.take()
+        if delivered and self._failing:
+            log.info("the collector takes %s again", self._what)
+        elif not delivered and not self._failing:
+            what, interval = self._what, self._interval
+            log.warning("the collector does not take %s, and is tried again every %g s: %s", what, interval, reason)
+        self._failing = not delivered

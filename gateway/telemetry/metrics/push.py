@@ -30,7 +30,7 @@ from gateway.background import beside
 from gateway.settings.settings import Settings
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.metrics.registry import Distribution, Family, Kind, Labels, Point, Reading
-from gateway.telemetry.otlp import SCOPE, Collector, export_errors, resource
+from gateway.telemetry.otlp import SCOPE, Collector, DeliveryLog, resource
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
@@ -113,7 +113,7 @@ class MetricPush:
         self._loop = asyncio.get_running_loop()
         self._inbox: Queue[list[Reading] | None] = Queue(1)
         self._busy = False
-        self._failing = False
+        self._delivery = DeliveryLog("metrics", interval)
         self._thread = threading.Thread(target=self._work, name="metric-push", daemon=True)
         self._thread.start()
 
@@ -155,7 +155,7 @@ class MetricPush:
         except Exception:
             log.exception("metrics could not be exported")
             delivered = False
-        self._log_change(delivered, export_errors.take())
+        self._delivery.log(delivered)
         return delivered
 
     def _post(self, result: str) -> None:
@@ -167,16 +167,6 @@ class MetricPush:
     def _done(self, result: str) -> None:
         self._busy = False
         self._count(result)
-
-    def _log_change(self, delivered: bool, reason: str) -> None:
-        """Log the first failure and the recovery, not each failure between."""
-        if delivered and self._failing:
-            log.info("the collector takes metrics again")
-        elif not delivered and not self._failing:
-            log.warning(
-                "the collector does not take metrics, and is tried again every %g s: %s", self._interval, reason
-            )
-        self._failing = not delivered
 
 
 @asynccontextmanager

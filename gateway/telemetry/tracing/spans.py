@@ -15,6 +15,7 @@ It contains no prompt, output, stop string or message of an error, since clients
 """
 
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind
 
 from backend.scheduler.sequence import FinishReason
@@ -22,14 +23,7 @@ from gateway.telemetry import semconv
 from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing import attributes
 from gateway.telemetry.tracing.sampler import SamplingReason
-from gateway.telemetry.tracing.span_tree import (
-    MAX_EVENTS,
-    Attributes,
-    FinishedSpan,
-    SpanEvent,
-    SpanTree,
-    bounded_text,
-)
+from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, SpanTree, bounded_text
 from gateway.tenants.effective_policy import KVShape
 from quotas.store.scripts import Script
 
@@ -55,7 +49,7 @@ _CUT_SHORT = {
 
 def spans_of(
     record: RequestRecord, resource: Resource, kv: KVShape, reason: SamplingReason, settled: float | None
-) -> list[FinishedSpan]:
+) -> list[ReadableSpan]:
     """Returns the spans of a request that has ended; its quota was settled at the moment `settled`, if it had any."""
     return RequestTrace(record, resource, kv).spans(reason, settled)
 
@@ -75,7 +69,7 @@ class RequestTrace:
         self._served = [timeline for timeline in record.timelines if timeline.admitted is not None]
         self._max_events = max(MIN_EVENTS, MAX_EVENTS // max(1, len(self._served)))
 
-    def spans(self, reason: SamplingReason, settled: float | None) -> list[FinishedSpan]:
+    def spans(self, reason: SamplingReason, settled: float | None) -> list[ReadableSpan]:
         self._add_root(reason)
         self._add_auth()
         self._add_reserve()
@@ -153,7 +147,7 @@ class RequestTrace:
         first, ended = timeline.first_token, timeline.ended or self._ended
         events = self._events(timeline, ended)
         until = ended if first is None else first
-        before = [event for event in events if first is None or event.at < self._ns(first)]
+        before = [event for event in events if first is None or event.timestamp < self._ns(first)]
         self._add(
             semconv.SPAN_PREFILL,
             timeline.admitted,
@@ -166,17 +160,17 @@ class RequestTrace:
             rest = [self._event(first, semconv.EVENT_FIRST_TOKEN), *events[len(before) :]]
             self._add(semconv.SPAN_DECODE, first, ended, {**which, **attributes.of_decode(timeline)}, parent, rest)
 
-    def _events(self, timeline: SequenceTimeline, ended: float) -> list[SpanEvent]:
+    def _events(self, timeline: SequenceTimeline, ended: float) -> list[Event]:
         """Returns the events of a sequence in the order of time."""
         most = self._max_events
         events = [self._chunk(chunk) for chunk in timeline.chunks[:most]]
         events += [self._event(at, semconv.EVENT_PREEMPTED) for at in timeline.preempted[:most]]
         events += [self._event(at, semconv.EVENT_RESUMED) for at in timeline.resumed[:most]]
         if timeline.preempted:
-            events.sort(key=lambda event: event.at)
+            events.sort(key=lambda event: event.timestamp)
         return events + self._cut_short(timeline, ended)
 
-    def _cut_short(self, timeline: SequenceTimeline, ended: float) -> list[SpanEvent]:
+    def _cut_short(self, timeline: SequenceTimeline, ended: float) -> list[Event]:
         """Returns the event that ended the sequence early, if one did."""
         reason = timeline.sequence.finish_reason
         return [self._event(ended, _CUT_SHORT[reason])] if reason in _CUT_SHORT else []
@@ -216,7 +210,7 @@ class RequestTrace:
         return ended if record.settling is None else max(ended, record.settling)
 
     def _add_last(
-        self, name: str, began: float, ended: float, values: Attributes, events: list[SpanEvent] | None = None
+        self, name: str, began: float, ended: float, values: Attributes, events: list[Event] | None = None
     ) -> int:
         """Add the span of the phase in which the request ended, with the failure if it ended with one."""
         failure = attributes.of_failure(self._record)
@@ -229,7 +223,7 @@ class RequestTrace:
         ended: float,
         values: Attributes,
         parent: int | None = None,
-        events: list[SpanEvent] | None = None,
+        events: list[Event] | None = None,
         *,
         failed: bool = False,
     ) -> int:
@@ -243,11 +237,11 @@ class RequestTrace:
             events=events or (),
         )
 
-    def _chunk(self, chunk: Chunk) -> SpanEvent:
-        return SpanEvent(self._ns(chunk.planned), semconv.EVENT_CHUNK, attributes.of_chunk(chunk))
+    def _chunk(self, chunk: Chunk) -> Event:
+        return Event(semconv.EVENT_CHUNK, attributes.of_chunk(chunk), self._ns(chunk.planned))
 
-    def _event(self, at: float, name: str) -> SpanEvent:
-        return SpanEvent(self._ns(at), name)
+    def _event(self, at: float, name: str) -> Event:
+        return Event(name, timestamp=self._ns(at))
 
 
 def _route(path: str) -> str:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from random import getrandbits
 
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext
 
 from gateway.telemetry import semconv
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.attributes import of_step
-from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, FinishedSpan, SpanTree
+from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
 
 PATIENCE = 60.0  # seconds that a step waits for its requests to end
 MAX_STEPS = 32  # that one request is linked to, the first ones
@@ -44,7 +45,7 @@ class StepSpans:
         resource: Resource,
         per_second: float,
         live: Set[RequestRecord],
-        emit: Callable[[list[FinishedSpan]], object],
+        emit: Callable[[list[ReadableSpan]], object],
     ) -> None:
         self._resource = resource
         self._live = live
