@@ -15,7 +15,6 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from gateway.settings import otel_variables
 from gateway.settings.settings import Settings
-from gateway.telemetry import semconv
 from gateway.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -69,9 +68,9 @@ def resource() -> Resource:
     `OTEL_RESOURCE_ATTRIBUTES` take precedence over our own names.
     """
     ours = {
-        semconv.SERVICE_NAME: NAME,
-        semconv.SERVICE_VERSION: VERSION,
-        semconv.SERVICE_INSTANCE_ID: str(uuid4()),
+        "service.name": NAME,
+        "service.version": VERSION,
+        "service.instance.id": str(uuid4()),
     }
     chosen = OTELResourceDetector().detect().attributes
     return Resource.create({name: value for name, value in ours.items() if name not in chosen})

@@ -19,7 +19,6 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind
 
 from backend.scheduler.sequence import FinishReason
-from gateway.telemetry import semconv
 from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing import attributes
 from gateway.telemetry.tracing.sampler import SamplingReason
@@ -41,9 +40,9 @@ ROUTES = frozenset(
 )  # fmt: skip
 UNKNOWN = "{unknown}"  # the route of paths that no endpoint answers
 _CUT_SHORT = {
-    FinishReason.CANCELLED: semconv.EVENT_CANCELLED,
-    FinishReason.EXPIRED: semconv.EVENT_EXPIRED,
-    FinishReason.PREEMPTED: semconv.EVENT_PREEMPTED,
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.EXPIRED: "expired",
+    FinishReason.PREEMPTED: "preempted",
 }
 
 
@@ -83,13 +82,13 @@ class RequestTrace:
     def _add_root(self, reason: SamplingReason) -> None:
         record, parent = self._record, self._record.trace.parent_id
         route = _route(record.path)
-        body_read = [] if record.body_read is None else [self._event(record.body_read, semconv.EVENT_BODY_READ)]
+        body_read = [] if record.body_read is None else [self._event(record.body_read, "body_read")]
         self._tree.add(
             f"{record.method} {route}",
             self._ns(self._began),
             self._ns(self._ended),
             parent,
-            {**attributes.of_request(record, route, self._kv, self._ended), semconv.SAMPLED_BECAUSE: reason.value},
+            {**attributes.of_request(record, route, self._kv, self._ended), "sluice.sampled.because": reason.value},
             is_parent_remote=parent is not None,
             kind=SpanKind.SERVER,
             failed=record.has_failed,
@@ -100,34 +99,34 @@ class RequestTrace:
     def _add_auth(self) -> None:
         record = self._record
         if record.authenticated is not None:
-            self._add(semconv.SPAN_AUTH, self._began, record.authenticated, {})
+            self._add("sluice.auth", self._began, record.authenticated, {})
         elif record.error is not None:
-            self._add(semconv.SPAN_AUTH, self._began, self._ended, attributes.of_failure(record))
+            self._add("sluice.auth", self._began, self._ended, attributes.of_failure(record))
 
     def _add_reserve(self) -> None:
         record = self._record
         if record.reserving is None:
             return
         if record.reserved is not None:
-            span = self._add(semconv.SPAN_RESERVE, record.reserving, record.reserved, {})
+            span = self._add("sluice.quota.reserve", record.reserving, record.reserved, {})
             self._add_store_calls(span, record.reserving, record.reserved)
         else:
-            span = self._add_last(semconv.SPAN_RESERVE, record.reserving, self._ended, {})
+            span = self._add_last("sluice.quota.reserve", record.reserving, self._ended, {})
             self._add_store_calls(span, record.reserving, self._ended)
 
     def _add_queue(self) -> None:
         record, queued = self._record, self._record.queued
         if queued is None:
             if record.reserved is not None and record.error is not None:  # the queue refused it
-                self._add_last(semconv.SPAN_QUEUE, record.reserved, self._ended, {})
+                self._add_last("sluice.queue", record.reserved, self._ended, {})
             return
         admitted = record.admitted
         left = max(timeline.ended or self._ended for timeline in record.timelines) if admitted is None else admitted
         values = attributes.of_queue(record, self._kv, left - queued)
         if self._served:
-            self._add(semconv.SPAN_QUEUE, queued, left, values)
+            self._add("sluice.queue", queued, left, values)
         else:
-            self._add_last(semconv.SPAN_QUEUE, queued, left, values, self._cut_short(record.timelines[0], left))
+            self._add_last("sluice.queue", queued, left, values, self._cut_short(record.timelines[0], left))
 
     def _add_generation(self) -> None:
         if not self._served:
@@ -139,7 +138,7 @@ class RequestTrace:
         several = len(record.timelines) > 1
         for timeline in self._served[:MAX_SEQUENCES]:
             self._add_sequence(
-                span, timeline, {semconv.SEQUENCE_INDEX: record.timelines.index(timeline)} if several else {}
+                span, timeline, {"sluice.sequence.index": record.timelines.index(timeline)} if several else {}
             )
 
     def _add_sequence(self, parent: int, timeline: SequenceTimeline, which: Attributes) -> None:
@@ -149,7 +148,7 @@ class RequestTrace:
         until = ended if first is None else first
         before = [event for event in events if first is None or event.timestamp < self._ns(first)]
         self._add(
-            semconv.SPAN_PREFILL,
+            "sluice.prefill",
             timeline.admitted,
             until,
             {**which, **attributes.of_prefill(timeline)},
@@ -157,15 +156,15 @@ class RequestTrace:
             before,
         )
         if first is not None:
-            rest = [self._event(first, semconv.EVENT_FIRST_TOKEN), *events[len(before) :]]
-            self._add(semconv.SPAN_DECODE, first, ended, {**which, **attributes.of_decode(timeline)}, parent, rest)
+            rest = [self._event(first, "first_token"), *events[len(before) :]]
+            self._add("sluice.decode", first, ended, {**which, **attributes.of_decode(timeline)}, parent, rest)
 
     def _events(self, timeline: SequenceTimeline, ended: float) -> list[Event]:
         """Returns the events of a sequence in the order of time."""
         most = self._max_events
         events = [self._chunk(chunk) for chunk in timeline.chunks[:most]]
-        events += [self._event(at, semconv.EVENT_PREEMPTED) for at in timeline.preempted[:most]]
-        events += [self._event(at, semconv.EVENT_RESUMED) for at in timeline.resumed[:most]]
+        events += [self._event(at, "preempted") for at in timeline.preempted[:most]]
+        events += [self._event(at, "resumed") for at in timeline.resumed[:most]]
         if timeline.preempted:
             events.sort(key=lambda event: event.timestamp)
         return events + self._cut_short(timeline, ended)
@@ -180,7 +179,7 @@ class RequestTrace:
             return
         began = self._generated if self._record.settling is None else self._record.settling
         ended = began if settled is None else settled
-        span = self._add(semconv.SPAN_SETTLE, began, ended, {})
+        span = self._add("sluice.quota.settle", began, ended, {})
         self._add_store_calls(span, began, ended)
 
     def _add_store_calls(self, parent: int, began: float, ended: float) -> None:
@@ -238,7 +237,7 @@ class RequestTrace:
         )
 
     def _chunk(self, chunk: Chunk) -> Event:
-        return Event(semconv.EVENT_CHUNK, attributes.of_chunk(chunk), self._ns(chunk.planned))
+        return Event("chunk", attributes.of_chunk(chunk), self._ns(chunk.planned))
 
     def _event(self, at: float, name: str) -> Event:
         return Event(name, timestamp=self._ns(at))

@@ -13,7 +13,6 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext
 
-from gateway.telemetry import semconv
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.attributes import of_step
@@ -101,8 +100,8 @@ class StepSpans:
             tree = SpanTree(self._resource, getrandbits(128) or 1)
             began_ns = record.ended_ns - round(record.elapsed * 1e9)
             traces = [f"{link.context.trace_id:032x}" for link in record.links]
-            attributes: Attributes = {**record.attributes, semconv.STEP_TRACES: traces}
-            tree.add(semconv.SPAN_STEP, began_ns, record.ended_ns, None, attributes, links=record.links)
+            attributes: Attributes = {**record.attributes, "sluice.step.traces": traces}
+            tree.add("sluice.engine.step", began_ns, record.ended_ns, None, attributes, links=record.links)
             self._emit(tree.spans)
         record.is_done = True
 
