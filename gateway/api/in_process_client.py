@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from functools import partial
 
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
@@ -12,7 +13,7 @@ from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream
 from gateway.api.engine_client import READY, Health, KVMemory
 from gateway.api.engine_request import EngineRequest, ask_of
-from gateway.api.grammars import Release, hold_grammar
+from gateway.api.grammars import hold_grammar
 from gateway.api.quota_extender import QuotaExtender
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
@@ -42,9 +43,9 @@ class InProcessGeneration:
         record: RequestRecord,
         grant: Grant,
         headers: Headers,
-        release: Release = bool,
+        held: ExitStack | None,
     ) -> None:
-        """`release` gives up the grammar of the answers, once they have ended."""
+        """`held` is closed once the answers have ended: it keeps their grammar."""
         self.headers = headers
         self.streams: list[TokenStream] = []
         self._client = client
@@ -52,7 +53,7 @@ class InProcessGeneration:
         self._grant = grant
         self._extender: QuotaExtender | None = None  # of answers that may need more than is reserved for them
         self._num_delivered: dict[TokenStream, int] = {}  # of those that were stopped
-        self._release = release
+        self._held = held
 
     def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
         """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
@@ -91,7 +92,8 @@ class InProcessGeneration:
             if self.streams and self.streams[0].sequence.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
-            self._release()
+            if self._held is not None:
+                self._held.close()
             self._grant.close()
 
 
@@ -127,30 +129,37 @@ class InProcessClient:
         record: RequestRecord,
         fail: Callable[[ApiError], object],
     ) -> InProcessGeneration:
-        release = await self.hold_grammar(request, record)
-        try:
-            sequences = self.prepare(request, policy)
-            await self.name_blocks(sequences)
-            if not needs_reservation(request, policy):
-                return self.admit(request, sequences, record, fail, release=release)
-            grant = await self.reserve(request, sequences, policy, record)
-            headers = policy.rate_headers.of(grant.states)
-            return self.admit(request, sequences, record, fail, grant, headers, release=release)
-        except BaseException:
-            release()
-            raise
+        return await self.queue(request, self.prepare(request, policy), policy, record, fail)
 
-    async def hold_grammar(self, request: EngineRequest, record: RequestRecord) -> Release:
-        """Have the request's grammar compiled, if it has one, and kept until what this returns is called.
-
-        Raises `ApiError`.
+    async def queue(
+        self,
+        request: EngineRequest,
+        sequences: list[Sequence],
+        policy: EffectivePolicy,
+        record: RequestRecord,
+        fail: Callable[[ApiError], object],
+        make_stream: MakeStream = TokenStream,
+    ) -> InProcessGeneration:
+        """Queue prepared sequences once their grammar is compiled, their blocks have names and their limits are
+        charged. Raises as `generate`.
         """
+        with ExitStack() as held:
+            await self._hold_grammar(request, record, held)
+            if self.service.prompt_names is not None:
+                await self.service.prompt_names.name(sequences)
+            grant, headers = None, _NONE
+            if needs_reservation(request, policy):
+                grant = await self.reserve(request, sequences, policy, record)
+                headers = policy.rate_headers.of(grant.states)
+            return self.admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
+
+    async def _hold_grammar(self, request: EngineRequest, record: RequestRecord, held: ExitStack) -> None:
         record.grammar = grammar = request.sampling.grammar
         if grammar is None:
-            return bool
+            return
         began = self.service.telemetry.clock()
         try:
-            return await hold_grammar(self.service.grammars, grammar, request.key)
+            await hold_grammar(self.service.grammars, grammar, request.key, held)
         finally:
             record.grammar_wait = self.service.telemetry.clock() - began
 
@@ -181,11 +190,6 @@ class InProcessClient:
         names = self.service.prompt_names
         return names is None or names.name_some(sequences)
 
-    async def name_blocks(self, sequences: list[Sequence]) -> None:
-        """Name the blocks of the prompts: of short ones at once, of others between what else the event loop does."""
-        if self.service.prompt_names is not None:
-            await self.service.prompt_names.name(sequences)
-
     async def reserve(
         self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord
     ) -> Grant:
@@ -214,15 +218,12 @@ class InProcessClient:
         grant: Grant | None = None,
         headers: Headers = _NONE,
         make_stream: MakeStream = TokenStream,
-        release: Release = bool,
+        held: ExitStack | None = None,
     ) -> InProcessGeneration:
-        """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`.
-
-        `release` is called once nothing needs its grammar any more, and may be called again.
-        """
+        """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`."""
         service = self.service
         grant = grant or Grant(service.quotas, request.tenant, request.key)
-        generation = InProcessGeneration(self, record, grant, headers, release)
+        generation = InProcessGeneration(self, record, grant, headers, held)
         try:
             record.reserved, record.grant = service.telemetry.clock(), grant
             record.beginnings = request.beginnings

@@ -11,8 +11,7 @@ from typing import Any
 from admission.outcome import Outcome
 from backend.errors import DeviceError
 from backend.scheduler.sequence import Sequence
-from gateway.api.grammars import Release
-from gateway.api.in_process_client import InProcessCharge, InProcessClient, needs_reservation
+from gateway.api.in_process_client import InProcessCharge, InProcessClient, MakeStream, needs_reservation
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, current
@@ -21,7 +20,6 @@ from gateway.workers.link import FrameKind, WorkerLink
 from gateway.workers.messages import Message, end, error_message, error_of, record_of, request_of
 from gateway.workers.remote_request import DetailedRemoteStream, Outbox, RemoteRequest, RemoteStream
 from gateway.workers.stats import WorkerStats
-from quotas.quotas import Grant
 
 log = logging.getLogger(__name__)
 
@@ -128,68 +126,50 @@ class ServedWorker:
         try:
             policy = self._policy(asked.tenant, asked.key)
             policy.require("inference")
+            make_stream = self._stream_maker(number, request)
             sequences = self._client.prepare(asked, policy)
             waits = needs_reservation(asked, policy) or asked.sampling.grammar is not None
             if self._client.name_some_blocks(sequences) and not waits:
-                self._admit(request, record, number, sequences)
+                self._admit(request, record, sequences, make_stream)
                 return
         except Exception as error:  # noqa: BLE001 - each becomes an answer
             _refuse(request, error)
             return
-        request.task = asyncio.create_task(self._reserve(request, record, number, sequences, policy))
+        request.task = asyncio.create_task(self._queue(request, record, sequences, policy, make_stream))
         self._keep(request.task)
 
-    async def _reserve(
+    async def _queue(
         self,
         request: RemoteRequest,
         record: RequestRecord,
-        number: int,
         sequences: list[Sequence],
         policy: EffectivePolicy,
+        make_stream: MakeStream,
     ) -> None:
         current.set(record)
-        release: Release = bool
         try:
-            release = await self._client.hold_grammar(request.asked, record)
-            await self._client.name_blocks(sequences)
-            grant, headers = None, _NONE
-            if needs_reservation(request.asked, policy):
-                grant = await self._client.reserve(request.asked, sequences, policy, record)
-                headers = policy.rate_headers.of(grant.states)
-            request.task = None  # from here on nothing waits
-            self._admit(request, record, number, sequences, grant, headers, release)
-        except BaseException as error:
-            release()
-            request.task = None
-            if not isinstance(error, Exception):
-                raise
+            generation = await self._client.queue(request.asked, sequences, policy, record, request.fail, make_stream)
+            request.admitted(generation)
+        except Exception as error:  # noqa: BLE001 - each becomes an answer
             _refuse(request, error)
+        finally:
+            request.task = None
 
     def _admit(
-        self,
-        request: RemoteRequest,
-        record: RequestRecord,
-        number: int,
-        sequences: list[Sequence],
-        grant: Grant | None = None,
-        headers: Mapping[str, str] = _NONE,
-        release: Release = bool,
+        self, request: RemoteRequest, record: RequestRecord, sequences: list[Sequence], make_stream: MakeStream
     ) -> None:
-        streams, sampling = count(number), request.asked.sampling
-        is_plain = sampling.logprobs is None and sampling.prompt_logprobs is None
-        kind = RemoteStream if is_plain else DetailedRemoteStream
-
-        def make_stream(sequence: Sequence) -> RemoteStream:
-            return kind(sequence, next(streams), request, self._outbox)
-
         token = current.set(record)
         try:
-            generation = self._client.admit(
-                request.asked, sequences, record, request.fail, grant, headers, make_stream, release
-            )
+            generation = self._client.admit(request.asked, sequences, record, request.fail, make_stream=make_stream)
         finally:
             current.reset(token)
         request.admitted(generation)
+
+    def _stream_maker(self, number: int, request: RemoteRequest) -> MakeStream:
+        streams, sampling = count(number), request.asked.sampling
+        is_plain = sampling.logprobs is None and sampling.prompt_logprobs is None
+        kind = RemoteStream if is_plain else DetailedRemoteStream
+        return lambda sequence: kind(sequence, next(streams), request, self._outbox)
 
     def _policy(self, tenant: str, key: str) -> EffectivePolicy:
         """Returns what a key may do, by the keys and the policy as they are here and now."""
