@@ -42,7 +42,7 @@ class InProcessGeneration:
         record: RequestRecord,
         grant: Grant,
         headers: Headers,
-        release: Release = bool,
+        release: Release,
     ) -> None:
         """`release` gives up the grammar of the answers, once they have ended."""
         self.headers = headers
@@ -126,35 +126,37 @@ class InProcessClient:
         policy: EffectivePolicy,
         record: RequestRecord,
         fail: Callable[[ApiError], object],
+        make_stream: MakeStream = TokenStream,
     ) -> InProcessGeneration:
-        release = await self.hold_grammar(request, record)
+        release = await self._hold_grammar(request, record)
         try:
-            sequences = self.prepare(request, policy)
-            await self.name_blocks(sequences)
-            if not needs_reservation(request, policy):
-                return self.admit(request, sequences, record, fail, release=release)
-            grant = await self.reserve(request, sequences, policy, record)
-            headers = policy.rate_headers.of(grant.states)
-            return self.admit(request, sequences, record, fail, grant, headers, release=release)
+            sequences = self._prepare(request, policy)
+            if self.service.prompt_names is not None:
+                await self.service.prompt_names.name(sequences)
+            grant, headers = None, _NONE
+            if policy.charged or request.attempt is not None:  # a router's request is settled where its replica is lost
+                grant = await self._reserve(request, sequences, policy, record)
+                headers = policy.rate_headers.of(grant.states)
+            return self._admit(request, sequences, record, fail, grant, headers, make_stream, release)
         except BaseException:
             release()
             raise
 
-    async def hold_grammar(self, request: EngineRequest, record: RequestRecord) -> Release:
+    async def _hold_grammar(self, request: EngineRequest, record: RequestRecord) -> Release:
         """Have the request's grammar compiled, if it has one, and kept until what this returns is called.
 
         Raises `ApiError`.
         """
         record.grammar = grammar = request.sampling.grammar
         if grammar is None:
-            return bool
+            return lambda: None
         began = self.service.telemetry.clock()
         try:
             return await hold_grammar(self.service.grammars, grammar, request.key)
         finally:
             record.grammar_wait = self.service.telemetry.clock() - began
 
-    def prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
+    def _prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
         """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
         and announces the longest of them, if the tenant's KV memory is limited or was at its last request, and the
         tenant.
@@ -176,17 +178,7 @@ class InProcessClient:
                 service.prompt_names.begin_apart(sequences, policy.cache_scope)
         return sequences
 
-    def name_some_blocks(self, sequences: list[Sequence]) -> bool:
-        """Name blocks of the prompts, as many as the event loop has time for; returns whether all have names now."""
-        names = self.service.prompt_names
-        return names is None or names.name_some(sequences)
-
-    async def name_blocks(self, sequences: list[Sequence]) -> None:
-        """Name the blocks of the prompts: of short ones at once, of others between what else the event loop does."""
-        if self.service.prompt_names is not None:
-            await self.service.prompt_names.name(sequences)
-
-    async def reserve(
+    async def _reserve(
         self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord
     ) -> Grant:
         """Charge what the sequences may use. Raises `ApiError`, and records in the event log why.
@@ -205,16 +197,16 @@ class InProcessClient:
             self.service.admission.requested(request.as_recorded(name_in_log(error)))
             raise _refusal(error, policy, request.id) from None
 
-    def admit(
+    def _admit(
         self,
         request: EngineRequest,
         sequences: list[Sequence],
         record: RequestRecord,
         fail: Callable[[ApiError], object],
-        grant: Grant | None = None,
-        headers: Headers = _NONE,
-        make_stream: MakeStream = TokenStream,
-        release: Release = bool,
+        grant: Grant | None,
+        headers: Headers,
+        make_stream: MakeStream,
+        release: Release,
     ) -> InProcessGeneration:
         """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`.
 
@@ -314,13 +306,6 @@ class InProcessClient:
 
     async def metrics_text(self) -> bytes:
         return self.service.metrics.prometheus_text()
-
-
-def needs_reservation(request: EngineRequest, policy: EffectivePolicy) -> bool:
-    """Returns whether the store has to know of a request before it runs: a limit counts it, or a router has sent it,
-    which has it settled where its replica is lost.
-    """
-    return bool(policy.charged) or request.attempt is not None
 
 
 def readiness(service: Service) -> dict[str, object]:
