@@ -47,7 +47,6 @@ _SIZED = {
     "wordwrap", "zfill",
 }  # fmt: skip
 _CALL_ID_LENGTH = re.compile(r"\bid\s*\|\s*length\s*!=\s*(\d{1,2})\b")  # as Mistral's refuse others
-_OF_DICTS = frozenset(dir(dict))
 _CHECKED = _SIZED | {"format", "format_map", "replace", "join"}  # what `_check_call` looks at
 
 
@@ -338,14 +337,6 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
 
     def _plain(self, value: Any) -> Any:
         return self._control.plain(value) if self._control and isinstance(value, str) else value
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return what the sandbox returns. A field of a message comes without the exception that the sandbox catches
-        on its way to it: a plain dict whose type has no such attribute is asked for its item, there as here.
-        """
-        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
-            return obj[attribute]
-        return super().getattr(obj, attribute)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Count and check every call of a template: of macros, functions and methods."""
