@@ -168,7 +168,7 @@ class InProcessClient:
                 if (reservable := policy.reservable(len(one.prompt), expected)) is not None:
                     one.limit_to(reservable)
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
-            longest = max([one.most_tokens for one in sequences])
+            longest = max(one.most_tokens for one in sequences)
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
         service.cache_limiter.use(policy.name)
         if service.prompt_names is not None:
