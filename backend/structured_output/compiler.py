@@ -58,8 +58,9 @@ class CompiledGrammar:
 class _Job:
     """Compiling one grammar, on a thread that waits for the processes. It may be given up at any time."""
 
-    def __init__(self, grammar: Grammar, processes: GrammarProcesses) -> None:
-        self._grammar, self._processes = grammar, processes
+    def __init__(self, grammar: Grammar, processes: GrammarProcesses, waiting: list[ForkedProcess]) -> None:
+        """`waiting` are processes that compile and wait for work."""
+        self._grammar, self._processes, self._waiting = grammar, processes, waiting
         self.lost_seconds = 0.0  # of a processor, that processes had taken which ended without an answer
         self._process: ForkedProcess | None = None  # that compiles
         self._is_cancelled = False
@@ -93,7 +94,8 @@ class _Job:
         A process that ends for another reason than its limits says nothing of the grammar: another one is asked, once.
         """
         for _ in range(2):
-            process = self._process = self._processes.fork_compiler()
+            process = self._process = self._waiting.pop() if self._waiting else self._processes.fork_compiler()
+            had = process.cpu_seconds()
             if self._is_cancelled:
                 process.kill()
             answer: dict[str, Any] | None = None
@@ -102,14 +104,18 @@ class _Job:
             except TimeoutError:
                 break  # it was given no time: with it, it would have been answered or killed
             except (EOFError, OSError):
-                self.lost_seconds += process.cpu_seconds()
+                self.lost_seconds += max(0.0, process.cpu_seconds() - had)
             finally:
                 self._process = None
-                status = self._processes.end(process)
+                if answer is None:
+                    status = self._processes.end(process)
             if answer is not None:
+                self._waiting.append(process)
                 return _cost(answer)
             if (limit := self._limit_of(status)) is not None:
-                raise self._too_complex(limit)
+                raise GrammarTooComplex(
+                    f"the grammar takes more than {limit} to compile, which is the most that it may; simplify it"
+                )
             if self._is_cancelled:
                 break
         raise NoGrammarProcess(NO_ANSWER)
@@ -130,11 +136,6 @@ class _Job:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             return f"{1000 * options.compile_seconds:.0f} ms of a processor"
         return f"{options.compile_bytes / 2**20:.0f} MiB of memory"
-
-    def _too_complex(self, limit: str) -> GrammarTooComplex:
-        return GrammarTooComplex(
-            f"the grammar takes more than {limit} to compile, which is the most that it may; simplify it"
-        )
 
 
 def _cost(answer: dict[str, Any]) -> tuple[float, int]:
@@ -166,6 +167,7 @@ class GrammarCompiler:
         self._used = Counter[tuple[str, str]]()  # by owner and key, bytes of what its requests need
         self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()  # by owner, and by key
         self._waiting = Counter[tuple[str, str]]()  # by owner and key
+        self._spare: list[ForkedProcess] = []  # that compile, and wait for work
         self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
 
     def start(self) -> None:
@@ -203,7 +205,7 @@ class GrammarCompiler:
         """Return a grammar as `acquire` does, once it is compiled; meanwhile the caller waits."""
         found = self._find(grammar)
         if found is None:
-            job = _Job(grammar, self.processes)
+            job = _Job(grammar, self.processes, self._spare)
             try:
                 found = self._threads.submit(job.run).result()
             except GrammarInvalid as error:
@@ -251,7 +253,7 @@ class GrammarCompiler:
         return None
 
     async def _compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
-        job, loop = _Job(grammar, self.processes), asyncio.get_running_loop()
+        job, loop = _Job(grammar, self.processes, self._spare), asyncio.get_running_loop()
 
         def ended(work: Future[CompiledGrammar]) -> None:
             with suppress(RuntimeError):  # the loop is closed by now

@@ -137,31 +137,36 @@ def _heap_bytes() -> int:
 
 
 def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenizer) -> None:
-    """Compile one grammar, to say whether and at what cost. The process is killed where it takes more than it may."""
+    """Compile one grammar after the other, to say whether and at what cost. The process is killed where one takes more
+    than it may.
+    """
     os.nice(NICE)
     _interrupt_nobody()
     _limit_memory(setup.options.compile_bytes)
     mask = ctypes.create_string_buffer(4 * setup.layout.num_words)
-    kind, source = receive_frame(link).decode("utf-8").split("\n", 1)
-    before, error, is_too_complex = _heap_bytes(), None, False
-    began, began_at = time.process_time(), time.perf_counter()
-    signal.setitimer(signal.ITIMER_PROF, setup.options.compile_seconds)
-    try:
-        matcher = compile_grammar(tokenizer, GrammarKind(kind), source)
-        first = SlotMatcher(matcher).fill(ctypes.addressof(mask), len(mask))
-        if first is not RowStatus.MASKED:
-            error = "no token can begin what it matches, or it takes too long to say which"
-    except CompileError as invalid:
-        error, is_too_complex = str(invalid), invalid.is_too_complex
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    seconds, num_bytes = time.process_time() - began, max(0, _heap_bytes() - before)
-    answer = {
-        "error": error,
-        "is_too_complex": is_too_complex,
-        "seconds": seconds or min(time.perf_counter() - began_at, TICK),
-        "num_bytes": num_bytes + len(source),
-    }
-    send_frame(link, json.dumps(answer).encode())
+    while True:
+        kind, source = receive_frame(link).decode("utf-8").split("\n", 1)
+        before, error, is_too_complex, matcher = _heap_bytes(), None, False, None
+        began, began_at = time.process_time(), time.perf_counter()
+        signal.setitimer(signal.ITIMER_PROF, setup.options.compile_seconds)
+        try:
+            matcher = compile_grammar(tokenizer, GrammarKind(kind), source)
+            first = SlotMatcher(matcher).fill(ctypes.addressof(mask), len(mask))
+            if first is not RowStatus.MASKED:
+                error = "no token can begin what it matches, or it takes too long to say which"
+        except CompileError as invalid:
+            error, is_too_complex = str(invalid), invalid.is_too_complex
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        seconds, num_bytes = time.process_time() - began, max(0, _heap_bytes() - before)
+        seconds = seconds or min(time.perf_counter() - began_at, TICK)
+        del matcher
+        answer = {
+            "error": error,
+            "is_too_complex": is_too_complex,
+            "seconds": seconds,
+            "num_bytes": num_bytes + len(source),
+        }
+        send_frame(link, json.dumps(answer).encode())
 
 
 def _interrupt_nobody() -> None:

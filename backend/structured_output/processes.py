@@ -194,7 +194,7 @@ class GrammarProcesses:
             return self.end(process)
 
     def fork_compiler(self) -> ForkedProcess:
-        """Return a new process that compiles one grammar."""
+        """Return a new process that compiles one grammar after the other."""
         with self._lock:
             process = ForkedProcess(*self._fork({"role": "compile"}, 1))
             self._compiling.add(process)

@@ -59,6 +59,15 @@ def test_all_processes_come_back_where_the_one_that_forks_them_was_killed() -> N
             assert processes.has(compiler.compile_now(regex(pattern)).process)
 
 
+def test_a_process_that_was_killed_while_it_waited_is_replaced(compiler: GrammarCompiler) -> None:
+    compiler.compile_now(regex("[u-w]+", "killed"))
+    (process,) = compiler._spare
+    process.kill()
+    process.links[0].settimeout(10)
+    assert not process.links[0].recv(1)
+    assert compiler.compile_now(regex("[x-z]+", "killed")).num_users == 1
+
+
 def test_what_is_compiled_is_kept_for_its_owner_alone(compiler: GrammarCompiler) -> None:
     charged: list[tuple[str, float]] = []
     compiler.on_compiled.append(lambda owner, seconds: charged.append((owner, seconds)))
