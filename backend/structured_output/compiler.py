@@ -58,9 +58,9 @@ class CompiledGrammar:
 class _Job:
     """Compiling one grammar, on a thread that waits for the processes. It may be given up at any time."""
 
-    def __init__(self, grammar: Grammar, processes: GrammarProcesses, waiting: list[ForkedProcess]) -> None:
-        """`waiting` are processes that compile and wait for work."""
-        self._grammar, self._processes, self._waiting = grammar, processes, waiting
+    def __init__(self, grammar: Grammar, processes: GrammarProcesses, spare: list[ForkedProcess]) -> None:
+        """`spare` are processes that compile, and wait for a grammar."""
+        self._grammar, self._processes, self._spare = grammar, processes, spare
         self.lost_seconds = 0.0  # of a processor, that processes had taken which ended without an answer
         self._process: ForkedProcess | None = None  # that compiles
         self._is_cancelled = False
@@ -94,7 +94,7 @@ class _Job:
         A process that ends for another reason than its limits says nothing of the grammar: another one is asked, once.
         """
         for _ in range(2):
-            process = self._process = self._waiting.pop() if self._waiting else self._processes.fork_compiler()
+            process = self._process = self._spare.pop() if self._spare else self._processes.fork_compiler()
             had = process.cpu_seconds()
             if self._is_cancelled:
                 process.kill()
@@ -110,7 +110,7 @@ class _Job:
                 if answer is None:
                     status = self._processes.end(process)
             if answer is not None:
-                self._waiting.append(process)
+                self._spare.append(process)
                 return _cost(answer)
             if (limit := self._limit_of(status)) is not None:
                 raise GrammarTooComplex(
@@ -167,7 +167,7 @@ class GrammarCompiler:
         self._used = Counter[tuple[str, str]]()  # by owner and key, bytes of what its requests need
         self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()  # by owner, and by key
         self._waiting = Counter[tuple[str, str]]()  # by owner and key
-        self._spare: list[ForkedProcess] = []  # that compile, and wait for work
+        self._spare: list[ForkedProcess] = []  # that compile, and wait for a grammar
         self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
 
     def start(self) -> None:
