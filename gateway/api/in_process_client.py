@@ -43,7 +43,7 @@ class InProcessGeneration:
         record: RequestRecord,
         grant: Grant,
         headers: Headers,
-        held: ExitStack | None,
+        held: ExitStack,
     ) -> None:
         """`held` is closed once the answers have ended: it keeps their grammar."""
         self.headers = headers
@@ -92,8 +92,7 @@ class InProcessGeneration:
             if self.streams and self.streams[0].sequence.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
-            if self._held is not None:
-                self._held.close()
+            self._held.close()
             self._grant.close()
 
 
@@ -128,32 +127,21 @@ class InProcessClient:
         policy: EffectivePolicy,
         record: RequestRecord,
         fail: Callable[[ApiError], object],
-    ) -> InProcessGeneration:
-        return await self.queue(request, self.prepare(request, policy), policy, record, fail)
-
-    async def queue(
-        self,
-        request: EngineRequest,
-        sequences: list[Sequence],
-        policy: EffectivePolicy,
-        record: RequestRecord,
-        fail: Callable[[ApiError], object],
         make_stream: MakeStream = TokenStream,
     ) -> InProcessGeneration:
-        """Queue prepared sequences once their grammar is compiled, their blocks have names and their limits are
-        charged. Raises as `generate`.
-        """
         with ExitStack() as held:
             await self._hold_grammar(request, record, held)
+            sequences = self._prepare(request, policy)
             if self.service.prompt_names is not None:
                 await self.service.prompt_names.name(sequences)
             grant, headers = None, _NONE
-            if needs_reservation(request, policy):
-                grant = await self.reserve(request, sequences, policy, record)
+            if policy.charged or request.attempt is not None:  # a router's request is settled where its replica is lost
+                grant = await self._reserve(request, sequences, policy, record)
                 headers = policy.rate_headers.of(grant.states)
-            return self.admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
+            return self._admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
 
     async def _hold_grammar(self, request: EngineRequest, record: RequestRecord, held: ExitStack) -> None:
+        """Have the request's grammar compiled, if it has one, and kept until `held` is closed. Raises `ApiError`."""
         record.grammar = grammar = request.sampling.grammar
         if grammar is None:
             return
@@ -163,7 +151,7 @@ class InProcessClient:
         finally:
             record.grammar_wait = self.service.telemetry.clock() - began
 
-    def prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
+    def _prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
         """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
         and announces the longest of them, if the tenant's KV memory is limited or was at its last request, and the
         tenant.
@@ -175,7 +163,7 @@ class InProcessClient:
                 if (reservable := policy.reservable(len(one.prompt), expected)) is not None:
                     one.limit_to(reservable)
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
-            longest = max([one.most_tokens for one in sequences])
+            longest = max(one.most_tokens for one in sequences)
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
         service.cache_limiter.use(policy.name)
         if service.prompt_names is not None:
@@ -185,12 +173,7 @@ class InProcessClient:
                 service.prompt_names.begin_apart(sequences, policy.cache_scope)
         return sequences
 
-    def name_some_blocks(self, sequences: list[Sequence]) -> bool:
-        """Name blocks of the prompts, as many as the event loop has time for; returns whether all have names now."""
-        names = self.service.prompt_names
-        return names is None or names.name_some(sequences)
-
-    async def reserve(
+    async def _reserve(
         self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord
     ) -> Grant:
         """Charge what the sequences may use. Raises `ApiError`, and records in the event log why.
@@ -209,16 +192,16 @@ class InProcessClient:
             self.service.admission.requested(request.as_recorded(name_in_log(error)))
             raise _refusal(error, policy, request.id) from None
 
-    def admit(
+    def _admit(
         self,
         request: EngineRequest,
         sequences: list[Sequence],
         record: RequestRecord,
         fail: Callable[[ApiError], object],
-        grant: Grant | None = None,
-        headers: Headers = _NONE,
-        make_stream: MakeStream = TokenStream,
-        held: ExitStack | None = None,
+        grant: Grant | None,
+        headers: Headers,
+        make_stream: MakeStream,
+        held: ExitStack,
     ) -> InProcessGeneration:
         """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`."""
         service = self.service
@@ -315,13 +298,6 @@ class InProcessClient:
 
     async def metrics_text(self) -> bytes:
         return self.service.metrics.prometheus_text()
-
-
-def needs_reservation(request: EngineRequest, policy: EffectivePolicy) -> bool:
-    """Returns whether the store has to know of a request before it runs: a limit counts it, or a router has sent it,
-    which has it settled where its replica is lost.
-    """
-    return bool(policy.charged) or request.attempt is not None
 
 
 def readiness(service: Service) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import count
@@ -11,7 +11,7 @@ from typing import Any
 from admission.outcome import Outcome
 from backend.errors import DeviceError
 from backend.scheduler.sequence import Sequence
-from gateway.api.in_process_client import InProcessCharge, InProcessClient, MakeStream, needs_reservation
+from gateway.api.in_process_client import InProcessCharge, InProcessClient
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, current
@@ -22,8 +22,6 @@ from gateway.workers.remote_request import DetailedRemoteStream, Outbox, RemoteR
 from gateway.workers.stats import WorkerStats
 
 log = logging.getLogger(__name__)
-
-_NONE: Mapping[str, str] = {}
 
 
 class ServedWorker:
@@ -126,50 +124,28 @@ class ServedWorker:
         try:
             policy = self._policy(asked.tenant, asked.key)
             policy.require("inference")
-            make_stream = self._stream_maker(number, request)
-            sequences = self._client.prepare(asked, policy)
-            waits = needs_reservation(asked, policy) or asked.sampling.grammar is not None
-            if self._client.name_some_blocks(sequences) and not waits:
-                self._admit(request, record, sequences, make_stream)
-                return
         except Exception as error:  # noqa: BLE001 - each becomes an answer
             _refuse(request, error)
             return
-        request.task = asyncio.create_task(self._queue(request, record, sequences, policy, make_stream))
+        request.task = asyncio.create_task(self._admit(request, record, number, policy))
         self._keep(request.task)
 
-    async def _queue(
-        self,
-        request: RemoteRequest,
-        record: RequestRecord,
-        sequences: list[Sequence],
-        policy: EffectivePolicy,
-        make_stream: MakeStream,
-    ) -> None:
+    async def _admit(self, request: RemoteRequest, record: RequestRecord, number: int, policy: EffectivePolicy) -> None:
         current.set(record)
+        streams, sampling = count(number), request.asked.sampling
+        is_plain = sampling.logprobs is None and sampling.prompt_logprobs is None
+        kind = RemoteStream if is_plain else DetailedRemoteStream
+
+        def make_stream(sequence: Sequence) -> RemoteStream:
+            return kind(sequence, next(streams), request, self._outbox)
+
         try:
-            generation = await self._client.queue(request.asked, sequences, policy, record, request.fail, make_stream)
+            generation = await self._client.generate(request.asked, policy, record, request.fail, make_stream)
             request.admitted(generation)
         except Exception as error:  # noqa: BLE001 - each becomes an answer
             _refuse(request, error)
         finally:
             request.task = None
-
-    def _admit(
-        self, request: RemoteRequest, record: RequestRecord, sequences: list[Sequence], make_stream: MakeStream
-    ) -> None:
-        token = current.set(record)
-        try:
-            generation = self._client.admit(request.asked, sequences, record, request.fail, make_stream=make_stream)
-        finally:
-            current.reset(token)
-        request.admitted(generation)
-
-    def _stream_maker(self, number: int, request: RemoteRequest) -> MakeStream:
-        streams, sampling = count(number), request.asked.sampling
-        is_plain = sampling.logprobs is None and sampling.prompt_logprobs is None
-        kind = RemoteStream if is_plain else DetailedRemoteStream
-        return lambda sequence: kind(sequence, next(streams), request, self._outbox)
 
     def _policy(self, tenant: str, key: str) -> EffectivePolicy:
         """Returns what a key may do, by the keys and the policy as they are here and now."""
