@@ -1,12 +1,8 @@
-"""Commands and pools that do not outlive the process that has started them."""
+"""Commands that do not outlive the process that has started them."""
 
 import os
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import parent_process
-from multiprocessing.context import BaseContext
-from threading import Thread
 from typing import Any
 
 BASH = shutil.which("bash") or "bash"  # the command may be given another PATH
@@ -36,19 +32,3 @@ def bound(command: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
     the group. PR_SET_PDEATHSIG would kill as soon as the thread ends that has started the command.
     """
     return {"args": [BASH, "-c", LEASH, "bash", str(_alive), *command], "process_group": 0, "pass_fds": (_alive,)}
-
-
-def process_pool(jobs: int, context: BaseContext | None = None) -> ProcessPoolExecutor:
-    """Make a pool whose processes end with this one, also where it is killed: they would wait for work for ever."""
-    return ProcessPoolExecutor(jobs, context, initializer=_end_with_the_parent)
-
-
-def _end_with_the_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()

@@ -25,50 +25,30 @@ FOLDERS = (
 )
 """Where the sources are that are compiled, and those whose types are compiled in."""
 
+
+def _modules(folder: str, *interpreted: str) -> tuple[str, ...]:
+    left_out = {"__init__", *interpreted}
+    names = sorted(path.stem for path in (ROOT / folder).glob("*.py"))
+    return tuple(f"{folder.replace('/', '.')}.{name}" for name in names if name not in left_out)
+
+
 MODULES = (
-    *(
-        f"backend.paged_kv.{name}"
-        for name in ("block_pool", "host_pool", "idle_blocks", "kept_accounts", "prefix_cache")
-    ),
-    *(
-        f"backend.scheduler.{name}"
-        for name in (
-            *("accounting", "allowances", "batch", "between_turns", "block_tables", "forking", "holdings"),
-            *("hooks", "joining"),
-            *("kv_accounts", "kv_manager", "lost_steps", "pinned_prefixes", "pins", "preemption"),
-            *("prefill_order", "prefix_hit"),
-            *("retention", "scheduled_step", "scheduler", "sequence", "step_rows", "swapping", "tenant_limits"),
-        )
-    ),
-    *(
-        f"backend.scheduler.batching.{name}"
-        for name in (
-            *("choices", "fluid", "multilevel_feedback", "nested_wait", "padding", "prefill_first", "rule", "slai"),
-            *("static", "wait", "window"),
-        )
-    ),
     "backend.step_loop",
-    *(
-        f"admission.{name}"
-        for name in (
-            *("aging", "backlog", "calibration", "conformal", "controller", "departures", "due_order"),
-            *("estimate", "expiry", "ledger", "length_predictor", "output_length"),
-            *("overload", "predicted", "prefill_sizer", "reserve", "surroundings", "tenant_hooks"),
-        )
+    *_modules("backend/paged_kv", "block_names", "kv_cache"),
+    *_modules("backend/scheduler", "waiting_queue"),
+    *_modules("backend/scheduler/batching"),
+    *_modules("admission", "admission", "core", "explain", "observer", "outcome", "request", "scheduling_policy"),
+    *_modules("admission/event_logs"),
+    *_modules("admission/kv", "predicted_length"),
+    *_modules(
+        "admission/orderings", "adaptive_lifo", "by_key", "by_tenant", "learned_rank", "least_laxity", "length_groups",
+        "magnus", "ordering", "response_ratio", "virtual_finish",
     ),
-    *(
-        f"admission.event_logs.{name}"
-        for name in ("blocks", "event_log", "names", "numbers", "replayed_output", "written")
-    ),
-    *(f"admission.kv.{name}" for name in ("copy_time", "memory", "retention", "return_time", "swap_choice")),
-    *(f"admission.orderings.{name}" for name in ("deficit_account", "elsewhere", "fair_queue", "ring", "tenant_queue")),
-    *(
-        f"admission.step_times.{name}"
-        for name in ("idle_calibration", "least_squares", "step_calibration", "step_time")
-    ),
-)
-"""What is compiled. Left out is what others derive classes from, refer to weakly, or pickle: compiled, it cannot be. So
-is what tells a whole number from another where a `float` may be either: compiled, a `float` is a float.
+    *_modules("admission/step_times"),
+)  # fmt: skip
+"""What is compiled: every module of these folders but those named. Left out is what others derive classes from, refer
+to weakly, or pickle: compiled, it cannot be. So is what tells a whole number from another where a `float` may be
+either: compiled, a `float` is a float.
 """
 
 GROUP = "sluice_core"

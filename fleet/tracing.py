@@ -16,17 +16,17 @@ from random import getrandbits
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event
 from opentelemetry.trace import SpanKind
 
 from fleet.view import ReplicaView
 from gateway.settings.settings import Settings
-from gateway.telemetry import semconv
 from gateway.telemetry.otlp import Collector, resource
 from gateway.telemetry.request_record import RequestRecord, Telemetry, TraceContext, current
 from gateway.telemetry.tracing.exporter import BackgroundExporter, background_exporter
 from gateway.telemetry.tracing.http_attributes import of_http
 from gateway.telemetry.tracing.sampler import SamplingReason, TraceSampler
-from gateway.telemetry.tracing.span_tree import Attributes, SpanEvent, SpanTree
+from gateway.telemetry.tracing.span_tree import Attributes, SpanTree
 
 MODEL_ROUTE = "/v1/models/{model}"
 _CARRIED = (b"traceparent", b"tracestate")
@@ -120,13 +120,13 @@ def _add_root(tree: SpanTree, record: RequestRecord, reason: SamplingReason) -> 
     route = MODEL_ROUTE if record.path.startswith("/v1/models/") else record.path
     values: Attributes = {
         **of_http(record, route),
-        semconv.ERROR_TYPE: (code or str(record.outcome)) if record.has_failed else None,
-        semconv.REFUSAL_CODE: None if record.has_failed else code,
-        semconv.SAMPLED_BECAUSE: reason.value,
+        "error.type": (code or str(record.outcome)) if record.has_failed else None,
+        "sluice.refusal.code": None if record.has_failed else code,
+        "sluice.sampled.because": reason.value,
     }
     ended = record.began if record.ended is None else record.ended
     tree.add(
-        semconv.SPAN_ROUTE,
+        "route",
         record.unix_ns(record.began),
         record.unix_ns(ended),
         trace.parent_id,
@@ -141,26 +141,26 @@ def _add_root(tree: SpanTree, record: RequestRecord, reason: SamplingReason) -> 
 def _add_attempt(tree: SpanTree, record: RequestRecord, span: AttemptSpan) -> None:
     address = urlsplit(f"//{span.replica}")
     values: Attributes = {
-        semconv.HTTP_REQUEST_METHOD: record.method,
-        semconv.SERVER_ADDRESS: address.hostname,
-        semconv.SERVER_PORT: address.port,
-        semconv.HTTP_RESPONSE_STATUS_CODE: span.status,
-        semconv.HTTP_REQUEST_RESEND_COUNT: span.number - 1 or None,
-        semconv.ROUTE_REPLICA: span.replica,
-        semconv.ROUTE_PREDICTED_MS: None if span.predicted is None else 1000 * span.predicted,
-        semconv.ROUTE_RETRY_BECAUSE: span.because,
-        semconv.ERROR_TYPE: span.error,
+        "http.request.method": record.method,
+        "server.address": address.hostname,
+        "server.port": address.port,
+        "http.response.status_code": span.status,
+        "http.request.resend_count": span.number - 1 or None,
+        "sluice.route.replica": span.replica,
+        "sluice.route.predicted_ms": None if span.predicted is None else 1000 * span.predicted,
+        "sluice.route.retry_because": span.because,
+        "error.type": span.error,
     }
     first = span.first_byte
     tree.add(
-        semconv.SPAN_ATTEMPT,
+        "attempt",
         record.unix_ns(span.began),
         record.unix_ns(span.began if span.ended is None else span.ended),
         record.trace.span_id,
         values,
         kind=SpanKind.CLIENT,
         failed=span.error is not None,
-        events=[] if first is None else [SpanEvent(record.unix_ns(first), semconv.EVENT_FIRST_BYTE)],
+        events=[] if first is None else [Event("first_byte", timestamp=record.unix_ns(first))],
         span_id=span.span_id,
     )
 

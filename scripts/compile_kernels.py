@@ -36,12 +36,13 @@ import torch
 import triton
 from torch import Tensor
 
-from backend.bound_process import bound, process_pool
+from backend.bound_process import bound
 from backend.kernels import sampling, triton_lang
 from backend.kernels.ops import StepInputs
 from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check import compiling
 from labs.benchmarks.gpu_check.paper_gpu import META, compiled, paper_gpu
+from labs.process_pool import process_pool
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ATTENTION = ("prefill", "decode")

@@ -22,7 +22,7 @@ from typing import TypeVar
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from backend.bound_process import process_pool
+from labs.process_pool import process_pool
 from tests.labs.core.core_machine import CoreMachine
 from tests.labs.core.random_runs import random_cancellations, random_schedule
 

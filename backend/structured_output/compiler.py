@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from select import POLLIN, poll
-from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -31,10 +29,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 32  # of a key's, behind the one that is compiled
 KEY_SHARE = 0.5  # of what an owner's may take, that one key's may whatever its other keys use
 WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
-LOOK, LEAST_SHARE = 0.05, 0.25  # seconds, and what of them a process has to get that runs while a processor is idle
-SEND_SECONDS = 0.25  # that such a process has to take what it is to compile
 NO_ANSWER = "answers cannot be constrained at present: grammar processes do not answer"
-MOST_LATE = 2  # processes that got less: then nobody asks another one before one of them has ended
 
 
 class TooManyGrammars(Exception):
@@ -60,46 +55,12 @@ class CompiledGrammar:
         return self.grammar.owner
 
 
-class _IdleProcesses:
-    """Processes that compile while a processor is idle, for threads: those that wait for work, and those that got too
-    little time for theirs. The latter go on, as idle as they are: even to end they would need some.
-    """
-
-    def __init__(self, processes: GrammarProcesses) -> None:
-        self._processes = processes
-        self._waiting: list[ForkedProcess] = []
-        self._late: list[ForkedProcess] = []
-        self._lock = Lock()
-
-    def take(self) -> ForkedProcess | None:
-        """Return one that waits, or a new one; None where the machine has nothing to spare."""
-        with self._lock:
-            for process in [one for one in self._late if _answers(one, 0.0)]:
-                self._late.remove(process)
-                try:
-                    receive_frame(process.links[0])
-                    self._waiting.append(process)
-                except (EOFError, OSError):
-                    self._processes.end(process)
-            while self._waiting:
-                process = self._waiting.pop()
-                if not _answers(process, 0.0):
-                    return process
-                self._processes.end(process)  # who waits says nothing, unless it has ended
-            if len(self._late) >= MOST_LATE:
-                return None
-        return self._processes.fork_compiler()
-
-    def give_back(self, process: ForkedProcess, *, is_late: bool = False) -> None:
-        with self._lock:
-            (self._late if is_late else self._waiting).append(process)
-
-
 class _Job:
     """Compiling one grammar, on a thread that waits for the processes. It may be given up at any time."""
 
-    def __init__(self, grammar: Grammar, processes: GrammarProcesses, idle: _IdleProcesses) -> None:
-        self._grammar, self._processes, self._idle = grammar, processes, idle
+    def __init__(self, grammar: Grammar, processes: GrammarProcesses, spare: list[ForkedProcess]) -> None:
+        """`spare` are processes that compile, and wait for a grammar."""
+        self._grammar, self._processes, self._spare = grammar, processes, spare
         self.lost_seconds = 0.0  # of a processor, that processes had taken which ended without an answer
         self._process: ForkedProcess | None = None  # that compiles
         self._is_cancelled = False
@@ -130,55 +91,40 @@ class _Job:
     def _try(self) -> tuple[float, int]:
         """Compile it where that may fail in any way; returns the seconds of a processor and the bytes that it took.
 
-        On a busy machine one that leaves all others the first go gets too little time: then one that is only nice
-        begins anew. A process that ends for another reason says nothing of the grammar: another one is asked, and then
-        nobody.
+        A process that ends for another reason than its limits says nothing of the grammar: another one is asked, once.
         """
-        num_lost, has_time = 0, True
-        while num_lost < 2:
-            idle = self._idle.take() if has_time else None
-            process = self._process = idle or self._processes.fork_compiler(is_idle=False)
+        for _ in range(2):
+            process = self._process = self._spare.pop() if self._spare else self._processes.fork_compiler()
             had = process.cpu_seconds()
             if self._is_cancelled:
                 process.kill()
+            answer: dict[str, Any] | None = None
             try:
-                answer = self._ask(process, is_idle=idle is not None)
+                answer = self._ask(process)
             except TimeoutError:
-                if idle is None:
-                    self._processes.end(process)
-                    break  # it was given no time: with it, it would have been answered or killed
-                self._idle.give_back(process, is_late=True)
-                has_time = False
+                break  # it was given no time: with it, it would have been answered or killed
             except (EOFError, OSError):
                 self.lost_seconds += max(0.0, process.cpu_seconds() - had)
-                limit = self._limit_of(self._processes.end(process))
-                if limit is not None:
-                    raise self._too_complex(limit) from None
-                if self._is_cancelled:
-                    break
-                num_lost += 1
-            else:
-                if idle is None:
-                    self._processes.end(process)
-                else:
-                    self._idle.give_back(process)
-                return _cost(answer)
             finally:
                 self._process = None
+                if answer is None:
+                    status = self._processes.end(process)
+            if answer is not None:
+                self._spare.append(process)
+                return _cost(answer)
+            if (limit := self._limit_of(status)) is not None:
+                raise GrammarTooComplex(
+                    f"the grammar takes more than {limit} to compile, which is the most that it may; simplify it"
+                )
+            if self._is_cancelled:
+                break
         raise NoGrammarProcess(NO_ANSWER)
 
-    def _ask(self, process: ForkedProcess, *, is_idle: bool) -> dict[str, Any]:
+    def _ask(self, process: ForkedProcess) -> dict[str, Any]:
         """Raises `TimeoutError` where the process gets no time."""
-        link, asked = process.links[0], f"{self._grammar.kind}\n{self._grammar.source}".encode("utf-8", "surrogatepass")
-        link.settimeout(SEND_SECONDS if is_idle else WALL_SECONDS)
-        try:
-            send_frame(link, asked)
-        except TimeoutError:  # it has a part of it, and can be asked nothing else
-            process.kill()
-            raise
+        link = process.links[0]
         link.settimeout(WALL_SECONDS)
-        if is_idle:
-            _see_to(process)
+        send_frame(link, f"{self._grammar.kind}\n{self._grammar.source}".encode("utf-8", "surrogatepass"))
         answer: dict[str, Any] = json.loads(receive_frame(link))
         return answer
 
@@ -191,36 +137,12 @@ class _Job:
             return f"{1000 * options.compile_seconds:.0f} ms of a processor"
         return f"{options.compile_bytes / 2**20:.0f} MiB of memory"
 
-    def _too_complex(self, limit: str) -> GrammarTooComplex:
-        return GrammarTooComplex(
-            f"the grammar takes more than {limit} to compile, which is the most that it may; simplify it"
-        )
-
 
 def _cost(answer: dict[str, Any]) -> tuple[float, int]:
     """Return the seconds of a processor and the bytes that a grammar took. Raises `GrammarInvalid` for what is none."""
     if answer["error"] is not None:
         raise (GrammarTooComplex if answer["is_too_complex"] else GrammarInvalid)(answer["error"])
     return answer["seconds"], answer["num_bytes"]
-
-
-def _see_to(process: ForkedProcess) -> None:
-    """Wait until a process answers, or is gone. Raises `TimeoutError` where it gets too little time of a processor."""
-    had = process.cpu_seconds()
-    while not _answers(process, LOOK):
-        has = process.cpu_seconds()
-        if has - had < LEAST_SHARE * LOOK:
-            raise TimeoutError
-        had = has
-
-
-def _answers(process: ForkedProcess, seconds: float) -> bool:
-    """Whether there is an answer, or the end of the process, within so many seconds."""
-    if process.links[0].fileno() < 0:
-        return True  # it was given up with the one that had forked it
-    links = poll()
-    links.register(process.links[0], POLLIN)
-    return bool(links.poll(1000 * seconds))
 
 
 def _log_failure(start: "Future[Any]") -> None:
@@ -245,7 +167,7 @@ class GrammarCompiler:
         self._used = Counter[tuple[str, str]]()  # by owner and key, bytes of what its requests need
         self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()  # by owner, and by key
         self._waiting = Counter[tuple[str, str]]()  # by owner and key
-        self._idle = _IdleProcesses(processes)
+        self._spare: list[ForkedProcess] = []  # that compile, and wait for a grammar
         self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
 
     def start(self) -> None:
@@ -283,7 +205,7 @@ class GrammarCompiler:
         """Return a grammar as `acquire` does, once it is compiled; meanwhile the caller waits."""
         found = self._find(grammar)
         if found is None:
-            job = _Job(grammar, self.processes, self._idle)
+            job = _Job(grammar, self.processes, self._spare)
             try:
                 found = self._threads.submit(job.run).result()
             except GrammarInvalid as error:
@@ -331,7 +253,7 @@ class GrammarCompiler:
         return None
 
     async def _compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
-        job, loop = _Job(grammar, self.processes, self._idle), asyncio.get_running_loop()
+        job, loop = _Job(grammar, self.processes, self._spare), asyncio.get_running_loop()
 
         def ended(work: Future[CompiledGrammar]) -> None:
             with suppress(RuntimeError):  # the loop is closed by now

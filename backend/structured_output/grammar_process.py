@@ -40,7 +40,7 @@ from backend.structured_output.frames import (
 from backend.structured_output.matching import SlotMatcher
 from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup, StructuredOutputOptions
 
-NICE = 10  # of a process that compiles what has had no time: those that generate go first, and it still goes on
+NICE = 10  # of a process that compiles: those that generate go first, and it still goes on
 TICK = 0.01  # seconds in which the clock of a process may stand still
 _PR_SET_PDEATHSIG = 1
 _KEY_BYTES = 4 * KEY_INTS
@@ -97,7 +97,7 @@ def _fork(
         link.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if command["role"] == "compile":
-            _compile_for(links[0], setup, tokenizer, command["is_idle"])
+            _compile_for(links[0], setup, tokenizer)
         else:
             _limit_memory(setup.options.match_bytes)
             _Matching(setup, tokenizer, shared, command["index"]).run(links[0], links[1], fds[2])
@@ -136,17 +136,12 @@ def _heap_bytes() -> int:
     return int(use.uordblks + use.hblkhd)
 
 
-def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenizer, is_idle: bool) -> None:
+def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenizer) -> None:
     """Compile one grammar after the other, to say whether and at what cost. The process is killed where one takes more
-    than it may; that it took much memory is answered as the last thing.
-
-    An idle one runs only while a processor has nothing else to do, and makes way at once: beside one that is merely
-    nice, who generates waits some milliseconds now and then.
+    than it may.
     """
     os.nice(NICE)
-    if is_idle:
-        with suppress(OSError):  # some sandboxes have no such policy
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    _interrupt_nobody()
     _limit_memory(setup.options.compile_bytes)
     mask = ctypes.create_string_buffer(4 * setup.layout.num_words)
     while True:
@@ -172,6 +167,12 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
             "num_bytes": num_bytes + len(source),
         }
         send_frame(link, json.dumps(answer).encode())
+
+
+def _interrupt_nobody() -> None:
+    """Have the process wait for a processor that is free instead of interrupting the engine's step."""
+    with suppress(OSError):  # some sandboxes have no such policy
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class _Slot(NamedTuple):
@@ -204,9 +205,7 @@ class _Matching:
 
     def run(self, steps: socket.socket, grammars: socket.socket, doorbell: int) -> None:
         """Serve until a link ends."""
-        # where no processor is idle the engine goes on with its step first: this process would interrupt it otherwise
-        with suppress(OSError):  # some sandboxes have no such policy
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        _interrupt_nobody()
         threading.Thread(target=self._serve_grammars, args=(grammars,), daemon=True).start()
         while True:
             os.eventfd_read(doorbell)

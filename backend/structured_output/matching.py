@@ -1,29 +1,10 @@
 """Matchers of the slots of a running batch: each consumes its slot's tokens, and says which may come next."""
 
 from collections.abc import Iterable
-from typing import Protocol
+
+from llguidance import LLMatcher
 
 from backend.structured_output.frames import RowStatus
-
-
-class Matcher(Protocol):
-    """llguidance's `LLMatcher`, as far as it is used."""
-
-    def deep_copy(self) -> "Matcher": ...
-
-    def is_error(self) -> bool: ...
-
-    def is_accepting(self) -> bool: ...
-
-    def stop_reason(self) -> str: ...
-
-    def consume_token(self, sampled_token: int) -> bool: ...
-
-    def compute_ff_tokens(self) -> list[int]: ...
-
-    def validate_tokens(self, tokens: list[int]) -> int: ...
-
-    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
 
 
 class SlotMatcher:
@@ -36,7 +17,7 @@ class SlotMatcher:
     No token is forced that the library does not allow, nor one that ends the answer.
     """
 
-    def __init__(self, compiled: Matcher, end_tokens: Iterable[int] = ()) -> None:
+    def __init__(self, compiled: LLMatcher, end_tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         self.forced: list[int] = []
         self._end_tokens = frozenset(end_tokens)

@@ -193,10 +193,10 @@ class GrammarProcesses:
             self._matching[self._matching.index(process)] = None
             return self.end(process)
 
-    def fork_compiler(self, is_idle: bool = True) -> ForkedProcess:
-        """Return a new process that compiles what nobody has seen yet, while a processor is idle or in any case."""
+    def fork_compiler(self) -> ForkedProcess:
+        """Return a new process that compiles one grammar after the other."""
         with self._lock:
-            process = ForkedProcess(*self._fork({"role": "compile", "is_idle": is_idle}, 1))
+            process = ForkedProcess(*self._fork({"role": "compile"}, 1))
             self._compiling.add(process)
             return process
 

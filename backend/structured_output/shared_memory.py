@@ -2,18 +2,13 @@
 
 import mmap
 import os
-import tempfile
 
 
 class SharedMemory:
     """Memory of zeros. It is gone with the last process that has it."""
 
     def __init__(self, num_bytes: int) -> None:
-        if hasattr(os, "memfd_create"):
-            self.fd = os.memfd_create("sluice-masks")
-        else:
-            with tempfile.TemporaryFile() as file:
-                self.fd = os.dup(file.fileno())
+        self.fd = os.memfd_create("sluice-masks")
         os.ftruncate(self.fd, num_bytes)
         self.bytes = mmap.mmap(self.fd, num_bytes)
 

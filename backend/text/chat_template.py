@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, wraps
 from os import urandom
@@ -47,7 +46,6 @@ _SIZED = {
     "wordwrap", "zfill",
 }  # fmt: skip
 _CALL_ID_LENGTH = re.compile(r"\bid\s*\|\s*length\s*!=\s*(\d{1,2})\b")  # as Mistral's refuse others
-_OF_DICTS = frozenset(dir(dict))
 _CHECKED = _SIZED | {"format", "format_map", "replace", "join"}  # what `_check_call` looks at
 
 
@@ -255,34 +253,25 @@ class TemplateOverrun(SecurityError):
     """The template takes more time or memory than any conversation needs."""
 
 
-@dataclass(slots=True)
-class RenderingUse:
-    """Counts what one rendering has used so far. While templates are compiled, sizes alone count."""
-
-    deadline: float = float("inf")  # in seconds of its thread's time
-    steps: int = 0
-    characters: int = 0
-
-
 class Guard(threading.local):
-    """Counts what the rendering on this thread has used."""
+    """Counts what the rendering on this thread has used. While templates are compiled, sizes alone count."""
 
-    def __init__(self) -> None:
-        self.use = RenderingUse()
+    deadline = float("inf")  # in seconds of its thread's time: a busy machine costs it nothing
+    steps = 0
+    characters = 0
 
     def rendering(self, render: Callable[[], str]) -> str:
-        """Guard one rendering, with an allowance of its own, in its thread's time: a busy machine costs it nothing."""
-        use = self.use = RenderingUse(time.thread_time() + CPU_SECONDS)
+        """Guard one rendering, with an allowance of its own."""
+        self.deadline, self.steps, self.characters = time.thread_time() + CPU_SECONDS, 0, 0
         try:
             return render()
         finally:
-            use.deadline = float("inf")
+            self.deadline = float("inf")
 
     def step(self) -> None:
         """Raises `TemplateOverrun` when the time is over."""
-        use = self.use
-        use.steps += 1
-        if not use.steps % LOOK_EVERY and time.thread_time() > use.deadline:
+        self.steps += 1
+        if not self.steps % LOOK_EVERY and time.thread_time() > self.deadline:
             raise TemplateOverrun(f"it takes more than {CPU_SECONDS:g} s of CPU")
 
     def loop(self, iterable: Iterable[Any]) -> Iterator[Any]:
@@ -294,10 +283,8 @@ class Guard(threading.local):
     def emit(self, value: Any) -> Any:
         """Return the same value, its text counted as output."""
         if isinstance(value, str):
-            use = self.use
-            use.characters += len(value)
-            if use.characters > MAX_CHARACTERS:
-                raise _too_large()
+            self.characters += len(value)
+            _check_size(self.characters)
         return value
 
     def concatenated(self, *values: Any) -> str:
@@ -339,14 +326,6 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
     def _plain(self, value: Any) -> Any:
         return self._control.plain(value) if self._control and isinstance(value, str) else value
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return what the sandbox returns. A field of a message comes without the exception that the sandbox catches
-        on its way to it: a plain dict whose type has no such attribute is asked for its item, there as here.
-        """
-        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
-            return obj[attribute]
-        return super().getattr(obj, attribute)
-
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Count and check every call of a template: of macros, functions and methods."""
         self.guard.step()
@@ -360,7 +339,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "+":
             return self.guard.grown(left + right)
         self.guard.step()
-        _OPERATORS[operator](left, right)
+        _check_operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -407,11 +386,7 @@ def _filtered(node: nodes.Expr, name: str, args: list[nodes.Expr] | None = None)
 
 def _check_size(size: int) -> None:
     if size > MAX_CHARACTERS:
-        raise _too_large()
-
-
-def _too_large() -> TemplateOverrun:
-    return TemplateOverrun(f"it makes more than {MAX_CHARACTERS:,} characters or items")
+        raise TemplateOverrun(f"it makes more than {MAX_CHARACTERS:,} characters or items")
 
 
 def _check_call(name: str, value: Any, *args: Any) -> None:
@@ -423,15 +398,10 @@ def _check_call(name: str, value: Any, *args: Any) -> None:
     if name == "replace" and len(args) > 1 and all(isinstance(text, str) for text in (value, *args[:2])):
         _check_size(value.count(args[0]) * len(args[1]))
     if name == "join" and args:
-        _check_joined(value, args[0])
-
-
-def _check_joined(one: Any, other: Any) -> None:
-    """Check a separator and what it joins, in either order: jinja's filter and Python's method differ."""
-    for separator, joined in ((one, other), (other, one)):
-        if isinstance(separator, str) and isinstance(joined, (list, tuple)):
-            texts = sum(len(item) for item in joined if isinstance(item, str))
-            _check_size(texts + len(separator) * len(joined))
+        for separator, joined in ((value, args[0]), (args[0], value)):  # Python's method, and jinja's filter
+            if isinstance(separator, str) and isinstance(joined, (list, tuple)):
+                texts = sum(len(item) for item in joined if isinstance(item, str))
+                _check_size(texts + len(separator) * len(joined))
 
 
 def _check_format(text: str) -> None:
@@ -439,31 +409,14 @@ def _check_format(text: str) -> None:
         raise TemplateOverrun("it formats to a width of more than six digits")
 
 
-def _check_product(left: Any, right: Any) -> None:
-    for sequence, times in ((left, right), (right, left)):
-        if isinstance(sequence, _SEQUENCES) and isinstance(times, int):
-            _check_size(len(sequence) * max(0, times))
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
-
-
-def _check_power(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() * max(0, right))
-
-
-def _check_remainder(left: Any, _: Any) -> None:
-    if isinstance(left, str):
+def _check_operation(operator: str, left: Any, right: Any) -> None:
+    if operator == "%" and isinstance(left, str):
         _check_format(left)
-
-
-def _check_bits(bits: int) -> None:
-    if bits > MAX_BITS:
-        raise TemplateOverrun(f"it computes an integer of more than {MAX_BITS:,} bits")
-
-
-_OPERATORS: dict[str, Callable[[Any, Any], None]] = {
-    "*": _check_product,
-    "**": _check_power,
-    "%": _check_remainder,
-}
+    if operator == "*":
+        for sequence, times in ((left, right), (right, left)):
+            if isinstance(sequence, _SEQUENCES) and isinstance(times, int):
+                _check_size(len(sequence) * times)
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        if operator != "%" and bits > MAX_BITS:
+            raise TemplateOverrun(f"it computes an integer of more than {MAX_BITS:,} bits")

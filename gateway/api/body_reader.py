@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from starlette.types import Receive, Scope
 
 from gateway.errors import ConcurrencyExceeded
-from gateway.http.json_body import BLOCK, JsonBody, JsonScanner
+from gateway.http.json_body import BLOCK_BYTES, JsonBody, JsonScanner
 from gateway.http.request_scope import BodyParts
 from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord
@@ -26,9 +26,9 @@ T = TypeVar("T")
 class BodyReader:
     """Reads bodies; there is one per process, owned by its event loop.
 
-    A body that is not small is scanned as it comes, a block at a time, and parsed on a thread: Python code releases
-    the interpreter lock every 0.1 ms, and no single call of the parser takes more than 2 ms. Tenants take turns at
-    both, so that many bodies of one tenant delay a body of another by no more than one turn.
+    A body that is not small is scanned as it comes, a block at a time, and parsed on a thread, where Python code
+    releases the interpreter lock every 0.1 ms and the parser once it is done. Tenants take turns at both, so that many
+    bodies of one tenant delay a body of another by no more than one turn.
     """
 
     def __init__(self, max_body_bytes: int, max_unparsed_bytes: int, timeout: float, max_model_len: int) -> None:
@@ -57,7 +57,7 @@ class BodyReader:
         try:
             if parts.max_size <= INLINE:
                 return parse(await _read_small(parts))
-            if parts.max_size <= BLOCK:  # a connection buffers as much of any request
+            if parts.max_size <= BLOCK_BYTES:  # a connection buffers as much of any request
                 return await self._read(parts, tenant, parse)
             async with self._reserve_bytes(tenant, key, parts.max_size):
                 return await self._read(parts, tenant, parse)
@@ -83,10 +83,10 @@ class BodyReader:
         scanner, rest = JsonScanner(self._max_model_len), bytearray()
         while parts.more:
             rest += await parts.next()
-            while len(rest) > BLOCK:
+            while len(rest) > BLOCK_BYTES:
                 async with self._scan_lock.hold(tenant):
-                    scanner.feed(bytes(rest[:BLOCK]))
-                del rest[:BLOCK]
+                    scanner.feed(bytes(rest[:BLOCK_BYTES]))
+                del rest[:BLOCK_BYTES]
         scanner.feed(bytes(rest))
         body = scanner.body()
         return await self.offload(tenant, len(body), lambda: parse(body))

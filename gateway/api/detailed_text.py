@@ -178,7 +178,7 @@ class DetailedText(TextStream):
     def mean_logprob(self) -> float:
         """The mean log probability of a complete answer's tokens."""
         logprobs = (self.sequence.logprobs or [])[: self.num_tokens]
-        return sum([max(one.logprob, -1e4) for one in logprobs]) / max(len(logprobs), 1)
+        return sum(max(one.logprob, -1e4) for one in logprobs) / max(len(logprobs), 1)
 
     def _keep(self, tokens: list[int]) -> None:
         super()._keep(tokens)

@@ -107,8 +107,8 @@ class EngineRequest:
 
 def ask_of(sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | None = None) -> Ask:
     """Returns the most that these sequences of one request may use, of which so many in a row answer one prompt."""
-    num_prompt_tokens = sum([len(one.prompt) for one in sequences[::num_answers]])
-    return Ask(1, num_prompt_tokens, sum([one.token_limit - len(one.prompt) for one in sequences]), attempt=attempt)
+    num_prompt_tokens = sum(len(one.prompt) for one in sequences[::num_answers])
+    return Ask(1, num_prompt_tokens, sum(one.token_limit - len(one.prompt) for one in sequences), attempt=attempt)
 
 
 def _later(seed: int, count: int) -> int:

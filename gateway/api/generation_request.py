@@ -122,7 +122,7 @@ class GenerationParams:
         if sampling.logprobs is not None:
             count += (sampling.logprobs + 1) * sum(max_tokens)
         if sampling.prompt_logprobs is not None:
-            count += (sampling.prompt_logprobs + 1) * sum([len(prompt.token_ids) for prompt in prompts])
+            count += (sampling.prompt_logprobs + 1) * sum(len(prompt.token_ids) for prompt in prompts)
         if count > most:
             param = request.top_field if request.details.top else request.answers_field
             raise Unsatisfiable(

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from functools import partial
 
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
@@ -12,7 +13,7 @@ from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream
 from gateway.api.engine_client import READY, Health, KVMemory
 from gateway.api.engine_request import EngineRequest, ask_of
-from gateway.api.grammars import Release, hold_grammar
+from gateway.api.grammars import hold_grammar
 from gateway.api.quota_extender import QuotaExtender
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
@@ -42,9 +43,9 @@ class InProcessGeneration:
         record: RequestRecord,
         grant: Grant,
         headers: Headers,
-        release: Release = bool,
+        held: ExitStack,
     ) -> None:
-        """`release` gives up the grammar of the answers, once they have ended."""
+        """`held` is closed once the answers have ended: it keeps their grammar."""
         self.headers = headers
         self.streams: list[TokenStream] = []
         self._client = client
@@ -52,7 +53,7 @@ class InProcessGeneration:
         self._grant = grant
         self._extender: QuotaExtender | None = None  # of answers that may need more than is reserved for them
         self._num_delivered: dict[TokenStream, int] = {}  # of those that were stopped
-        self._release = release
+        self._held = held
 
     def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
         """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
@@ -91,7 +92,7 @@ class InProcessGeneration:
             if self.streams and self.streams[0].sequence.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
-            self._release()
+            self._held.close()
             self._grant.close()
 
 
@@ -126,35 +127,31 @@ class InProcessClient:
         policy: EffectivePolicy,
         record: RequestRecord,
         fail: Callable[[ApiError], object],
+        make_stream: MakeStream = TokenStream,
     ) -> InProcessGeneration:
-        release = await self.hold_grammar(request, record)
-        try:
-            sequences = self.prepare(request, policy)
-            await self.name_blocks(sequences)
-            if not needs_reservation(request, policy):
-                return self.admit(request, sequences, record, fail, release=release)
-            grant = await self.reserve(request, sequences, policy, record)
-            headers = policy.rate_headers.of(grant.states)
-            return self.admit(request, sequences, record, fail, grant, headers, release=release)
-        except BaseException:
-            release()
-            raise
+        with ExitStack() as held:
+            await self._hold_grammar(request, record, held)
+            sequences = self._prepare(request, policy)
+            if self.service.prompt_names is not None:
+                await self.service.prompt_names.name(sequences)
+            grant, headers = None, _NONE
+            if policy.charged or request.attempt is not None:  # a router's request is settled where its replica is lost
+                grant = await self._reserve(request, sequences, policy, record)
+                headers = policy.rate_headers.of(grant.states)
+            return self._admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
 
-    async def hold_grammar(self, request: EngineRequest, record: RequestRecord) -> Release:
-        """Have the request's grammar compiled, if it has one, and kept until what this returns is called.
-
-        Raises `ApiError`.
-        """
+    async def _hold_grammar(self, request: EngineRequest, record: RequestRecord, held: ExitStack) -> None:
+        """Have the request's grammar compiled, if it has one, and kept until `held` is closed. Raises `ApiError`."""
         record.grammar = grammar = request.sampling.grammar
         if grammar is None:
-            return bool
+            return
         began = self.service.telemetry.clock()
         try:
-            return await hold_grammar(self.service.grammars, grammar, request.key)
+            await hold_grammar(self.service.grammars, grammar, request.key, held)
         finally:
             record.grammar_wait = self.service.telemetry.clock() - began
 
-    def prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
+    def _prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
         """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
         and announces the longest of them, if the tenant's KV memory is limited or was at its last request, and the
         tenant.
@@ -166,7 +163,7 @@ class InProcessClient:
                 if (reservable := policy.reservable(len(one.prompt), expected)) is not None:
                     one.limit_to(reservable)
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
-            longest = max([one.most_tokens for one in sequences])
+            longest = max(one.most_tokens for one in sequences)
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
         service.cache_limiter.use(policy.name)
         if service.prompt_names is not None:
@@ -176,17 +173,7 @@ class InProcessClient:
                 service.prompt_names.begin_apart(sequences, policy.cache_scope)
         return sequences
 
-    def name_some_blocks(self, sequences: list[Sequence]) -> bool:
-        """Name blocks of the prompts, as many as the event loop has time for; returns whether all have names now."""
-        names = self.service.prompt_names
-        return names is None or names.name_some(sequences)
-
-    async def name_blocks(self, sequences: list[Sequence]) -> None:
-        """Name the blocks of the prompts: of short ones at once, of others between what else the event loop does."""
-        if self.service.prompt_names is not None:
-            await self.service.prompt_names.name(sequences)
-
-    async def reserve(
+    async def _reserve(
         self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord
     ) -> Grant:
         """Charge what the sequences may use. Raises `ApiError`, and records in the event log why.
@@ -205,24 +192,21 @@ class InProcessClient:
             self.service.admission.requested(request.as_recorded(name_in_log(error)))
             raise _refusal(error, policy, request.id) from None
 
-    def admit(
+    def _admit(
         self,
         request: EngineRequest,
         sequences: list[Sequence],
         record: RequestRecord,
         fail: Callable[[ApiError], object],
-        grant: Grant | None = None,
-        headers: Headers = _NONE,
-        make_stream: MakeStream = TokenStream,
-        release: Release = bool,
+        grant: Grant | None,
+        headers: Headers,
+        make_stream: MakeStream,
+        held: ExitStack,
     ) -> InProcessGeneration:
-        """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`.
-
-        `release` is called once nothing needs its grammar any more, and may be called again.
-        """
+        """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`."""
         service = self.service
         grant = grant or Grant(service.quotas, request.tenant, request.key)
-        generation = InProcessGeneration(self, record, grant, headers, release)
+        generation = InProcessGeneration(self, record, grant, headers, held)
         try:
             record.reserved, record.grant = service.telemetry.clock(), grant
             record.beginnings = request.beginnings
@@ -314,13 +298,6 @@ class InProcessClient:
 
     async def metrics_text(self) -> bytes:
         return self.service.metrics.prometheus_text()
-
-
-def needs_reservation(request: EngineRequest, policy: EffectivePolicy) -> bool:
-    """Returns whether the store has to know of a request before it runs: a limit counts it, or a router has sent it,
-    which has it settled where its replica is lost.
-    """
-    return bool(policy.charged) or request.attempt is not None
 
 
 def readiness(service: Service) -> dict[str, object]:

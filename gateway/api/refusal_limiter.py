@@ -20,7 +20,7 @@ from collections.abc import Callable
 from admission.outcome import Outcome
 from gateway.errors import ApiError, TooManyRefused
 from gateway.http.address import network_of
-from gateway.http.json_body import BLOCK
+from gateway.http.json_body import BLOCK_BYTES
 
 BURST_SECONDS = 1.0  # seconds of a rate that may come at once
 MAX_DELAY = 30.0  # seconds that a refusal is delayed
@@ -47,8 +47,8 @@ class RefusalLimiter:
         if wait := self._requests.wait(tenant, key, self._clock()):
             raise TooManyRefused(
                 f"Too many requests of your API key were refused: {self._requests.rate:g} a second may be, and each "
-                f"counts one more for {BLOCK} bytes that were read of its body. Correct what they were refused for; "
-                f"try again in {wait:.3g} s.",
+                f"counts one more for {BLOCK_BYTES} bytes that were read of its body. Correct what they were refused "
+                f"for; try again in {wait:.3g} s.",
                 retry_after=wait,
             )
 
@@ -58,7 +58,7 @@ class RefusalLimiter:
         """
         if error.status >= 500:
             return 0.0
-        now, num_blocks = self._clock(), num_bytes // BLOCK
+        now, num_blocks = self._clock(), num_bytes // BLOCK_BYTES
         if tenant is None:
             return self._addresses.take(network_of(peer), None, num_blocks, now)
         if error.outcome is Outcome.INVALID:

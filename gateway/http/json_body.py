@@ -1,18 +1,13 @@
-"""Reads JSON bodies as exact types: counted as they arrive and parsed in pieces, so that no body can stop the loop.
+"""Reads JSON bodies as exact types. Their structure is bounded while they arrive, so that no body can stop the loop.
 
-Parsing costs by the element, not by the byte: 4 MiB of text take a few milliseconds, 4 MiB of `{}` a hundred, with the
+Parsing costs by the element, not by the byte: 4 MiB of text take some milliseconds, 4 MiB of `{}` a hundred, with the
 interpreter lock held all the while. So commas, colons and opening brackets outside of strings are counted block by
 block, and a body that has too many is refused in the block that has them. Token ids count apart: a list of them is
-cheap, and as long as a context.
-
-A long piece, a text of megabytes or a run of token ids, is decoded by itself and leaves a marker in its place. What
-then remains to be parsed at once, the skeleton, is small. What does not fit its model is told in one sentence.
+cheap, and as long as a context. What does not fit its model is told in one sentence.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from os import urandom
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
 import orjson
@@ -21,58 +16,41 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import ErrorType
 
 from gateway.errors import BadRequest, RequestTooLarge
-from quotas.policy.units import show_size
 
-BLOCK = 65_536  # bytes that are scanned, or decoded, at once: well under a millisecond
+BLOCK_BYTES = 65_536  # that are scanned at once: well under a millisecond
 MAX_ELEMENTS = 16_384
-MIN_IDS = 65_536  # token ids that a body may have, whatever the context
-IDS_CONTEXTS = 4  # contexts full of token ids that a body may have, if that is more
-MAX_SKELETON = 5 * 2**18  # bytes: 1.25 MiB, or 2,048 messages that are shorter than a piece
-PIECE = 512  # bytes from which a string is decoded by itself, in a body that is larger than a skeleton
-CROWDED = 2_048  # parts of a block whose strings are too many to look for the long ones among them
-RUN = 64  # bytes from which digits, commas and spaces are a run of token ids
+MIN_TOKEN_IDS = 131_072  # that a body may have, whatever the context: 5 ms of parsing
 MAX_FIELDS = 96  # in one JSON object; each that a model does not know is an error to describe
 NAMELESS = '""'  # stands for a field whose name is empty
-_RUN = re.compile(rb"(?<![\d,\s])[\d,\s]{%d,}" % RUN)
-_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]..", re.DOTALL)
+_DIGITS_AND_SPACE = b"0123456789 \t\r\n"
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b",:[{")
-
-_Span = tuple[int, int, bool]  # start and end; whether it is text
 
 
 class JsonScanner:
     """Scans a body that is fed to it in blocks, in order."""
 
     def __init__(self, max_model_len: int) -> None:
-        self._max_ids = max(MIN_IDS, IDS_CONTEXTS * max_model_len)
+        self._max_ids = max(MIN_TOKEN_IDS, max_model_len)
         self._blocks: list[bytes] = []
-        self._size = 0
         self._elements = self._ids = self._quotes = 0
-        self._other_bytes = 0  # neither in strings nor in runs
         self._in_string = self._escaped = False
-        self._began = 0  # position at which the open string begins
-        self._texts: list[_Span] = []  # of `PIECE` bytes and more, without their quotes
-        self._runs: list[_Span] = []  # of token ids
 
     def feed(self, block: bytes) -> None:
-        """Scan the next `BLOCK` bytes or fewer. Raises `RequestTooLarge`, with the limit and the remedy."""
+        """Scan the next `BLOCK_BYTES` or fewer. Raises `RequestTooLarge`, with the limit and the remedy."""
+        self._blocks.append(block)
         masked = self._without_escapes(block)
         self._quotes += masked.count(b'"')
         if self._quotes > 2 * (MAX_ELEMENTS + 1):  # a string follows a comma, a colon or a bracket, or is the body
             raise _too_many_elements()
         parts = masked.split(b'"')
-        outside = b"".join(parts[self._in_string :: 2])
-        ids, run_bytes = self._note(parts)
-        self._ids += ids
-        self._elements += len(outside.translate(None, _NO_MARKS)) - ids
-        self._other_bytes += len(outside) - run_bytes
+        outside = b'"'.join(parts[self._in_string :: 2])
         self._in_string ^= not len(parts) % 2
-        self._size += len(block)
-        self._blocks.append(block)
+        marks = outside.translate(None, _DIGITS_AND_SPACE)
+        ids = 2 * marks.count(b",,")  # commas that nothing but integers stands between
+        self._ids += ids
+        self._elements += len(marks.translate(None, _NO_MARKS)) - ids
         if self._elements > MAX_ELEMENTS:
             raise _too_many_elements()
-        if self._other_bytes > MAX_SKELETON:
-            raise _too_large_a_skeleton()
         if self._ids > self._max_ids:
             raise RequestTooLarge(
                 f"The request body holds more than {self._max_ids} token ids, the most that this server takes at once: "
@@ -81,12 +59,10 @@ class JsonScanner:
 
     def body(self) -> "JsonBody":
         """Returns all that was fed as a body to parse."""
-        is_long = self._size > MAX_SKELETON
-        spans = [*(self._runs if is_long or self._ids > MAX_ELEMENTS else ()), *(self._texts if is_long else ())]
-        return JsonBody(b"".join(self._blocks), sorted(spans))
+        return JsonBody(b"".join(self._blocks))
 
     def _without_escapes(self, block: bytes) -> bytes:
-        """Returns a block of the same length, in which every quote begins or ends a string."""
+        """Returns a block in which every quote begins or ends a string."""
         if not self._escaped and b"\\" not in block:
             return block
         masked = b"_" + block[1:] if self._escaped else block
@@ -94,188 +70,36 @@ class JsonScanner:
         self._escaped = masked.endswith(b"\\")
         return masked
 
-    def _note(self, parts: list[bytes]) -> tuple[int, int]:
-        """Note long texts and runs of token ids, and return how many ids the runs hold and how many bytes they have."""
-        ids, run_bytes, position, is_text = 0, 0, self._size, self._in_string
-        last = len(parts) - 1
-        if last and is_text:
-            self._note_text(self._began, position + len(parts[0]))
-        for index, part in enumerate(parts if last < CROWDED else ()):
-            if not is_text and len(part) >= RUN:
-                for run in _RUN.finditer(part):
-                    if (commas := part.count(b",", run.start(), run.end())) > 1:
-                        self._note_run(position + run.start(), position + run.end())
-                        ids, run_bytes = ids + commas, run_bytes + run.end() - run.start()
-            elif is_text and 0 < index < last:
-                self._note_text(position, position + len(part))
-            position += len(part) + 1
-            is_text = not is_text
-        if last:
-            self._began = self._size + sum(map(len, parts)) + last - len(parts[-1])
-        return ids, run_bytes
-
-    def _note_text(self, start: int, end: int) -> None:
-        if end - start >= PIECE:
-            self._texts.append((start, end, True))
-
-    def _note_run(self, start: int, end: int) -> None:
-        """Note a run; one that continues a run of the block before is joined to it."""
-        if self._runs and self._runs[-1][1] == start:
-            start = self._runs.pop()[0]
-        self._runs.append((start, end, False))
-
 
 class JsonBody:
-    """A body to parse, scanned if it is not small; `len` is its size in bytes."""
+    """A body to parse, scanned unless it has fewer bytes than `MAX_ELEMENTS`; `len` is its size in bytes."""
 
-    def __init__(self, raw: bytes, spans: Sequence[_Span] = ()) -> None:
-        """`spans` are the texts, without their quotes, and the runs of token ids that are decoded by themselves.
-
-        A body of at most `MAX_ELEMENTS` bytes need not be scanned: it has no more elements, and no span.
-        """
-        self._raw = raw
-        self._spans = spans
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
 
     @staticmethod
     def of(raw: bytes) -> "JsonBody":
         """Scan a body that is there as a whole. Raises `RequestTooLarge`."""
         scanner = JsonScanner(0)
-        for start in range(0, len(raw), BLOCK):
-            scanner.feed(raw[start : start + BLOCK])
-        return scanner.body()
+        for start in range(0, len(raw), BLOCK_BYTES):
+            scanner.feed(raw[start : start + BLOCK_BYTES])
+        return JsonBody(raw)
 
     def __len__(self) -> int:
-        return len(self._raw)
-
-    @property
-    def raw(self) -> bytes:
-        """The bytes as they came."""
-        return self._raw
+        return len(self.raw)
 
     def loads(self) -> Any:
-        """Parse the body and return its value. No call holds the interpreter lock for more than about 2 ms.
-
-        Raises `BadRequest` if it is not JSON, and `RequestTooLarge` if it cannot be read in pieces.
-        """
-        pieces: dict[str, str | list[int]] = {}
-        skeleton = self._skeleton(pieces) if self._spans else self._raw
-        if len(skeleton) > MAX_SKELETON:
-            raise _too_large_a_skeleton()
+        """Parse the body and return its value. Raises `BadRequest` if it is not JSON."""
         try:
-            value = orjson.loads(skeleton)
+            return orjson.loads(self.raw)
         except orjson.JSONDecodeError as exc:
-            where = "" if pieces else f" at line {exc.lineno} column {exc.colno}"
-            raise BadRequest(f"The body is not valid JSON: {exc.msg}{where}.") from exc
-        return _restored(value, pieces) if pieces else value
-
-    def _skeleton(self, pieces: dict[str, str | list[int]]) -> bytes:
-        """Returns the body with a marker, which no client can foresee, in place of each piece; `pieces` has both."""
-        raw, nonce, kept, position = self._raw, urandom(16).hex(), list[bytes](), 0
-        try:
-            for start, end, is_text in self._spans:
-                first, last = (start, end) if is_text else (raw.find(b",", start, end) + 1, raw.rfind(b",", start, end))
-                if not 0 < first < last:
-                    continue
-                marker = f"{nonce}{first}"
-                pieces[marker] = _text(raw, first, last) if is_text else _ids(raw, first, last)
-                kept += raw[position:first], marker.encode() if is_text else f'"{marker}"'.encode()
-                position = last
-        except orjson.JSONDecodeError as exc:
-            raise BadRequest(f"The body is not valid JSON: {exc.msg}.") from exc
-        return b"".join([*kept, raw[position:]])
-
-
-def _text(raw: bytes, start: int, end: int) -> str:
-    """Decode the inside of a JSON string."""
-    texts = []
-    while start < end:
-        stop = end if end - start <= BLOCK else _boundary(raw, start)
-        texts.append(orjson.loads(b'"%b"' % raw[start:stop]))
-        start = stop
-    return "".join(texts)
-
-
-def _boundary(raw: bytes, start: int) -> int:
-    """Returns a position at most `BLOCK` bytes on that cuts no escape, pair of surrogates or UTF-8 character."""
-    position = start + BLOCK
-    position -= _is_escaped(raw, start, position)
-    for length in range(2, 6):
-        escape = position - length
-        if raw[escape : escape + 2] == b"\\u" and not _is_escaped(raw, start, escape):
-            position = escape
-            break
-    if raw[position : position + 2] == b"\\u" and _HIGH_SURROGATE.fullmatch(raw, position - 6, position):
-        position -= 6
-    for _ in range(3):
-        position -= raw[position] & 0xC0 == 0x80
-    return position
-
-
-def _is_escaped(raw: bytes, start: int, position: int) -> bool:
-    """Returns whether an odd number of backslashes stands before a position; no escape crosses `start`."""
-    before = raw[start:position]
-    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
-
-
-def _ids(raw: bytes, start: int, end: int) -> list[int]:
-    """Decode the integers of a run, which commas separate."""
-    ids: list[int] = []
-    while start < end:
-        comma = raw.find(b",", start + BLOCK, end)
-        stop = end if comma < 0 else comma
-        numbers = orjson.loads(b"[%b]" % raw[start:stop])
-        if not numbers:
-            raise orjson.JSONDecodeError("unexpected comma", "", 0)
-        ids += numbers
-        start = stop + 1
-    return ids
-
-
-def _restored(value: Any, pieces: dict[str, str | list[int]]) -> Any:
-    """Returns a value of the skeleton, which is changed, with the pieces in place of their markers, however deep."""
-    whole = [value]
-    left: list[Any] = [whole]
-    while left:
-        container = left.pop()
-        is_list = type(container) is list
-        items = container.copy() if is_list else list(container.values())
-        if is_list:
-            container[:] = _with_pieces(items, pieces)
-        else:
-            named = {pieces.get(name, name): _whole(item, pieces) for name, item in container.items()}
-            container.clear()
-            container.update(named)
-        left += [item for item in items if type(item) in (dict, list)]
-    return whole[0]
-
-
-def _whole(item: Any, pieces: dict[str, str | list[int]]) -> Any:
-    return pieces.get(item, item) if type(item) is str else item
-
-
-def _with_pieces(items: list[Any], pieces: dict[str, str | list[int]]) -> list[Any]:
-    """Returns the items of a list; those of a run of token ids are its own."""
-    restored: list[Any] = []
-    for item in items:
-        whole = _whole(item, pieces)
-        if type(item) is str and type(whole) is list:
-            restored += whole
-        else:
-            restored.append(whole)
-    return restored
+            raise BadRequest(f"The body is not valid JSON: {exc.msg} at line {exc.lineno} column {exc.colno}.") from exc
 
 
 def _too_many_elements() -> RequestTooLarge:
     return RequestTooLarge(
         f"The request body has more than {MAX_ELEMENTS} elements, the most that this server reads (commas, colons and "
         "opening brackets outside of strings, token ids apart): send fewer messages, content parts or fields."
-    )
-
-
-def _too_large_a_skeleton() -> RequestTooLarge:
-    return RequestTooLarge(
-        f"The request body holds more than {show_size(MAX_SKELETON)} beside its long texts and token ids: send less in "
-        "one request."
     )
 
 

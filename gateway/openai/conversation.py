@@ -31,8 +31,8 @@ class Conversation:
     @property
     def size(self) -> int:
         """About how many bytes of text rendering it takes as long as."""
-        documents = sum([len(text) for one in self.variables.get("documents", ()) for text in one.values()])
-        messages = sum([MESSAGE_BYTES + message_size(message) for message in self.messages])
+        documents = sum(len(text) for one in self.variables.get("documents", ()) for text in one.values())
+        messages = sum(MESSAGE_BYTES + message_size(message) for message in self.messages)
         return messages + documents + (self.tools.size if self.tools else 0)
 
     def render(self, tokenizer: Tokenizer) -> str:

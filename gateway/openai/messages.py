@@ -191,7 +191,7 @@ def _object(arguments: Any) -> Any:
 def message_size(message: Message) -> int:
     """Returns about how many characters a message has."""
     calls = message.get("tool_calls", ())
-    called = sum([len(call["function"]["name"]) + _size(call["function"]["arguments"]) for call in calls])
+    called = sum(len(call["function"]["name"]) + _size(call["function"]["arguments"]) for call in calls)
     return len(message["content"]) + len(message.get("reasoning_content", "")) + called
 
 

@@ -15,7 +15,6 @@ from gateway.openai.foreign_fields import ECHOES, known_object
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 2**18  # of all of them, as JSON
 _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
-_CHOICES = ("none", "auto", "required")
 
 
 @with_config(EXACT)

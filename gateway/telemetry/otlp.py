@@ -15,8 +15,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from gateway.settings import otel_variables
 from gateway.settings.settings import Settings
-from gateway.telemetry import semconv
 from gateway.version import VERSION
+
+log = logging.getLogger(__name__)
 
 TIMEOUT = 5.0  # seconds for one export, its retries included
 NAME = "sluice"  # of the service
@@ -67,9 +68,9 @@ def resource() -> Resource:
     `OTEL_RESOURCE_ATTRIBUTES` take precedence over our own names.
     """
     ours = {
-        semconv.SERVICE_NAME: NAME,
-        semconv.SERVICE_VERSION: VERSION,
-        semconv.SERVICE_INSTANCE_ID: str(uuid4()),
+        "service.name": NAME,
+        "service.version": VERSION,
+        "service.instance.id": str(uuid4()),
     }
     chosen = OTELResourceDetector().detect().attributes
     return Resource.create({name: value for name, value in ours.items() if name not in chosen})
@@ -79,7 +80,7 @@ class _FirstMessage(threading.local):
     text = ""
 
 
-class ExportErrors(logging.Handler):
+class _ExportErrors(logging.Handler):
     """Keeps each thread's first message of the SDK's exporters about a failed export, and lets none into the log."""
 
     def __init__(self) -> None:
@@ -95,8 +96,26 @@ class ExportErrors(logging.Handler):
         return message or "it gave no reason"
 
 
-export_errors = ExportErrors()
+_export_errors = _ExportErrors()
 _exporters = logging.getLogger("opentelemetry.exporter")
-_exporters.addHandler(export_errors)
+_exporters.addHandler(_export_errors)
 _exporters.propagate = False
 grpc_exporter.logger.filters.clear()  # they drop for 20 s a message that the exporter of another signal has logged
+
+
+class DeliveryLog:
+    """Logs the first failed export of a signal and the recovery, not each failure between. One thread exports."""
+
+    def __init__(self, what: str, interval: float) -> None:
+        self._what = what
+        self._interval = interval  # seconds between exports
+        self._failing = False
+
+    def log(self, delivered: bool) -> None:
+        reason = _export_errors.take()
+        if delivered and self._failing:
+            log.info("the collector takes %s again", self._what)
+        elif not delivered and not self._failing:
+            what, interval = self._what, self._interval
+            log.warning("the collector does not take %s, and is tried again every %g s: %s", what, interval, reason)
+        self._failing = not delivered

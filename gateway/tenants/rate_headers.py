@@ -38,7 +38,7 @@ class RateHeaders:
         headers = {"ratelimit-policy": self._policy, "ratelimit": ", ".join(now)}
         for group, members in self._groups:
             _, index, capacity = min(
-                [(states[index].remaining / capacity, index, capacity) for index, capacity in members]
+                (states[index].remaining / capacity, index, capacity) for index, capacity in members
             )
             headers[f"x-ratelimit-limit-{group}"] = str(capacity)
             headers[f"x-ratelimit-remaining-{group}"] = str(states[index].remaining)

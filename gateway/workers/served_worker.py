@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import count
@@ -11,8 +11,7 @@ from typing import Any
 from admission.outcome import Outcome
 from backend.errors import DeviceError
 from backend.scheduler.sequence import Sequence
-from gateway.api.grammars import Release
-from gateway.api.in_process_client import InProcessCharge, InProcessClient, needs_reservation
+from gateway.api.in_process_client import InProcessCharge, InProcessClient
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, current
@@ -21,11 +20,8 @@ from gateway.workers.link import FrameKind, WorkerLink
 from gateway.workers.messages import Message, end, error_message, error_of, record_of, request_of
 from gateway.workers.remote_request import DetailedRemoteStream, Outbox, RemoteRequest, RemoteStream
 from gateway.workers.stats import WorkerStats
-from quotas.quotas import Grant
 
 log = logging.getLogger(__name__)
-
-_NONE: Mapping[str, str] = {}
 
 
 class ServedWorker:
@@ -128,53 +124,14 @@ class ServedWorker:
         try:
             policy = self._policy(asked.tenant, asked.key)
             policy.require("inference")
-            sequences = self._client.prepare(asked, policy)
-            waits = needs_reservation(asked, policy) or asked.sampling.grammar is not None
-            if self._client.name_some_blocks(sequences) and not waits:
-                self._admit(request, record, number, sequences)
-                return
         except Exception as error:  # noqa: BLE001 - each becomes an answer
             _refuse(request, error)
             return
-        request.task = asyncio.create_task(self._reserve(request, record, number, sequences, policy))
+        request.task = asyncio.create_task(self._admit(request, record, number, policy))
         self._keep(request.task)
 
-    async def _reserve(
-        self,
-        request: RemoteRequest,
-        record: RequestRecord,
-        number: int,
-        sequences: list[Sequence],
-        policy: EffectivePolicy,
-    ) -> None:
+    async def _admit(self, request: RemoteRequest, record: RequestRecord, number: int, policy: EffectivePolicy) -> None:
         current.set(record)
-        release: Release = bool
-        try:
-            release = await self._client.hold_grammar(request.asked, record)
-            await self._client.name_blocks(sequences)
-            grant, headers = None, _NONE
-            if needs_reservation(request.asked, policy):
-                grant = await self._client.reserve(request.asked, sequences, policy, record)
-                headers = policy.rate_headers.of(grant.states)
-            request.task = None  # from here on nothing waits
-            self._admit(request, record, number, sequences, grant, headers, release)
-        except BaseException as error:
-            release()
-            request.task = None
-            if not isinstance(error, Exception):
-                raise
-            _refuse(request, error)
-
-    def _admit(
-        self,
-        request: RemoteRequest,
-        record: RequestRecord,
-        number: int,
-        sequences: list[Sequence],
-        grant: Grant | None = None,
-        headers: Mapping[str, str] = _NONE,
-        release: Release = bool,
-    ) -> None:
         streams, sampling = count(number), request.asked.sampling
         is_plain = sampling.logprobs is None and sampling.prompt_logprobs is None
         kind = RemoteStream if is_plain else DetailedRemoteStream
@@ -182,14 +139,13 @@ class ServedWorker:
         def make_stream(sequence: Sequence) -> RemoteStream:
             return kind(sequence, next(streams), request, self._outbox)
 
-        token = current.set(record)
         try:
-            generation = self._client.admit(
-                request.asked, sequences, record, request.fail, grant, headers, make_stream, release
-            )
+            generation = await self._client.generate(request.asked, policy, record, request.fail, make_stream)
+            request.admitted(generation)
+        except Exception as error:  # noqa: BLE001 - each becomes an answer
+            _refuse(request, error)
         finally:
-            current.reset(token)
-        request.admitted(generation)
+            request.task = None
 
     def _policy(self, tenant: str, key: str) -> EffectivePolicy:
         """Returns what a key may do, by the keys and the policy as they are here and now."""

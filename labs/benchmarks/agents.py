@@ -24,8 +24,8 @@ from itertools import product
 from random import Random
 from statistics import median
 
-from backend.bound_process import process_pool
 from labs.benchmarks.report import Report, Spread, scenario_parser
+from labs.process_pool import process_pool
 from labs.simulation.arrival import Arrival, Turn
 from labs.simulation.contents import Content
 from labs.simulation.device import DEVICES

@@ -37,7 +37,7 @@ def bodies() -> dict[str, bytes]:
         "empty objects": _filled(b'{"model":"embedded",' + messages + b',"metadata":{"a":[{}', b",{}", b"]}}"),
         "one text": _filled(b'{"model":"embedded","messages":[{"role":"user","content":"', b"one two ", b'"}]}'),
         "token ids": _filled(b'{"model":"embedded","prompt":[1', b",12", b"]}"),
-        "spaces": _filled(b'{"model":"embedded",' + messages, b" ", b"}"),
+        "spaces": _filled(b'{"model":"embedded","messages":0', b" ", b"}"),
     }
 
 

@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backend.bound_process import process_pool
 from gateway.announcement import Ready
 from gateway.api.service import Service
 from gateway.app import run_gateway
@@ -32,6 +31,7 @@ from gateway.settings.settings import Settings
 from gateway.tenants.auth import new_key, pepper_of
 from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import Report, Spread, scenario_parser
+from labs.process_pool import process_pool
 from quotas.errors import QuotaError
 from quotas.policy.policy_diff import policy_diff
 from quotas.policy.policy_file import PolicyReader

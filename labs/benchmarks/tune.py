@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from backend.bound_process import process_pool
 from labs.benchmarks.overload_loads import OUTPUTS, PROMPTS, drawn_trace
 from labs.benchmarks.report import Report, scenario_parser
+from labs.process_pool import process_pool
 from labs.simulation.device import DEVICES
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective

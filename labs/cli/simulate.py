@@ -26,7 +26,7 @@ from labs.cli.simulation_inputs import (
 )
 from labs.simulation.errors import OptionError
 from labs.simulation.metrics import escape_controls
-from labs.simulation.page import NUM_COLOURS, page, sweep_page
+from labs.simulation.page import page, sweep_page
 from labs.simulation.policy import SimulatedPolicy
 from labs.simulation.recording import TraceFacts
 from labs.simulation.report import comparison_table, sweep_json, sweep_table, to_json
@@ -37,6 +37,7 @@ from labs.what_if.unsimulated import Seen, assumed, unsimulated
 from quotas.policy.policy import DEFAULT_POLICY
 from quotas.policy.policy_diff import policy_changes, policy_diff
 
+MOST_POLICIES = 4  # in one comparison, whose table is as wide as a terminal
 SATURATED = 0.95  # of the time that the device is busy: more than it can do may be asked of it
 NOTES = """\
 A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
@@ -99,8 +100,8 @@ def _study(namespace: Namespace, traffic: Traffic) -> tuple[Study, list[PolicyFi
     """Return the study, each policy's file if it has one, and the capacity in requests a second if it was measured."""
     device, texts = traffic.device, namespace.compare
     assert device is not None
-    if len(texts) >= NUM_COLOURS:
-        raise OptionError("--compare", texts, f"at most {NUM_COLOURS} policies fit one comparison")
+    if len(texts) >= MOST_POLICIES:
+        raise OptionError("--compare", texts, f"at most {MOST_POLICIES} policies fit one comparison")
     pairs = [first_policy(namespace.policy, traffic), *(policy_of(text, traffic, "--compare") for text in texts)]
     policies = _told_apart([policy for policy, _ in pairs], [namespace.policy, *texts])
     context = min(policy.engine.max_model_len for policy in policies)

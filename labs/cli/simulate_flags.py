@@ -1,6 +1,6 @@
 """The flags of `sluice simulate`, and what each of them takes."""
 
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -123,8 +123,7 @@ def add_objective(parser: ArgumentParser) -> Any:
 def add_report(parser: ArgumentParser) -> None:
     group = add_objective(parser)
     group.add_argument("--json", metavar="FILE", type=_new_file, help="write every figure of every run")
-    group.add_argument("--html", metavar="FILE", type=_new_file, help="write charts and figures as one page")
-    group.add_argument("--png", type=_no_picture, help=SUPPRESS)
+    group.add_argument("--html", metavar="FILE", type=_new_file, help="write every figure as one page")
 
 
 def _count(text: str) -> int:
@@ -162,10 +161,6 @@ def _flood(text: str) -> Flood:
         return Flood.parse(text)
     except OptionError as error:
         raise ArgumentTypeError(str(error)) from None
-
-
-def _no_picture(_: str) -> None:
-    raise ArgumentTypeError("charts are drawn on the page of --html FILE, which a browser prints or takes a picture of")
 
 
 def _new_file(text: str) -> Path:

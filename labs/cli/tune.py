@@ -6,7 +6,6 @@ from argparse import Namespace, _SubParsersAction
 from contextlib import ExitStack
 from typing import Any
 
-from backend.bound_process import process_pool
 from gateway.cli.arguments import argument
 from gateway.table import table
 from labs.cli.simulate_checks import check_flags, unread_columns
@@ -21,6 +20,7 @@ from labs.cli.simulation_inputs import (
     read_traffic_of,
     workload_of,
 )
+from labs.process_pool import process_pool
 from labs.simulation.metrics import NOTHING, escape_controls, format_duration, format_number, format_percent
 from labs.simulation.search.tuning import ENOUGH, LADDERS, Tuned, Tuner
 from labs.simulation.study import Study

@@ -32,10 +32,6 @@ def format_percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def format_whole_percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
-
-
 def format_duration(seconds: float) -> str:
     if 0 < seconds < 0.9995:
         return f"{1000 * seconds:.3g} ms" if seconds < 0.09995 else f"{1000 * seconds:.0f} ms"

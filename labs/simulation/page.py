@@ -2,41 +2,21 @@
 
 from collections.abc import Sequence
 
-from labs.simulation.charts import Chart, charts, sweep_charts
 from labs.simulation.metrics import class_rows, escaped, groups, tenant_rows, with_spread
 from labs.simulation.search.sweep import Sweep, sweep_rows
 from labs.simulation.study import Results
 from labs.simulation.summary import spread
-from labs.simulation.svg import svg
 
 _STYLE = """
-:root { color-scheme: light dark; --paper: #fcfcfb; --ink: #1b1b19; --soft: #66665f; --rule: #e4e3de; --axis: #a9a8a1;
-  --p0: #2a6fdb; --p1: #d9662b; --p2: #1c8a6a; --p3: #9457b8; }
-@media (prefers-color-scheme: dark) { :root { --paper: #191918; --ink: #ececea; --soft: #a5a49d; --rule: #33332f;
-  --axis: #6f6e68; --p0: #6aa5ff; --p1: #f0945f; --p2: #4fc29d; --p3: #c292e2; } }
+:root { color-scheme: light dark; --paper: #fcfcfb; --ink: #1b1b19; --soft: #66665f; --rule: #e4e3de; }
+@media (prefers-color-scheme: dark) { :root { --paper: #191918; --ink: #ececea; --soft: #a5a49d; --rule: #33332f; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1200px; padding: 32px 24px 64px; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
 h1 { font-size: 26px; margin: 0 0 4px; letter-spacing: -0.01em; overflow-wrap: anywhere; }
-h2 { font-size: 16px; margin: 0; }
 p { margin: 0; color: var(--soft); }
 .facts { margin-bottom: 20px; }
 .remarks { font: 13px/1.5 ui-monospace, monospace; color: var(--soft); white-space: pre-wrap; overflow-wrap: anywhere; }
-.key { position: sticky; top: 0; background: var(--paper); padding: 10px 0; display: flex;
-  flex-wrap: wrap; gap: 6px 24px; border-bottom: 1px solid var(--rule); margin-bottom: 24px; z-index: 1; }
-.key span { display: inline-flex; align-items: center; gap: 8px; overflow-wrap: anywhere; }
-.key i { width: 14px; height: 14px; border-radius: 3px; flex: none; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 36px 48px; }
-figure { margin: 0; min-width: 0; }
-figcaption { margin-bottom: 10px; }
-figcaption p { font-size: 13px; min-height: 1.5em; }
-svg { display: block; width: 100%; height: auto; overflow: visible; }
-svg text { fill: var(--soft); font-size: 12px; font-variant-numeric: tabular-nums; }
-svg .group, svg .value { fill: var(--ink); font-size: 13px; }
-svg .value { paint-order: stroke; stroke: var(--paper); stroke-width: 5px; stroke-linejoin: round; }
-.grid { stroke: var(--rule); } .axis { stroke: var(--axis); }
-.curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.whisker { stroke: var(--ink); stroke-width: 1.5; opacity: 0.55; } .mark { stroke: var(--ink); stroke-width: 2; }
 table { border-collapse: collapse; width: 100%; margin: 44px 0 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; font-size: 16px; padding-bottom: 8px; }
 th, td { text-align: right; padding: 4px 12px; border-bottom: 1px solid var(--rule); }
@@ -47,50 +27,35 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; min-width: 1
 tr.section th { padding-top: 16px; color: var(--soft); font-weight: 500; }
 .wide { overflow-x: auto; }
 """
-NUM_COLOURS = 4
 
 
 def page(results: Results, title: str, facts: str, remarks: Sequence[str] = ()) -> str:
     """Renders the page. `title`, `facts` and `remarks` are plain text, as are all names in the results; all is
     escaped.
     """
-    return _page(results.names, title, facts, remarks, charts(results), f"{_table(results)}{_tenants(results)}")
+    return _page(title, facts, remarks, f"{_table(results)}{_tenants(results)}")
 
 
 def sweep_page(sweep: Sweep, title: str, facts: str, remarks: Sequence[str] = ()) -> str:
     """Renders the page of a sweep, as `page` does."""
     head, *rows = sweep_rows(sweep)
     table = _wide("By load", head, [_row(row) for row in rows])
-    return _page(sweep.names, title, facts, remarks, sweep_charts(sweep), table)
+    return _page(title, facts, remarks, table)
 
 
-def _page(
-    names: Sequence[str], title: str, facts: str, remarks: Sequence[str], drawn: Sequence[Chart], tables: str
-) -> str:
-    colours = "".join(f".curve.p{n}{{stroke:var(--p{n})}}.bar.p{n}{{fill:var(--p{n})}}" for n in range(NUM_COLOURS))
+def _page(title: str, facts: str, remarks: Sequence[str], tables: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escaped(title)}</title>\n<style>{_STYLE}{colours}</style>\n</head>\n<body>\n"
-        f'<h1>{escaped(title)}</h1>\n<p class="facts">{escaped(facts)}</p>\n{_remarks(remarks)}{_key(names)}\n'
-        f'<main>\n<div class="charts">\n{"".join(_figure(chart) for chart in drawn)}</div>\n'
-        f"{tables}</main>\n</body>\n</html>\n"
+        f"<title>{escaped(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f'<h1>{escaped(title)}</h1>\n<p class="facts">{escaped(facts)}</p>\n{_remarks(remarks)}'
+        f"<main>\n{tables}</main>\n</body>\n</html>\n"
     )
 
 
 def _remarks(remarks: Sequence[str]) -> str:
     lines = "\n".join(escaped(line) for line in remarks)
     return f'<pre class="remarks">{lines}</pre>\n' if remarks else ""
-
-
-def _key(names: Sequence[str]) -> str:
-    entries = [f'<span><i style="background:var(--p{n})"></i>{escaped(name)}</span>' for n, name in enumerate(names)]
-    return f'<div class="key">{"".join(entries)}</div>'
-
-
-def _figure(chart: Chart) -> str:
-    caption = f"<h2>{escaped(chart.title)}</h2><p>{escaped(chart.note)}</p>"
-    return f"<figure><figcaption>{caption}</figcaption>{svg(chart)}</figure>\n"
 
 
 def _table(results: Results) -> str:

@@ -9,7 +9,7 @@ from itertools import product
 from math import inf
 
 from admission.core import Overload
-from backend.bound_process import process_pool
+from labs.process_pool import process_pool
 from labs.simulation.arrival import Arrival
 from labs.simulation.device import Device
 from labs.simulation.loop import Loop

@@ -14,12 +14,12 @@ from typing import Any
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from backend.bound_process import bound
-from scripts.grafana.panel import SELECTOR
 from tests.deploy.dashboard import PANELS, RATE_INTERVAL, filled_in
 from tests.deploy.prometheus_process import PROGRAM, Prometheus, running_prometheus
 from tests.gateway.server_process import ROOT, ServerProcess, eventually, running_server
 from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
 
+SELECTOR = 'job=~"$job",instance=~"$instance"'  # of every query of the dashboard
 SHOWN = ("sluice.tenant.id", "sluice.queue.wait_ms", "sluice.drr.deficit", "sluice.preemptions", "sluice.outcome")
 STEP = ("sluice.step.number", "sluice.step.decodes", "sluice.step.prefill_tokens", "sluice.step.device_us")
 

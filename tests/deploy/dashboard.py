@@ -5,8 +5,7 @@ from typing import Any
 
 from tests.deploy.documented import DEPLOY
 
-TEXT = (DEPLOY / "grafana" / "sluice.json").read_text()
-DASHBOARD: dict[str, Any] = json.loads(TEXT)
+DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "sluice.json").read_text())
 PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES: list[str] = [target["expr"] for panel in PANELS for target in panel["targets"]]
 ANNOTATIONS: list[str] = [annotation["expr"] for annotation in DASHBOARD["annotations"]["list"]]

@@ -1,14 +1,12 @@
-"""The Grafana dashboard: made by its script, complete, and asking for metrics that there are."""
+"""The Grafana dashboard: complete, and asking for metrics that there are."""
 
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.deploy.dashboard import ANNOTATIONS, DASHBOARD, PANELS, QUERIES, TEXT
-from tests.deploy.documented import OTHER_LABELS, ROOT, all_documented, series_of, strangers, unit_of
+from tests.deploy.dashboard import ANNOTATIONS, DASHBOARD, PANELS, QUERIES
+from tests.deploy.documented import OTHER_LABELS, all_documented, series_of, strangers, unit_of
 
 UNITS = {  # Grafana's, by what a query yields
     "seconds": {"s"},
@@ -18,12 +16,6 @@ UNITS = {  # Grafana's, by what a query yields
     "byte-seconds/s": {"bytes"},
     "requests/s": {"reqps", "ops"},
 }
-
-
-def test_it_is_what_the_script_makes() -> None:
-    script = ROOT / "scripts" / "grafana_dashboard.py"
-    made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    assert made == TEXT, "run: python scripts/grafana_dashboard.py >deploy/grafana/sluice.json"
 
 
 def test_ids_are_unique_and_panels_do_not_overlap() -> None:

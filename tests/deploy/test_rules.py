@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.doctor.engine_findings import FELT, SLOWER
+from gateway.doctor.queue_findings import FLOODING, LEAST_ESTIMATES
+from gateway.doctor.service_findings import SLOW_STORE
 from tests.deploy.dashboard import ANNOTATIONS, QUERIES, filled_in
 from tests.deploy.documented import DEPLOY, ROOT, documented_metrics, series_of, strangers
 
@@ -84,6 +87,20 @@ def test_every_alert_is_tested_by_name_and_in_the_documentation() -> None:
         assert f'alertname="{name}"' in raised[name]
     rows = re.findall(r"^\| `(Sluice\w+)` \| (\w+) \|", (ROOT / "docs" / "deploy.md").read_text(), re.MULTILINE)
     assert {(alert["alert"], alert["labels"]["severity"]) for alert in ALERTS} == set(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "condition"),
+    [
+        ("SluiceStoreSlow", f"> {SLOW_STORE:g}"),
+        ("SluiceLongPrefills", f"> {FELT:g})\n  > {SLOWER:g} *"),
+        ("SluiceTenantFloods", f"> {FLOODING:g}"),
+        ("SluiceEstimatesOff", f"> {LEAST_ESTIMATES:g})"),
+    ],
+)
+def test_an_alert_has_the_threshold_of_the_finding_that_it_shares(name: str, condition: str) -> None:
+    (alert,) = [alert for alert in ALERTS if alert["alert"] == name]
+    assert condition in alert["expr"]
 
 
 def test_a_slow_first_token_is_told_of_within_a_minute() -> None:

@@ -5,7 +5,7 @@ import { shown } from "./text.js";
 import { duration } from "./units.js";
 
 const HEIGHT = 124;
-const MARGIN = { left: 52, right: 8, top: 8, bottom: 20 };
+export const MARGIN = { left: 52, right: 8, top: 8, bottom: 20 };
 export const SPAN = 300; // seconds across
 const RECENT = 10; // seconds the figures of the legend are of
 const NUM_STYLES = 6; // of lines, in style.css
@@ -70,14 +70,9 @@ export class Chart {
   }
 
   #drawGrid(top) {
-    const levels = [0, top / 2, top].map((value) => ({ y: this.#y(value, top), text: this.format(value, top) }));
     const minutes = this.#width < 300 ? [4, 2, 0] : [5, 4, 3, 2, 1, 0];
-    const right = this.#width - MARGIN.right;
-    this.grid.replaceChildren(
-      ...levels.map(({ y }) => svg("line", { x1: MARGIN.left, x2: right, y1: y, y2: y })),
-      ...levels.map(({ y, text }) => svg("text", { x: MARGIN.left - 6, y: y + 3.5, "text-anchor": "end" }, text)),
-      ...minutes.map((ago) => this.#minute(ago)),
-    );
+    const levels = levelsOf(top, this.#width, HEIGHT, this.format);
+    this.grid.replaceChildren(...levels, ...minutes.map((ago) => this.#minute(ago)));
   }
 
   #minute(ago) {
@@ -123,7 +118,7 @@ export class Chart {
   }
 
   #y(value, top) {
-    return HEIGHT - MARGIN.bottom - (Math.min(value, top) / top) * (HEIGHT - MARGIN.top - MARGIN.bottom);
+    return yOf(value, top, HEIGHT);
   }
 
   #style(line) {
@@ -183,6 +178,22 @@ export class Chart {
     const values = this.#lines.map(({ label, points }) => `${shown(label, 24)} ${this.format(this.#figure(points))}`);
     announce(`${duration(this.cursor.ago)} ago: ${values.join(", ")}`);
   }
+}
+
+/** Where a value is in a drawing of that height; what is above the top runs along it. */
+export function yOf(value, top, height) {
+  return height - MARGIN.bottom - (Math.min(value, top) / top) * (height - MARGIN.top - MARGIN.bottom);
+}
+
+/** The lines at 0, half of `top` and `top`, each with its value. */
+export function levelsOf(top, width, height, format) {
+  return [0, top / 2, top].flatMap((value) => {
+    const y = yOf(value, top, height);
+    return [
+      svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }),
+      svg("text", { x: MARGIN.left - 6, y: y + 3.5, "text-anchor": "end" }, format(value, top)),
+    ];
+  });
 }
 
 function legendEntry() {

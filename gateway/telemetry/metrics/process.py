@@ -5,6 +5,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Callable, Sized
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -94,14 +95,14 @@ class ProcessMetrics:
             ("sluice.tasks", "Tasks of the event loop."),
             ("sluice.spans.waiting", "Spans that wait for the collector."),
         ):
-            registry.gauge(name, meaning, self._source(name))
+            registry.gauge(name, meaning, partial(self._read, name))
         for name, meaning in (
             ("sluice.spans.exported", "Spans handed to the collector."),
             ("sluice.spans.dropped", "Spans lost."),
             ("sluice.traces.capped", "Requests not traced for the cap."),
             ("sluice.log_lines.dropped", "Log lines lost."),
         ):
-            registry.total(name, meaning, self._source(name))
+            registry.total(name, meaning, partial(self._read, name))
         self._pushes = registry.counter("sluice.metric_exports", "Pushes to the collector.", ("result",))
         for result in ("exported", "failed", "skipped"):
             self._pushes.at(result)
@@ -109,7 +110,6 @@ class ProcessMetrics:
 
     def bind(self, name: str, read: Callable[[], float]) -> None:
         """Read the metric with `read` from now on."""
-        assert name in self._sources, name
         self._sources[name] = read
 
     def pushed(self, result: str) -> None:
@@ -124,12 +124,8 @@ class ProcessMetrics:
     def _lag(self) -> float:
         return max(self._lags, default=0.0)
 
-    def _source(self, name: str) -> Callable[[], float]:
-        self._sources[name] = lambda: 0
-        return lambda: self._read(name)
-
     def _read(self, name: str) -> float:
-        return self._sources[name]()
+        return self._sources[name]() if name in self._sources else 0
 
     @staticmethod
     def _show_policy(registry: Registry, policies: LivePolicy) -> None:

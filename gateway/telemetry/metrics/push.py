@@ -1,4 +1,4 @@
-"""Pushes the metrics to a collector at intervals, from a thread of its own. A push that cannot be made is skipped."""
+"""Pushes the metrics to a collector at intervals, each from a thread. A push that cannot be made is skipped."""
 
 import asyncio
 import logging
@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from queue import Full, Queue
 
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
@@ -30,7 +29,7 @@ from gateway.background import beside
 from gateway.settings.settings import Settings
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.metrics.registry import Distribution, Family, Kind, Labels, Point, Reading
-from gateway.telemetry.otlp import SCOPE, Collector, export_errors, resource
+from gateway.telemetry.otlp import SCOPE, Collector, DeliveryLog, resource
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
@@ -103,7 +102,7 @@ class MetricPush:
         resource: Resource,
         interval: float,
     ) -> None:
-        """Start the thread; `interval` is in seconds."""
+        """`interval` is in seconds."""
         self._exporter = exporter
         self._collect = collect
         self._count = count
@@ -111,11 +110,8 @@ class MetricPush:
         self._interval = interval
         self._began_ns = time.time_ns()
         self._loop = asyncio.get_running_loop()
-        self._inbox: Queue[list[Reading] | None] = Queue(1)
-        self._busy = False
-        self._failing = False
-        self._thread = threading.Thread(target=self._work, name="metric-push", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # of the push that is not done
+        self._delivery = DeliveryLog("metrics", interval)
 
     async def run(self) -> None:
         """Push the metrics at every interval, as long as the server runs."""
@@ -125,58 +121,38 @@ class MetricPush:
 
     def push(self) -> None:
         """Start a push, unless the last one is not done yet."""
-        if self._busy:
+        if self._thread is not None:
             self._count("skipped")
             return
-        self._busy = True
-        self._inbox.put_nowait(self._collect())
+        self._thread = threading.Thread(target=self._run, args=(self._collect(),), name="metric-push", daemon=True)
+        self._thread.start()
 
     async def close(self, seconds: float = LAST_SECONDS) -> None:
         """Push once more, and wait at most so many seconds for it."""
         self.push()
-        await asyncio.to_thread(self._close, seconds)
-
-    def _close(self, seconds: float) -> None:
-        try:
-            self._inbox.put(None, timeout=seconds)
-            self._thread.join(seconds)
-        except Full:
-            pass
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, seconds)
         self._exporter.shutdown()
 
-    def _work(self) -> None:
-        while (readings := self._inbox.get()) is not None:
-            self._post("exported" if self._export(readings) else "failed")
+    def _run(self, readings: list[Reading]) -> None:
+        delivered = self._export(readings)
+        self._delivery.log(delivered)
+        try:
+            self._loop.call_soon_threadsafe(self._done, "exported" if delivered else "failed")
+        except RuntimeError:
+            log.debug("a push ended after the event loop had closed")
 
     def _export(self, readings: list[Reading]) -> bool:
         try:
             data = metrics_data(readings, self._resource, self._began_ns, time.time_ns())
-            delivered = self._exporter.export(data) is MetricExportResult.SUCCESS
+            return self._exporter.export(data) is MetricExportResult.SUCCESS
         except Exception:
             log.exception("metrics could not be exported")
-            delivered = False
-        self._log_change(delivered, export_errors.take())
-        return delivered
-
-    def _post(self, result: str) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._done, result)
-        except RuntimeError:
-            log.debug("a push ended after the event loop had closed")
+            return False
 
     def _done(self, result: str) -> None:
-        self._busy = False
+        self._thread = None
         self._count(result)
-
-    def _log_change(self, delivered: bool, reason: str) -> None:
-        """Log the first failure and the recovery, not each failure between."""
-        if delivered and self._failing:
-            log.info("the collector takes metrics again")
-        elif not delivered and not self._failing:
-            log.warning(
-                "the collector does not take metrics, and is tried again every %g s: %s", self._interval, reason
-            )
-        self._failing = not delivered
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ from gateway.telemetry.metrics.delivery import TIME_PER_OUTPUT_TOKEN, TIME_TO_FI
 from gateway.telemetry.metrics.labels import ClassNames, all_reasons, reason_of
 from gateway.telemetry.metrics.registry import Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
-from gateway.telemetry.semconv import ERROR_TYPE, GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL
 
 # upper bounds of buckets in seconds
 REQUEST_DURATION = tuple(round(0.01 * 2**power, 2) for power in range(14))  # to 81.92
@@ -126,12 +125,12 @@ class RequestMetrics:
         self._misses = registry.counter("sluice.slo.misses", "Requests that missed a target.", ("class", "target"))
 
     def _time(self, registry: Registry) -> None:
-        labels = (GEN_AI_OPERATION_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_PROVIDER_NAME)
+        labels = ("gen_ai.operation.name", "gen_ai.request.model", "gen_ai.provider.name")
         self._durations = registry.histogram(
             "gen_ai.server.request.duration",
             "From the first byte of a request to the last of its answer.",
             REQUEST_DURATION,
-            (*labels, ERROR_TYPE),
+            (*labels, "error.type"),
         )
         self._first_tokens = registry.histogram(
             "gen_ai.server.time_to_first_token",

@@ -1,33 +1,27 @@
-"""Sends spans to a collector from a thread of its own. Its queue is bounded, and every lost span is counted.
-
-The SDK's exporters speak OTLP; its batch processor is not used, for it tears traces apart when its queue is full, logs
-on the caller's thread, and counts neither what an exporter failed to deliver nor what it delivered.
-"""
+"""Sends spans to a collector by the SDK's batch processor. Its queue is bounded, and every lost span is counted."""
 
 import asyncio
 import logging
 import threading
-from queue import Empty, SimpleQueue
+from collections.abc import Sequence
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from gateway.settings import otel_variables
-from gateway.telemetry.otlp import Collector, export_errors
-from gateway.telemetry.tracing.span_encoding import encode_for_exporters
-from gateway.telemetry.tracing.span_tree import FinishedSpan
+from gateway.telemetry.otlp import Collector, DeliveryLog
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 8192  # spans
-BATCH = 512  # spans in one export, or one trace more
+BATCH = 512  # spans in one export
 INTERVAL = 1.0  # seconds between exports of less than a batch
 FLUSH_SECONDS = 2.0  # within which a stopping gateway sends the spans that are left
 
 
 def otlp_exporter(collector: Collector) -> SpanExporter:
-    encode_for_exporters()
     return collector.exporter("traces", GrpcExporter, HttpExporter)
 
 
@@ -39,8 +33,10 @@ def background_exporter(collector: Collector) -> "BackgroundExporter":
     return BackgroundExporter(otlp_exporter(collector), max_waiting, interval, batch)
 
 
-class BackgroundExporter:
-    """Exports spans in batches. Each counter is written by one thread and read by any, so nothing is locked."""
+class BackgroundExporter(SpanExporter):
+    """Stands before and behind the SDK's processor, which counts no lost span and would tear a trace apart when its
+    queue is full. Each counter is written by one thread and read by any, so nothing is locked.
+    """
 
     def __init__(
         self, exporter: SpanExporter, max_waiting: int = MAX_WAITING, interval: float = INTERVAL, batch: int = BATCH
@@ -54,15 +50,10 @@ class BackgroundExporter:
 
         self._exporter = exporter
         self._max_waiting = max_waiting
-        self._interval = interval
-        self._batch = min(batch, max_waiting)
-        self._queue: SimpleQueue[list[FinishedSpan]] = SimpleQueue()
-        self._due = threading.Event()
         self._closing = False
         self._abandoned = False  # there is no more time
-        self._failing = False
-        self._thread = threading.Thread(target=self._run, name="span-exporter", daemon=True)
-        self._thread.start()
+        self._delivery = DeliveryLog("spans", interval)
+        self._processor = BatchSpanProcessor(self, max_waiting, 1000 * interval, min(batch, max_waiting))
 
     @property
     def num_waiting(self) -> int:
@@ -73,68 +64,45 @@ class BackgroundExporter:
         lost = self._num_put - self.num_exported if self._abandoned else self._num_failed
         return self._num_overflowed + lost
 
-    def put(self, spans: list[FinishedSpan]) -> None:
-        """Queue these spans to be sent together; all of them are dropped if they do not fit into the queue."""
-        waiting = self.num_waiting + len(spans)
-        if self._closing or waiting > self._max_waiting:
+    def put(self, spans: list[ReadableSpan]) -> None:
+        """Queue the spans of a trace; all of them are dropped if they do not fit into the queue."""
+        if self._closing or self.num_waiting + len(spans) > self._max_waiting:
             self._num_overflowed += len(spans)
             return
         self._num_put += len(spans)
-        self._queue.put(spans)
-        if waiting >= self._batch and not self._due.is_set():
-            self._due.set()
+        for span in spans:
+            self._processor.on_end(span)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export a batch, on the processor's thread."""
+        self._num_taken += len(spans)
+        result = SpanExportResult.FAILURE
+        try:
+            if not self._abandoned:
+                result = self._exporter.export(spans)
+        finally:
+            delivered = result is SpanExportResult.SUCCESS
+            self.num_exported += len(spans) * delivered
+            self._num_failed += len(spans) * (not delivered)
+            self._delivery.log(delivered)
+        return result
 
     async def close(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Send the spans that are left within so many seconds and drop the others. Nothing may be put afterwards."""
+        """Send the spans that are left for at most `seconds` and drop the others. Nothing may be put afterwards."""
+        self._closing = True
         await asyncio.to_thread(self._close, seconds)
 
     def _close(self, seconds: float) -> None:
-        self._closing = True
-        self._due.set()
-        self._thread.join(seconds)
-        if self._thread.is_alive():
+        flush = threading.Thread(target=self._processor.shutdown, name="span-flush", daemon=True)
+        flush.start()
+        flush.join(seconds)
+        if flush.is_alive():
             self._abandoned = True
             left = self._num_put - self.num_exported - self._num_failed
             log.warning("%d spans were dropped: the collector did not take them in %g s", left, seconds)
-        self._exporter.shutdown()
+            self._exporter.shutdown()
 
-    def _run(self) -> None:
-        while not self._closing:
-            self._due.wait(self._interval)
-            self._due.clear()
-            self._export_all()
-        self._export_all()
-
-    def _export_all(self) -> None:
-        while not self._abandoned and (batch := self._take_batch()):
-            self._export(batch)
-
-    def _take_batch(self) -> list[FinishedSpan]:
-        batch: list[FinishedSpan] = []
-        try:
-            while len(batch) < self._batch:
-                batch += self._queue.get_nowait()
-        except Empty:
-            pass
-        self._num_taken += len(batch)
-        return batch
-
-    def _export(self, batch: list[FinishedSpan]) -> None:
-        try:
-            delivered = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception:
-            log.exception("spans could not be exported")
-            delivered = False
-        if delivered:
-            self.num_exported += len(batch)
-        else:
-            self._num_failed += len(batch)
-        self._log_change(delivered, export_errors.take())
-
-    def _log_change(self, delivered: bool, reason: str) -> None:
-        """Log the first failure and the recovery, not each failure between."""
-        if delivered and self._failing:
-            log.info("the collector takes spans again; %d were dropped meanwhile", self.num_dropped)
-        elif not delivered and not self._failing:
-            log.warning("spans are dropped and counted until the collector takes them: %s", reason)
-        self._failing = not delivered
+    def shutdown(self) -> None:
+        """Shut the SDK's exporter down when the processor has ended, unless it was abandoned."""
+        if not self._abandoned:
+            self._exporter.shutdown()

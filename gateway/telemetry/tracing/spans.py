@@ -15,21 +15,14 @@ It contains no prompt, output, stop string or message of an error, since clients
 """
 
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind
 
 from backend.scheduler.sequence import FinishReason
-from gateway.telemetry import semconv
 from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing import attributes
 from gateway.telemetry.tracing.sampler import SamplingReason
-from gateway.telemetry.tracing.span_tree import (
-    MAX_EVENTS,
-    Attributes,
-    FinishedSpan,
-    SpanEvent,
-    SpanTree,
-    bounded_text,
-)
+from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, SpanTree, bounded_text
 from gateway.tenants.effective_policy import KVShape
 from quotas.store.scripts import Script
 
@@ -47,15 +40,15 @@ ROUTES = frozenset(
 )  # fmt: skip
 UNKNOWN = "{unknown}"  # the route of paths that no endpoint answers
 _CUT_SHORT = {
-    FinishReason.CANCELLED: semconv.EVENT_CANCELLED,
-    FinishReason.EXPIRED: semconv.EVENT_EXPIRED,
-    FinishReason.PREEMPTED: semconv.EVENT_PREEMPTED,
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.EXPIRED: "expired",
+    FinishReason.PREEMPTED: "preempted",
 }
 
 
 def spans_of(
     record: RequestRecord, resource: Resource, kv: KVShape, reason: SamplingReason, settled: float | None
-) -> list[FinishedSpan]:
+) -> list[ReadableSpan]:
     """Returns the spans of a request that has ended; its quota was settled at the moment `settled`, if it had any."""
     return RequestTrace(record, resource, kv).spans(reason, settled)
 
@@ -75,7 +68,7 @@ class RequestTrace:
         self._served = [timeline for timeline in record.timelines if timeline.admitted is not None]
         self._max_events = max(MIN_EVENTS, MAX_EVENTS // max(1, len(self._served)))
 
-    def spans(self, reason: SamplingReason, settled: float | None) -> list[FinishedSpan]:
+    def spans(self, reason: SamplingReason, settled: float | None) -> list[ReadableSpan]:
         self._add_root(reason)
         self._add_auth()
         self._add_reserve()
@@ -89,13 +82,13 @@ class RequestTrace:
     def _add_root(self, reason: SamplingReason) -> None:
         record, parent = self._record, self._record.trace.parent_id
         route = _route(record.path)
-        body_read = [] if record.body_read is None else [self._event(record.body_read, semconv.EVENT_BODY_READ)]
+        body_read = [] if record.body_read is None else [self._event(record.body_read, "body_read")]
         self._tree.add(
             f"{record.method} {route}",
             self._ns(self._began),
             self._ns(self._ended),
             parent,
-            {**attributes.of_request(record, route, self._kv, self._ended), semconv.SAMPLED_BECAUSE: reason.value},
+            {**attributes.of_request(record, route, self._kv, self._ended), "sluice.sampled.because": reason.value},
             is_parent_remote=parent is not None,
             kind=SpanKind.SERVER,
             failed=record.has_failed,
@@ -106,34 +99,34 @@ class RequestTrace:
     def _add_auth(self) -> None:
         record = self._record
         if record.authenticated is not None:
-            self._add(semconv.SPAN_AUTH, self._began, record.authenticated, {})
+            self._add("sluice.auth", self._began, record.authenticated, {})
         elif record.error is not None:
-            self._add(semconv.SPAN_AUTH, self._began, self._ended, attributes.of_failure(record))
+            self._add("sluice.auth", self._began, self._ended, attributes.of_failure(record))
 
     def _add_reserve(self) -> None:
         record = self._record
         if record.reserving is None:
             return
         if record.reserved is not None:
-            span = self._add(semconv.SPAN_RESERVE, record.reserving, record.reserved, {})
+            span = self._add("sluice.quota.reserve", record.reserving, record.reserved, {})
             self._add_store_calls(span, record.reserving, record.reserved)
         else:
-            span = self._add_last(semconv.SPAN_RESERVE, record.reserving, self._ended, {})
+            span = self._add_last("sluice.quota.reserve", record.reserving, self._ended, {})
             self._add_store_calls(span, record.reserving, self._ended)
 
     def _add_queue(self) -> None:
         record, queued = self._record, self._record.queued
         if queued is None:
             if record.reserved is not None and record.error is not None:  # the queue refused it
-                self._add_last(semconv.SPAN_QUEUE, record.reserved, self._ended, {})
+                self._add_last("sluice.queue", record.reserved, self._ended, {})
             return
         admitted = record.admitted
         left = max(timeline.ended or self._ended for timeline in record.timelines) if admitted is None else admitted
         values = attributes.of_queue(record, self._kv, left - queued)
         if self._served:
-            self._add(semconv.SPAN_QUEUE, queued, left, values)
+            self._add("sluice.queue", queued, left, values)
         else:
-            self._add_last(semconv.SPAN_QUEUE, queued, left, values, self._cut_short(record.timelines[0], left))
+            self._add_last("sluice.queue", queued, left, values, self._cut_short(record.timelines[0], left))
 
     def _add_generation(self) -> None:
         if not self._served:
@@ -145,7 +138,7 @@ class RequestTrace:
         several = len(record.timelines) > 1
         for timeline in self._served[:MAX_SEQUENCES]:
             self._add_sequence(
-                span, timeline, {semconv.SEQUENCE_INDEX: record.timelines.index(timeline)} if several else {}
+                span, timeline, {"sluice.sequence.index": record.timelines.index(timeline)} if several else {}
             )
 
     def _add_sequence(self, parent: int, timeline: SequenceTimeline, which: Attributes) -> None:
@@ -153,9 +146,9 @@ class RequestTrace:
         first, ended = timeline.first_token, timeline.ended or self._ended
         events = self._events(timeline, ended)
         until = ended if first is None else first
-        before = [event for event in events if first is None or event.at < self._ns(first)]
+        before = [event for event in events if first is None or event.timestamp < self._ns(first)]
         self._add(
-            semconv.SPAN_PREFILL,
+            "sluice.prefill",
             timeline.admitted,
             until,
             {**which, **attributes.of_prefill(timeline)},
@@ -163,20 +156,20 @@ class RequestTrace:
             before,
         )
         if first is not None:
-            rest = [self._event(first, semconv.EVENT_FIRST_TOKEN), *events[len(before) :]]
-            self._add(semconv.SPAN_DECODE, first, ended, {**which, **attributes.of_decode(timeline)}, parent, rest)
+            rest = [self._event(first, "first_token"), *events[len(before) :]]
+            self._add("sluice.decode", first, ended, {**which, **attributes.of_decode(timeline)}, parent, rest)
 
-    def _events(self, timeline: SequenceTimeline, ended: float) -> list[SpanEvent]:
+    def _events(self, timeline: SequenceTimeline, ended: float) -> list[Event]:
         """Returns the events of a sequence in the order of time."""
         most = self._max_events
         events = [self._chunk(chunk) for chunk in timeline.chunks[:most]]
-        events += [self._event(at, semconv.EVENT_PREEMPTED) for at in timeline.preempted[:most]]
-        events += [self._event(at, semconv.EVENT_RESUMED) for at in timeline.resumed[:most]]
+        events += [self._event(at, "preempted") for at in timeline.preempted[:most]]
+        events += [self._event(at, "resumed") for at in timeline.resumed[:most]]
         if timeline.preempted:
-            events.sort(key=lambda event: event.at)
+            events.sort(key=lambda event: event.timestamp)
         return events + self._cut_short(timeline, ended)
 
-    def _cut_short(self, timeline: SequenceTimeline, ended: float) -> list[SpanEvent]:
+    def _cut_short(self, timeline: SequenceTimeline, ended: float) -> list[Event]:
         """Returns the event that ended the sequence early, if one did."""
         reason = timeline.sequence.finish_reason
         return [self._event(ended, _CUT_SHORT[reason])] if reason in _CUT_SHORT else []
@@ -186,7 +179,7 @@ class RequestTrace:
             return
         began = self._generated if self._record.settling is None else self._record.settling
         ended = began if settled is None else settled
-        span = self._add(semconv.SPAN_SETTLE, began, ended, {})
+        span = self._add("sluice.quota.settle", began, ended, {})
         self._add_store_calls(span, began, ended)
 
     def _add_store_calls(self, parent: int, began: float, ended: float) -> None:
@@ -216,7 +209,7 @@ class RequestTrace:
         return ended if record.settling is None else max(ended, record.settling)
 
     def _add_last(
-        self, name: str, began: float, ended: float, values: Attributes, events: list[SpanEvent] | None = None
+        self, name: str, began: float, ended: float, values: Attributes, events: list[Event] | None = None
     ) -> int:
         """Add the span of the phase in which the request ended, with the failure if it ended with one."""
         failure = attributes.of_failure(self._record)
@@ -229,7 +222,7 @@ class RequestTrace:
         ended: float,
         values: Attributes,
         parent: int | None = None,
-        events: list[SpanEvent] | None = None,
+        events: list[Event] | None = None,
         *,
         failed: bool = False,
     ) -> int:
@@ -243,11 +236,11 @@ class RequestTrace:
             events=events or (),
         )
 
-    def _chunk(self, chunk: Chunk) -> SpanEvent:
-        return SpanEvent(self._ns(chunk.planned), semconv.EVENT_CHUNK, attributes.of_chunk(chunk))
+    def _chunk(self, chunk: Chunk) -> Event:
+        return Event("chunk", attributes.of_chunk(chunk), self._ns(chunk.planned))
 
-    def _event(self, at: float, name: str) -> SpanEvent:
-        return SpanEvent(self._ns(at), name)
+    def _event(self, at: float, name: str) -> Event:
+        return Event(name, timestamp=self._ns(at))
 
 
 def _route(path: str) -> str:

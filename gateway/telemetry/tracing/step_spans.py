@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from random import getrandbits
 
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext
 
-from gateway.telemetry import semconv
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.attributes import of_step
-from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, FinishedSpan, SpanTree
+from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
 
 PATIENCE = 60.0  # seconds that a step waits for its requests to end
 MAX_STEPS = 32  # that one request is linked to, the first ones
@@ -44,7 +44,7 @@ class StepSpans:
         resource: Resource,
         per_second: float,
         live: Set[RequestRecord],
-        emit: Callable[[list[FinishedSpan]], object],
+        emit: Callable[[list[ReadableSpan]], object],
     ) -> None:
         self._resource = resource
         self._live = live
@@ -100,8 +100,8 @@ class StepSpans:
             tree = SpanTree(self._resource, getrandbits(128) or 1)
             began_ns = record.ended_ns - round(record.elapsed * 1e9)
             traces = [f"{link.context.trace_id:032x}" for link in record.links]
-            attributes: Attributes = {**record.attributes, semconv.STEP_TRACES: traces}
-            tree.add(semconv.SPAN_STEP, began_ns, record.ended_ns, None, attributes, links=record.links)
+            attributes: Attributes = {**record.attributes, "sluice.step.traces": traces}
+            tree.add("sluice.engine.step", began_ns, record.ended_ns, None, attributes, links=record.links)
             self._emit(tree.spans)
         record.is_done = True
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
-from backend.bound_process import bound, process_pool
+from backend.bound_process import bound
 from backend.config import EngineConfig
 from backend.model.known_shapes import LLAMA_3_8B, QWEN3_06B
 from backend.model.model_config import ModelConfig
@@ -32,6 +32,7 @@ from labs.benchmarks.gpu_check import correctness, serving
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import TINY
 from labs.benchmarks.gpu_check.paper_gpu import compiled, paper_gpu, paper_runner
+from labs.process_pool import process_pool
 
 ROOT = Path(__file__).parent.parent.parent
 CPU = torch.device("cpu")

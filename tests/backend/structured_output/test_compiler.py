@@ -16,7 +16,7 @@ from backend.structured_output.compiler import MOST_WAITING, CompiledGrammar, Gr
 from backend.structured_output.grammar_process import NICE
 from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess, NoGrammarProcess
 from tests.backend.structured_output.grammars import PERSON, branching, crossing, regex, running_processes, schema
-from tests.gateway.server_process import PATIENCE, eventually
+from tests.gateway.server_process import eventually
 
 HARD = schema(branching(12))
 
@@ -59,14 +59,12 @@ def test_all_processes_come_back_where_the_one_that_forks_them_was_killed() -> N
             assert processes.has(compiler.compile_now(regex(pattern)).process)
 
 
-def test_processes_that_were_killed_while_they_waited_are_no_attempts(compiler: GrammarCompiler) -> None:
-    waiting = [compiler.processes.fork_compiler() for _ in range(3)]
-    for process in waiting:
-        compiler._idle.give_back(process)
-        process.kill()
-    for process in waiting:
-        process.links[0].settimeout(10)
-        assert not process.links[0].recv(1)
+def test_a_process_that_was_killed_while_it_waited_is_replaced(compiler: GrammarCompiler) -> None:
+    compiler.compile_now(regex("[u-w]+", "killed"))
+    (process,) = compiler._spare
+    process.kill()
+    process.links[0].settimeout(10)
+    assert not process.links[0].recv(1)
     assert compiler.compile_now(regex("[x-z]+", "killed")).num_users == 1
 
 
@@ -105,8 +103,8 @@ def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_agains
     with running_processes() as processes:
         compiler, fork = GrammarCompiler(processes), processes.fork_compiler
 
-        def forked(is_idle: bool = True) -> ForkedProcess:
-            process = fork(is_idle)
+        def forked() -> ForkedProcess:
+            process = fork()
             os.kill(process.pid, signal.SIGSTOP if is_stopped else signal.SIGKILL)
             return process
 
@@ -118,59 +116,12 @@ def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_agains
         compiler.compile_now(PERSON)
 
 
-@pytest.mark.parametrize(("is_idle", "policy"), [(True, os.SCHED_IDLE), (False, os.SCHED_OTHER)], ids=["idle", "nice"])
-def test_who_compiles_takes_what_nobody_else_needs_of_processors_or_a_small_share(is_idle: bool, policy: int) -> None:
+def test_a_process_that_compiles_leaves_the_processors_to_those_that_generate() -> None:
     with running_processes() as processes:
-        process = processes.fork_compiler(is_idle)
-        eventually(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == NICE)
-        eventually(lambda: os.sched_getscheduler(process.pid) == policy)
-
-
-class Forks:
-    """Forks compilers of which none waits for an idle processor, and notes who was asked for as one that would."""
-
-    def __init__(self, processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.idle: list[ForkedProcess] = []
-        self.num_others = 0
-        self._fork = processes.fork_compiler
-        monkeypatch.setattr(processes, "fork_compiler", self)
-
-    def __call__(self, is_idle: bool = True) -> ForkedProcess:
-        process = self._fork(is_idle=False)
-        if is_idle:
-            self.idle.append(process)
-        else:
-            self.num_others += 1
-        return process
-
-
-def test_who_is_only_nice_is_asked_where_one_that_leaves_all_others_the_first_go_gets_no_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with running_processes() as processes:
-        compiler, forks = GrammarCompiler(processes), Forks(processes, monkeypatch)
-        with monkeypatch.context() as patched:
-            patched.setattr(module, "LEAST_SHARE", 0.0)
-            assert compiler.compile_now(PERSON).num_users == 1
-        assert (len(forks.idle), forks.num_others) == (1, 0)
-        os.kill(forks.idle[0].pid, signal.SIGSTOP)
-        assert compiler.compile_now(regex("b+")).num_users == 1
-        assert (len(forks.idle), forks.num_others) == (1, 1)
-
-
-def test_who_got_no_time_goes_on_and_is_asked_again_once_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_processes() as processes:
-        compiler, forks, see_to = GrammarCompiler(processes), Forks(processes, monkeypatch), module._see_to
-        monkeypatch.setattr(module, "_see_to", Mock(side_effect=TimeoutError))
-        for source in ("b+", "c+", "d+", "e+"):  # beyond two that are late none is asked
-            assert compiler.compile_now(regex(source)).num_users == 1
-        late = len(forks.idle)
-        monkeypatch.setattr(module, "_see_to", see_to)
-        monkeypatch.setattr(module, "LEAST_SHARE", 0.0)
-        for process in forks.idle:
-            assert module._answers(process, PATIENCE)
-        assert compiler.compile_now(regex("f+")).num_users == 1
-        assert len(forks.idle) == late, "one of them is asked again"
+        process = processes.fork_compiler()
+        nice = min(19, os.nice(0) + NICE)
+        eventually(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == nice)
+        eventually(lambda: os.sched_getscheduler(process.pid) == os.SCHED_BATCH)
 
 
 def test_a_grammar_that_is_none_is_refused_with_what_is_wrong(compiler: GrammarCompiler) -> None:

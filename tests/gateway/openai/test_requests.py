@@ -22,7 +22,7 @@ from tests.examples import examples
 
 
 def of_bytes(parse: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda raw, *args, **fields: parse(JsonBody(raw, []), *args, **fields)
+    return lambda raw, *args, **fields: parse(JsonBody(raw), *args, **fields)
 
 
 parse_chat_request = of_bytes(openai.parse_chat_request)

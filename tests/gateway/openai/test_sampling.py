@@ -16,7 +16,7 @@ LIMITS = Limits(vocab_size=1000, max_model_len=4096)
 
 def sampled(**fields: Any) -> SamplingParams:
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    return parse_chat_request(JsonBody(orjson.dumps(body), []), LIMITS).sampling
+    return parse_chat_request(JsonBody(orjson.dumps(body)), LIMITS).sampling
 
 
 @given(st.dictionaries(st.integers(0, 999), st.floats(-100, 100) | st.integers(-100, 100), max_size=300))

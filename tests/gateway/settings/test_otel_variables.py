@@ -73,7 +73,9 @@ def test_batches_of_spans_are_as_the_variables_say(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "60000")
     exporter = background_exporter(Collector("http://127.0.0.1:1", "http"))
     try:
-        assert (exporter._max_waiting, exporter._batch, exporter._interval) == (20, 7, 0.25)
+        batches = exporter._processor._batch_processor
+        bounds = batches._max_queue_size, batches._max_export_batch_size, batches._schedule_delay
+        assert bounds == (exporter._max_waiting, 7, 0.25) == (20, 7, 0.25)
     finally:
         exporter._close(0.0)
     assert Settings().metrics_interval == 60.0

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from multiprocessing import get_context
 
-from backend.bound_process import process_pool
 from labs.benchmarks.overload_runs import simulate
+from labs.process_pool import process_pool
 from labs.simulation.arrival import Arrival
 
 Found = tuple[list[str], list[bool], list[int]]

@@ -35,7 +35,7 @@ time.sleep(600)
 POOL = """
 import os, sys, time
 from multiprocessing import get_context
-from backend.bound_process import process_pool
+from labs.process_pool import process_pool
 
 with process_pool(2, get_context(sys.argv[1])) as pool:
     print(pool.submit(os.getpid).result(), flush=True)
@@ -102,7 +102,8 @@ def test_a_command_is_run_as_it_is_given_and_says_how_it_ended(tmp_path: Path) -
 
 
 STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.check_output", "subprocess.check_call", "subprocess.call"}
-LIFELINES = {  # of other kinds: the end of what it reads, the server's own lock
+LIFELINES = {  # of other kinds: the end of the parent, the end of what it reads, the server's own lock
+    ("labs/process_pool.py", "ProcessPoolExecutor"),
     ("tests/gateway/warm_interpreter.py", "subprocess.Popen"),
     ("tests/quotas/embedded/test_embedded_store.py", "subprocess.Popen"),
 }

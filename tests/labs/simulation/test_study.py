@@ -45,3 +45,16 @@ def test_capacity_is_what_a_full_machine_completes() -> None:
     rate = capacity(policy, workload, DEVICE)
     calm = Study((policy,), Workload(TRACE, requests=600, rate=0.5 * rate), DEVICE, Objective()).run().runs[0][0]
     assert calm.busy < 1 and calm.completed == 600 and calm.seconds == pytest.approx(600 / (0.5 * rate), rel=0.15)
+
+
+def test_the_outcomes_of_a_run_leave_nobody_out() -> None:
+    """Requests are refused, given up, completed, and leave."""
+    trace = tuple(arrival._replace(done_within=20.0) for arrival in TRACE)
+    workload = Workload(trace, speedup=40.0, patience=1.5)
+    texts = ("overload=controlled_delay,max_num_seqs=2", "overload=bounded,max_num_seqs=2,max_waiting=9", "fair")
+    policies = tuple(parse_simulated_policy(text, DEVICE) for text in texts)
+    runs = [run for (run,) in Study(policies, workload, DEVICE, Objective()).run().runs]
+    assert any(run.given_up for run in runs) and any(run.left for run in runs)
+    assert any("QueueFull" in run.refusals for run in runs)
+    for run in runs:
+        assert run.completed + sum(run.refusals.values()) + run.given_up + run.left + run.lost == run.offered

@@ -1,11 +1,10 @@
 // A bar for each day: the tokens that went in, and on top of them those that came out.
 
-import { roundedUp } from "../chart.js";
+import { levelsOf, MARGIN, roundedUp, yOf } from "../chart.js";
 import { el, setAttribute, svg } from "../dom.js";
 import { compact } from "../units.js";
 
 const HEIGHT = 150;
-const MARGIN = { left: 52, right: 8, top: 8, bottom: 20 };
 const WIDEST = 42; // of a bar
 const LABEL = 76; // pixels that the name of a day takes, and those between two
 
@@ -13,7 +12,7 @@ export class Days {
   #days = [];
 
   constructor(root, legend) {
-    this.drawing = svg("svg", { class: "days", role: "img", height: HEIGHT });
+    this.drawing = svg("svg", { class: "days grid", role: "img", height: HEIGHT });
     root.append(this.drawing);
     for (const what of ["input", "output"]) legend.append(el("li", {}, el("span", { class: `key-of ${what}` }), what));
     new ResizeObserver(() => this.#draw()).observe(root);
@@ -36,8 +35,7 @@ export class Days {
     const every = Math.ceil(LABEL / room);
     const middles = this.#days.map(({ day }, index) => ({ day, x: MARGIN.left + (index + 0.5) * room }));
     const names = middles.filter(({ x }, index) => index % every === 0 && x + LABEL / 2 <= width).map(name);
-    const levels = [0, top / 2, top].flatMap((value) => level(value, top, width));
-    this.drawing.replaceChildren(...levels, ...names, ...bars);
+    this.drawing.replaceChildren(...levelsOf(top, width, HEIGHT, compact), ...names, ...bars);
   }
 
   #inWords() {
@@ -48,25 +46,17 @@ export class Days {
   }
 }
 
-function y(value, top) {
-  return HEIGHT - MARGIN.bottom - (value / top) * (HEIGHT - MARGIN.top - MARGIN.bottom);
-}
-
 function bar({ day, input_tokens: input, output_tokens: output }, x, room, top) {
   const width = Math.max(1, Math.min(room * 0.8, WIDEST));
   const left = x + (room - width) / 2;
   const title = `${day}: ${compact(input)} in, ${compact(output)} out`;
-  const piece = (kind, from, to) =>
-    svg("rect", { class: kind, x: left, width, y: y(to, top), height: y(from, top) - y(to, top) }, svg("title", {}, title));
+  const piece = (kind, from, to) => {
+    const [y, bottom] = [yOf(to, top, HEIGHT), yOf(from, top, HEIGHT)];
+    return svg("rect", { class: kind, x: left, width, y, height: bottom - y }, svg("title", {}, title));
+  };
   return [piece("input", 0, input), piece("output", input, input + output)];
 }
 
 function name({ day, x }) {
   return svg("text", { x, y: HEIGHT - 5, "text-anchor": "middle" }, day);
-}
-
-function level(value, top, width) {
-  const at = y(value, top);
-  const text = svg("text", { x: MARGIN.left - 6, y: at + 3.5, "text-anchor": "end" }, compact(value));
-  return [svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: at, y2: at }), text];
 }

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from backend.bound_process import process_pool
+from labs.process_pool import process_pool
 from labs.simulation.arrival import Arrival
 from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.recorder import Objective
