@@ -47,7 +47,7 @@ def add_work(waiting: Mapping[str, WaitingWork], more: Iterable[tuple[str, Waiti
 def ahead_of(
     tenant: str, own: float, waiting: Mapping[str, WaitingWork], weight: Callable[[str], float]
 ) -> tuple[float, float, float]:
-    """Return the requests, seconds of prompts and seconds in all that are served, by shares, before a new request of the
+    """Return the requests, seconds of prompts and seconds in all that shares have served before a new request of the
     tenant, which takes `own` seconds itself.
     """
     mine = waiting.get(tenant, NOTHING)

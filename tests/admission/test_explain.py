@@ -9,7 +9,7 @@ from admission.explain import explain
 from tests.admission.staged_core import StagedCore
 from tests.backend.sequences import TOKEN
 
-KEPT = [[], None, None, None]  # how an arrival ends: blocks, the next turn, its group, its grammar
+KEPT: list[Any] = [[], None, None, None]  # how an arrival ends: blocks, the next turn, its group, its grammar
 
 
 def arrival(

@@ -89,7 +89,6 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         body_bytes=draw(st.integers(0, 2**40)),
         streams=draw(st.booleans()),
         may_stop=draw(st.booleans()),
-        form=draw(st.lists(token_ids, max_size=5).map(tuple)),
         beginnings=draw(st.builds(Beginnings, digests, st.integers(0, 10**6))),
         attempt=draw(st.none() | st.builds(Attempt, names, st.integers(1, 9))),
     )
