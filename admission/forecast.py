@@ -5,8 +5,8 @@
     last token  = first token + its expected answer, in steps as they are while prompts are computed, then as lately
 
 A token takes what a step takes that carries, beside the decodes of now, as much prefill as steps may. Before a newcomer
-come the prompts that run and are due earlier, and what waits and is due earlier (`Foreseen.ahead`). It has a place once it
-has a slot and memory: where those before it need more than there are, answers have to end first (`departures`).
+come the prompts that run and are due earlier, and what waits and is due earlier (`Foreseen.ahead`). It has a place once
+it has a slot and memory: where those before it need more than there are, answers have to end first (`departures`).
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """One order: what is due first goes first, in the queue, inside a step, in the forecast and, reversed, among victims.
 
 A request with a deadline that presses (`Sequence.is_pressing`) is due at its deadline. Any other, such as one whose
-client gives up after minutes, is due when half of its class's target has passed, never
-before now, later by the offset of its class, and later by the time in which its tenant's share pays what it owes
-(`Share.payback`). It is fixed when the request begins.
+client gives up after minutes, is due when half of its class's target and the offset of its class have passed, never
+before now, and later by the time in which its tenant's share pays what it owes (`Share.payback`); earlier, if it is
+owed. It is fixed when the request begins.
 
 Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and `OLDEST_SHARE` of
 what the tenant has served goes to its oldest, so that none waits for ever.
@@ -24,7 +24,7 @@ from backend.scheduler.sequence import TARGET, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
 DUE_SHARE = 0.5
-"""The share of its target after which a request without a deadline is due: as far as it still leaves time to compute."""
+"""The share of its target after which a request without a deadline is due, so that time is left to compute it."""
 IN_TIME_SHARE = 0.85
 """The share of its target that a request may wait and still be in time: what is left is for its own prefill."""
 OLDEST_SHARE = 0.25
@@ -51,9 +51,10 @@ def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahe
     """Return the most engine seconds, for each unit of weight, by which the service of two tenants differs over any
     interval in which both have requests without deadlines waiting: |W_i/w_i - W_j/w_j|.
 
-    `start_s`: how far apart the credits of two tenants can be, `Share.spread_s`. `latest_s`: by how much a request is due later than at once, but for what its tenant owes: half its target and the
-    offset of its class, the largest. `ahead_s`: that a tenant has paid for its prompts and not used yet. `run_up_s`:
-    that a tenant spends after one of its requests was chosen and before the next is.
+    `start_s`: how far apart the credits of two tenants can be (`Share.spread_s`). `latest_s`: how much later than at
+    once a request is due, but for what its tenant owes: half its target and the offset of its class, the largest.
+    `ahead_s`: what a tenant has paid for its prompts and not used yet. `run_up_s`: what a tenant spends after one of
+    its requests was chosen and before the next is.
 
     While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all that
     ask; afterwards it spends at most the run-up. Grants are the same for both but at the cap, where j has all that
@@ -202,8 +203,8 @@ class DueOrder:
         return DUE_SHARE * target_of(sequence)
 
     def backlog_of(self, tenant: str) -> Undated | None:
-        """Return what waits of a tenant without deadlines, another whenever a backlog begins; None: nothing, or it is on
-        hold.
+        """Return what waits of a tenant without deadlines, another object whenever a backlog begins; None where nothing
+        waits, or the tenant is on hold.
         """
         return None if tenant in self._held else self.undated.get(tenant)
 
@@ -275,8 +276,9 @@ class DueOrder:
     # the forecast
 
     def ahead(self, sequence: Sequence) -> Ahead:
-        """Return what waits and is due before a newcomer: requests with earlier deadlines and, of each tenant's requests
-        without deadlines, what its share of the engine computes between when its first is due and when the newcomer is.
+        """Return what waits and is due before a newcomer: requests with earlier deadlines and, of each tenant's others,
+        what its share of the engine computes between when its first is due and when the newcomer is.
+
         One without a deadline goes behind those of its tenant, and is due as much later as the tenant's share needs for
         them. O(requests with earlier deadlines + tenants).
         """

@@ -5,9 +5,9 @@ made late by it (admission control for earliest deadline first: Liu and Layland,
 for another.
 
 Room. A tenant in debt, and a lower class, must leave a part of its slack free for the others. The part grows with the
-debt (`DueOrder.ramp`) up to a guard, which is learned: it rises when a request within its right is refused that would be
-in time without those who are to leave room, and falls when one is let in, so that `WRONGED` of them are refused for it.
-While nobody is wronged it is nothing.
+debt (`DueOrder.ramp`) up to a guard, which is learned: it rises when a request of a tenant that is not in debt is
+refused and would be in time without the work that is to leave room, and falls when one is let in, so that `WRONGED` of
+them are refused for it. While nobody is wronged it is nothing.
 """
 
 from dataclasses import dataclass, field

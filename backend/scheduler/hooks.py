@@ -63,7 +63,7 @@ class SchedulerHooks(Protocol):
 
 
 class DefaultHooks:
-    """No promises, no tenants: prefill fills the step, a free block for each sequence that runs, first come, first served."""
+    """No promises, no tenants: first come, first served; prefill fills a step, and each that runs has a free block."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._blocks_for = config.blocks_for

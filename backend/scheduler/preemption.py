@@ -73,7 +73,8 @@ class Preemption:
         return [s for s in self._kv_manager.running.values() if s.priority_class <= own or not may_be_preempted(s)]
 
     def preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> bool:
-        """Return True if any gave way: free slots or memory for the head of the queue, which found none; it joins a step after this one.
+        """Free slots or memory for the head of the queue, which found none. Return True if any gave way; the head joins
+        a step after this one.
 
         Some hold `num_held` of its blocks already, which it would share.
 

@@ -304,9 +304,8 @@ class Scheduler:
         """
         order = self._prefill_order
         while (sequence := self._head()) is not None:
-            if before is not None:
-                if self._joining.still_lacks(sequence) or not order.goes_before(sequence, before):
-                    break
+            if before is not None and (self._joining.still_lacks(sequence) or not order.goes_before(sequence, before)):
+                break
             hit = self._forking.find(sequence, scheduled, budget)
             length = order.chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)

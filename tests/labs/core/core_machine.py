@@ -60,10 +60,11 @@ class CoreMachine(RuleBasedStateMachine):
     """Holds a recorded core to the invariants of scheduling, by number:
 
     1. blocks are free or owned, and all free in the end; 2. nobody waits without a named reason; 3. the fairness bound;
-    4. counters never go down, charges sum to the busy time; 5. preemptions bounded; 7. cancelling is idempotent, and releases memory with the last step in flight
-    that names the sequence; 8. one end each, contiguous tokens, the same ones however often they are recomputed;
-    9. steps within the budget, which is smaller once one was lost, a token for every decode; 10. more work never looks
-    shorter; 11. other names, another clock, scaled weights change nothing; 12. a replay decides the same to the byte.
+    4. counters never go down, charges sum to the busy time; 5. preemptions bounded; 7. cancelling is idempotent, and
+    releases memory with the last step in flight that names the sequence; 8. one end each, contiguous tokens, the same
+    ones however often they are recomputed; 9. steps within the budget, which is smaller once one was lost, a token for
+    every decode; 10. more work never looks shorter; 11. other names, another clock, scaled weights change nothing; 12.
+    a replay decides the same to the byte.
 
     Invariant 6 is about quotas, which the core does not know.
     """
