@@ -11,7 +11,7 @@ what the tenant has served goes to its oldest, so that none waits for ever.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from math import inf
 from operator import attrgetter
@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from admission.aging import Aging
 from admission.forecast import Ahead, Foreseen
 from admission.share import Account, Share
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import TARGET, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -34,6 +35,9 @@ TOLERANCE_S = 2.0
 """Engine seconds, for each weight, that a tenant may be in debt and leave others no room."""
 RAMP_S = 16.0
 """Engine seconds of debt beyond that over which the room that it leaves grows to all that is asked of debtors."""
+
+SLOTS = WaitReason.SLOTS.value
+"""Why tenants with as many slots as others are on hold until one is free, which the forecast does foresee."""
 
 _DUE = attrgetter("due")
 
@@ -87,8 +91,9 @@ class Work(NamedTuple):
 class Undated:
     """One tenant's waiting requests without deadlines. Each operation costs O(log waiting)."""
 
-    def __init__(self, account: Account, aging: Callable[[], Aging]) -> None:
-        self.account = account
+    def __init__(self, account: Account, number: int, aging: Callable[[], Aging]) -> None:
+        """`number` is another for each, and rises."""
+        self.account, self.number = account, number
         self._aging = aging
         self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
         self._classes: dict[int, Work] = {}
@@ -177,10 +182,12 @@ class DueOrder:
         self.now = 0.0
         self.dated: list[Dated] = []  # sorted
         self.undated: dict[str, Undated] = {}  # of tenants with such requests waiting
-        self._held: set[str] = set()  # tenants on hold
+        self._held: dict[str, str] = {}  # tenants on hold
         self._dues: dict[Sequence, float] = {}  # of those that have begun, until they end
         self._waiting: dict[Sequence, Dated | None] = {}
         self._numbers = count()
+        self._heads: list[tuple[float, int, Undated]] = []  # heap of tenants by when their first requests are due
+        self._heads_at = -inf, 0  # the moment, and the share's changes, that it is of
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -226,8 +233,10 @@ class DueOrder:
         undated = self.undated.get(sequence.tenant)
         if undated is None:
             account = self.share.account(sequence.tenant)
-            undated = self.undated[sequence.tenant] = Undated(account, lambda: self.aging)
+            undated = self.undated[sequence.tenant] = Undated(account, number, lambda: self.aging)
         undated.add(sequence, number, self._seconds(sequence), tokens)
+        self._count_waiting(undated)
+        self._rank(undated)
 
     restore = add
 
@@ -239,31 +248,64 @@ class DueOrder:
             return
         undated = self.undated[sequence.tenant]
         undated.remove(sequence, self.now)
-        if not undated.sizes:
+        if undated.sizes:
+            self._rank(undated)
+        else:
             del self.undated[sequence.tenant]
+            self._count_waiting(undated)
 
     def head(self) -> Sequence | None:
-        """Return the waiting request that is due first, of tenants that are not on hold. O(tenants with requests
-        without deadlines, and requests of tenants on hold that are due earlier).
+        """Return the waiting request that is due first, of tenants that are not on hold. O(log tenants), beside those
+        that are on hold, and O(tenants) once for each moment.
         """
-        best, least, held = None, inf, self._held
+        best, least = None, inf
         for entry in self.dated:
-            if entry.sequence.tenant not in held:
+            if entry.sequence.tenant not in self._held:
                 best, least = entry.sequence, entry.due
                 break
-        for tenant, undated in self.undated.items():
-            if tenant not in held:
-                first = undated.first(self.now)
-                due = self.due(first)
-                if due < least:
-                    best, least = first, due
+        if self._heads_at != (self.now, self.share.changes):
+            self._heads = [
+                (self.due(undated.first(self.now)), undated.number, undated) for undated in self.undated.values()
+            ]
+            heapify(self._heads)
+            self._heads_at = self.now, self.share.changes
+        while self._heads:
+            due, number, undated = self._heads[0]
+            if not undated.sizes or undated.account.tenant in self._held:
+                heappop(self._heads)
+                continue
+            first = undated.first(self.now)
+            now_due = self.due(first)
+            if now_due == due:
+                return first if due < least else best
+            heapreplace(self._heads, (now_due, number, undated))  # it was due earlier: its tenant has spent since
         return best
 
+    def _rank(self, undated: Undated) -> None:
+        """Rank a tenant by its first request, which has changed."""
+        if self._heads_at == (self.now, self.share.changes):
+            heappush(self._heads, (self.due(undated.first(self.now)), undated.number, undated))
+
     def hold(self, tenant: str, reason: str | None) -> None:
-        if reason is None:
-            self._held.discard(tenant)
+        if reason is not None:
+            self._held[tenant] = reason
+        elif tenant not in self._held:
+            return
         else:
-            self._held.add(tenant)
+            del self._held[tenant]
+        if (undated := self.undated.get(tenant)) is not None:
+            self._count_waiting(undated)
+            if reason is None:
+                self._rank(undated)
+
+    def _count_waiting(self, undated: Undated) -> None:
+        """Have the tenant owed whatever its share grants while it waits for others, and not for a limit of its own."""
+        tenant = undated.account.tenant
+        self.share.waits(undated.account, is_waiting=bool(undated.sizes) and not self._is_limited(tenant))
+
+    def _is_limited(self, tenant: str) -> bool:
+        """Return True if the tenant waits for a limit of its own; for how long cannot be foreseen."""
+        return self._held.get(tenant, SLOTS) != SLOTS
 
     def at(self, now: float) -> None:
         self.now = max(self.now, now)
@@ -291,7 +333,7 @@ class DueOrder:
         for entry in self.dated:
             if entry.due > due:
                 break
-            if entry.sequence.tenant in self._held:
+            if self._is_limited(entry.sequence.tenant):
                 continue
             tokens += entry.tokens
             requests += 1
@@ -299,7 +341,7 @@ class DueOrder:
             yielding += entry.tokens * self.makes_way(entry.sequence, sequence)
         for tenant, undated in self.undated.items():
             is_own = tenant == sequence.tenant
-            if tenant in self._held or (is_own and not sequence.is_pressing):
+            if self._is_limited(tenant) or (is_own and not sequence.is_pressing):
                 continue
             until, work, weight = due - self.due(undated.first(self.now)), undated.work(level), undated.account.weight
             if until > 0.0 and work.seconds > 0.0:
@@ -311,8 +353,7 @@ class DueOrder:
 
     def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
         first = bisect_right(self.dated, self.due(sequence), key=_DUE)
-        held = self._held
-        return [(e.due, e.sequence, e.tokens) for e in self.dated[first:] if e.sequence.tenant not in held]
+        return [(e.due, e.sequence, e.tokens) for e in self.dated[first:] if not self._is_limited(e.sequence.tenant)]
 
     def ramp(self, account: Account) -> float:
         """Return from 0 to 1 how far a tenant is in debt beyond `TOLERANCE_S`; 1: by `RAMP_S` and more."""
@@ -350,7 +391,7 @@ class KeyedOrder:
         self._line: list[Dated] = []  # sorted
         self._keys: dict[Sequence, float] = {}  # of requests that have not ended
         self._entries: dict[Sequence, Dated] = {}
-        self._held: set[str] = set()
+        self._held: dict[str, str] = {}
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -375,19 +416,19 @@ class KeyedOrder:
 
     def hold(self, tenant: str, reason: str | None) -> None:
         if reason is None:
-            self._held.discard(tenant)
+            self._held.pop(tenant, None)
         else:
-            self._held.add(tenant)
+            self._held[tenant] = reason
 
     def ahead(self, sequence: Sequence) -> Ahead:
         before = self._line[: bisect_right(self._line, self._key(sequence), key=_DUE)]
-        others = [entry for entry in before if entry.sequence.tenant not in self._held]
+        others = [entry for entry in before if self._held.get(entry.sequence.tenant, SLOTS) == SLOTS]
         own = sum([entry.tokens for entry in others if entry.sequence.tenant == sequence.tenant])
         return Ahead(float(sum([entry.tokens for entry in others])), float(len(others)), float(own))
 
     def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
         after = self._line[bisect_right(self._line, self._key(sequence), key=_DUE) :]
-        return [(e.due, e.sequence, e.tokens) for e in after if e.sequence.tenant not in self._held]
+        return [(e.due, e.sequence, e.tokens) for e in after if self._held.get(e.sequence.tenant, SLOTS) == SLOTS]
 
     def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
         return False

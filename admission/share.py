@@ -2,8 +2,8 @@
 
 Every second that the engine is charged for is taken from the credit of the tenant that used it, and granted to the
 tenants that ask, by weight: those with work waiting or running, those that asked within `ASKING_S`, and those in debt.
-A tenant saves at most `BURST_S` for each unit of its weight, what it cannot take goes round again, and it owes at most
-`DEBT_LIMIT` times as much. So credits follow
+A tenant saves at most `BURST_S` for each unit of its weight, unless it has work waiting that its share decides about;
+what it cannot take goes round again, and it owes at most `DEBT_LIMIT` times as much. So credits follow
 the weighted max-min shares of what was used, and they rest on no prediction: what is charged ahead is settled.
 
 It is deficit round robin (Shreedhar and Varghese, 1995) in its limit of small quanta: a deficit counter for each
@@ -38,6 +38,9 @@ def weight_of(tenant: str, weights: Mapping[str, float]) -> float:
     return 1.0 if weight is None else weight / usual
 
 
+Offsets = list[tuple[float, str]]  # a heap of accounts, by offset and tenant
+
+
 class Account:
     """One tenant's use. `credit` is in engine seconds for each unit of weight; below 0 it is debt."""
 
@@ -47,6 +50,7 @@ class Account:
         self.num_open = 0  # requests that wait or run
         self.asked_at = -inf
         self.is_listed = False  # True: it takes part in grants
+        self.is_waiting = False  # True: it has work waiting that its share decides about, and may save any amount
         self.is_capped = False  # True: it saved all that it may
         self.offset = 0.0  # while it takes part and is not capped: its credit is the level less this
         self.saved = 0.0  # while it does not take part: its credit
@@ -69,12 +73,12 @@ class Share:
         self.weight = 0.0  # of all that take part
         self._gaining = 0.0  # weight of those of them that are not capped
         self._num_listed = self._num_capped = 0
-        self._nearest: list[
-            tuple[float, str]
-        ] = []  # heap of offsets: the next to be capped; outdated ones leave lazily
+        self._nearest: Offsets = []  # of those that may be capped, the nearest first; outdated ones leave lazily
+        self._waiting: Offsets = []  # of those with work waiting
         self._idle: OrderedDict[Account, None] = OrderedDict()  # of those that take part without open requests: by time
         self._charged: set[str] = set()  # since the last `take_charged`
         self._now = 0.0
+        self.changes = 0  # whenever a tenant may have come to be owed more, or the weight of all has changed
 
     def account(self, tenant: str) -> Account:
         """Return the tenant's account, which begins with this if it has none."""
@@ -96,10 +100,9 @@ class Share:
 
     def best(self) -> float:
         """Return the largest credit of a tenant that takes part; 0 if there is none."""
-        if self._num_capped:
-            return self.burst_s
-        nearest = self._top()
-        return self._level - nearest.offset if nearest is not None else 0.0
+        tops = self._top(self._nearest, is_waiting=False), self._top(self._waiting, is_waiting=True)
+        found = [self._level - top.offset for top in tops if top is not None]
+        return max([*found, self.burst_s] if self._num_capped else found, default=0.0)
 
     def debt(self, account: Account) -> float:
         """Return how much less credit it has than the tenant that is owed most, in engine seconds for each weight."""
@@ -150,6 +153,23 @@ class Share:
             account.asked_at = self._now
             self._idle[account] = None
 
+    def waits(self, account: Account, *, is_waiting: bool) -> None:
+        """Note whether it has work waiting that its share decides about. While it has, all that is granted counts for
+        it: what it is owed then is not saved, but has not been served yet.
+        """
+        if account.is_waiting == is_waiting:
+            return
+        self.changes += 1
+        account.is_waiting = is_waiting
+        if not account.is_listed:
+            return
+        if account.is_capped:
+            self._uncap(account)
+        elif not is_waiting and self._level - account.offset >= self.burst_s:
+            self._cap(account)
+            return
+        self._push(account)
+
     def charge(self, account: Account, seconds: float) -> None:
         """Take engine seconds from the tenant's credit, and grant them to those that ask; below 0: give them back."""
         self._charged.add(account.tenant)
@@ -168,6 +188,7 @@ class Share:
     def spend(self, account: Account, seconds: float) -> None:
         """Take engine seconds from the tenant's credit alone: what it pays ahead, and what it is paid back."""
         change = seconds / account.weight
+        self.changes += change < 0.0
         if not account.is_listed:
             account.saved = max(-self.debt_limit_s, min(self.burst_s, account.saved - change))
             return
@@ -175,56 +196,60 @@ class Share:
             if change <= 0.0:
                 return
             self._uncap(account)
-        account.offset = min(max(account.offset + change, self._level - self.burst_s), self._level + self.debt_limit_s)
-        heappush(self._nearest, (account.offset, account.tenant))
-        if len(self._nearest) > 4 * len(self.accounts) + 64:
-            self._rebuild()
+        account.offset = min(account.offset + change, self._level + self.debt_limit_s)
+        if not account.is_waiting:
+            account.offset = max(account.offset, self._level - self.burst_s)
+        self._push(account)
 
     def grant(self) -> None:
-        """Grant what was charged, by weight, to those that ask; nobody above `burst_s`."""
+        """Grant what was charged, by weight, to those that ask; above `burst_s` only to those with work waiting."""
         if self._pot <= 0.0:
             return
         left, self._pot = self._pot, 0.0
-        while left > 0.0 and (nearest := self._top()) is not None:
-            room = self.burst_s - (self._level - nearest.offset)
-            if left < room * self._gaining:
+        self.changes += 1
+        while left > 0.0 and self._num_listed > self._num_capped:
+            nearest = self._top(self._nearest, is_waiting=False)
+            room = inf if nearest is None else self.burst_s - (self._level - nearest.offset)
+            if nearest is None or left < room * self._gaining:
                 self._level += left / self._gaining
                 return
             self._level += room
             left -= room * self._gaining
-            heappop(self._nearest)
-            nearest.is_capped = True
-            self._num_capped += 1
-            self._gain(-nearest.weight)
+            self._cap(nearest)
 
     def policy_changed(self, weights: Mapping[str, float]) -> None:
         """Weigh so from now on. What was granted stays as it was granted by the old weights."""
         self.grant()
+        self.changes += 1
         self._weights = dict(weights)
         for account in self.accounts.values():
             credit = self.credit(account) * account.weight
             account.weight = weight_of(account.tenant, self._weights)
             if account.is_listed and not account.is_capped:
-                account.offset = self._level - min(credit / account.weight, self.burst_s)
+                most = inf if account.is_waiting else self.burst_s
+                account.offset = self._level - min(credit / account.weight, most)
             elif not account.is_listed:
                 account.saved = min(credit / account.weight, self.burst_s)
         self.weight = sum([a.weight for a in self.accounts.values() if a.is_listed])
         self._rebuild()
-        self._gaining = sum([self.accounts[tenant].weight for _, tenant in self._nearest])
+        self._gaining = sum([a.weight for a in self.accounts.values() if a.is_listed and not a.is_capped])
 
     def _list(self, account: Account) -> None:
-        account.is_listed, account.is_capped = True, account.saved >= self.burst_s
+        self.changes += 1
+        account.is_listed = True
+        account.is_capped = account.saved >= self.burst_s and not account.is_waiting
         self._num_listed += 1
         self.weight += account.weight
         if account.is_capped:
             self._num_capped += 1
             return
         account.offset = self._level - account.saved
-        heappush(self._nearest, (account.offset, account.tenant))
+        self._push(account)
         self._gain(account.weight)
 
     def _unlist(self, account: Account) -> None:
-        account.saved = self.credit(account)
+        self.changes += 1
+        account.saved = min(self.credit(account), self.burst_s)
         self._num_listed -= 1
         self.weight = self.weight - account.weight if self._num_listed else 0.0
         if account.is_capped:
@@ -232,6 +257,11 @@ class Share:
         else:
             self._gain(-account.weight)
         account.is_listed = account.is_capped = False
+
+    def _cap(self, account: Account) -> None:
+        account.is_capped = True
+        self._num_capped += 1
+        self._gain(-account.weight)
 
     def _uncap(self, account: Account) -> None:
         account.is_capped = False
@@ -243,16 +273,26 @@ class Share:
         """Count the weight of a tenant that is not capped any more; below 0: of one that is, or takes part no more."""
         self._gaining = self._gaining + weight if self._num_listed > self._num_capped else 0.0
 
-    def _rebuild(self) -> None:
-        self._nearest = [(a.offset, a.tenant) for a in self.accounts.values() if a.is_listed and not a.is_capped]
-        heapify(self._nearest)
+    def _push(self, account: Account) -> None:
+        heap = self._waiting if account.is_waiting else self._nearest
+        heappush(heap, (account.offset, account.tenant))
+        if len(heap) > 4 * len(self.accounts) + 64:
+            self._rebuild()
 
-    def _top(self) -> Account | None:
-        """Return the tenant that takes part, is not capped and has most credit."""
-        nearest = self._nearest
-        while nearest:
-            account = self.accounts[nearest[0][1]]
-            if account.is_listed and not account.is_capped and account.offset == nearest[0][0]:
+    def _rebuild(self) -> None:
+        listed = [a for a in self.accounts.values() if a.is_listed and not a.is_capped]
+        self._nearest = [(a.offset, a.tenant) for a in listed if not a.is_waiting]
+        self._waiting = [(a.offset, a.tenant) for a in listed if a.is_waiting]
+        heapify(self._nearest)
+        heapify(self._waiting)
+
+    def _top(self, heap: Offsets, *, is_waiting: bool) -> Account | None:
+        """Return the tenant of a heap that has most credit."""
+        while heap:
+            offset, tenant = heap[0]
+            account = self.accounts[tenant]
+            is_current = account.is_listed and not account.is_capped and account.is_waiting is is_waiting
+            if is_current and account.offset == offset:
                 return account
-            heappop(nearest)
+            heappop(heap)
         return None

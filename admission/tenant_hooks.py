@@ -22,17 +22,19 @@ class TenantHooks:
         forecast: FuturePeak,
         swap_choice: SwapChoice,
         retention: Retention,
+        has_shares: bool,
     ) -> None:
+        """`has_shares`: whether tenants have shares of slots and memory."""
         self.due = due
         self.prefill_budget = sizer.prefill_budget
         self.swaps = swap_choice.swaps
         self.retention = retention
-        self._ledger = ledger
+        self._ledger, self._has_shares = ledger, has_shares
         self._gate = gate
         self._forecast = forecast
 
-    def weight(self, tenant: str) -> float:
-        return self._ledger.share.account(tenant).weight
+    def weight(self, tenant: str) -> float | None:
+        return self._ledger.share.account(tenant).weight if self._has_shares else None
 
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int

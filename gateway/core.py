@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def _report(error: Exception) -> None:
 
 def core_config(settings: Settings) -> CoreConfig:
     """Return the core's configuration as the settings choose it. Raises `ConfigError`."""
-    extensions()  # which may add orders
+    for extension in extensions():
+        import_module(extension.CHOICES)  # which adds orders
     if settings.order not in ORDERS:
         raise ConfigError(f"--order {settings.order}: must be one of {', '.join(ORDERS)}")
     return CoreConfig(

@@ -1,12 +1,13 @@
 """Adds what measures, compares and explores to the product, where `labs` is installed."""
 
-import labs.orderings.published  # noqa: F401 - adds orders
-
 COMMANDS = {
     "simulate": "labs.cli.simulate:add_simulate_command",
     "tune": "labs.cli.tune:add_tune_command",
     "pools": "labs.cli.pools:add_pools_command",
 }
+
+CHOICES = "labs.orderings.published"
+"""The module that adds orders when it is imported."""
 
 WHAT_IF = "labs.what_if.process"
 """The program that answers a `gateway.admin.what_if.WhatIfQuestion`."""

@@ -30,8 +30,10 @@ class SchedulerHooks(Protocol):
         """
         ...
 
-    def weight(self, tenant: str) -> float:
-        """Return the tenant's weight: of slots and memory it may hold as much for each unit of it as any other."""
+    def weight(self, tenant: str) -> float | None:
+        """Return the tenant's weight: of slots and memory it may hold as much for each unit of it as any other. None:
+        tenants have no shares of them.
+        """
         ...
 
     def admits(
@@ -77,7 +79,7 @@ class DefaultHooks:
     def due(self, sequence: Sequence) -> float:
         return sequence.arrival
 
-    def weight(self, tenant: str) -> float:
+    def weight(self, tenant: str) -> float | None:
         return 1.0
 
     def admits(

@@ -54,6 +54,8 @@ class Preemption:
         self._hooks = hooks
         self._victims = Victims(hooks, config.max_preemptions)
         self._counters = counters
+        self._slots_of, self._most_spare = Counter[str](), 0.0  # slots, and the most beyond one for each unit of weight
+        self._counted = -1, 0  # how many had been admitted and were running then
 
     def preempt_for_running(self, sequence: Sequence, needed: int, step: int) -> None:
         """Preempt sequences that rank below this one until `needed` blocks are free or on their way back.
@@ -89,11 +91,19 @@ class Preemption:
         self.preemptor = sequence if gave_way and not of_its_tenant else None
         return bool(gave_way)
 
-    @property
-    def others_may_take_slots(self) -> bool:
-        """True if some tenant has slots beyond one, which a tenant with fewer may take."""
-        slots = Counter([s.tenant for s in self._kv_manager.running.values()])
-        return max(slots.values(), default=0) > 1
+    def others_may_take_slots(self, head: Sequence) -> bool:
+        """Return True if tenants have shares of slots, and some has more than one, which others may take."""
+        return self._hooks.weight(head.tenant) is not None and any(count > 1 for count in self._slots().values())
+
+    def _slots(self) -> Counter[str]:
+        """Return the slots of each tenant, counted anew where others run than before."""
+        running = self._counters.admissions, len(self._kv_manager.running)
+        if self._counted != running:
+            self._counted = running
+            self._slots_of = Counter([s.tenant for s in self._kv_manager.running.values()])
+            spare = [(count - 1) / (self._hooks.weight(tenant) or 1.0) for tenant, count in self._slots_of.items()]
+            self._most_spare = max(spare, default=0.0)
+        return self._slots_of
 
     def _preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
         for victim, limit in scheduled.paused.items():
@@ -122,11 +132,14 @@ class Preemption:
         lower = [s for s in running.values() if s.priority_class > own and not _goes_before(s, head)]
         if victims := self._victims.choose(lower, None):
             return victims[0]
-        slots = Counter([s.tenant for s in running.values()])
-        weight, own_slots = self._hooks.weight, slots.pop(head.tenant, 0)
-        most = (own_slots + 1) / weight(head.tenant)
+        slots, own_weight = self._slots(), self._hooks.weight(head.tenant)
+        if own_weight is None or (least := (slots[head.tenant] + 1) / own_weight) > self._most_spare:
+            return None
+        weights = {tenant: self._hooks.weight(tenant) or 1.0 for tenant in slots if tenant != head.tenant}
         fuller = {
-            tenant: count / weight(tenant) for tenant, count in slots.items() if (count - 1) / weight(tenant) >= most
+            tenant: slots[tenant] / weight
+            for tenant, weight in weights.items()
+            if (slots[tenant] - 1) / weight >= least
         }
         for tenant in sorted(fuller, key=fuller.__getitem__, reverse=True):
             if victims := self._victims.choose([s for s in running.values() if s.tenant == tenant], None):
@@ -137,17 +150,17 @@ class Preemption:
         """Return running sequences of tenants that hold more blocks for their weight than the head's tenant would with
         `needed` more, the fullest first: as many of each as leave it no less than that.
         """
-        held, weight = self._kv_manager.allowances.held, self._hooks.weight
-        least = (held[head.tenant] + needed) / weight(head.tenant)
-        found = list[Sequence]()
-        fullest = sorted(held, key=lambda tenant: held[tenant] / weight(tenant), reverse=True)
-        for tenant in fullest:
+        held, own_weight = self._kv_manager.allowances.held, self._hooks.weight(head.tenant)
+        if own_weight is None:
+            return []
+        least = (held[head.tenant] + needed) / own_weight
+        found, weights = list[Sequence](), {tenant: self._hooks.weight(tenant) or 1.0 for tenant in held}
+        fuller = [tenant for tenant in held if tenant != head.tenant and held[tenant] / weights[tenant] > least]
+        for tenant in sorted(fuller, key=lambda tenant: held[tenant] / weights[tenant], reverse=True):
             left, running = held[tenant], self._kv_manager.running_of(tenant)
-            if tenant == head.tenant or left / weight(tenant) <= least:
-                continue
             for victim in self._victims.choose([s for s in running if s not in besides], None):
                 left -= self._kv_manager.blocks.num_reclaimable(victim)
-                if left / weight(tenant) < least:
+                if left / weights[tenant] < least:
                     break
                 found.append(victim)
         return found

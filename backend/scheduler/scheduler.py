@@ -315,7 +315,8 @@ class Scheduler:
                 continue
             if self.wait_reason in _LACKS:
                 gave_way = self._preemption.preempt_for_head(sequence, hit.num_held, scheduled)
-                if self.wait_reason is WaitReason.SLOTS and not gave_way and self._preemption.others_may_take_slots:
+                lacks_slot = self.wait_reason is WaitReason.SLOTS and not gave_way
+                if lacks_slot and self._preemption.others_may_take_slots(sequence):
                     self._held_tenants.hold(sequence.tenant, WaitReason.SLOTS)
                     self._slotless.append(sequence.tenant)
                     continue

@@ -29,7 +29,7 @@ from admission.outcome import AdmissionRefused
 from admission.share import Share
 from backend.scheduler.sequence import FinishReason, SequenceStatus
 from backend.scheduler.sequence import Sequence as Waiting
-from labs.benchmarks.fairness import MEMORY, QUANTUM, TENANTS, FairnessObserver, Tenant
+from labs.benchmarks.fairness import MEMORY, TENANTS, FairnessObserver, Tenant
 from labs.benchmarks.max_min import Reach, max_min_shares
 from labs.benchmarks.report import Report, Spread, scenario_parser
 from labs.simulation.arrival import Arrival
@@ -70,7 +70,7 @@ class Observer(FairnessObserver):
     """Knows the requests that have come, by tenant."""
 
     def __init__(self, core: Controller) -> None:
-        super().__init__(core, QUANTUM)
+        super().__init__(core)
         self.arrivals: defaultdict[str, list[Waiting]] = defaultdict(list)
 
     def arrived(self, sequence: Waiting, refusal: AdmissionRefused | None, now: float) -> None:

@@ -85,7 +85,7 @@ def test_contiguous_allocation_takes_the_whole_run_up_front() -> None:
 def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
     bench = Bench()
     long = bench.add(30, 2)
-    long.arrival = 1.0  # when it is due, without other hooks
+    long.arrival = 9.0  # when it is due, without other hooks
     bench.plan()
     urgent = bench.add(8, 2)
     batch = bench.plan()

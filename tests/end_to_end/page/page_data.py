@@ -4,6 +4,7 @@ from math import sin
 from random import Random
 from typing import Any
 
+from admission.explain import BEHIND, REASONS
 from gateway.admin.policy import effective
 from quotas.policy.policy_file import parse_policy
 
@@ -162,9 +163,7 @@ def live(number: int, tenant: str) -> Json:
         "cached_tokens": 16 * (number % 3),
         "kv_blocks": random.randrange(2, 60),
         "preemptions": int(number % 7 == 0),
-        "reason": "behind others that are due earlier, because the token budget of the step is spent"
-        if state == "waiting"
-        else None,
+        "reason": BEHIND + REASONS["budget"] if state == "waiting" else None,
     }
 
 
