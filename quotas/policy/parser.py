@@ -260,6 +260,8 @@ class TenantReader:
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
     """Return a bound of one request, which may only narrow what the server allows at all."""
+    if name not in section:
+        return base
     bound = section.value(name, partial(units.count, least=least), base)
     if bound > most:
         section.wrong(name, f"is above {most}, the most of any request: lower it, or leave it out")
