@@ -6,7 +6,6 @@ Whatever is wrong with any of them is reported at once, each thing as `file:line
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
-from operator import is_
 from pathlib import Path
 
 from quotas.policy.parser import KnownTenants, PolicyFile, parse
@@ -99,17 +98,22 @@ class PolicyReader:
 
     def __init__(self) -> None:
         self.known = KnownTenants()
-        self._read: tuple[list[PolicyFile], Policy] | None = None
+        self._read: tuple[Mapping[str, bytes], Policy] | None = None  # the last that was one
 
     def parse(self, sources: Mapping[str, bytes]) -> Policy:
         """Return the policy that these files are together. Raises `PolicyError`."""
         if sum(map(len, sources.values())) > MAX_TOTAL_BYTES:
             (name, *_), most = sources, MAX_TOTAL_BYTES >> 20
             raise PolicyError([Problem(Mark(name), "", f"and its neighbours exceed {most} MiB together")])
+        if self._read and self._read[0] == sources:
+            return self._read[1]
+        self._read = None
         try:
-            return self._parse(sources, self._divided)
+            policy = self._parse(sources, self._divided)
         except Indivisible:
-            return self._parse(sources, _whole)
+            policy = self._parse(sources, _whole)
+        self._read = dict(sources), policy
+        return policy
 
     def _parse(self, sources: Mapping[str, bytes], read: Callable[[str, bytes, Problems], PolicyFile | None]) -> Policy:
         problems = Problems()
@@ -117,12 +121,9 @@ class PolicyReader:
         with suppress(TooManyProblems):
             files = [read(name, content, problems) for name, content in sources.items()]
             found = [file for file in files if file is not None]
-            if self._read and len(files) == len(self._read[0]) and all(map(is_, files, self._read[0])):
-                return self._read[1]
             policy = parse(found, problems, len(found) == len(files), self.known)
         if policy is None or problems.found:
             raise PolicyError(problems.found)
-        self._read = found, policy
         return policy
 
     def _divided(self, name: str, content: bytes, problems: Problems) -> PolicyFile | None:
