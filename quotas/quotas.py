@@ -131,6 +131,8 @@ class Quotas:
             self.store.returned.clear()
             try:
                 await self._beat()
+            except StoreUnavailable:
+                pass  # the store's client says it once
             except QuotaError as error:
                 log.warning("the quota store did not take a heartbeat: %s", error)
 

@@ -46,7 +46,7 @@ class PromptPinner:
         """
         if self._names is None:
             return
-        pinned = {name: prompts for name, one in policy.tenants.items() if (prompts := one.prefix_cache.pinned)}
+        pinned = {tenant: kept.pinned for tenant, kept in policy.caching.items() if kept.pinned}
         for tenant in sorted(self._pinned):
             if tenant not in pinned:
                 self._pin(tenant, [])

@@ -24,7 +24,8 @@ def store_away(window: Window) -> Finding | None:
         "store_away",
         "the quota store does not answer" if is_away else "the quota store was away",
         f"sluice_store_connected is {0 if is_away else 1}, {outages:.0f} outages began in {window.seconds:.1f} s",
-        "see that Redis runs and is reached within --redis-timeout; tenants are served as their on_store_outage says",
+        "see that Redis runs, has room on its disk and is reached within --redis-timeout, the log says what it lacks; "
+        "tenants are served as their on_store_outage says",
         Severity.SERIOUS if is_away else Severity.WARNING,
     )
 

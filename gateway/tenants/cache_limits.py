@@ -51,8 +51,7 @@ def blocks_kept(policy: Policy, tenant: str, block_bytes: int) -> tuple[int, int
 
 def floors_of(policy: Policy, pool: KVPool) -> dict[str, int]:
     """Return the blocks that are kept for each tenant that has any."""
-    having = [name for name, tenant in policy.tenants.items() if tenant.prefix_cache.floor]
-    return {tenant: pool.cache_limits(policy, tenant)[0] for tenant in having}
+    return {tenant: pool.cache_limits(policy, tenant)[0] for tenant, kept in policy.caching.items() if kept.floor}
 
 
 def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:

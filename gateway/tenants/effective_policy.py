@@ -37,9 +37,7 @@ class EffectivePolicy:
         self.kv_bytes = min(
             (limit.amount for limit in self.limits if limit.resource is Resource.KV_BYTES), default=None
         )
-        self._queued = min(
-            (limit.amount for limit in self.limits if limit.resource is Resource.QUEUED_REQUESTS), default=None
-        )
+        self._queued = self.tenant.queued_requests
         self._of_answers = [limit for limit in self.limits if limit.resource in GENERATED]
         self._is_served = policy.admits(principal.tenant)
         self._policy = policy

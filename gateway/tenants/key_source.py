@@ -113,8 +113,10 @@ class KeySource:
         old = {key for name in edited for key in before.policy.tenant(name).keys} if before.policy else set()
         of_policy = {record.id: record for name in edited for record in _policy_records(policy.tenant(name))}
         of_policy |= {key_id: record for key_id, record in before.of_policy.items() if key_id not in old}
-        doubtful = [key_id for key_id, record in stored.items() if before.stored.get(key_id) is not record]
-        doubtful += [key_id for key_id in before.stored if key_id not in stored]
+        doubtful = list[str]()
+        if stored is not before.stored:
+            doubtful += [key_id for key_id, record in stored.items() if before.stored.get(key_id) is not record]
+            doubtful += [key_id for key_id in before.stored if key_id not in stored]
         doubtful += [*old, *(key for name in edited for key in policy.tenant(name).keys)]
         in_force, added, changed, removed = dict(before.in_force), list[str](), list[str](), list[str]()
         for key_id in dict.fromkeys(doubtful):

@@ -113,7 +113,7 @@ class KeyStore:
         return list(self.by_id().values())
 
     def by_id(self) -> Mapping[str, KeyRecord]:
-        """Return the keys by id; one that has not changed is the same object as before."""
+        """Return the keys by id; one that has not changed is the same object as before, as all are if none has."""
         with self._reading, _explained(self.path):
             return self._keys.read()
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from gateway.tenants.file_watch import FileWatcher, signature
-from quotas.policy.limit import Resource
 from quotas.policy.policy import DEFAULT_POLICY, Policy, QueueLimits
 from quotas.policy.policy_diff import policy_diff
 from quotas.policy.policy_file import PolicyError, PolicyReader, field_places, policy_files, read_sources
@@ -132,20 +131,14 @@ def scheduling_policy(policy: Policy) -> SchedulingPolicy:
 
     A tenant that is weighed as the unnamed ones are is left out, unless these may queue fewer requests than it.
     """
-    others = policy.default
-    waiting = {
-        tenant.name: limit.amount
-        for tenant in (others, *policy.tenants.values())
-        for limit in tenant.limits
-        if limit.resource is Resource.QUEUED_REQUESTS
-    }
-    weights = {others.name: others.weight} | {
-        name: tenant.weight
-        for name, tenant in policy.tenants.items()
-        if tenant.weight != others.weight or others.name in waiting
-    }
+    others, named = policy.default, policy.tenants.items()
+    weight, is_bounded = others.weight, others.queued_requests is not None
+    weights = {name: one.weight for name, one in named if one.weight != weight or is_bounded}
+    waiting = {name: most for name, one in named if (most := one.queued_requests) is not None}
+    if others.queued_requests is not None:
+        waiting[others.name] = others.queued_requests
     return SchedulingPolicy(
-        weights=weights,
+        weights={others.name: weight, **weights},
         offsets=tuple(level.aging for level in policy.classes),
         bounds=tuple(_bounds(level.queue) for level in policy.classes),
         may_wait=waiting,

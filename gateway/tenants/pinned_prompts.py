@@ -41,10 +41,9 @@ def pinned_problems(policy: Policy, pool: KVPool, prompts: PinnedPrompts) -> Ite
     if not pool.caches:
         return
     blocks: dict[str, int] = {}
-    pinning = [(name, pinned) for name, tenant in policy.tenants.items() if (pinned := tenant.prefix_cache.pinned)]
-    for tenant, pinned in pinning:
+    for tenant, kept in policy.caching.items():
         field_name = f"tenants.{tenant}.prefix_cache.pinned"
-        for system in pinned:
+        for system in kept.pinned:
             try:
                 count = len(prompts.tokens(system)) // prompts.block_size
             except InvalidRequest as error:

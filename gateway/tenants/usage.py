@@ -116,7 +116,7 @@ def _if(condition: bool, cell: str) -> tuple[str, ...]:
 
 LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
 PIECE = 1000  # entries
-AT_ONCE = 64  # questions in one write: their answers keep an event loop for a millisecond or two
+AT_ONCE = 32  # questions in one write: their answers keep an event loop for a millisecond
 
 
 class TooManyLedgers(Exception):

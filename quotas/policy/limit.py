@@ -18,6 +18,7 @@ class Resource(StrEnum):
     CONCURRENT_REQUESTS = "concurrent_requests"
     QUEUED_REQUESTS = "queued_requests"
     KV_BYTES = "kv_bytes"
+    __hash__ = str.__hash__  # that of Enum is interpreted
 
     @property
     def is_held(self) -> bool:
@@ -107,10 +108,11 @@ class Limit:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        if self.resource.is_held != (self.window is None):
-            raise ValueError(f"{self.resource} has {'no' if self.resource.is_held else 'a'} window, got {self.window}")
+        is_held = self.resource in HELD
+        if is_held != (self.window is None):
+            raise ValueError(f"{self.resource} has {'no' if is_held else 'a'} window, got {self.window}")
         most = MAX_RATE if isinstance(self.window, Rate) else MAX_AMOUNT
-        if not (0 if self.resource.is_held else 1) <= self.amount <= most:
+        if not (0 if is_held else 1) <= self.amount <= most:
             raise ValueError(f"{self.resource} is limited to at most {most}, got {self.amount}")
 
     @property

@@ -203,12 +203,11 @@ class TenantReader:
         keys = section.section("keys") if name else None
         return replace(tenant, keys=self._read_keys(keys, tenant)) if keys else tenant
 
-    def claim(self, keys: Iterable[str]) -> bool:
+    def claim(self, keys: Mapping[str, None]) -> bool:
         """Return whether no other tenant has one of these keys."""
         num_keys = len(self._keys)
-        own = dict.fromkeys(keys)
-        self._keys |= own
-        return len(self._keys) == num_keys + len(own)
+        self._keys |= keys
+        return len(self._keys) == num_keys + len(keys)
 
     def _known(self, name: str, otherwise: str) -> str:
         return name if name in self._levels else otherwise
@@ -259,6 +258,8 @@ class TenantReader:
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
     """Return a bound of one request, which may only narrow what the server allows at all."""
+    if name not in section:
+        return base
     bound = section.value(name, partial(units.count, least=least), base)
     if bound > most:
         section.wrong(name, f"is above {most}, the most of any request: lower it, or leave it out")
@@ -367,6 +368,8 @@ class KnownTenant(NamedTuple):
 class KnownFile(NamedTuple):
     file: PolicyFile
     tenants: dict[bytes, KnownTenant]  # by text, those without a mistake
+    policies: dict[str, TenantPolicy]  # of these, by name
+    keys: dict[str, None]  # of these, by id
 
 
 class KnownTenants:
@@ -413,32 +416,33 @@ class _Tenants:
 
     def add_texts(self, file: PolicyFile, texts: TenantTexts, problems: Problems) -> KnownFile:
         """Add the tenants of a file, and return those without a mistake."""
-        before = self._known.files.get(file.name, KnownFile(file, {}))
+        before = self._known.files.get(file.name, KnownFile(file, {}, {}, {}))
         if before.file is file and len(before.tenants) == len(texts.texts):
-            for one in before.tenants.values():
-                self._add_known(one.policy)
+            self._add_known(before.policies, before.keys)
             return before
         by_text, by_body, num_nodes = before.tenants, self._known.by_body, file.num_nodes
         names, sound = set[str](), dict[bytes, KnownTenant]()
-        for text, tree in zip(texts.texts, texts.trees(self._is_known(by_text)), strict=True):
-            if tree is None:
-                known = sound[text] = by_text.get(text) or self._alike(text)
-                self._add_known(known.policy)
-                names.add(known.policy.name)
-                num_nodes += known.num_nodes
+        for some, trees in texts.trees(self._is_known(by_text)):
+            if trees is None:
+                known = {text: by_text.get(text) or self._alike(text) for text in some}
+                self._add_known(*_by_name(known))
+                names.update(one.policy.name for one in known.values())
+                num_nodes += sum(one.num_nodes for one in known.values())
+                sound |= known
                 continue
-            names.add(unicodedata.normalize("NFKC", tree.name))
-            num_problems = len(problems.found)
-            self.add_section(Section(Fields(tree.mark, {tree.name: (tree.mark, tree.node)}), "tenants", problems))
-            num_nodes += tree.num_nodes
-            if len(problems.found) == num_problems:
-                policy = self.found[tree.name]
-                known = sound[text] = KnownTenant(policy, tree.num_nodes)
-                if not policy.keys and (named := name_and_body(text)):
-                    by_body[named[1]] = known
+            for text, tree in zip(some, trees, strict=True):
+                names.add(unicodedata.normalize("NFKC", tree.name))
+                num_problems = len(problems.found)
+                self.add_section(Section(Fields(tree.mark, {tree.name: (tree.mark, tree.node)}), "tenants", problems))
+                num_nodes += tree.num_nodes
+                if len(problems.found) == num_problems:
+                    policy = self.found[tree.name]
+                    sound[text] = KnownTenant(policy, tree.num_nodes)
+                    if not policy.keys and (named := name_and_body(text)):
+                        by_body[named[1]] = sound[text]
         if len(names) < len(texts.texts) or num_nodes > MAX_NODES:
             raise Indivisible
-        return KnownFile(file, sound)
+        return KnownFile(file, sound, *_by_name(sound))
 
     def _is_known(self, by_text: Mapping[bytes, KnownTenant]) -> Callable[[bytes], bool]:
         """Return what says whether a text need not be read, in the order of the texts."""
@@ -463,10 +467,17 @@ class _Tenants:
             raise Indivisible
         return KnownTenant(replace(known.policy, name=name), known.num_nodes)
 
-    def _add_known(self, tenant: TenantPolicy) -> None:
-        if tenant.name in self.found or (tenant.keys and not self._reader.claim(tenant.keys)):
+    def _add_known(self, policies: Mapping[str, TenantPolicy], keys: Mapping[str, None]) -> None:
+        num_found = len(self.found) + len(policies)
+        self.found.update(policies)
+        if len(self.found) < num_found or not self._reader.claim(keys):
             raise Indivisible
-        self.found[tenant.name] = tenant
+
+
+def _by_name(known: Mapping[bytes, KnownTenant]) -> tuple[dict[str, TenantPolicy], dict[str, None]]:
+    """Return the policies of tenants by name, and the ids of their keys."""
+    policies = {one.policy.name: one.policy for one in known.values()}
+    return policies, {key: None for one in policies.values() for key in one.keys}
 
 
 def parse(files: Iterable[PolicyFile], problems: Problems, is_whole: bool, known: KnownTenants) -> Policy:

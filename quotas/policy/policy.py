@@ -7,7 +7,7 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Literal
 
-from quotas.policy.limit import Limit
+from quotas.policy.limit import Limit, Resource
 
 SERVICE_TIERS = ("flex", "scale", "priority", "fast")  # of OpenAI's API; auto and default are a tenant's default class
 SCOPES = ("inference", "limits")
@@ -98,9 +98,12 @@ class TenantPolicy:
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens that are told of at each position
     keys: Mapping[str, KeyPolicy] = field(default_factory=dict)  # by id
     digest: int = field(init=False, compare=False, repr=False)  # of all the above
+    queued_requests: int | None = field(init=False, compare=False, repr=False)  # the most that may wait
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", _digest(self))
+        waiting = [limit.amount for limit in self.limits if limit.resource is Resource.QUEUED_REQUESTS]
+        object.__setattr__(self, "queued_requests", min(waiting, default=None))
 
     def key(self, key_id: str | None) -> KeyPolicy | None:
         """Return the policy of the key, or None if the policy does not mention it: such a key may do what its tenant
@@ -134,6 +137,13 @@ class Policy:
     tenants: Mapping[str, TenantPolicy]
     unnamed_tenants: Unnamed = "allow"  # whether the keys of tenants that are not named open anything
     prefix_sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tenants by group; each in one at most
+    caching: Mapping[str, CacheLimits] = field(init=False, compare=False, repr=False)
+    """Of the tenants that the policy names and keeps cached memory for."""
+
+    def __post_init__(self) -> None:
+        named = self.tenants.items()
+        caching = {name: kept for name, one in named if (kept := one.prefix_cache).floor or kept.pinned}
+        object.__setattr__(self, "caching", caching)
 
     @staticmethod
     def of(

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import sha256
-from itertools import groupby, islice
+from itertools import compress, groupby, islice
+from operator import is_not
 from typing import Any, NamedTuple
 
 from quotas.policy.policy import Policy, TenantPolicy
@@ -33,9 +34,11 @@ class Change(NamedTuple):
 def changed_tenants(old: Policy | None, new: Policy) -> list[str]:
     """Return the names of the tenants whose policies differ, in order; of those that only one names, all of them."""
     before, after = {} if old is None else old.tenants, new.tenants
-    removed = [name for name in before if name not in after]
-    changed = [name for name, now in after.items() if (was := before.get(name)) is None or was.digest != now.digest]
-    return sorted(removed + changed)
+    others: Iterable[str] = after
+    if [*before] == [*after]:  # tenants that were not read again are the same objects
+        others = compress(after, map(is_not, before.values(), after.values()))
+    changed = (name for name in others if name not in before or before[name].digest != after[name].digest)
+    return sorted([*(before.keys() - after.keys()), *changed])
 
 
 class PolicyEdit(NamedTuple):

@@ -8,7 +8,7 @@ that no tenant alone has, is read as a whole.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from itertools import groupby
 from typing import NamedTuple
 
 from quotas.policy.problems import Mark, Problems, TooManyProblems
@@ -29,7 +29,7 @@ def name_and_body(text: bytes) -> tuple[str, bytes] | None:
 
 
 def _num_lines(texts: list[bytes]) -> int:
-    return sum(text.count(b"\n") for text in texts)
+    return b"".join(texts).count(b"\n")
 
 
 class Indivisible(Exception):
@@ -63,16 +63,17 @@ class TenantTexts:
         is_absent = isinstance(node, Scalar) and node.is_absent
         return is_absent and first == tree.mark and (mark.line, mark.column) == (self.heading, 1)
 
-    def trees(self, is_known: Callable[[bytes], bool]) -> Iterator[TenantTree | None]:
-        """Yield the tree of each text, None for each of those that are known. Raises `Indivisible`."""
+    def trees(self, is_known: Callable[[bytes], bool]) -> Iterator[tuple[list[bytes], Iterator[TenantTree] | None]]:
+        """Yield the texts in their order, some at a time, with their trees, or None for those that are known. Raises
+        `Indivisible`.
+        """
         line = self.first_line
         for known, group in groupby(self.texts, is_known):
             texts = list(group)
-            for start in range(0, 0 if known else len(texts), RUN):
-                yield from self._composed(texts[start : start + RUN], line + _num_lines(texts[:start]))
-            if known:
-                yield from repeat(None, len(texts))
-            line += _num_lines(texts)
+            for start in range(0, len(texts), len(texts) if known else RUN):
+                some = texts[start : start + RUN] if not known else texts
+                yield some, None if known else self._composed(some, line)
+                line += _num_lines(some)
 
     def _composed(self, texts: list[bytes], line: int) -> Iterator[TenantTree]:
         problems = Problems()

@@ -37,6 +37,9 @@ COUNT = _pattern(COUNTS)
 SIZE = _pattern(SIZES)
 DURATION = _pattern(DURATIONS)
 RATE = f"{COUNT}/(?:{'|'.join(WINDOWS)})"
+_RATE = re.compile(RATE)
+_WITH_UNIT = re.compile(f"({NUMBER})(.*)")
+_BUDGETS = {period.value: Budget(period) for period in BudgetPeriod}
 PRICE = _pattern(PER_TOKENS)
 
 _NOT_A_COUNT = "is not a whole number such as 256, 20k or 1.5M"
@@ -97,13 +100,13 @@ def positive_duration(text: str) -> float:
 @lru_cache(_CACHED)
 def rate(text: str) -> tuple[int, Rate | Budget]:
     """Read an amount and its window. The burst of a rate is the amount itself."""
-    if not re.fullmatch(RATE, text):
+    if not _RATE.fullmatch(text):
         raise ValueError(f"{_NOT_A_RATE}{_too_long(text) or _near_rate(text)}")
     amount_text, _, unit = text.partition("/")
     if unit in RATE_UNITS:
         amount = burst(amount_text)
         return amount, Rate(RATE_UNITS[unit], amount)
-    return count(amount_text), Budget(BudgetPeriod(unit))
+    return count(amount_text), _BUDGETS[unit]
 
 
 def burst(text: str) -> int:
@@ -148,16 +151,17 @@ def show_price(amount: Decimal) -> str:
 
 def _whole(text: str, units: Mapping[str, Decimal], complaint: str, least: int, most: int = MAX_AMOUNT) -> int:
     amount = _scaled(text, units, complaint)
-    if amount != int(amount):
+    whole = int(amount)
+    if amount != whole:
         raise ValueError(complaint)
-    if not least <= amount <= most:
+    if not least <= whole <= most:
         raise ValueError(f"is not within {least} and {most}")
-    return int(amount)
+    return whole
 
 
 def _scaled(text: str, units: Mapping[str, Decimal], complaint: str) -> Decimal:
-    match = re.fullmatch(f"({NUMBER})({'|'.join(units)})", text)
-    if not match:
+    match = _WITH_UNIT.fullmatch(text)
+    if not match or match[2] not in units:
         raise ValueError(f"{complaint}{_too_long(text) or _near(text, units)}")
     return Decimal(match[1]) * units[match[2]]
 

@@ -1,6 +1,7 @@
 """The connection to the store that is kept up: bounded waits, and no waits at all while the store is known to hang."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -18,6 +19,8 @@ from redis.exceptions import (
 
 from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
 from quotas.store.redis_link import RedisLink, command, copy_of
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 1.0  # seconds for the handshake, in the background
 FIRST_DELAY, LONGEST_DELAY = 0.02, 1.0  # seconds between attempts to connect
@@ -46,6 +49,7 @@ class RedisClient:
         self.returned = asyncio.Event()  # set with each new connection
         self.num_outages = 0
         self._is_out = False
+        self._has_served = False  # at any time
         self._link: RedisLink | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None  # while a server that is reached does not serve
@@ -123,11 +127,12 @@ class RedisClient:
         """Returns the outage that an error of the server means, which is looked after; None if it means none."""
         if not isinstance(error, NOT_SERVING) and not str(error).startswith(NOT_SERVING_CODES):
             return None
-        reason = StoreUnavailable(f"the quota store does not serve: {error}")
+        said, _, _ = str(error).partition(" script: ")  # the script at which it was met says nothing
+        reason = StoreUnavailable(f"the quota store does not serve: {said}")
         if isinstance(error, ReadOnlyError):
             link.end(reason)  # after a failover another server stands behind the address
         elif self._prober is None:
-            self._outage_begins()
+            self._outage_begins(reason)
             self._prober = asyncio.create_task(self._probe(link))
         return reason
 
@@ -137,8 +142,7 @@ class RedisClient:
             await asyncio.sleep(PROBE_SECONDS)
             with suppress(RedisError, QuotaError):
                 await link.submit(PROBE)
-                self._is_out = False
-                self.returned.set()
+                self._outage_ends()
                 break
         self._prober = None
 
@@ -157,14 +161,14 @@ class RedisClient:
                 link = await self._connected()
             except QuotaError as error:
                 self._refused, self._reason = error, StoreUnavailable(str(error))
-                self._outage_begins()
+                self._outage_begins(error)
                 delay = random.uniform(0.5, 1) * min(max(2 * delay, FIRST_DELAY), LONGEST_DELAY)
                 self._attempted.set()
                 continue
             self._ended.clear()
-            self._link, self._refused, self._is_out = link, None, False
+            self._link, self._refused = link, None
             self._attempted.set()
-            self.returned.set()
+            self._outage_ends()
             await self._ended.wait()
             await link.close()
             delay = 0.0
@@ -177,11 +181,20 @@ class RedisClient:
         if isinstance(reason, ConnectionLost):
             self._attempted.clear()
         else:
-            self._outage_begins()
+            self._outage_begins(reason)
 
-    def _outage_begins(self) -> None:
-        self.num_outages += not self._is_out
+    def _outage_begins(self, reason: QuotaError) -> None:
+        if not self._is_out:
+            self.num_outages += 1
+            if self._has_served:  # who connects for the first time is told by an error
+                log.error("tenants are served as their policies say of outages: %s", reason)
         self._is_out = True
+
+    def _outage_ends(self) -> None:
+        if self._is_out and self._has_served:
+            log.warning("the quota store serves again")
+        self._is_out, self._has_served = False, True
+        self.returned.set()
 
     async def _connected(self) -> RedisLink:
         connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from quotas.errors import ConnectionLost, StoreUnavailable
 
 CHECKS = 4  # in the time that an answer may take: between two, the loop reads whatever has come
 NOT_ENOUGH = object()  # what the reader returns while an answer is incomplete
+WRITE_TOGETHER = 64  # commands, at most: the store works on them while a long turn goes on
 GRACE = 0.005  # seconds in which the loop reads once more, before a command without an answer is given up
 
 
@@ -25,9 +26,9 @@ def copy_of(error: StoreUnavailable) -> StoreUnavailable:
 
 
 class RedisLink(asyncio.Protocol):
-    """A pipeline in which commands of one turn of the loop share one write. The first that gets no answer in time ends
-    the link. It takes over the transport of a connection that redis-py has made, so that nothing but a plain call is
-    between the transport and the answers.
+    """A pipeline in which commands of one turn of the loop share writes, of `WRITE_TOGETHER` each. The first that gets
+    no answer in time ends the link. It takes over the transport of a connection that redis-py has made, so that nothing
+    but a plain call is between the transport and the answers.
 
     Only time that this process attended to counts: between two checks of what is awaited, however late the second
     comes, no more than the time that was meant to pass. A loop that stands still for seconds, or a machine that starves
@@ -73,6 +74,8 @@ class RedisLink(asyncio.Protocol):
         if not self._outgoing:
             self._loop.call_soon(self._write)
         self._outgoing.append(packed)
+        if len(self._outgoing) == WRITE_TOGETHER:
+            self._write()
         return answer
 
     def end(self, reason: StoreUnavailable) -> None:
@@ -95,7 +98,7 @@ class RedisLink(asyncio.Protocol):
 
     def _write(self) -> None:
         commands, self._outgoing = self._outgoing, []
-        if self._ended is None:
+        if commands and self._ended is None:
             self._transport.write(b"".join(commands))
 
     def data_received(self, data: bytes) -> None:

@@ -170,3 +170,24 @@ def test_the_number_of_values_is_bounded_by_file_however_it_is_read(monkeypatch:
     assert len(reader.parse({"a": many(distinct)}).tenants) == 300
     edited = {"a": many(distinct, count=301)}
     assert read(reader, edited) == read_whole(edited) == "a:602:3: has more than 1203 values"
+
+
+def test_files_that_are_read_again_unchanged_are_the_same_policy() -> None:
+    reader = PolicyReader()
+    sources = {"a": many(distinct), "b": b"defaults: {max_n: 4}\n"}
+    before = reader.parse(sources)
+    assert reader.parse(dict(sources)) is before
+    assert read(reader, sources | {"a": b"tenants: x\n"}) == read_whole(sources | {"a": b"tenants: x\n"})
+    assert read(reader, sources) == read_whole(sources)
+    assert read(reader, {"a": sources["a"]}) == read_whole({"a": sources["a"]})
+
+
+@pytest.mark.parametrize("second", [b"  t7:\n    weight: 9\n", b"  other:\n    keys: {k3: }\n"], ids=["name", "key"])
+def test_a_name_and_a_key_are_one_files_however_the_files_were_read_before(second: bytes) -> None:
+    reader = PolicyReader()
+    keyed = many(distinct) + b"  keyed:\n    keys: {k3: }\n"
+    reader.parse({"a": keyed, "b": b"tenants:\n  z:\n    weight: 3\n"})
+    sources = {"a": keyed, "b": b"tenants:\n" + second}
+    told = read(reader, sources)
+    assert told == read_whole(sources)
+    assert isinstance(told, str)

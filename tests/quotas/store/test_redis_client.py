@@ -5,14 +5,18 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from redis.asyncio import Redis
 
 from backend.bound_process import bound
+from gateway.background import beside
 from quotas.errors import StoreFault, StoreUnavailable, StoreUnsuitable
 from quotas.policy.limit import Limit, Rate, Resource
+from quotas.quotas import Quotas
 from quotas.reservation import Ask, Attempt, Delivered, Reservation, Usage
 from quotas.store import redis_client
 from quotas.store.redis_store import RedisStore
@@ -292,3 +296,54 @@ async def test_a_wrong_password_is_told_without_it(address: str) -> None:
         await store.connect()
     assert "not-the-secret" not in str(told.value)
     await store.close()
+
+
+async def test_what_the_store_lacks_is_said_once_and_that_it_serves_again(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(redis_client, "PROBE_SECONDS", 0.02)
+    async with connected(url) as store, Redis.from_url(url) as redis:
+        quotas = Quotas(store, heartbeat=0.001)
+        async with beside(quotas.run()):
+            await unserving(redis, "OOM", tmp_path)
+            for _ in range(20):
+                with pytest.raises(StoreUnavailable):
+                    await reserved(store)
+            await redis.config_set("maxmemory", 0)
+            await until_connected(store)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("quotas")]
+    assert len(said) == 2, said
+    assert re.match("tenants are served as their policies say of outages: .* does not serve: .*'maxmemory'", said[0])
+    assert said[1] == "the quota store serves again"
+
+
+async def test_six_hundred_requests_that_end_at_once_are_settled_in_ten_writes_without_a_heartbeat(url: str) -> None:
+    limits = (Limit(Resource.CONCURRENT_REQUESTS, 1000),)
+    async with connected(url) as store:
+        held = await asyncio.gather(*(store.reserve("a", None, limits, Ask(1, 0, 0)) for _ in range(600)))
+        link = store._runner.client._link
+        assert link is not None
+        written = list[int]()
+        transport = link._transport
+
+        def write(data: bytes) -> None:
+            written.append(data.count(b"EVALSHA"))
+            transport.write(data)
+
+        link._transport = Mock(write=write)
+        ended = asyncio.get_running_loop().create_future()
+        left = {one.id for one in held}
+
+        def settled(reservation: Reservation, error: BaseException | None) -> None:
+            assert error is None
+            left.discard(reservation.id)
+            if not left:
+                ended.set_result(None)
+
+        for one in held:
+            store.settle_soon(one, Usage(), partial(settled, one))
+        assert sum(written) == 576, "most are at the store before this turn of the loop is over"
+        await ended
+        assert len(written) == 10
+        (state,) = await store.states("a", None, limits)
+        assert state.remaining == 1000
