@@ -30,7 +30,6 @@ class Ahead(NamedTuple):
     tokens: float = 0.0
     requests: float = 0.0
     own_tokens: float = 0.0  # of the newcomer's tenant
-    yielding_tokens: float = 0.0  # of requests that are expected to make way for it (`Foreseen.makes_way`)
 
 
 class Delayed(NamedTuple):
@@ -53,6 +52,10 @@ class Foreseen(Protocol):
         """Return the waiting requests with deadlines that are due later, in order: when, which, and their tokens."""
         ...
 
+    def yielding(self, sequence: Sequence) -> int:
+        """Return the tokens of what waits before a newcomer and is to make way for it (`makes_way`)."""
+        ...
+
     def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
         """Return True if admission is to refuse such a request rather than the newcomer."""
         ...
@@ -66,7 +69,7 @@ class Forecast:
     last_token: float
     wait: float  # until its own prefill
     own_wait: float  # the part of it that its tenant's waiting requests cause
-    yielding_wait: float  # the part of it that requests cause which are to make way for it
+    each: float  # seconds of the wait for each token before it
     prefill: float  # its own
     a_token: float  # of any prefill
     behind: list[Delayed]  # in their order
@@ -112,14 +115,13 @@ class Forecaster:
         step = self._step(sequence, cached)
         a_token = step.seconds / step.prefill_tokens
         prompt = len(sequence.prompt) - cached
-        in_progress, yielding, later = 0, 0.0, order.behind(sequence)
+        in_progress, later = 0, order.behind(sequence)
         for running in self._scheduler.running.values():
             left = running.num_admitted_tokens - running.num_computed_tokens
             if left <= 0:
                 continue
             if order.due(running) <= due:
                 in_progress += left
-                yielding += left * order.makes_way(running, sequence)
             else:
                 later.append((order.due(running), running, left))
         ahead = order.ahead(sequence)
@@ -135,8 +137,7 @@ class Forecaster:
             if other.first_token_by is not None:
                 behind.append(Delayed(other, soonest + total * a_token))
         each = wait / max(1.0, in_progress + ahead.tokens)
-        own_wait, yielding_wait = ahead.own_tokens * each, (yielding + ahead.yielding_tokens) * each
-        return Forecast(first, last, wait, own_wait, yielding_wait, prompt * a_token, a_token, behind)
+        return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, a_token, behind)
 
     def alone(self, sequence: Sequence) -> float:
         """Return the seconds of prefill on a machine that does nothing else: no schedule is faster."""

@@ -39,6 +39,8 @@ RAMP_S = 16.0
 SLOTS = WaitReason.SLOTS.value
 """Why tenants with as many slots as others are on hold until one is free, which the forecast does foresee."""
 
+EXAMINED = 32  # tenants that a forecast looks into, as each takes microseconds
+
 _DUE = attrgetter("due")
 
 
@@ -322,38 +324,66 @@ class DueOrder:
         what its share of the engine computes between when its first is due and when the newcomer is.
 
         One without a deadline goes behind those of its tenant, and is due as much later as the tenant's share needs for
-        them. O(requests with earlier deadlines + tenants).
+        them. O(requests with earlier deadlines).
         """
         due, level = self.due(sequence), sequence.priority_class
-        tokens = requests = own = yielding = 0.0
+        tokens = requests = own = 0.0
         if not sequence.is_pressing and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.weight, weight) / weight
+        tenant, limited = sequence.tenant, {name for name in self._held if self._is_limited(name)}
         for entry in self.dated:
             if entry.due > due:
                 break
-            if self._is_limited(entry.sequence.tenant):
+            if entry.sequence.tenant not in limited:
+                tokens += entry.tokens
+                requests += 1.0
+                own += entry.tokens if entry.sequence.tenant == tenant else 0
+        weight_of_all = self.share.weight
+        for undated, times in self._examined(None if sequence.is_pressing else tenant):
+            if undated.account.tenant in limited:
                 continue
-            tokens += entry.tokens
-            requests += 1
-            own += entry.tokens * (entry.sequence.tenant == sequence.tenant)
-            yielding += entry.tokens * self.makes_way(entry.sequence, sequence)
-        for tenant, undated in self.undated.items():
-            is_own = tenant == sequence.tenant
-            if self._is_limited(tenant) or (is_own and not sequence.is_pressing):
-                continue
-            until, work, weight = due - self.due(undated.first(self.now)), undated.work(level), undated.account.weight
+            until, work = due - self.due(undated.first(self.now)), undated.work(level)
             if until > 0.0 and work.seconds > 0.0:
-                part = min(1.0, until * weight / max(self.share.weight, weight) / work.seconds)
+                weight = undated.account.weight
+                part = times * min(1.0, until * weight / max(weight_of_all, weight) / work.seconds)
                 tokens += part * work.tokens
                 requests += part * work.requests
-                own += part * work.tokens * is_own
-        return Ahead(tokens, requests, own, yielding)
+                own += part * work.tokens if undated.account.tenant == tenant else 0.0
+        return Ahead(tokens, requests, own)
+
+    def _examined(self, besides: str | None) -> list[tuple[Undated, float]]:
+        """Return tenants with requests without deadlines, and how many each stands for: where there are many, some do
+        for all. None counts for more than its share, whatever it has waiting.
+        """
+        others = [undated for tenant, undated in self.undated.items() if tenant != besides]
+        if len(others) <= EXAMINED:
+            return [(undated, 1.0) for undated in others]
+        stride = len(others) / EXAMINED
+        return [(others[int(n * stride)], stride) for n in range(EXAMINED)]
 
     def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
         first = bisect_right(self.dated, self.due(sequence), key=_DUE)
-        return [(e.due, e.sequence, e.tokens) for e in self.dated[first:] if not self._is_limited(e.sequence.tenant)]
+        limited = {name for name in self._held if self._is_limited(name)}
+        return [(e.due, e.sequence, e.tokens) for e in self.dated[first:] if e.sequence.tenant not in limited]
+
+    def yielding(self, sequence: Sequence) -> int:
+        due, debtors = self.due(sequence), dict[str, bool]()
+        tokens, level = 0, sequence.priority_class
+        is_debtor = self.ramp(self.share.account(sequence.tenant)) > 0.0
+        for entry in self.dated:
+            if entry.due > due:
+                break
+            other = entry.sequence
+            if other.priority_class > level:
+                tokens += entry.tokens
+            elif not is_debtor:
+                owes = debtors.get(other.tenant)
+                if owes is None:
+                    owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
+                tokens += entry.tokens if owes else 0
+        return tokens
 
     def ramp(self, account: Account) -> float:
         """Return from 0 to 1 how far a tenant is in debt beyond `TOLERANCE_S`; 1: by `RAMP_S` and more."""
@@ -429,6 +459,9 @@ class KeyedOrder:
     def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
         after = self._line[bisect_right(self._line, self._key(sequence), key=_DUE) :]
         return [(e.due, e.sequence, e.tokens) for e in after if self._held.get(e.sequence.tenant, SLOTS) == SLOTS]
+
+    def yielding(self, sequence: Sequence) -> int:
+        return 0
 
     def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
         return False

@@ -204,7 +204,14 @@ class AdmissionControl:
     def _is_wronged(self, sequence: Sequence, forecast: Forecast, excess: float, now: float) -> bool:
         """Return True if it would be in time, and make nobody late, without those who are to make way for it."""
         order = self._order
-        if order is None or excess > forecast.yielding_wait:
+        if order is None:
+            return False
+        yielding, due = order.yielding(sequence), order.due(sequence)
+        for running in self._scheduler.running.values():
+            left = running.num_admitted_tokens - running.num_computed_tokens
+            if left > 0 and order.due(running) <= due and order.makes_way(running, sequence):
+                yielding += left
+        if excess > yielding * forecast.each:
             return False
         others = [one for one in forecast.behind if not order.makes_way(one.sequence, sequence)]
         return self._harm(others, forecast.prefill, now) <= 0.0

@@ -55,6 +55,7 @@ class Preemption:
         self._victims = Victims(hooks, config.max_preemptions)
         self._counters = counters
         self._slots_of, self._most_spare = Counter[str](), 0.0  # slots, and the most beyond one for each unit of weight
+        self._lowest_class = 0  # that runs
         self._counted = -1, 0  # how many had been admitted and were running then
 
     def preempt_for_running(self, sequence: Sequence, needed: int, step: int) -> None:
@@ -91,16 +92,29 @@ class Preemption:
         self.preemptor = sequence if gave_way and not of_its_tenant else None
         return bool(gave_way)
 
-    def others_may_take_slots(self, head: Sequence) -> bool:
-        """Return True if tenants have shares of slots, and some has more than one, which others may take."""
-        return self._hooks.weight(head.tenant) is not None and any(count > 1 for count in self._slots().values())
+    def may_pass_over(self, head: Sequence) -> bool:
+        """Return True if the head cannot have a slot now and another might, which takes it from a tenant that has more
+        than one. O(1), but for the first call since others run.
+        """
+        weight = self._hooks.weight(head.tenant)
+        if weight is None or self._kv_manager.has_free_slot or self._kv_manager.freeing:
+            return False
+        slots = self._slots()
+        is_lowest = head.priority_class >= self._lowest_class
+        return self._most_spare > 0.0 and is_lowest and (slots[head.tenant] + 1) / weight > self._most_spare
+
+    @property
+    def running_changes(self) -> tuple[int, int]:
+        """What differs whenever others run than before."""
+        return self._counters.admissions, len(self._kv_manager.running)
 
     def _slots(self) -> Counter[str]:
         """Return the slots of each tenant, counted anew where others run than before."""
-        running = self._counters.admissions, len(self._kv_manager.running)
-        if self._counted != running:
-            self._counted = running
-            self._slots_of = Counter([s.tenant for s in self._kv_manager.running.values()])
+        if self._counted != self.running_changes:
+            self._counted = self.running_changes
+            running = self._kv_manager.running.values()
+            self._slots_of = Counter([s.tenant for s in running])
+            self._lowest_class = max([s.priority_class for s in running], default=0)
             spare = [(count - 1) / (self._hooks.weight(tenant) or 1.0) for tenant, count in self._slots_of.items()]
             self._most_spare = max(spare, default=0.0)
         return self._slots_of
@@ -122,7 +136,8 @@ class Preemption:
             lower = [one for one in lower if one is not seated]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
         needed = self._config.blocks_for(sequence.num_tokens) - num_held + watermark
-        self._preempt_for(needed, [*lower, *self._of_fuller_tenants(sequence, needed, lower)])
+        if self._num_coming() < needed:
+            self._preempt_for(needed, [*lower, *self._of_fuller_tenants(sequence, needed, lower)])
 
     def slot_for(self, head: Sequence) -> Sequence | None:
         """Return the running sequence that gives its slot to a waiting one: of a lower class, else of the tenant that
@@ -206,8 +221,7 @@ class Preemption:
 
     def _preempt_for(self, needed: int, candidates: list[Sequence]) -> None:
         """Preempt candidates in their order until `needed` blocks are free or will be; nobody if all do not suffice."""
-        kv_manager = self._kv_manager
-        coming = kv_manager.num_available + sum(map(kv_manager.blocks.num_reclaimable, kv_manager.freeing.values()))
+        kv_manager, coming = self._kv_manager, self._num_coming()
         if coming + sum(map(kv_manager.blocks.num_reclaimable, candidates)) < needed:
             return
         for victim in candidates:
@@ -215,6 +229,11 @@ class Preemption:
                 return
             coming += kv_manager.blocks.num_reclaimable(victim)
             self._preempt_for_memory(victim)
+
+    def _num_coming(self) -> int:
+        """Return the blocks that are free, or on their way back."""
+        kv_manager = self._kv_manager
+        return kv_manager.num_available + sum(map(kv_manager.blocks.num_reclaimable, kv_manager.freeing.values()))
 
     def _preempt_for_memory(self, sequence: Sequence) -> None:
         sequence.watermark *= 2

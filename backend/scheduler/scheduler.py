@@ -71,7 +71,8 @@ class Scheduler:
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
-        self._slotless: list[str] = []  # tenants that have as many slots as others: held until the next plan
+        self._slotless: list[str] = []  # tenants that have as many slots as others: held until others run
+        self._slotless_at = 0, 0
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
         whole = (config, self.kv_manager, waiting, self.in_flight, self._rows, self._budget, self.counters)
@@ -185,8 +186,7 @@ class Scheduler:
         self.kv_manager.begin(now)
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
-        while self._slotless:
-            self._held_tenants.resume(self._slotless.pop())
+        self._resume_slotless()
         while not (scheduled := self._plan_step(now)).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
             self._resync.untold += scheduled.hits
@@ -207,6 +207,13 @@ class Scheduler:
         if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
+
+    def _resume_slotless(self) -> None:
+        """Offer tenants again that were passed over for slots, where others run than then."""
+        if self._slotless_at != (changes := self._preemption.running_changes):
+            self._slotless_at = changes
+            while self._slotless:
+                self._held_tenants.resume(self._slotless.pop())
 
     def _plan_step(self, now: float) -> ScheduledStep:
         scheduled = ScheduledStep.empty(self._next_step)
@@ -306,6 +313,10 @@ class Scheduler:
         while (sequence := self._head()) is not None:
             if before is not None and (self._joining.still_lacks(sequence) or not order.goes_before(sequence, before)):
                 break
+            if not scheduled.paused and self._preemption.may_pass_over(sequence):
+                self._held_tenants.hold(sequence.tenant, WaitReason.SLOTS)
+                self._slotless.append(sequence.tenant)
+                continue
             hit = self._forking.find(sequence, scheduled, budget)
             length = order.chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)
@@ -314,12 +325,7 @@ class Scheduler:
                 self.wait_reason = None
                 continue
             if self.wait_reason in _LACKS:
-                gave_way = self._preemption.preempt_for_head(sequence, hit.num_held, scheduled)
-                lacks_slot = self.wait_reason is WaitReason.SLOTS and not gave_way
-                if lacks_slot and self._preemption.others_may_take_slots(sequence):
-                    self._held_tenants.hold(sequence.tenant, WaitReason.SLOTS)
-                    self._slotless.append(sequence.tenant)
-                    continue
+                self._preemption.preempt_for_head(sequence, hit.num_held, scheduled)
             if self.wait_reason is not None:
                 self.waiting_head = sequence
                 self._joining.lacks(sequence)
