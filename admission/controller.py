@@ -138,7 +138,7 @@ class Controller:
         aging = Aging(offsets=policy.offsets)
         self.share.policy_changed(policy.weights)
         if isinstance(self.order, DueOrder):
-            self.order.aging = aging
+            self.order.policy_changed(aging)
         self.control.policy_changed(policy, aging)
         self._tell(lambda observer: observer.policy_changed(policy, now))
 

@@ -10,7 +10,7 @@ what the tenant has served goes to its oldest, so that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from math import inf
@@ -97,6 +97,7 @@ class Undated:
         """`number` is another for each, and rises."""
         self.account, self.number = account, number
         self._aging = aging
+        self.is_early = False  # True: its oldest is not due yet
         self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
         self._classes: dict[int, Work] = {}
         self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; what was removed leaves them lazily
@@ -107,8 +108,7 @@ class Undated:
         self.sizes[sequence] = number, seconds, tokens
         self._count(sequence.priority_class, seconds, tokens, 1)
         begun = sequence.output or not sequence.is_newcomer
-        key = -inf if begun else sequence.arrival + self._offset(sequence)
-        heappush(self._by_age, (key, number, sequence))
+        heappush(self._by_age, (-inf if begun else self._due_at(sequence), number, sequence))
         if not begun:
             heappush(self._by_size, (sequence.priority_class, seconds, number, sequence))
 
@@ -132,6 +132,12 @@ class Undated:
             if level <= priority_class:
                 seconds, tokens, requests = seconds + work.seconds, tokens + work.tokens, requests + work.requests
         return Work(seconds, tokens, requests)
+
+    @property
+    def due_at(self) -> float:
+        """When the oldest is due, but for what the tenant owes; -inf: it has begun before."""
+        self._top_by_age()
+        return self._by_age[0][0]
 
     def first(self, now: float) -> Sequence:
         """Return the request that goes first; there is one."""
@@ -170,6 +176,92 @@ class Undated:
     def _offset(self, sequence: Sequence) -> float:
         return self._aging().offset(sequence.priority_class)
 
+    def _due_at(self, sequence: Sequence) -> float:
+        return sequence.arrival + DUE_SHARE * target_of(sequence) + self._offset(sequence)
+
+
+_Ranks = list[tuple[float, int, Undated]]  # a heap; entries that are outdated leave it lazily
+
+
+class TenantRanking:
+    """Tenants with requests without deadlines, by when the oldest of each is due.
+
+    Where that is past, they differ by their credits alone, which grants change alike: a heap of offsets ranks them from
+    plan to plan. Where it is not, another ranks them by its sum with what they owe, as long as no tenant comes or goes.
+    """
+
+    def __init__(self, share: Share, tenants: Mapping[str, Undated]) -> None:
+        """`tenants`: all of them, by name."""
+        self._share, self._of = share, tenants
+        self._by_time: _Ranks = []  # of those whose oldest is not due yet, by when it is
+        self._early: _Ranks = []  # the same, later by what they owe
+        self._late: _Ranks = []  # of all others, by offset
+        self._scale = 1.0  # seconds that pay a second of debt, when `_early` was made
+
+    def place(self, undated: Undated, now: float) -> None:
+        """Rank a tenant anew: its oldest request is another than before, or it is on hold no more."""
+        due_at = undated.due_at
+        undated.is_early = due_at > now
+        if undated.is_early:
+            heappush(self._by_time, (due_at, undated.number, undated))
+        self._push(undated)
+
+    def rebuild(self, now: float) -> None:
+        """Rank all tenants anew: weights have changed."""
+        self._by_time.clear()
+        self._early.clear()
+        self._late.clear()
+        for undated in self._of.values():
+            self.place(undated, now)
+
+    def first(self, now: float, held: Mapping[str, str]) -> tuple[float, Undated] | None:
+        """Return the tenant that is due first of those not on hold, and when. O(log tenants)."""
+        self._follow(now)
+        late, early = self._top(self._late, held, is_early=False), self._top(self._early, held, is_early=True)
+        ranked = [
+            (max(one.due_at, now) + self._share.payback(one.account), one.number, one)
+            for one in (late, early)
+            if one is not None
+        ]
+        if not ranked:
+            return None
+        due, _, undated = min(ranked)
+        return due, undated
+
+    def _follow(self, now: float) -> None:
+        """Note whose oldest is due by now, and who owes less than before."""
+        while self._by_time and self._by_time[0][0] <= now:
+            due_at, _, undated = heappop(self._by_time)
+            if undated.is_early and undated.sizes and undated.due_at == due_at:
+                self.place(undated, now)
+        repaid, self._share.repaid = self._share.repaid, []
+        for account in repaid:
+            if (undated := self._of.get(account.tenant)) is not None:  # type: ignore[assignment]
+                self._push(undated)
+        if self._scale != self._share.scale:
+            self._scale = self._share.scale
+            early = {undated for _, _, undated in self._early if undated.is_early and undated.sizes}
+            self._early = [(self._rank(undated), undated.number, undated) for undated in early]
+            heapify(self._early)
+
+    def _top(self, ranks: _Ranks, held: Mapping[str, str], *, is_early: bool) -> Undated | None:
+        while ranks:
+            rank, number, undated = ranks[0]
+            if not undated.sizes or undated.is_early is not is_early or undated.account.tenant in held:
+                heappop(ranks)
+            elif rank != (now_ranked := self._rank(undated)):
+                heapreplace(ranks, (now_ranked, number, undated))
+            else:
+                return undated
+        return None
+
+    def _push(self, undated: Undated) -> None:
+        heappush(self._early if undated.is_early else self._late, (self._rank(undated), undated.number, undated))
+
+    def _rank(self, undated: Undated) -> float:
+        offset = undated.account.offset
+        return undated.due_at + offset * self._scale if undated.is_early else offset
+
 
 class DueOrder:
     """A `WaitingQueue` in the order in which requests are due."""
@@ -188,8 +280,7 @@ class DueOrder:
         self._dues: dict[Sequence, float] = {}  # of those that have begun, until they end
         self._waiting: dict[Sequence, Dated | None] = {}
         self._numbers = count()
-        self._heads: list[tuple[float, int, Undated]] = []  # heap of tenants by when their first requests are due
-        self._heads_at = -inf, 0  # the moment, and the share's changes, that it is of
+        self._ranking = TenantRanking(share, self.undated)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -238,7 +329,7 @@ class DueOrder:
             undated = self.undated[sequence.tenant] = Undated(account, number, lambda: self.aging)
         undated.add(sequence, number, self._seconds(sequence), tokens)
         self._count_waiting(undated)
-        self._rank(undated)
+        self._ranking.place(undated, self.now)
 
     restore = add
 
@@ -251,42 +342,25 @@ class DueOrder:
         undated = self.undated[sequence.tenant]
         undated.remove(sequence, self.now)
         if undated.sizes:
-            self._rank(undated)
+            self._ranking.place(undated, self.now)
         else:
             del self.undated[sequence.tenant]
             self._count_waiting(undated)
 
     def head(self) -> Sequence | None:
-        """Return the waiting request that is due first, of tenants that are not on hold. O(log tenants), beside those
-        that are on hold, and O(tenants) once for each moment.
+        """Return the waiting request that is due first, of tenants that are not on hold. A tenant's requests without
+        deadlines are due when the oldest of them is.
         """
-        best, least = None, inf
-        for entry in self.dated:
-            if entry.sequence.tenant not in self._held:
-                best, least = entry.sequence, entry.due
-                break
-        if self._heads_at != (self.now, self.share.changes):
-            self._heads = [
-                (self.due(undated.first(self.now)), undated.number, undated) for undated in self.undated.values()
-            ]
-            heapify(self._heads)
-            self._heads_at = self.now, self.share.changes
-        while self._heads:
-            due, number, undated = self._heads[0]
-            if not undated.sizes or undated.account.tenant in self._held:
-                heappop(self._heads)
-                continue
-            first = undated.first(self.now)
-            now_due = self.due(first)
-            if now_due == due:
-                return first if due < least else best
-            heapreplace(self._heads, (now_due, number, undated))  # it was due earlier: its tenant has spent since
-        return best
+        dated = next((entry for entry in self.dated if entry.sequence.tenant not in self._held), None)
+        first = self._ranking.first(self.now, self._held)
+        if first is None or (dated is not None and dated.due <= first[0]):
+            return dated.sequence if dated is not None else None
+        return first[1].first(self.now)
 
-    def _rank(self, undated: Undated) -> None:
-        """Rank a tenant by its first request, which has changed."""
-        if self._heads_at == (self.now, self.share.changes):
-            heappush(self._heads, (self.due(undated.first(self.now)), undated.number, undated))
+    def policy_changed(self, aging: Aging) -> None:
+        """Order by these offsets of classes, and by the weights that the share has now."""
+        self.aging = aging
+        self._ranking.rebuild(self.now)
 
     def hold(self, tenant: str, reason: str | None) -> None:
         if reason is not None:
@@ -298,7 +372,7 @@ class DueOrder:
         if (undated := self.undated.get(tenant)) is not None:
             self._count_waiting(undated)
             if reason is None:
-                self._rank(undated)
+                self._ranking.place(undated, self.now)
 
     def _count_waiting(self, undated: Undated) -> None:
         """Have the tenant owed whatever its share grants while it waits for others, and not for a limit of its own."""
@@ -344,7 +418,8 @@ class DueOrder:
         for undated, times in self._examined(None if sequence.is_pressing else tenant):
             if undated.account.tenant in limited:
                 continue
-            until, work = due - self.due(undated.first(self.now)), undated.work(level)
+            until = due - max(undated.due_at, self.now) - self.share.payback(undated.account)
+            work = undated.work(level)
             if until > 0.0 and work.seconds > 0.0:
                 weight = undated.account.weight
                 part = times * min(1.0, until * weight / max(weight_of_all, weight) / work.seconds)

@@ -78,7 +78,7 @@ class Share:
         self._idle: OrderedDict[Account, None] = OrderedDict()  # of those that take part without open requests: by time
         self._charged: set[str] = set()  # since the last `take_charged`
         self._now = 0.0
-        self.changes = 0  # whenever a tenant may have come to be owed more, or the weight of all has changed
+        self.repaid: list[Account] = []  # accounts with work waiting whose credit has grown otherwise than by grants
 
     def account(self, tenant: str) -> Account:
         """Return the tenant's account, which begins with this if it has none."""
@@ -108,9 +108,14 @@ class Share:
         """Return how much less credit it has than the tenant that is owed most, in engine seconds for each weight."""
         return max(0.0, self.best() - self.credit(account))
 
+    @property
+    def scale(self) -> float:
+        """The seconds in which a tenant's share of the engine pays a second of what it owes for each unit of weight."""
+        return max(self.weight, 1.0)
+
     def payback(self, account: Account) -> float:
         """Return the seconds in which the tenant's share of the engine pays what it owes; below 0: it is owed."""
-        return -self.credit(account) * max(self.weight, account.weight, 1.0)
+        return -self.credit(account) * self.scale
 
     def at(self, now: float) -> None:
         """Let tenants cease to ask that have had nothing open for `ASKING_S`. A tenant in debt takes part until it has
@@ -159,9 +164,10 @@ class Share:
         """
         if account.is_waiting == is_waiting:
             return
-        self.changes += 1
         account.is_waiting = is_waiting
         if not account.is_listed:
+            if is_waiting:
+                self._list(account)
             return
         if account.is_capped:
             self._uncap(account)
@@ -188,7 +194,6 @@ class Share:
     def spend(self, account: Account, seconds: float) -> None:
         """Take engine seconds from the tenant's credit alone: what it pays ahead, and what it is paid back."""
         change = seconds / account.weight
-        self.changes += change < 0.0
         if not account.is_listed:
             account.saved = max(-self.debt_limit_s, min(self.burst_s, account.saved - change))
             return
@@ -199,6 +204,8 @@ class Share:
         account.offset = min(account.offset + change, self._level + self.debt_limit_s)
         if not account.is_waiting:
             account.offset = max(account.offset, self._level - self.burst_s)
+        elif change < 0.0:
+            self.repaid.append(account)
         self._push(account)
 
     def grant(self) -> None:
@@ -206,7 +213,6 @@ class Share:
         if self._pot <= 0.0:
             return
         left, self._pot = self._pot, 0.0
-        self.changes += 1
         while left > 0.0 and self._num_listed > self._num_capped:
             nearest = self._top(self._nearest, is_waiting=False)
             room = inf if nearest is None else self.burst_s - (self._level - nearest.offset)
@@ -220,7 +226,6 @@ class Share:
     def policy_changed(self, weights: Mapping[str, float]) -> None:
         """Weigh so from now on. What was granted stays as it was granted by the old weights."""
         self.grant()
-        self.changes += 1
         self._weights = dict(weights)
         for account in self.accounts.values():
             credit = self.credit(account) * account.weight
@@ -235,7 +240,6 @@ class Share:
         self._gaining = sum([a.weight for a in self.accounts.values() if a.is_listed and not a.is_capped])
 
     def _list(self, account: Account) -> None:
-        self.changes += 1
         account.is_listed = True
         account.is_capped = account.saved >= self.burst_s and not account.is_waiting
         self._num_listed += 1
@@ -248,7 +252,6 @@ class Share:
         self._gain(account.weight)
 
     def _unlist(self, account: Account) -> None:
-        self.changes += 1
         account.saved = min(self.credit(account), self.burst_s)
         self._num_listed -= 1
         self.weight = self.weight - account.weight if self._num_listed else 0.0

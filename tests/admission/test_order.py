@@ -1,0 +1,151 @@
+"""The order in which requests are due, against its definition."""
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admission.aging import Aging
+from admission.order import DUE_SHARE, OLDEST_SHARE, DueOrder
+from admission.share import Share
+from backend.scheduler.scheduled_step import WaitReason
+from backend.scheduler.sequence import PRESSING, Sequence
+from tests.backend.sequences import make_sequence
+from tests.examples import examples
+
+TENANTS = "abcd"
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["add", "add", "dated", "take", "leave", "charge", "refund", "hold", "resume", "policy", "pass"]
+        ),
+        st.sampled_from(TENANTS),
+        st.integers(0, 9),
+    ),
+    max_size=60,
+)
+
+
+class Queue:
+    """An order with its requests, of which the next is found by looking at all."""
+
+    def __init__(self) -> None:
+        self.share = Share()
+        self.order = DueOrder(self.share, Aging(2.0), lambda s: 0.01 * len(s.prompt), lambda s: len(s.prompt))
+        self.waiting: list[Sequence] = []
+        self.held: set[str] = set()
+        self.now, self.number = 0.0, 0
+
+    def add(self, tenant: str, size: int, **fields: object) -> Sequence:
+        self.number += 1
+        fields |= {"arrival": self.now, "priority_class": size % 3}
+        one = make_sequence(f"s{self.number}", tenant, 1 + size, 4, **fields)
+        self.share.asked(self.share.account(tenant), self.now)
+        self.order.add(one)
+        self.share.opened(self.share.account(tenant))
+        self.waiting.append(one)
+        return one
+
+    def remove(self, one: Sequence) -> None:
+        self.waiting.remove(one)
+        self.order.remove(one)
+        self.share.closed(self.share.account(one.tenant))
+
+    def happen(self, event: str, tenant: str, size: int) -> None:
+        account = self.share.account(tenant)
+        if event == "add":
+            self.add(tenant, size)
+        elif event == "dated":
+            self.add(tenant, size, first_token_by=self.now + 0.5 * size)
+        elif event == "take" and (head := self.order.head()) is not None:
+            self.remove(head)
+            self.share.spend(account, 0.1)
+        elif event == "leave" and self.waiting:
+            self.remove(self.waiting[size % len(self.waiting)])
+        elif event in {"charge", "refund"}:
+            self.share.charge(account, 0.3 * size) if event == "charge" else self.share.spend(account, -0.3 * size)
+        elif event == "hold":
+            self.held.add(tenant)
+            self.order.hold(tenant, WaitReason.SLOTS if size % 2 else WaitReason.TOKENS)
+        elif event == "resume":
+            self.held.discard(tenant)
+            self.order.hold(tenant, None)
+        elif event == "policy":
+            self.share.policy_changed({tenant: 1.0 + size})
+            self.order.policy_changed(Aging(2.0))
+        elif event == "pass":
+            self.now += 0.2 * size
+            self.order.at(self.now)
+
+    def due_first(self) -> float:
+        """When the first is due: its deadline, or when the oldest of its tenant's others is."""
+        offered = [one for one in self.waiting if one.tenant not in self.held]
+        return min(map(self.order.due, offered), default=inf)
+
+
+@settings(max_examples=examples(200, at_night=4000), deadline=None)
+@given(EVENTS)
+def test_the_head_is_of_the_tenant_that_is_due_first(events: list[tuple[str, str, int]]) -> None:
+    queue = Queue()
+    for event in events:
+        queue.happen(*event)
+        head, due = queue.order.head(), queue.due_first()
+        if head is None:
+            assert due == inf
+            continue
+        of_tenant = [queue.order.due(one) for one in queue.waiting if one.tenant == head.tenant]
+        assert (queue.order.due(head) if head.is_pressing else min(of_tenant)) == pytest.approx(due)
+
+
+def test_a_deadline_of_minutes_is_no_hurry() -> None:
+    queue = Queue()
+    patient, plain = queue.add("a", 3, first_token_by=600.0), queue.add("b", 3)
+    assert queue.order.due(patient) == queue.order.due(plain) == DUE_SHARE * 2.0
+    assert queue.order.due(queue.add("c", 3, first_token_by=PRESSING)) == PRESSING
+
+
+def test_what_a_tenant_owes_makes_what_it_asks_for_due_later_and_what_is_owed_to_another_sooner() -> None:
+    queue = Queue()
+    heavy, light = queue.add("a", 3), queue.add("b", 3)
+    queue.share.charge(queue.share.account("a"), 1.0)
+    assert queue.order.due(heavy) == pytest.approx(1.0 + 1.0, abs=0.05)
+    assert queue.order.due(light) == pytest.approx(1.0 - 1.0, abs=0.05)
+    assert queue.order.head() is light
+
+
+def test_of_one_tenant_the_shortest_that_can_be_in_time_goes_first_and_the_oldest_has_its_part() -> None:
+    queue = Queue()
+    long = queue.add("a", 90)
+    queue.happen("pass", "a", 5)
+    short = queue.add("a", 0)
+    assert queue.order.head() is short
+    queue.now = 10.0
+    queue.order.at(queue.now)
+    assert queue.order.head() is long, "it can be in time no more, and nothing has gone first for it"
+    queue.remove(long)
+    others = [queue.add("a", 3 * n) for n in range(9)]
+    taken = []
+    while queue.waiting:
+        head = queue.order.head()
+        assert head is not None
+        taken.append(head)
+        queue.remove(head)
+    assert set(taken) == {short, *others}
+    assert 0 < OLDEST_SHARE < 1
+
+
+@pytest.mark.parametrize("others", [1, 40])
+def test_a_lower_class_that_has_waited_for_its_offset_is_as_urgent_as_any(others: int) -> None:
+    queue = Queue()
+    low = queue.add("low", 2)
+    assert low.priority_class == 2
+    for _ in range(others):
+        queue.happen("pass", "a", 1)
+        high = queue.add("high", 0)
+        if queue.now <= DUE_SHARE * 2.0:
+            assert queue.order.due(high) < queue.order.due(low)
+    queue.happen("pass", "a", 9)
+    queue.happen("pass", "a", 9)
+    queue.happen("pass", "a", 9)
+    assert queue.order.due(low) <= queue.now
