@@ -130,7 +130,7 @@ class Controller:
         has them pay for it here.
         """
         for tenant, seconds in served.items():
-            self.share.charge(self.share.account(tenant), seconds)
+            self.share.used_elsewhere(self.share.account(tenant), seconds)
         self._tell(lambda observer: observer.debts_changed(served, replicas, now))
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:

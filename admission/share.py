@@ -181,6 +181,13 @@ class Share:
         self._charged.add(account.tenant)
         account.charged += seconds
         account.served += seconds / account.weight
+        self._use(account, seconds)
+
+    def used_elsewhere(self, account: Account, seconds: float) -> None:
+        """Take engine seconds of another replica from the tenant's credit, and grant them to those that ask here."""
+        self._use(account, seconds)
+
+    def _use(self, account: Account, seconds: float) -> None:
         self.spend(account, seconds)
         self._pot += seconds
         if self._pot > self.grant_s:

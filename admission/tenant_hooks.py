@@ -36,6 +36,11 @@ class TenantHooks:
     def weight(self, tenant: str) -> float | None:
         return self._ledger.share.account(tenant).weight if self._has_shares else None
 
+    def may_take(self, tenant: str, other: str) -> bool:
+        """One that owes more would take what is to pay its debt; a grant more or less tells nothing."""
+        share = self._ledger.share
+        return share.credit(share.account(tenant)) >= share.credit(share.account(other)) - share.grant_s
+
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
     ) -> bool:

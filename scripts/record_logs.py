@@ -47,6 +47,7 @@ BOUNDED = CoreConfig(
     tenant_max_waiting_seconds=0.1,
 )
 CROWDED = CoreConfig(
+    burst_s=2.0,
     memory=MemoryGate.OPTIMISTIC,
     overload=Overload.UNBOUNDED,
     max_waiting=None,

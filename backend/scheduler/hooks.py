@@ -36,6 +36,10 @@ class SchedulerHooks(Protocol):
         """
         ...
 
+    def may_take(self, tenant: str, other: str) -> bool:
+        """Return True if a tenant may take slots and memory from another that holds more of them for its weight."""
+        ...
+
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
     ) -> bool:
@@ -81,6 +85,9 @@ class DefaultHooks:
 
     def weight(self, tenant: str) -> float | None:
         return 1.0
+
+    def may_take(self, tenant: str, other: str) -> bool:
+        return True
 
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int

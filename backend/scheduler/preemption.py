@@ -141,7 +141,8 @@ class Preemption:
 
     def slot_for(self, head: Sequence) -> Sequence | None:
         """Return the running sequence that gives its slot to a waiting one: of a lower class, else of the tenant that
-        has most slots for its weight, if it still has as many without it as the other tenant with it.
+        has most slots for its weight of those that owe no less, if it still has as many without it as the other tenant
+        with it.
         """
         running, own = self._kv_manager.running, head.priority_class
         lower = [s for s in running.values() if s.priority_class > own and not _goes_before(s, head)]
@@ -154,7 +155,7 @@ class Preemption:
         fuller = {
             tenant: slots[tenant] / weight
             for tenant, weight in weights.items()
-            if (slots[tenant] - 1) / weight >= least
+            if (slots[tenant] - 1) / weight >= least and self._hooks.may_take(head.tenant, tenant)
         }
         for tenant in sorted(fuller, key=fuller.__getitem__, reverse=True):
             if victims := self._victims.choose([s for s in running.values() if s.tenant == tenant], None):
@@ -170,7 +171,13 @@ class Preemption:
             return []
         least = (held[head.tenant] + needed) / own_weight
         found, weights = list[Sequence](), {tenant: self._hooks.weight(tenant) or 1.0 for tenant in held}
-        fuller = [tenant for tenant in held if tenant != head.tenant and held[tenant] / weights[tenant] > least]
+        fuller = [
+            tenant
+            for tenant in held
+            if tenant != head.tenant
+            and held[tenant] / weights[tenant] > least
+            and self._hooks.may_take(head.tenant, tenant)
+        ]
         for tenant in sorted(fuller, key=lambda tenant: held[tenant] / weights[tenant], reverse=True):
             left, running = held[tenant], self._kv_manager.running_of(tenant)
             for victim in self._victims.choose([s for s in running if s not in besides], None):

@@ -17,7 +17,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "body": ["gateway.api.endpoint:Endpoint.read"],
     "template": ["gateway.api.frontend:Frontend.render"],
     "tokenize": ["gateway.api.frontend:Frontend.encode"],
-    "limits": [f"gateway.api.in_process_client:InProcessClient.{name}" for name in ("prepare", "reserve")],
+    "limits": [f"gateway.api.in_process_client:InProcessClient.{name}" for name in ("_prepare", "_reserve")],
     "admit": ["admission.admission:Admission.admit"],
     "plan": ["admission.controller:Controller.schedule"],
     "launch": ["backend.step_loop:StepLoop.schedule"],

@@ -155,8 +155,8 @@ def test_requests_that_had_begun_or_share_its_prompt_are_not_before_it() -> None
 def test_a_real_wait_names_the_tenant_that_was_served_first() -> None:
     stage = StagedCore(CoreConfig(), max_num_seqs=1)
     for n in range(2):
-        stage.arrive(f"first-{n}", 8, 4, tenant="globex", first_token_by=stage.now + 30)
-    stage.arrive("second", 8, 4, tenant="acme", first_token_by=stage.now + 60)
+        stage.arrive(f"first-{n}", 8, 4, tenant="globex", first_token_by=stage.now + 3)
+    stage.arrive("second", 8, 4, tenant="acme", first_token_by=stage.now + 6)
     (told,) = [line for line in explain(stage.run(), "second") if "due earlier" in line]
     assert "1 request of globex was due earlier; max_num_seqs sequences were running" in told
 

@@ -169,7 +169,7 @@ def test_a_refusal_that_is_delayed_makes_room_for_a_request(tmp_path: Path) -> N
     with tenant_site(Site, tmp_path, "tenants: {bad: {}, good: {}}", *flags) as site, ExitStack() as stack:
         start = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.keys['bad']}\r\n"
         address = ("127.0.0.1", site.server.port)
-        assert site.send("bad", b" " * 2**21).status_code == 413  # the next refusals are delayed by seconds
+        assert site.send("bad", b"[" + b"{}," * 2**19).status_code == 413  # the next refusals are delayed by seconds
         eventually(lambda: site.server.metric("sluice_connections") == 0)  # or it would make room in their place
         for _ in range(40):
             client = stack.enter_context(socket.create_connection(address, PATIENCE))

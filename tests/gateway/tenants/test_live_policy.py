@@ -179,7 +179,7 @@ def test_the_scheduler_is_told_of_the_tenants_that_differ_and_knows_all(policy: 
     for name in (*policy.tenants, "stranger"):
         tenant = policy.tenant(name)
         bounds = [limit.amount for limit in tenant.limits if limit.resource is Resource.QUEUED_REQUESTS]
-        assert weight_of(name, told.weights) == tenant.weight
+        assert weight_of(name, told.weights) == tenant.weight / policy.default.weight
         assert told.most_waiting(name) == (bounds[0] if bounds else None)
 
 

@@ -31,7 +31,7 @@ class Replica(ClockedCore):
     def __init__(
         self, weights: Mapping[str, float], prompts: Mapping[str, int], store: PaperSums, random: Random, now: float
     ) -> None:
-        config = CoreConfig(weights=weights, overload=Overload.UNBOUNDED, calibration=False)
+        config = CoreConfig(weights=weights, burst_s=1.0, overload=Overload.UNBOUNDED, calibration=False)
         super().__init__(make_core(config, ENGINE, StepTimeModel(COSTS)), self._took, now)
         self.monitor = FairnessMonitor(self.core)
         self.tenants: frozenset[str] = frozenset()

@@ -194,7 +194,7 @@ def test_after_a_stall_what_is_due_first_goes_first(stalled: tuple[Watch, Contro
     watch, _ = stalled
     start, end = stall_of(watch)
     due = [s.first_token_by for time, s in watch.first if time >= end and start < s.arrival < end]
-    assert len(due) > 5 and due == sorted(due, key=lambda by: by or 0.0)
+    assert len(due) > 1 and due == sorted(due, key=lambda by: by or 0.0)
 
 
 def test_a_stall_does_not_bend_what_is_believed_of_steps() -> None:

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from admission.core import ORDERS, MemoryGate
+from admission.core import MemoryGate
 from admission.event_logs.event_log import VERSION, replay
 from backend.config import Batching
+from labs.orderings import published
 
 RECORDED = Path(__file__).with_name("recorded")
 LOGS = {path.name.removesuffix(".log.gz"): path for path in sorted(RECORDED.glob("*.log.gz"))}
 CHOICES = {
-    "order": set(ORDERS),
-    "unit": {"engine_time", "tokens"},
+    "order": {"fair", "fcfs", *published.ORDERS},
     "memory": set(MemoryGate),
     "overload": {"deadline", "controlled_delay", "bounded", "unbounded"},
     "batching": set(Batching),
@@ -66,7 +66,7 @@ def ends(log: list[Entry]) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in log:
         match entry:
-            case ["arrive", _, name, *_, str(refusal), _, _, _, _, _]:
+            case ["arrive", _, name, *_, str(refusal), _, _, _, _]:
                 found[name] = refusal
             case ["finish", _, name, reason]:
                 found.setdefault(name, reason)
@@ -205,7 +205,7 @@ def test_steps_were_lost_alone_and_with_one_behind_them(logs: dict[str, list[Ent
 def test_whoever_waits_does_so_for_each_obstacle(logs: dict[str, list[Entry]]) -> None:
     plans = every("plan", logs)
     assert {entry[7][0] for entry in plans if entry[7]} == {"batch", "peers", "release", "budget", "slots", "memory"}
-    assert {limit for entry in plans for limit in (entry[8] or {}).values()} == {"allowance", "tokens"}
+    assert {limit for entry in plans for limit in (entry[8] or {}).values()} == {"allowance", "tokens", "slots"}
     assert any(entry[2] is None for entry in plans) and any(entry[3] and entry[5] for entry in plans)
 
 
