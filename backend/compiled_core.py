@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (
     *("backend", "backend/paged_kv", "backend/scheduler", "backend/scheduler/batching"),
-    *("admission", "admission/event_logs", "admission/kv", "admission/orderings", "admission/step_times"),
+    *("admission", "admission/event_logs", "admission/kv", "admission/step_times"),
 )
 """Where the sources are that are compiled, and those whose types are compiled in."""
 
@@ -39,11 +39,7 @@ MODULES = (
     *_modules("backend/scheduler/batching"),
     *_modules("admission", "admission", "core", "explain", "observer", "outcome", "request", "scheduling_policy"),
     *_modules("admission/event_logs"),
-    *_modules("admission/kv", "predicted_length"),
-    *_modules(
-        "admission/orderings", "adaptive_lifo", "by_key", "by_tenant", "learned_rank", "least_laxity", "length_groups",
-        "magnus", "ordering", "response_ratio", "virtual_finish",
-    ),
+    *_modules("admission/kv"),
     *_modules("admission/step_times"),
 )  # fmt: skip
 """What is compiled: every module of these folders but those named. Left out is what others derive classes from, refer
