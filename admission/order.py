@@ -236,6 +236,7 @@ class TenantRanking:
                 self.place(undated, now)
         repaid, self._share.repaid = self._share.repaid, []
         for account in repaid:
+            account.is_repaid = False
             if (undated := self._of.get(account.tenant)) is not None:  # type: ignore[assignment]
                 self._push(undated)
         if self._scale != self._share.scale:
@@ -256,7 +257,12 @@ class TenantRanking:
         return None
 
     def _push(self, undated: Undated) -> None:
-        heappush(self._early if undated.is_early else self._late, (self._rank(undated), undated.number, undated))
+        ranks = self._early if undated.is_early else self._late
+        heappush(ranks, (self._rank(undated), undated.number, undated))
+        if len(ranks) > 4 * len(self._of) + 64:
+            known = [one for one in self._of.values() if one.is_early is undated.is_early]
+            ranks[:] = [(self._rank(one), one.number, one) for one in known]
+            heapify(ranks)
 
     def _rank(self, undated: Undated) -> float:
         offset = undated.account.offset

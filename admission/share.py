@@ -12,7 +12,7 @@ tenant, granted by weight and charged as work is done, where a round is however 
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
 ASKING_S = 10.0
@@ -52,6 +52,7 @@ class Account:
         self.is_listed = False  # True: it takes part in grants
         self.is_waiting = False  # True: it has work waiting that its share decides about, and may save any amount
         self.is_capped = False  # True: it saved all that it may
+        self.is_repaid = False  # True: it is among `Share.repaid`
         self.offset = 0.0  # while it takes part and is not capped: its credit is the level less this
         self.saved = 0.0  # while it does not take part: its credit
 
@@ -204,16 +205,18 @@ class Share:
         if not account.is_listed:
             account.saved = max(-self.debt_limit_s, min(self.burst_s, account.saved - change))
             return
-        if account.is_capped:
+        if was_capped := account.is_capped:
             if change <= 0.0:
                 return
             self._uncap(account)
         account.offset = min(account.offset + change, self._level + self.debt_limit_s)
         if not account.is_waiting:
             account.offset = max(account.offset, self._level - self.burst_s)
-        elif change < 0.0:
+        elif change < 0.0 and not account.is_repaid:
+            account.is_repaid = True
             self.repaid.append(account)
-        self._push(account)
+        if was_capped or change < 0.0:  # else its rank is too good, which is found out when it comes to the top
+            self._push(account)
 
     def grant(self) -> None:
         """Grant what was charged, by weight, to those that ask; above `burst_s` only to those with work waiting."""
@@ -301,8 +304,12 @@ class Share:
         while heap:
             offset, tenant = heap[0]
             account = self.accounts[tenant]
-            is_current = account.is_listed and not account.is_capped and account.is_waiting is is_waiting
-            if is_current and account.offset == offset:
+            if not account.is_listed or account.is_capped or account.is_waiting is not is_waiting:
+                heappop(heap)
+            elif account.offset > offset:
+                heapreplace(heap, (account.offset, tenant))
+            elif account.offset < offset:
+                heappop(heap)
+            else:
                 return account
-            heappop(heap)
         return None

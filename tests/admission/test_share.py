@@ -72,6 +72,19 @@ def test_credit_is_conserved_until_all_have_saved_what_they_may(charges: list[tu
     assert -GRANT - 1e-6 <= total <= 1e-6, "what was taken was granted, but for what is about to be"
 
 
+def test_a_tenant_that_spends_what_it_saved_is_granted_again_until_it_has_all_of_it() -> None:
+    share = Share()
+    heavy, light = share.account("heavy"), share.account("light")
+    for account in (heavy, light):
+        share.opened(account)
+    for _ in range(2):
+        for _ in range(40):
+            share.charge(heavy, 1.0)
+        assert share.credit(light) == BURST_S
+        share.charge(light, 6.0)
+        assert share.credit(light) == pytest.approx(BURST_S - 3.0), "half of it comes back"
+
+
 def test_a_tenant_alone_owes_nothing() -> None:
     share = Share()
     acme = share.account("acme")
