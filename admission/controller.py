@@ -126,8 +126,8 @@ class Controller:
         self._tell(lambda observer: observer.charged(tenant, seconds, now))
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
-        """The others of so many replicas have served tenants this much more, in the unit of account: the fair queue
-        has them pay for it here.
+        """The others of so many replicas have served tenants this much more, in engine seconds: they pay for it here as
+        well.
         """
         for tenant, seconds in served.items():
             self.share.used_elsewhere(self.share.account(tenant), seconds)
