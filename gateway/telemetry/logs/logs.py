@@ -19,13 +19,14 @@ log = logging.getLogger(__name__)
 MAX_PENDING_BYTES = 4 * 2**20
 GATHER_SECONDS = 0.02  # lines of so much time share one write
 CLOSE_SECONDS = 2.0
+TOO_SLOW = "stderr was not read fast enough"
 
 
 class LogWriter(logging.Handler):
     """Writes log lines to a file descriptor from a thread of its own.
 
-    While nobody reads, lines beyond `max_pending_bytes` are dropped and counted; the number is logged once somebody
-    does.
+    While nobody reads, lines beyond `max_pending_bytes` are dropped and counted, as are lines that cannot be written.
+    Their number and the reason are logged once a line is written again.
     """
 
     def __init__(self, fd: int, max_pending_bytes: int = MAX_PENDING_BYTES) -> None:
@@ -34,6 +35,7 @@ class LogWriter(logging.Handler):
         self._fd = fd
         self._max_pending_bytes = max_pending_bytes
         self._num_reported = 0  # of the dropped lines
+        self._reason = TOO_SLOW  # why lines were dropped last
         self._lines: deque[bytes] = deque()
         self._pending_bytes = 0
         self._counting = threading.Lock()
@@ -74,15 +76,15 @@ class LogWriter(logging.Handler):
         try:
             _write_all(self._fd, data)
             lost = 0
-        except OSError:  # nobody reads any more
-            lost = len(lines)
+        except OSError as error:  # nobody reads any more, or a disk is full
+            lost, self._reason = len(lines), f"stderr could not be written ({error.strerror})"
         with self._counting:
             self._pending_bytes -= len(data)
             self.num_dropped += lost
-            self._num_reported += lost
-        if (news := self.num_dropped - self._num_reported) > 0:
+        if not lost and (news := self.num_dropped - self._num_reported) > 0:
             self._num_reported += news
-            log.warning("%d log lines were dropped: stderr was not read fast enough", news)
+            log.warning("%d log lines were dropped: %s", news, self._reason)
+            self._reason = TOO_SLOW
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import json
 import logging
@@ -14,7 +15,7 @@ import pytest
 from gateway.settings.settings import Settings
 from gateway.telemetry.logs import logs as log_writer
 from gateway.telemetry.logs.logs import LogWriter, logging_to, num_lines_dropped
-from tests.gateway.server_process import PATIENCE, running_server
+from tests.gateway.server_process import PATIENCE, eventually, running_server
 
 
 @dataclass
@@ -103,6 +104,26 @@ def test_a_pipe_without_a_reader_loses_lines_and_nothing_else(pipe: Pipe) -> Non
     say(writer, "to nobody")
     writer.close()
     assert writer.num_dropped == 1
+
+
+def test_what_a_full_disk_took_is_told_once_there_is_room(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, write, tried = LogWriter(pipe.writing), os.write, threading.Event()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [writer])
+
+    def full(fd: int, data: bytes) -> int:
+        tried.set()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        say(writer, "lost")
+        assert tried.wait(PATIENCE)
+        eventually(lambda: writer.num_dropped == 1)
+    assert os.write is write
+    say(writer, "kept")
+    told = pipe.read_until(b"left on device)\n").decode().splitlines()
+    assert told == ["kept", "1 log lines were dropped: stderr could not be written (No space left on device)"]
+    writer.close()
 
 
 def test_a_descriptor_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
