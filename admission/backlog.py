@@ -57,9 +57,7 @@ class Backlog:
         self._shares_blocks = shares_blocks
         self._groups: Counter[str] = Counter()  # those that wait, by the prompt that they have in common
         self._loads: dict[Sequence, Load] = {}
-        self._of: defaultdict[tuple[str, int | None], Load] = defaultdict(
-            Load
-        )  # by tenant and class; None: all of them
+        self._of = defaultdict[tuple[str, int | None], Load](Load)  # by tenant and class; None: all of its classes
         self._of_class: defaultdict[int, Load] = defaultdict(Load)
         self._tenants_of: Counter[int | None] = Counter()  # tenants with work waiting, by class
 

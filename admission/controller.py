@@ -126,20 +126,19 @@ class Controller:
         self._tell(lambda observer: observer.charged(tenant, seconds, now))
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
-        """The others of so many replicas have served tenants this much more, in engine seconds: they pay for it here as
-        well.
+        """Take from tenants' credits the engine seconds that other replicas have served them since the last call; there
+        are `replicas` in all.
         """
         for tenant, seconds in served.items():
-            self.share.used_elsewhere(self.share.account(tenant), seconds)
+            self.share.use(self.share.account(tenant), seconds)
         self._tell(lambda observer: observer.debts_changed(served, replicas, now))
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
         """Schedule by this policy's weights, classes and bounds from now on."""
-        aging = Aging(offsets=policy.offsets)
         self.share.policy_changed(policy.weights)
         if isinstance(self.order, DueOrder):
-            self.order.policy_changed(aging)
-        self.control.policy_changed(policy, aging)
+            self.order.policy_changed(Aging(offsets=policy.offsets))
+        self.control.policy_changed(policy)
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
     def calibrate(self, now: float) -> CalibrationStep | None:
@@ -162,7 +161,7 @@ class Controller:
         self._tell(lambda observer: observer.calibrated(measured, now))
 
     def credit(self, tenant: str) -> float:
-        """Returns the tenant's credit, in the unit of account; below 0 it is in debt."""
+        """Returns the tenant's credit in engine seconds for each unit of its weight; below 0 it is in debt."""
         return self.share.credit(self.share.account(tenant))
 
     def predicted(self, step: ScheduledStep) -> float:

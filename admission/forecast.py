@@ -11,6 +11,7 @@ it has a slot and memory: where those before it need more than there are, answer
 
 from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 from admission.backlog import Backlog
@@ -52,14 +53,6 @@ class Foreseen(Protocol):
         """Return the waiting requests with deadlines that are due later, in order: when, which, and their tokens."""
         ...
 
-    def yielding(self, sequence: Sequence) -> int:
-        """Return the tokens of what waits before a newcomer and is to make way for it (`makes_way`)."""
-        ...
-
-    def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        """Return True if admission is to refuse such a request rather than the newcomer."""
-        ...
-
 
 @dataclass(slots=True)
 class Forecast:
@@ -71,7 +64,6 @@ class Forecast:
     own_wait: float  # the part of it that its tenant's waiting requests cause
     each: float  # seconds of the wait for each token before it
     prefill: float  # its own
-    a_token: float  # of any prefill
     behind: list[Delayed]  # in their order
 
 
@@ -104,7 +96,7 @@ class Forecaster:
         self.typical_prompt = self.typical_answer = 0.0  # tokens, running means over newcomers
 
     def arrived(self, prompt: int, answer: float) -> None:
-        """Learn from a newcomer with so many prompt tokens to compute, and so many expected of its answer."""
+        """Learn from a newcomer, by the tokens of its prompt to compute and of its answer as expected."""
         weight = TYPICAL_WEIGHT if self.typical_prompt else 1.0
         self.typical_prompt += weight * (prompt - self.typical_prompt)
         self.typical_answer += weight * (max(1.0, answer) - self.typical_answer)
@@ -116,14 +108,12 @@ class Forecaster:
         a_token = step.seconds / step.prefill_tokens
         prompt = len(sequence.prompt) - cached
         in_progress, later = 0, order.behind(sequence)
-        for running in self._scheduler.running.values():
-            left = running.num_admitted_tokens - running.num_computed_tokens
-            if left <= 0:
-                continue
-            if order.due(running) <= due:
+        for running, left in self.prefilling():
+            running_due = order.due(running)
+            if running_due <= due:
                 in_progress += left
             else:
-                later.append((order.due(running), running, left))
+                later.append((running_due, running, left))
         ahead = order.ahead(sequence)
         wait = self._wait(in_progress + ahead.tokens, ahead.requests, sequence, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
@@ -131,13 +121,18 @@ class Forecaster:
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)
         total, behind = in_progress + ahead.tokens + prompt, list[Delayed]()
-        later.sort(key=_DUE)
+        later.sort(key=itemgetter(0))
         for _, other, tokens in later:
             total += tokens
             if other.first_token_by is not None:
                 behind.append(Delayed(other, soonest + total * a_token))
         each = wait / max(1.0, in_progress + ahead.tokens)
-        return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, a_token, behind)
+        return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, behind)
+
+    def prefilling(self) -> list[tuple[Sequence, int]]:
+        """Return the running sequences whose prompts are not computed yet, each with the tokens that are left of it."""
+        running = self._scheduler.running.values()
+        return [(s, left) for s in running if (left := s.num_admitted_tokens - s.num_computed_tokens) > 0]
 
     def alone(self, sequence: Sequence) -> float:
         """Return the seconds of prefill on a machine that does nothing else: no schedule is faster."""
@@ -160,13 +155,13 @@ class Forecaster:
         return _Step(prefill, self._model.fitted.seconds(work), decodes, context)
 
     def _decoding(self, tokens: float, waiting: float, sequence: Sequence, step: _Step) -> float:
-        """Return the seconds of so many tokens, in full steps while so many tokens of prompts are computed beside."""
+        """Return the seconds of an answer's tokens, in full steps until the waiting tokens of prompts are computed."""
         full = min(tokens, waiting / step.prefill_tokens)
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
     def _wait(self, tokens: float, requests: float, sequence: Sequence, step: _Step) -> float:
-        """Return the seconds until the newcomer's own prefill, behind so many tokens of so many requests."""
+        """Return the seconds until the newcomer's own prefill, behind these tokens of these requests."""
         computing = tokens * step.seconds / step.prefill_tokens
         steps, of_decodes = self._until_place(requests, sequence, step)
         if not steps:
@@ -175,7 +170,7 @@ class Forecaster:
         return max(computing, steps * of_decodes + tokens * (step.seconds - decodes) / step.prefill_tokens)
 
     def _until_place(self, requests: float, sequence: Sequence, step: _Step) -> tuple[int, float]:
-        """Return the steps until it has a slot and memory behind so many requests, and the seconds of a step without
+        """Return the steps until it has a slot and memory behind these requests, and the seconds of a step without
         prefill.
         """
         scheduler, running = self._scheduler, self._scheduler.running
@@ -195,7 +190,3 @@ class Forecaster:
         decodes = StepWork(0, step.decodes + joining, context)
         steps = self._departures.steps_until(lacking, requests * self.typical_answer, places, self.typical_answer)
         return steps, self._model.fitted.seconds(decodes)
-
-
-def _DUE(later: tuple[float, Sequence, int]) -> float:  # noqa: N802 - a key
-    return later[0]

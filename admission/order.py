@@ -39,7 +39,8 @@ RAMP_S = 16.0
 SLOTS = WaitReason.SLOTS.value
 """Why tenants with as many slots as others are on hold until one is free, which the forecast does foresee."""
 
-EXAMINED = 32  # tenants that a forecast looks into, as each takes microseconds
+TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
+OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owed: a few requests' worth
 
 _DUE = attrgetter("due")
 
@@ -63,10 +64,9 @@ def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahe
     its requests was chosen and before the next is.
 
     While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all that
-    ask; afterwards it spends at most the run-up. Grants are the same for both but at the cap, where j has all that
-    it may save. So the difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from
-    where it was when the later backlog began, at most `start_s`; service is grants less credit less what
-    is paid ahead.
+    ask; afterwards it spends at most the run-up. Grants are the same for both while both have work waiting. So the
+    difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from where it was when
+    the later backlog began, at most `start_s`; service is grants less credit less what is paid ahead.
     """
     one, other = weights
     first = max(start_s, latest_s / (one + other) + run_up_s / min(one, other))
@@ -98,6 +98,7 @@ class Undated:
         self.account, self.number = account, number
         self._aging = aging
         self.is_early = False  # True: its oldest is not due yet
+        self.timed_at = -inf  # for when the ranking has last noted that its oldest is due
         self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
         self._classes: dict[int, Work] = {}
         self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; what was removed leaves them lazily
@@ -123,7 +124,7 @@ class Undated:
         elif self._is_late(sequence, now) and is_oldest:
             self._owed_to_oldest -= (1 - OLDEST_SHARE) * seconds
         else:
-            self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE * seconds, 1.0)
+            self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE * seconds, OWED_TO_OLDEST_LIMIT_S)
 
     def work(self, priority_class: int) -> Work:
         """Return what waits of classes that are no lower. O(classes)."""
@@ -202,7 +203,8 @@ class TenantRanking:
         """Rank a tenant anew: its oldest request is another than before, or it is on hold no more."""
         due_at = undated.due_at
         undated.is_early = due_at > now
-        if undated.is_early:
+        if undated.is_early and undated.timed_at != due_at:
+            undated.timed_at = due_at
             heappush(self._by_time, (due_at, undated.number, undated))
         self._push(undated)
 
@@ -212,6 +214,7 @@ class TenantRanking:
         self._early.clear()
         self._late.clear()
         for undated in self._of.values():
+            undated.timed_at = -inf
             self.place(undated, now)
 
     def first(self, now: float, held: Mapping[str, str]) -> tuple[float, Undated] | None:
@@ -237,13 +240,11 @@ class TenantRanking:
         repaid, self._share.repaid = self._share.repaid, []
         for account in repaid:
             account.is_repaid = False
-            if (undated := self._of.get(account.tenant)) is not None:  # type: ignore[assignment]
-                self._push(undated)
+            if (waiting := self._of.get(account.tenant)) is not None:
+                self._push(waiting)
         if self._scale != self._share.scale:
             self._scale = self._share.scale
-            early = {undated for _, _, undated in self._early if undated.is_early and undated.sizes}
-            self._early = [(self._rank(undated), undated.number, undated) for undated in early]
-            heapify(self._early)
+            self._early = self._ranked(is_early=True)
 
     def _top(self, ranks: _Ranks, held: Mapping[str, str], *, is_early: bool) -> Undated | None:
         while ranks:
@@ -260,9 +261,13 @@ class TenantRanking:
         ranks = self._early if undated.is_early else self._late
         heappush(ranks, (self._rank(undated), undated.number, undated))
         if len(ranks) > 4 * len(self._of) + 64:
-            known = [one for one in self._of.values() if one.is_early is undated.is_early]
-            ranks[:] = [(self._rank(one), one.number, one) for one in known]
-            heapify(ranks)
+            ranks[:] = self._ranked(is_early=undated.is_early)
+
+    def _ranked(self, *, is_early: bool) -> _Ranks:
+        """Return a heap of all tenants whose oldest is due, or is not due yet, without outdated entries."""
+        ranks = [(self._rank(one), one.number, one) for one in self._of.values() if one.is_early is is_early]
+        heapify(ranks)
+        return ranks
 
     def _rank(self, undated: Undated) -> float:
         offset = undated.account.offset
@@ -282,8 +287,8 @@ class DueOrder:
         self.now = 0.0
         self.dated: list[Dated] = []  # sorted
         self.undated: dict[str, Undated] = {}  # of tenants with such requests waiting
-        self._held: dict[str, str] = {}  # tenants on hold
-        self._dues: dict[Sequence, float] = {}  # of those that have begun, until they end
+        self._held: dict[str, str] = {}  # tenants on hold, and why
+        self._dues: dict[Sequence, float] = {}  # of requests that have begun, until they end
         self._waiting: dict[Sequence, Dated | None] = {}
         self._numbers = count()
         self._ranking = TenantRanking(share, self.undated)
@@ -313,10 +318,6 @@ class DueOrder:
         waits, or the tenant is on hold.
         """
         return None if tenant in self._held else self.undated.get(tenant)
-
-    def before(self, one: Sequence, other: Sequence) -> bool:
-        """Return True if one request goes before the other."""
-        return self.due(one) < self.due(other)
 
     # waiting
 
@@ -381,7 +382,7 @@ class DueOrder:
                 self._ranking.place(undated, self.now)
 
     def _count_waiting(self, undated: Undated) -> None:
-        """Have the tenant owed whatever its share grants while it waits for others, and not for a limit of its own."""
+        """Have the tenant owed all that its share grants while it waits for others, and not for a limit of its own."""
         tenant = undated.account.tenant
         self.share.waits(undated.account, is_waiting=bool(undated.sizes) and not self._is_limited(tenant))
 
@@ -413,9 +414,7 @@ class DueOrder:
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.weight, weight) / weight
         tenant, limited = sequence.tenant, {name for name in self._held if self._is_limited(name)}
-        for entry in self.dated:
-            if entry.due > due:
-                break
+        for entry in self.due_by(due):
             if entry.sequence.tenant not in limited:
                 tokens += entry.tokens
                 requests += 1.0
@@ -436,46 +435,45 @@ class DueOrder:
 
     def _examined(self, besides: str | None) -> list[tuple[Undated, float]]:
         """Return tenants with requests without deadlines, and how many each stands for: where there are many, some do
-        for all. None counts for more than its share, whatever it has waiting.
+        for all. None counts for more than its share, be its backlog ever so long.
         """
         others = [undated for tenant, undated in self.undated.items() if tenant != besides]
-        if len(others) <= EXAMINED:
+        if len(others) <= TENANTS_EXAMINED:
             return [(undated, 1.0) for undated in others]
-        stride = len(others) / EXAMINED
-        return [(others[int(n * stride)], stride) for n in range(EXAMINED)]
+        stride = len(others) / TENANTS_EXAMINED
+        return [(others[int(n * stride)], stride) for n in range(TENANTS_EXAMINED)]
 
     def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
         first = bisect_right(self.dated, self.due(sequence), key=_DUE)
         limited = {name for name in self._held if self._is_limited(name)}
         return [(e.due, e.sequence, e.tokens) for e in self.dated[first:] if e.sequence.tenant not in limited]
 
-    def yielding(self, sequence: Sequence) -> int:
-        due, debtors = self.due(sequence), dict[str, bool]()
-        tokens, level = 0, sequence.priority_class
-        is_debtor = self.ramp(self.share.account(sequence.tenant)) > 0.0
-        for entry in self.dated:
-            if entry.due > due:
-                break
-            other = entry.sequence
-            if other.priority_class > level:
-                tokens += entry.tokens
-            elif not is_debtor:
-                owes = debtors.get(other.tenant)
-                if owes is None:
-                    owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
-                tokens += entry.tokens if owes else 0
-        return tokens
+    def due_by(self, due: float) -> list[Dated]:
+        """Return the waiting requests with deadlines that are due no later than then, in order."""
+        return self.dated[: bisect_right(self.dated, due, key=_DUE)]
 
     def ramp(self, account: Account) -> float:
         """Return from 0 to 1 how far a tenant is in debt beyond `TOLERANCE_S`; 1: by `RAMP_S` and more."""
         return max(0.0, min(1.0, (self.share.debt(account) - TOLERANCE_S) / RAMP_S))
 
-    def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        """Return True if it is of a lower class, or its tenant in debt and the newcomer's not."""
-        if sequence.priority_class > newcomer.priority_class:
-            return True
-        accounts = self.share.account(sequence.tenant), self.share.account(newcomer.tenant)
-        return self.ramp(accounts[0]) > 0.0 and self.ramp(accounts[1]) == 0.0
+    def makes_way_for(self, newcomer: Sequence) -> Callable[[Sequence], bool]:
+        """Return a test of other requests: whether admission is to refuse one rather than the newcomer, as it is of a
+        lower class, or its tenant is in debt and the newcomer's is not.
+        """
+        level, is_debtor, debtors = newcomer.priority_class, self._is_debtor(newcomer.tenant), dict[str, bool]()
+
+        def makes_way(other: Sequence) -> bool:
+            if other.priority_class > level or is_debtor:
+                return other.priority_class > level
+            owes = debtors.get(other.tenant)
+            if owes is None:
+                owes = debtors[other.tenant] = self._is_debtor(other.tenant)
+            return owes
+
+        return makes_way
+
+    def _is_debtor(self, tenant: str) -> bool:
+        return self.ramp(self.share.account(tenant)) > 0.0
 
 
 class WaitingOrder(WaitingQueue, Foreseen, Protocol):
@@ -502,7 +500,7 @@ class KeyedOrder:
         self._line: list[Dated] = []  # sorted
         self._keys: dict[Sequence, float] = {}  # of requests that have not ended
         self._entries: dict[Sequence, Dated] = {}
-        self._held: dict[str, str] = {}
+        self._held: set[str] = set()  # tenants on hold for limits of their own
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -527,25 +525,19 @@ class KeyedOrder:
 
     def hold(self, tenant: str, reason: str | None) -> None:
         if reason is None:
-            self._held.pop(tenant, None)
+            self._held.discard(tenant)
         else:
-            self._held[tenant] = reason
+            self._held.add(tenant)
 
     def ahead(self, sequence: Sequence) -> Ahead:
         before = self._line[: bisect_right(self._line, self._key(sequence), key=_DUE)]
-        others = [entry for entry in before if self._held.get(entry.sequence.tenant, SLOTS) == SLOTS]
+        others = [entry for entry in before if entry.sequence.tenant not in self._held]
         own = sum([entry.tokens for entry in others if entry.sequence.tenant == sequence.tenant])
         return Ahead(float(sum([entry.tokens for entry in others])), float(len(others)), float(own))
 
     def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
         after = self._line[bisect_right(self._line, self._key(sequence), key=_DUE) :]
-        return [(e.due, e.sequence, e.tokens) for e in after if self._held.get(e.sequence.tenant, SLOTS) == SLOTS]
-
-    def yielding(self, sequence: Sequence) -> int:
-        return 0
-
-    def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        return False
+        return [(e.due, e.sequence, e.tokens) for e in after if e.sequence.tenant not in self._held]
 
     def ended(self, sequence: Sequence) -> None:
         self._keys.pop(sequence, None)

@@ -6,13 +6,12 @@ for another.
 
 Room. A tenant in debt, and a lower class, must leave a part of its slack free for the others. The part grows with the
 debt (`DueOrder.ramp`) up to a guard, which is learned: it rises when a request of a tenant that is not in debt is
-refused and would be in time without the work that is to leave room, and falls when one is let in, so that `WRONGED` of
-them are refused for it. While nobody is wronged it is nothing.
+refused and would be in time without the work that is to leave room, and falls when one is let in, so that
+`WRONGED_SHARE` of them are refused for it. While nobody is wronged it is nothing.
 """
 
 from dataclasses import dataclass, field
 
-from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration
 from admission.conformal import BoundLine
@@ -33,7 +32,7 @@ ROOM_OF_PATIENCE = 16.0
 """Times its own prefill that a request leaves free for each time that it may wait longer than most do, as far as its
 time is taken: what can wait would else be let in until all of its time is, and would hold up all that come then.
 """
-WRONGED = 0.02  # of the requests within their right: the share that may be refused for debtors and lower classes
+WRONGED_SHARE = 0.02  # of the requests of tenants without debt: that may be refused for debtors and lower classes
 GUARD_STEP = 0.25  # by which the guard moves for a request that was wronged
 FIRST_GUARD = 0.25  # of a class's first
 
@@ -72,7 +71,7 @@ class Guard:
         return part
 
     def learn(self, priority_class: int, was_wronged: bool) -> None:
-        change = GUARD_STEP * (1.0 - WRONGED) if was_wronged else -GUARD_STEP * WRONGED
+        change = GUARD_STEP * (1.0 - WRONGED_SHARE) if was_wronged else -GUARD_STEP * WRONGED_SHARE
         self._parts[priority_class] = min(1.0, max(0.0, self._parts[priority_class] + change))
 
 
@@ -115,7 +114,7 @@ class AdmissionControl:
         self.forecaster.arrived(load.tokens, output)
         return load
 
-    def policy_changed(self, policy: SchedulingPolicy, aging: Aging) -> None:
+    def policy_changed(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
 
     def _offered(self, sequence: Sequence, now: float) -> None:
@@ -191,7 +190,7 @@ class AdmissionControl:
             level, ramp = sequence.priority_class, order.ramp(order.share.account(sequence.tenant))
             room = self._guard.kept_for(level, ramp, now) * slack
             if max(excess, harm) > 0.0:
-                if self._is_wronged(sequence, forecast, excess, now):
+                if self._is_wronged(order, sequence, forecast, excess, now):
                     self._guard.learn(level, was_wronged=True)
             elif excess + room <= 0.0 and not ramp:
                 self._guard.learn(level, was_wronged=False)
@@ -201,19 +200,15 @@ class AdmissionControl:
         until = self._until_possible(forecast, slack)
         return DeadlineInfeasible("first", calibrated.first_token.most, slack, forecast.own_wait >= excess, until)
 
-    def _is_wronged(self, sequence: Sequence, forecast: Forecast, excess: float, now: float) -> bool:
-        """Return True if it would be in time, and make nobody late, without those who are to make way for it."""
-        order = self._order
-        if order is None:
+    def _is_wronged(self, order: DueOrder, sequence: Sequence, forecast: Forecast, excess: float, now: float) -> bool:
+        """Return True if it would be in time, and make no other late, without the work that is to make way for it."""
+        makes_way, due = order.makes_way_for(sequence), order.due(sequence)
+        waiting = sum([entry.tokens for entry in order.due_by(due) if makes_way(entry.sequence)])
+        prefilling = self.forecaster.prefilling()
+        computing = sum([left for one, left in prefilling if order.due(one) <= due and makes_way(one)])
+        if excess > (waiting + computing) * forecast.each:
             return False
-        yielding, due = order.yielding(sequence), order.due(sequence)
-        for running in self._scheduler.running.values():
-            left = running.num_admitted_tokens - running.num_computed_tokens
-            if left > 0 and order.due(running) <= due and order.makes_way(running, sequence):
-                yielding += left
-        if excess > yielding * forecast.each:
-            return False
-        others = [one for one in forecast.behind if not order.makes_way(one.sequence, sequence)]
+        others = [one for one in forecast.behind if not makes_way(one.sequence)]
         return self._harm(others, forecast.prefill, now) <= 0.0
 
     def _room_of_patience(self, forecast: Forecast, slack: float) -> float:
@@ -261,8 +256,8 @@ class AdmissionControl:
 
 
 def _hopeless(sequence: Sequence, forecast: Forecast, now: float) -> DeadlineInfeasible | None:
-    """Return why even an idle machine would be late by far, with the first token, whatever the estimate is off; it
-    refuses nobody else.
+    """Return why even an idle machine would be late by far with the first token, or None. An estimate that is off by
+    less than half refuses no request.
     """
     for by in (sequence.first_token_by, sequence.done_by):
         if by is not None and by - now < HOPELESS_SHARE * forecast.first_token:

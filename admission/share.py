@@ -1,10 +1,10 @@
 """One account of use: what each tenant used of the engine, against its share of what was used by all.
 
 Every second that the engine is charged for is taken from the credit of the tenant that used it, and granted to the
-tenants that ask, by weight: those with work waiting or running, those that asked within `ASKING_S`, and those in debt.
+tenants that ask, by weight: a tenant asks while it has work waiting or running, for `ASKING_S` longer, and in debt.
 A tenant saves at most `BURST_S` for each unit of its weight, unless it has work waiting that its share decides about;
-what it cannot take goes round again, and it owes at most `DEBT_LIMIT` times as much. So credits follow
-the weighted max-min shares of what was used, and they rest on no prediction: what is charged ahead is settled.
+what it cannot take goes round again, and it owes at most `DEBT_LIMIT` times as much. So credits follow the weighted
+max-min shares of what was used, and they rest on no prediction: what is charged ahead is settled.
 
 It is deficit round robin (Shreedhar and Varghese, 1995) in its limit of small quanta: a deficit counter for each
 tenant, granted by weight and charged as work is done, where a round is however long it takes to charge a quantum.
@@ -32,7 +32,7 @@ GRANTS = 800
 def weight_of(tenant: str, weights: Mapping[str, float]) -> float:
     """Return the tenant's weight relative to that of "", the tenants without one, which is 1 if nothing is said of it.
 
-    What is in seconds for each unit of weight means the same then, whatever numbers an admin writes weights in.
+    Seconds for each unit of weight mean the same then, be weights written as 1 and 2 or as 100 and 200.
     """
     weight, usual = weights.get(tenant), weights.get("", 1.0)
     return 1.0 if weight is None else weight / usual
@@ -72,11 +72,11 @@ class Share:
         self._level = 0.0
         self._pot = 0.0  # charged and not granted yet
         self.weight = 0.0  # of all that take part
-        self._gaining = 0.0  # weight of those of them that are not capped
+        self._gaining = 0.0  # weight of all that take part and are not capped
         self._num_listed = self._num_capped = 0
-        self._nearest: Offsets = []  # of those that may be capped, the nearest first; outdated ones leave lazily
-        self._waiting: Offsets = []  # of those with work waiting
-        self._idle: OrderedDict[Account, None] = OrderedDict()  # of those that take part without open requests: by time
+        self._nearest: Offsets = []  # accounts that may be capped, the nearest first; outdated entries leave lazily
+        self._waiting: Offsets = []  # accounts with work waiting
+        self._idle: OrderedDict[Account, None] = OrderedDict()  # accounts that take part without open requests: by time
         self._charged: set[str] = set()  # since the last `take_charged`
         self._now = 0.0
         self.repaid: list[Account] = []  # accounts with work waiting whose credit has grown otherwise than by grants
@@ -178,24 +178,21 @@ class Share:
         self._push(account)
 
     def charge(self, account: Account, seconds: float) -> None:
-        """Take engine seconds from the tenant's credit, and grant them to those that ask; below 0: give them back."""
+        """Charge engine seconds of this replica; below 0: give them back."""
         self._charged.add(account.tenant)
         account.charged += seconds
         account.served += seconds / account.weight
-        self._use(account, seconds)
+        self.use(account, seconds)
 
-    def used_elsewhere(self, account: Account, seconds: float) -> None:
-        """Take engine seconds of another replica from the tenant's credit, and grant them to those that ask here."""
-        self._use(account, seconds)
-
-    def _use(self, account: Account, seconds: float) -> None:
+    def use(self, account: Account, seconds: float) -> None:
+        """Take engine seconds, of this replica or another, from the tenant's credit and grant them to all that ask."""
         self.spend(account, seconds)
         self._pot += seconds
         if self._pot > self.grant_s:
             self.grant()
 
     def take_charged(self) -> dict[str, float]:
-        """Return what each tenant was charged in all, of those that were charged since the last call."""
+        """Return what was charged in all to each tenant that was charged since the last call."""
         tenants, self._charged = self._charged, set()
         return {tenant: self.accounts[tenant].charged for tenant in tenants}
 
@@ -219,7 +216,7 @@ class Share:
             self._push(account)
 
     def grant(self) -> None:
-        """Grant what was charged, by weight, to those that ask; above `burst_s` only to those with work waiting."""
+        """Grant what was charged, by weight, to all that ask; above `burst_s` only to tenants with work waiting."""
         if self._pot <= 0.0:
             return
         left, self._pot = self._pot, 0.0

@@ -75,9 +75,8 @@ class Preemption:
         own, may_be_preempted = sequence.priority_class, self._victims.may_be_preempted
         return [s for s in self._kv_manager.running.values() if s.priority_class <= own or not may_be_preempted(s)]
 
-    def preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> bool:
-        """Free slots or memory for the head of the queue, which found none. Return True if any gave way; the head joins
-        a step after this one.
+    def preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
+        """Free slots or memory for the head of the queue, which found none; it joins a step after this one.
 
         Some hold `num_held` of its blocks already, which it would share.
 
@@ -90,7 +89,6 @@ class Preemption:
         gave_way = self.preempted[before:]
         of_its_tenant = any(s.tenant == sequence.tenant for s in gave_way)
         self.preemptor = sequence if gave_way and not of_its_tenant else None
-        return bool(gave_way)
 
     def may_pass_over(self, head: Sequence) -> bool:
         """Return True if the head cannot have a slot now and another might, which takes it from a tenant that has more
@@ -140,9 +138,9 @@ class Preemption:
             self._preempt_for(needed, [*lower, *self._of_fuller_tenants(sequence, needed, lower)])
 
     def slot_for(self, head: Sequence) -> Sequence | None:
-        """Return the running sequence that gives its slot to a waiting one: of a lower class, else of the tenant that
-        has most slots for its weight of those that owe no less, if it still has as many without it as the other tenant
-        with it.
+        """Return the running sequence that gives its slot to a waiting one: of a lower class, else of a tenant that has
+        as many slots for its weight without it as the waiting one's with it, and is owed no more; the tenant with most
+        slots first.
         """
         running, own = self._kv_manager.running, head.priority_class
         lower = [s for s in running.values() if s.priority_class > own and not _goes_before(s, head)]

@@ -1,4 +1,4 @@
-"""The order in which prompts are computed: what is due first, of those that run and those that wait.
+"""The order in which prompts are computed: what is due first, be it running or waiting.
 
 A prompt of many steps would else keep all waiting that come after it, and taking turns in equal shares would keep every
 one waiting for every other. When a prompt is due is fixed as it begins, so none is passed over for ever.
@@ -18,7 +18,7 @@ class PrefillOrder:
         self._block_size, self._chunk, self._due = config.block_size, config.prefill_chunk, hooks.due
 
     def served(self, prefilling: list[Sequence]) -> list[Sequence]:
-        """Return those that prefill in the order in which a step serves them."""
+        """Return prefills in the order in which a step serves them."""
         return sorted(prefilling, key=self._due)
 
     def goes_before(self, head: Sequence, running: Sequence) -> bool:

@@ -263,7 +263,7 @@ class Scheduler:
         return prefilling
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
-        """Plan chunks in the order in which prompts are due, of those that run and those that wait. A decode is not
+        """Plan chunks in the order in which prompts are due, running or waiting. A decode is not
         overtaken: it takes one token of a step, a prefill takes all that is left.
         """
         interval = min([s.token_interval for s in scheduled.sequences if s.token_interval is not None], default=None)

@@ -80,12 +80,6 @@ class PublishedOrder(HoldingQueue):
         behind = self.ordering.around(sequence).behind
         return [(float(place), one, self._uncached(one)) for place, one in enumerate(behind)]
 
-    def yielding(self, sequence: Sequence) -> int:
-        return 0
-
-    def makes_way(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        return False
-
     def at(self, now: float) -> None:
         self.ordering.at(now)
 

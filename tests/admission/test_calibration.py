@@ -9,7 +9,7 @@ from tests.backend.sequences import make_sequence
 
 
 def estimate(first: float = 1.0, last: float = 10.0) -> Forecast:
-    return Forecast(first, last, 0.0, 0.0, 0.0, 0.5, 0.5, [])
+    return Forecast(first, last, 0.0, 0.0, 0.0, 0.5, [])
 
 
 def of_class(level: int) -> Sequence:
