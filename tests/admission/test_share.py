@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.share import ASKING_S, BURST_S, DEBT_LIMIT, GRANTS, Share
+from admission.share import ASKING_S, BURST_S, DEBT_LIMIT, GRANTS, Account, Share
 
 GRANT = BURST_S / GRANTS
 TENANTS = ("acme", "globex", "initech", "umbrella")
@@ -46,6 +46,15 @@ def weight(tenant: str) -> float:
 events = st.lists(st.tuples(st.sampled_from(TENANTS), st.floats(0.0, 9.0)), max_size=60)
 
 
+def asking(*tenants: str, weights: dict[str, float] | None = None) -> tuple[Share, list[Account]]:
+    """Accounts of tenants that each have a request open."""
+    share = Share(weights)
+    accounts = [share.account(tenant) for tenant in tenants]
+    for account in accounts:
+        share.opened(account)
+    return share, accounts
+
+
 @given(events, st.sets(st.sampled_from(TENANTS), min_size=1))
 def test_credits_are_those_of_going_round(charges: list[tuple[str, float]], asking: set[str]) -> None:
     share, naive = Share(WEIGHTS), Naive(dict.fromkeys(TENANTS, 0.0), asking)
@@ -73,10 +82,7 @@ def test_credit_is_conserved_until_all_have_saved_what_they_may(charges: list[tu
 
 
 def test_a_tenant_that_spends_what_it_saved_is_granted_again_until_it_has_all_of_it() -> None:
-    share = Share()
-    heavy, light = share.account("heavy"), share.account("light")
-    for account in (heavy, light):
-        share.opened(account)
+    share, (heavy, light) = asking("heavy", "light")
     for _ in range(2):
         for _ in range(40):
             share.charge(heavy, 1.0)
@@ -95,10 +101,7 @@ def test_a_tenant_alone_owes_nothing() -> None:
 
 
 def test_a_tenant_that_asks_for_less_saves_a_burst_and_no_more() -> None:
-    share = Share()
-    light, heavy = share.account("light"), share.account("heavy")
-    share.opened(light)
-    share.opened(heavy)
+    share, (light, heavy) = asking("light", "heavy")
     for _ in range(1000):
         share.charge(heavy, 0.1)
     assert share.credit(light) == BURST_S
@@ -122,10 +125,7 @@ def test_a_tenant_ceases_to_ask_some_time_after_its_last_request_and_keeps_its_c
 
 
 def test_a_debtor_pays_while_it_is_away() -> None:
-    share = Share()
-    debtor, other = share.account("debtor"), share.account("other")
-    share.opened(debtor)
-    share.opened(other)
+    share, (debtor, other) = asking("debtor", "other")
     share.charge(debtor, 8.0)
     share.closed(debtor)
     for second in range(3, 60):
@@ -136,10 +136,7 @@ def test_a_debtor_pays_while_it_is_away() -> None:
 
 
 def test_weights_divide_what_is_granted() -> None:
-    share = Share({"gold": 3.0})
-    gold, iron, user = share.account("gold"), share.account("iron"), share.account("user")
-    for account in (gold, iron, user):
-        share.opened(account)
+    share, (gold, iron, user) = asking("gold", "iron", "user", weights={"gold": 3.0})
     share.charge(user, 10.0)
     assert share.credit(gold) * gold.weight == pytest.approx(6.0)
     assert share.credit(iron) * iron.weight == pytest.approx(2.0)
@@ -147,10 +144,7 @@ def test_weights_divide_what_is_granted() -> None:
 
 
 def test_an_edit_of_weights_keeps_what_each_is_owed() -> None:
-    share = Share()
-    acme, globex = share.account("acme"), share.account("globex")
-    share.opened(acme)
-    share.opened(globex)
+    share, (acme, globex) = asking("acme", "globex")
     share.charge(acme, 4.0)
     share.policy_changed({"globex": 4.0})
     assert share.credit(globex) * globex.weight == pytest.approx(2.0)
