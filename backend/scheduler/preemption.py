@@ -5,7 +5,7 @@ needed; what is not found there any more, nor on the host (`swapping`), is compu
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from backend.config import EngineConfig
 from backend.scheduler.batch import Counters
@@ -149,16 +149,20 @@ class Preemption:
         slots, own_weight = self._slots(), self._hooks.weight(head.tenant)
         if own_weight is None or (least := (slots[head.tenant] + 1) / own_weight) > self._most_spare:
             return None
-        weights = {tenant: self._hooks.weight(tenant) or 1.0 for tenant in slots if tenant != head.tenant}
-        fuller = {
-            tenant: slots[tenant] / weight
-            for tenant, weight in weights.items()
-            if (slots[tenant] - 1) / weight >= least and self._hooks.may_take(head.tenant, tenant)
-        }
-        for tenant in sorted(fuller, key=fuller.__getitem__, reverse=True):
-            if victims := self._victims.choose([s for s in running.values() if s.tenant == tenant], None):
+        for tenant, weight in self._fuller_tenants(head, slots, least):
+            of_tenant = [s for s in running.values() if s.tenant == tenant]
+            if (slots[tenant] - 1) / weight >= least and (victims := self._victims.choose(of_tenant, None)):
                 return victims[0]
         return None
+
+    def _fuller_tenants(self, head: Sequence, held: Mapping[str, int], least: float) -> list[tuple[str, float]]:
+        """Return tenants with their weights that hold more than `least` for each unit of it, and are owed no more than
+        the head's tenant; the fullest first.
+        """
+        weights = {tenant: self._hooks.weight(tenant) or 1.0 for tenant in held if tenant != head.tenant}
+        may_take = self._hooks.may_take
+        fuller = [(t, w) for t, w in weights.items() if held[t] / w > least and may_take(head.tenant, t)]
+        return sorted(fuller, key=lambda one: held[one[0]] / one[1], reverse=True)
 
     def _of_fuller_tenants(self, head: Sequence, needed: int, besides: list[Sequence]) -> list[Sequence]:
         """Return running sequences of tenants that hold more blocks for their weight than the head's tenant would with
@@ -168,19 +172,12 @@ class Preemption:
         if own_weight is None:
             return []
         least = (held[head.tenant] + needed) / own_weight
-        found, weights = list[Sequence](), {tenant: self._hooks.weight(tenant) or 1.0 for tenant in held}
-        fuller = [
-            tenant
-            for tenant in held
-            if tenant != head.tenant
-            and held[tenant] / weights[tenant] > least
-            and self._hooks.may_take(head.tenant, tenant)
-        ]
-        for tenant in sorted(fuller, key=lambda tenant: held[tenant] / weights[tenant], reverse=True):
+        found = list[Sequence]()
+        for tenant, weight in self._fuller_tenants(head, held, least):
             left, running = held[tenant], self._kv_manager.running_of(tenant)
             for victim in self._victims.choose([s for s in running if s not in besides], None):
                 left -= self._kv_manager.blocks.num_reclaimable(victim)
-                if left / weights[tenant] < least:
+                if left / weight < least:
                     break
                 found.append(victim)
         return found
