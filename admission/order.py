@@ -338,7 +338,8 @@ class DueOrder:
         self._count_waiting(undated)
         self._ranking.place(undated, self.now)
 
-    restore = add
+    def restore(self, sequence: Sequence) -> None:
+        self.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         self._dues[sequence] = self.due(sequence)
@@ -515,7 +516,8 @@ class KeyedOrder:
         entry = self._entries[sequence] = Dated(key, next(self._numbers), sequence, self._uncached(sequence))
         insort(self._line, entry)
 
-    restore = add
+    def restore(self, sequence: Sequence) -> None:
+        self.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         del self._line[bisect_left(self._line, self._entries.pop(sequence))]
