@@ -114,7 +114,7 @@ def test_a_gateway_serves_with_it_and_says_so(home: Path, tmp_path: Path, monkey
     monkeypatch.setenv("COMPILED_HOME", str(home))
     log = tmp_path / "log"
     body = {"model": "embedded", "prompt": "3, 4, 5, 6, 7, 8, 9, " * 5, "temperature": 0, "max_tokens": 20}
-    with running_server(tmp_path, f"--event-log={log}", program="tests.gateway.compiled_server") as server:
+    with running_server(tmp_path, f"--event-log={log}", program="tests.gateway.compiled_server", warm=False) as server:
         answers = [server.post("/v1/completions", **body).json() for _ in range(3)]
         with server.stream("/v1/completions", **body) as streamed:
             assert streamed.read().endswith(b"data: [DONE]\n\n")
