@@ -105,6 +105,7 @@ class Ledger:
         self._model = model
         self._copy_time = copy_time
         self._open: deque[_Charge] = deque()
+        self._corrections: dict[str, float] = {}  # of steps completed, by tenant: charged with the next step
         self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that have begun and not ended
 
     def prepay(self, sequence: Sequence, cached: int) -> None:
@@ -139,18 +140,31 @@ class Ledger:
                 returned[tenant] = returned.get(tenant, 0.0) + used
         for tenant, paid in returned.items():
             self.share.spend(self.share.account(tenant), -paid)
+        corrections = self._corrections
         for tenant, cost in sums.items():
-            self.share.charge(self.share.account(tenant), cost)
+            self.share.charge(self.share.account(tenant), cost + corrections.pop(tenant, 0.0))
+        if corrections:
+            self._correct()
         return sums
 
+    def _correct(self) -> None:
+        for tenant, seconds in self._corrections.items():
+            self.share.charge(self.share.account(tenant), seconds)
+        self._corrections.clear()
+
     def completed(self, elapsed: float) -> None:
-        """Correct the charges of the oldest step that was planned, which took this many seconds."""
+        """Correct the charges of the oldest step that was planned, which took this many seconds: at once where no other
+        is in flight, else with the charges of the next.
+        """
         scheduled, work, copying, costs, by_tenant = self._open.popleft()
         total = plain_sum(by_tenant.values())
         correction = (elapsed - total) / total if total else 0.0
         if correction:
+            corrections = self._corrections
             for tenant, cost in by_tenant.items():
-                self.share.charge(self.share.account(tenant), correction * cost)
+                corrections[tenant] = corrections.get(tenant, 0.0) + correction * cost
+            if not self._open:
+                self._correct()
         factor = 1 + correction
         for sequence, cost in zip(scheduled.sequences, costs):  # noqa: B905 - as in `_charge_rows`
             sequence.charged += cost * factor

@@ -22,14 +22,15 @@ class FairnessMonitor:
         self.most_run_up_s = 0.0  # that a tenant spent after it was last chosen
         self.latest_s = 0.0  # by which the requests that began were due later than at once, but for their debts
         self._gap = ServiceGap()
-        self._spent_before: dict[str, float] = {}  # by each tenant when it was last chosen
+        self._spent: dict[str, float] = {}  # by each tenant, before what is happening
+        self._spent_before: dict[str, float] = {}  # when it was last chosen
         self._names: list[str] = []
         self._backlogs: list[object] = []
 
     def planned(self, admitted: Iterable[Sequence]) -> None:
         """Note that a step was planned which admits these."""
         for sequence in admitted:
-            self._spent_before[sequence.tenant] = self._spent(sequence.tenant, self._prepaid())
+            self._spent_before[sequence.tenant] = self._spent.get(sequence.tenant, 0.0)
             offset = self.order.aging.offset(sequence.priority_class)
             self.latest_s = max(self.latest_s, self.order.half_target(sequence) + offset)
         self.update()
@@ -50,8 +51,8 @@ class FairnessMonitor:
         prepaid = self._prepaid()
         for tenant in self.share.accounts:
             self.most_ahead_s = max(self.most_ahead_s, prepaid.get(tenant, 0.0))
-            spent = self._spent(tenant, prepaid) - self._spent_before.get(tenant, 0.0)
-            self.most_run_up_s = max(self.most_run_up_s, spent)
+            self._spent[tenant] = spent = self.share.account(tenant).charged + prepaid.get(tenant, 0.0)
+            self.most_run_up_s = max(self.most_run_up_s, spent - self._spent_before.get(tenant, 0.0))
 
     @property
     def gap(self) -> float:
@@ -76,6 +77,3 @@ class FairnessMonitor:
         for sequence, seconds in self._ledger.prepaid.items():
             paid[sequence.tenant] = paid.get(sequence.tenant, 0.0) + seconds
         return paid
-
-    def _spent(self, tenant: str, prepaid: dict[str, float]) -> float:
-        return self.share.account(tenant).charged + prepaid.get(tenant, 0.0)
