@@ -6,7 +6,7 @@ token is known to be missed then, and not when the token comes: until then a bur
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -14,7 +14,7 @@ from math import frexp
 from typing import NamedTuple
 
 from admission.conformal import BoundLine, ConformalBound, Groups
-from admission.forecast import Delayed, Forecast
+from admission.forecast import Forecast
 from admission.step_times.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
 
@@ -197,11 +197,11 @@ class EstimateCalibration:
         """Returns `TokenCalibration.likely` of first tokens of the class."""
         return self._first[priority_class].likely
 
-    def overtaken(self, delayed: Iterable[Delayed], seconds: float) -> None:
-        """Note that one was let in before these sequences that is expected to take so many seconds."""
-        promise_of = self._open.get
-        for sequence, _ in delayed:
-            if (promise := promise_of(sequence)) is not None:
+    def overtaken(self, sequences: list[Sequence], seconds: float) -> None:
+        """Note that one was let in before these sequences that is expected to take these seconds."""
+        promises = self._open
+        for sequence in sequences:
+            if (promise := promises.get(sequence)) is not None:
                 promise.unforeseen += seconds
 
     def first_token(self, sequence: Sequence, now: float) -> None:

@@ -141,7 +141,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
     swap_choice = SwapChoice(config.swap, engine, model)
     retention = make_retention(config.between_turns)
     gate = _gate(config, forecast)
-    hooks = TenantHooks(order.due, ledger, sizer, gate, forecast, swap_choice, retention, fair is not None)
+    hooks = TenantHooks(order.due, ledger, sizer, gate, forecast, swap_choice, retention, fair)
     scheduler = Scheduler(engine, order, hooks)
     forecaster = Forecaster(scheduler, order, backlog, pipeline, model, lengths)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)

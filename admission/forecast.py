@@ -33,11 +33,23 @@ class Ahead(NamedTuple):
     own_tokens: float = 0.0  # of the newcomer's tenant
 
 
-class Delayed(NamedTuple):
-    """A request with a deadline that goes after a newcomer, and the seconds from now until its first token comes."""
+class Due(NamedTuple):
+    """A request in the order in which requests are due."""
 
+    due: float
+    number: int  # the order among those due at once
     sequence: Sequence
-    first_token: float
+    tokens: int  # of its prompt, that are to be computed
+
+
+@dataclass(slots=True)
+class Delayed:
+    """Requests with deadlines that go after a newcomer, in their order, and the seconds from now until the first token
+    of each comes.
+    """
+
+    sequences: list[Sequence]
+    first_tokens: list[float]
 
 
 class Foreseen(Protocol):
@@ -49,8 +61,8 @@ class Foreseen(Protocol):
         """Return what waits and is due before a newcomer that does not wait yet."""
         ...
 
-    def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
-        """Return the waiting requests with deadlines that are due later, in order: when, which, and their tokens."""
+    def behind(self, sequence: Sequence) -> list[Due]:
+        """Return the waiting requests with deadlines that are due later, in order; the caller may change the list."""
         ...
 
 
@@ -64,7 +76,7 @@ class Forecast:
     own_wait: float  # the part of it that its tenant's waiting requests cause
     each: float  # seconds of the wait for each token before it
     prefill: float  # its own
-    behind: list[Delayed]  # in their order
+    behind: Delayed
 
 
 class _Step(NamedTuple):
@@ -113,19 +125,20 @@ class Forecaster:
             if running_due <= due:
                 in_progress += left
             else:
-                later.append((running_due, running, left))
+                later.append(Due(running_due, 0, running, left))
         ahead = order.ahead(sequence)
         wait = self._wait(in_progress + ahead.tokens, ahead.requests, sequence, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
         first = soonest + wait + prompt * a_token
         output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)
-        total, behind = in_progress + ahead.tokens + prompt, list[Delayed]()
+        total, behind = in_progress + ahead.tokens + prompt, Delayed([], [])
         later.sort(key=itemgetter(0))
-        for _, other, tokens in later:
+        for _, _, other, tokens in later:
             total += tokens
             if other.first_token_by is not None:
-                behind.append(Delayed(other, soonest + total * a_token))
+                behind.sequences.append(other)
+                behind.first_tokens.append(soonest + total * a_token)
         each = wait / max(1.0, in_progress + ahead.tokens)
         return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, behind)
 

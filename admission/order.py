@@ -10,17 +10,17 @@ what the tenant has served goes to its oldest, so that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from admission.aging import Aging
-from admission.forecast import Ahead, Foreseen
+from admission.forecast import Ahead, Due, Foreseen
 from admission.share import Account, Share
-from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import TARGET, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -35,9 +35,6 @@ TOLERANCE_S = 2.0
 """Engine seconds, for each weight, that a tenant may be in debt and leave others no room."""
 RAMP_S = 16.0
 """Engine seconds of debt beyond that over which the room that it leaves grows to all that is asked of debtors."""
-
-SLOTS = WaitReason.SLOTS.value
-"""Why tenants with as many slots as others are on hold until one is free, which the forecast does foresee."""
 
 TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
 OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owed: a few requests' worth
@@ -73,16 +70,8 @@ def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahe
     return first + latest_s / (one + other) + (run_up_s + ahead_s) * (1 / one + 1 / other)
 
 
-class Dated(NamedTuple):
-    """A waiting request with a deadline, in the order of deadlines."""
-
-    due: float
-    number: int
-    sequence: Sequence
-    tokens: int  # of its prompt that are not cached
-
-
-class Work(NamedTuple):
+@dataclass(slots=True)
+class Work:
     """An amount of waiting work: engine seconds as predicted, tokens to compute, and requests."""
 
     seconds: float = 0.0
@@ -128,11 +117,18 @@ class Undated:
 
     def work(self, priority_class: int) -> Work:
         """Return what waits of classes that are no lower. O(classes)."""
-        seconds, tokens, requests = 0.0, 0, 0
+        total = Work()
         for level, work in self._classes.items():
             if level <= priority_class:
-                seconds, tokens, requests = seconds + work.seconds, tokens + work.tokens, requests + work.requests
-        return Work(seconds, tokens, requests)
+                total.seconds += work.seconds
+                total.tokens += work.tokens
+                total.requests += work.requests
+        return total
+
+    @property
+    def most_urgent(self) -> int:
+        """The most urgent class that waits. O(classes)."""
+        return min(self._classes)
 
     @property
     def due_at(self) -> float:
@@ -152,11 +148,11 @@ class Undated:
         return oldest
 
     def _count(self, priority_class: int, seconds: float, tokens: int, requests: int) -> None:
-        before = self._classes.get(priority_class, Work())
-        left = before.requests + requests
-        if left:
-            self._classes[priority_class] = Work(max(0.0, before.seconds + seconds), before.tokens + tokens, left)
-        else:
+        work = self._classes.setdefault(priority_class, Work())
+        work.seconds = max(0.0, work.seconds + seconds)
+        work.tokens += tokens
+        work.requests += requests
+        if not work.requests:
             del self._classes[priority_class]
 
     def _top_by_age(self) -> Sequence:
@@ -217,19 +213,23 @@ class TenantRanking:
             undated.timed_at = -inf
             self.place(undated, now)
 
-    def first(self, now: float, held: Mapping[str, str]) -> tuple[float, Undated] | None:
+    def first(self, now: float, held: Set[str]) -> tuple[float, Undated] | None:
         """Return the tenant that is due first of those not on hold, and when. O(log tenants)."""
         self._follow(now)
         late, early = self._top(self._late, held, is_early=False), self._top(self._early, held, is_early=True)
-        ranked = [
-            (max(one.due_at, now) + self._share.payback(one.account), one.number, one)
-            for one in (late, early)
-            if one is not None
-        ]
+        ranked = [(self._due(one, now), one.number, one) for one in (late, early) if one is not None]
         if not ranked:
             return None
         due, _, undated = min(ranked)
         return due, undated
+
+    def ranked(self, now: float, held: Set[str], may: Callable[[str, int], bool]) -> list[tuple[float, int, Undated]]:
+        """Return when tenants not on hold are due, with their numbers, of whose most urgent class the test is true."""
+        found = [one for tenant, one in self._of.items() if tenant not in held and may(tenant, one.most_urgent)]
+        return [(self._due(one, now), one.number, one) for one in found]
+
+    def _due(self, undated: Undated, now: float) -> float:
+        return max(undated.due_at, now) + self._share.payback(undated.account)
 
     def _follow(self, now: float) -> None:
         """Note whose oldest is due by now, and who owes less than before."""
@@ -246,7 +246,7 @@ class TenantRanking:
             self._scale = self._share.scale
             self._early = self._ranked(is_early=True)
 
-    def _top(self, ranks: _Ranks, held: Mapping[str, str], *, is_early: bool) -> Undated | None:
+    def _top(self, ranks: _Ranks, held: Set[str], *, is_early: bool) -> Undated | None:
         while ranks:
             rank, number, undated = ranks[0]
             if not undated.sizes or undated.is_early is not is_early or undated.account.tenant in held:
@@ -285,11 +285,11 @@ class DueOrder:
         """
         self.share, self.aging, self._seconds, self._uncached = share, aging, seconds, uncached
         self.now = 0.0
-        self.dated: list[Dated] = []  # sorted
+        self.dated: list[Due] = []  # sorted
         self.undated: dict[str, Undated] = {}  # of tenants with such requests waiting
-        self._held: dict[str, str] = {}  # tenants on hold, and why
+        self._held: set[str] = set()  # tenants on hold
         self._dues: dict[Sequence, float] = {}  # of requests that have begun, until they end
-        self._waiting: dict[Sequence, Dated | None] = {}
+        self._waiting: dict[Sequence, Due | None] = {}
         self._numbers = count()
         self._ranking = TenantRanking(share, self.undated)
 
@@ -326,7 +326,7 @@ class DueOrder:
         self._dues.pop(sequence, None)
         number, tokens = next(self._numbers), self._uncached(sequence)
         if sequence.is_pressing:
-            self._waiting[sequence] = entry = Dated(_deadline(sequence), number, sequence, tokens)
+            self._waiting[sequence] = entry = Due(_deadline(sequence), number, sequence, tokens)
             insort(self.dated, entry)
             return
         self._waiting[sequence] = None
@@ -365,6 +365,21 @@ class DueOrder:
             return dated.sequence if dated is not None else None
         return first[1].first(self.now)
 
+    def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
+        """Return the waiting request that is due first, of tenants not on hold, of those of whose tenant and class the
+        test is true. O(tenants + requests with deadlines).
+        """
+        held = self._held
+        others = (entry for entry in self.dated if entry.sequence.tenant not in held)
+        dated = next((e for e in others if may(e.sequence.tenant, e.sequence.priority_class)), None)
+        for due, _, undated in sorted(self._ranking.ranked(self.now, held, may)):
+            if dated is not None and dated.due <= due:
+                break
+            first = undated.first(self.now)
+            if may(first.tenant, first.priority_class):
+                return first
+        return dated.sequence if dated is not None else None
+
     def policy_changed(self, aging: Aging) -> None:
         """Order by these offsets of classes, and by the weights that the share has now."""
         self.aging = aging
@@ -372,11 +387,11 @@ class DueOrder:
 
     def hold(self, tenant: str, reason: str | None) -> None:
         if reason is not None:
-            self._held[tenant] = reason
+            self._held.add(tenant)
         elif tenant not in self._held:
             return
         else:
-            del self._held[tenant]
+            self._held.remove(tenant)
         if (undated := self.undated.get(tenant)) is not None:
             self._count_waiting(undated)
             if reason is None:
@@ -385,11 +400,7 @@ class DueOrder:
     def _count_waiting(self, undated: Undated) -> None:
         """Have the tenant owed all that its share grants while it waits for others, and not for a limit of its own."""
         tenant = undated.account.tenant
-        self.share.waits(undated.account, is_waiting=bool(undated.sizes) and not self._is_limited(tenant))
-
-    def _is_limited(self, tenant: str) -> bool:
-        """Return True if the tenant waits for a limit of its own; for how long cannot be foreseen."""
-        return self._held.get(tenant, SLOTS) != SLOTS
+        self.share.waits(undated.account, is_waiting=bool(undated.sizes) and tenant not in self._held)
 
     def at(self, now: float) -> None:
         self.now = max(self.now, now)
@@ -414,15 +425,15 @@ class DueOrder:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.weight, weight) / weight
-        tenant, limited = sequence.tenant, {name for name in self._held if self._is_limited(name)}
-        for entry in self.due_by(due):
-            if entry.sequence.tenant not in limited:
-                tokens += entry.tokens
+        tenant, held = sequence.tenant, self._held  # for how long a limit of its own holds a tenant, nobody can foresee
+        for _, _, waiting, uncached in self.due_by(due):
+            if waiting.tenant not in held:
+                tokens += uncached
                 requests += 1.0
-                own += entry.tokens if entry.sequence.tenant == tenant else 0
+                own += uncached if waiting.tenant == tenant else 0
         weight_of_all = self.share.weight
         for undated, times in self._examined(None if sequence.is_pressing else tenant):
-            if undated.account.tenant in limited:
+            if undated.account.tenant in held:
                 continue
             until = due - max(undated.due_at, self.now) - self.share.payback(undated.account)
             work = undated.work(level)
@@ -444,12 +455,11 @@ class DueOrder:
         stride = len(others) / TENANTS_EXAMINED
         return [(others[int(n * stride)], stride) for n in range(TENANTS_EXAMINED)]
 
-    def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
-        first = bisect_right(self.dated, self.due(sequence), key=_DUE)
-        limited = {name for name in self._held if self._is_limited(name)}
-        return [(e.due, e.sequence, e.tokens) for e in self.dated[first:] if e.sequence.tenant not in limited]
+    def behind(self, sequence: Sequence) -> list[Due]:
+        later = self.dated[bisect_right(self.dated, self.due(sequence), key=_DUE) :]
+        return [entry for entry in later if entry.sequence.tenant not in self._held] if self._held else later
 
-    def due_by(self, due: float) -> list[Dated]:
+    def due_by(self, due: float) -> list[Due]:
         """Return the waiting requests with deadlines that are due no later than then, in order."""
         return self.dated[: bisect_right(self.dated, due, key=_DUE)]
 
@@ -498,9 +508,9 @@ class KeyedOrder:
     def __init__(self, key: Callable[[Sequence], float], uncached: Callable[[Sequence], int]) -> None:
         """`uncached` as `DueOrder` takes it."""
         self._key, self._uncached = key, uncached
-        self._line: list[Dated] = []  # sorted
+        self._line: list[Due] = []  # sorted
         self._keys: dict[Sequence, float] = {}  # of requests that have not ended
-        self._entries: dict[Sequence, Dated] = {}
+        self._entries: dict[Sequence, Due] = {}
         self._held: set[str] = set()  # tenants on hold for limits of their own
         self._numbers = count()
 
@@ -513,7 +523,7 @@ class KeyedOrder:
 
     def add(self, sequence: Sequence) -> None:
         key = self._keys[sequence] = self.due(sequence)
-        entry = self._entries[sequence] = Dated(key, next(self._numbers), sequence, self._uncached(sequence))
+        entry = self._entries[sequence] = Due(key, next(self._numbers), sequence, self._uncached(sequence))
         insort(self._line, entry)
 
     def restore(self, sequence: Sequence) -> None:
@@ -537,9 +547,9 @@ class KeyedOrder:
         own = sum([entry.tokens for entry in others if entry.sequence.tenant == sequence.tenant])
         return Ahead(float(sum([entry.tokens for entry in others])), float(len(others)), float(own))
 
-    def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
-        after = self._line[bisect_right(self._line, self._key(sequence), key=_DUE) :]
-        return [(e.due, e.sequence, e.tokens) for e in after if e.sequence.tenant not in self._held]
+    def behind(self, sequence: Sequence) -> list[Due]:
+        later = self._line[bisect_right(self._line, self._key(sequence), key=_DUE) :]
+        return [entry for entry in later if entry.sequence.tenant not in self._held]
 
     def ended(self, sequence: Sequence) -> None:
         self._keys.pop(sequence, None)

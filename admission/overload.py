@@ -10,11 +10,11 @@ refused and would be in time without the work that is to leave room, and falls w
 `WRONGED_SHARE` of them are refused for it. While nobody is wronged it is nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration
-from admission.conformal import BoundLine
 from admission.forecast import Delayed, Forecast, Forecaster
 from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
@@ -155,7 +155,7 @@ class AdmissionControl:
         calibrated = self.calibration.calibrate(sequence, forecast, now)
         if self.refuses_late:
             self._refuse_late(sequence, forecast, calibrated, now)
-        self.calibration.overtaken(forecast.behind, forecast.prefill)
+        self.calibration.overtaken(forecast.behind.sequences, forecast.prefill)
         knows_length = self._lengths.knows(sequence.tenant, sequence.max_tokens)
         self.calibration.track(sequence, calibrated, knows_length)
         sequence.first_token_estimate = calibrated.first_token.reported
@@ -208,8 +208,7 @@ class AdmissionControl:
         computing = sum([left for one, left in prefilling if order.due(one) <= due and makes_way(one)])
         if excess > (waiting + computing) * forecast.each:
             return False
-        others = [one for one in forecast.behind if not makes_way(one.sequence)]
-        return self._harm(others, forecast.prefill, now) <= 0.0
+        return self._harm(forecast.behind, forecast.prefill, now, makes_way) <= 0.0
 
     def _room_of_patience(self, forecast: Forecast, slack: float) -> float:
         if not self._patience or slack <= 0.0:
@@ -217,20 +216,26 @@ class AdmissionControl:
         taken = min(1.0, forecast.wait / slack)
         return ROOM_OF_PATIENCE * forecast.prefill * taken * max(0.0, min(slack, MOST_PATIENT_S) / self._patience - 1.0)
 
-    def _harm(self, behind: list[Delayed], prefill: float, now: float) -> float:
-        """Return by how many seconds a request is late at the most that would be in time without the newcomer; 0 if
-        none is. O(all of them), which is most of a decision where many wait.
+    def _harm(
+        self, behind: Delayed, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
+    ) -> float:
+        """Return by how many seconds a request is late at the most that would be in time without the newcomer, of those
+        that do not make way for it; 0 if none is. O(all of them), which is most of a decision where many wait.
         """
-        worst, bounds = 0.0, dict[int, BoundLine]()
-        for sequence, first_token in behind:
-            due, of = sequence.first_token_by, sequence.priority_class
-            if due is None:
-                continue
-            likely = bounds.get(of)
-            if likely is None:
-                likely = bounds[of] = self.calibration.likely(of)
+        worst, of = 0.0, 0
+        likely = self.calibration.likely(of)
+        for sequence, first_token in zip(behind.sequences, behind.first_tokens, strict=True):
+            due = sequence.first_token_by
+            assert due is not None, "it has a deadline"
+            if of != sequence.priority_class:
+                of = sequence.priority_class
+                likely = self.calibration.likely(of)
             excess = likely.at(first_token) - (due - now)
-            if excess > worst and likely.at(first_token - prefill) <= due - now:
+            if (
+                excess > worst
+                and likely.at(first_token - prefill) <= due - now
+                and not (makes_way is not None and makes_way(sequence))
+            ):
                 worst = excess
         return worst
 

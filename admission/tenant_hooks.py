@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from admission.kv.memory import FuturePeak, Gate
 from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger
+from admission.order import DueOrder
 from admission.prefill_sizer import PrefillSizer
 from backend.scheduler.retention import Retention
 from backend.scheduler.sequence import Sequence
@@ -22,24 +23,27 @@ class TenantHooks:
         forecast: FuturePeak,
         swap_choice: SwapChoice,
         retention: Retention,
-        has_shares: bool,
+        order: DueOrder | None,
     ) -> None:
-        """`has_shares`: whether tenants have shares of slots and memory."""
+        """`order`: the one by which tenants have shares of slots and memory; None: they have none."""
         self.due = due
         self.prefill_budget = sizer.prefill_budget
         self.swaps = swap_choice.swaps
         self.retention = retention
-        self._ledger, self._has_shares = ledger, has_shares
+        self._ledger, self._order = ledger, order
         self._gate = gate
         self._forecast = forecast
 
     def weight(self, tenant: str) -> float | None:
-        return self._ledger.share.account(tenant).weight if self._has_shares else None
+        return self._ledger.share.account(tenant).weight if self._order is not None else None
 
     def may_take(self, tenant: str, other: str) -> bool:
         """One that owes more would take what is to pay its debt; a grant more or less tells nothing."""
         share = self._ledger.share
         return share.credit(share.account(tenant)) >= share.credit(share.account(other)) - share.grant_s
+
+    def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
+        return None if self._order is None else self._order.first_that(may)
 
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int

@@ -1,6 +1,6 @@
 """Scheduler hooks make the choices that the scheduler leaves to whoever knows about tenants, classes and time."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from backend.config import EngineConfig
@@ -38,6 +38,12 @@ class SchedulerHooks(Protocol):
 
     def may_take(self, tenant: str, other: str) -> bool:
         """Return True if a tenant may take slots and memory from another that holds more of them for its weight."""
+        ...
+
+    def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
+        """Return the waiting sequence that goes first of those of whose tenant and class the test is true. None: there
+        is none, or tenants have no shares.
+        """
         ...
 
     def admits(
@@ -88,6 +94,9 @@ class DefaultHooks:
 
     def may_take(self, tenant: str, other: str) -> bool:
         return True
+
+    def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
+        return None
 
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int

@@ -19,9 +19,10 @@ from backend.scheduler.tenant_limits import YOUNGEST
 class Victims:
     """Ranks running sequences: the lowest class gives way first, within a class what is due last."""
 
-    def __init__(self, hooks: SchedulerHooks, max_preemptions: int) -> None:
+    def __init__(self, config: EngineConfig, hooks: SchedulerHooks) -> None:
         self._hooks = hooks
-        self._max_preemptions = max_preemptions
+        self._max_preemptions = config.max_preemptions
+        self._step_tokens = config.max_num_batched_tokens
 
     def key(self, sequence: Sequence) -> tuple[int, float]:
         """Return a sequence's rank; the largest gives way first."""
@@ -35,11 +36,22 @@ class Victims:
         """
         return sorted((s for s in running if s.last_step != step and self._is_eligible(s)), key=self.key, reverse=True)
 
+    def choose_for_share(self, running: Iterable[Sequence]) -> list[Sequence]:
+        """Return the sequences that may be preempted for the share of another tenant, first choice first: those that
+        have generated tokens, since they were admitted, in as many steps as computing them again takes. So they
+        recompute no longer than they generate, however often tenants take from each other.
+        """
+        return self.choose((s for s in running if self._steps(s) * self._step_tokens >= s.num_computed_tokens), None)
+
+    def _steps(self, sequence: Sequence) -> int:
+        """Return the steps in which a running sequence has generated tokens since it was admitted."""
+        return len(sequence.output) - sequence.num_kept_tokens
+
     def may_be_preempted(self, sequence: Sequence) -> bool:
         return sequence.num_preemptions < self._max_preemptions
 
     def _is_eligible(self, sequence: Sequence) -> bool:
-        progressed = sequence.num_preemptions == 0 or len(sequence.output) > sequence.num_kept_tokens
+        progressed = sequence.num_preemptions == 0 or self._steps(sequence) > 0
         return progressed and self.may_be_preempted(sequence)
 
 
@@ -52,7 +64,7 @@ class Preemption:
         self._config = config
         self._kv_manager = kv_manager
         self._hooks = hooks
-        self._victims = Victims(hooks, config.max_preemptions)
+        self._victims = Victims(config, hooks)
         self._counters = counters
         self._slots_of, self._most_spare = Counter[str](), 0.0  # slots, and the most beyond one for each unit of weight
         self._lowest_class = 0  # that runs
@@ -90,16 +102,20 @@ class Preemption:
         of_its_tenant = any(s.tenant == sequence.tenant for s in gave_way)
         self.preemptor = sequence if gave_way and not of_its_tenant else None
 
-    def may_pass_over(self, head: Sequence) -> bool:
-        """Return True if the head cannot have a slot now and another might, which takes it from a tenant that has more
-        than one. O(1), but for the first call since others run.
+    def lacks_a_slot(self, head: Sequence) -> bool:
+        """Return True if the head cannot have a slot now, and another might take one from a tenant that has more than
+        one. O(1), but for the first call since others run.
         """
-        weight = self._hooks.weight(head.tenant)
-        if weight is None or self._kv_manager.has_free_slot or self._kv_manager.freeing:
+        if self._kv_manager.has_free_slot or self._kv_manager.freeing:
             return False
-        slots = self._slots()
-        is_lowest = head.priority_class >= self._lowest_class
-        return self._most_spare > 0.0 and is_lowest and (slots[head.tenant] + 1) / weight > self._most_spare
+        return not self.may_take_a_slot(head.tenant, head.priority_class) and self._most_spare > 0.0
+
+    def may_take_a_slot(self, tenant: str, priority_class: int) -> bool:
+        """Return True if others may hold a slot, where all are taken, that a sequence of the tenant is to have."""
+        slots, weight = self._slots(), self._hooks.weight(tenant)
+        if priority_class < self._lowest_class or weight is None:
+            return True
+        return (slots[tenant] + 1) / weight <= self._most_spare
 
     @property
     def running_changes(self) -> tuple[int, int]:
@@ -129,7 +145,9 @@ class Preemption:
         running, own = self._kv_manager.running, sequence.priority_class
         below = (s for s in running.values() if s.priority_class > own and not _goes_before(s, sequence))
         lower = self._victims.choose(below, None)
-        if not self._kv_manager.has_free_slot and (seated := self.slot_for(sequence)) is not None:
+        if not self._kv_manager.has_free_slot:
+            if (seated := self.slot_for(sequence)) is None:
+                return  # memory is of no use to it yet
             self._preempt(seated)
             lower = [one for one in lower if one is not seated]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
@@ -143,15 +161,16 @@ class Preemption:
         slots first.
         """
         running, own = self._kv_manager.running, head.priority_class
-        lower = [s for s in running.values() if s.priority_class > own and not _goes_before(s, head)]
-        if victims := self._victims.choose(lower, None):
-            return victims[0]
         slots, own_weight = self._slots(), self._hooks.weight(head.tenant)
+        if own < self._lowest_class:
+            lower = [s for s in running.values() if s.priority_class > own and not _goes_before(s, head)]
+            if victims := self._victims.choose(lower, None):
+                return victims[0]
         if own_weight is None or (least := (slots[head.tenant] + 1) / own_weight) > self._most_spare:
             return None
         for tenant, weight in self._fuller_tenants(head, slots, least):
             of_tenant = [s for s in running.values() if s.tenant == tenant]
-            if (slots[tenant] - 1) / weight >= least and (victims := self._victims.choose(of_tenant, None)):
+            if (slots[tenant] - 1) / weight >= least and (victims := self._victims.choose_for_share(of_tenant)):
                 return victims[0]
         return None
 
@@ -175,7 +194,7 @@ class Preemption:
         found = list[Sequence]()
         for tenant, weight in self._fuller_tenants(head, held, least):
             left, running = held[tenant], self._kv_manager.running_of(tenant)
-            for victim in self._victims.choose([s for s in running if s not in besides], None):
+            for victim in self._victims.choose_for_share([s for s in running if s not in besides]):
                 left -= self._kv_manager.blocks.num_reclaimable(victim)
                 if left / weight < least:
                     break

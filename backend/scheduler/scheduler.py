@@ -71,8 +71,7 @@ class Scheduler:
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
-        self._slotless: list[str] = []  # tenants that have as many slots as others: held until others run
-        self._slotless_at = 0, 0
+        self._none_takes_a_slot_at: tuple[int, int] | None = None  # `running_changes`, when no waiting sequence could
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
         whole = (config, self.kv_manager, waiting, self.in_flight, self._rows, self._budget, self.counters)
@@ -87,7 +86,7 @@ class Scheduler:
         sequence.admission_number = self.counters.admissions
         self.waiting.add(sequence)
         self._rule.arrived(sequence)
-        self._held_tenants.resume(sequence.tenant)
+        self._resume(sequence.tenant)
 
     def look_up(self, sequence: Sequence, now: float = 0.0) -> list[Cached]:
         """Return what can be kept for a sequence of what is cached of its prompt, if it comes to wait."""
@@ -119,7 +118,7 @@ class Scheduler:
         """Let the tenant hold this many blocks from now on; None: any number."""
         self.kv_manager.begin(now)
         self.kv_manager.blocks.allow(tenant, blocks)
-        self._held_tenants.resume(tenant)
+        self._resume(tenant)
 
     def demand(self, tenant: str) -> int:
         """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need."""
@@ -128,7 +127,7 @@ class Scheduler:
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Let it generate `tokens` more than it was allowed so far, at most its max_tokens in all."""
         sequence.extend(tokens)
-        self._held_tenants.resume(sequence.tenant)
+        self._resume(sequence.tenant)
 
     def take_ended(self) -> list[Sequence]:
         """Return the sequences that were ended since the last call, because nothing else could free memory for them."""
@@ -186,7 +185,6 @@ class Scheduler:
         self.kv_manager.begin(now)
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
-        self._resume_slotless()
         while not (scheduled := self._plan_step(now)).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
             self._resync.untold += scheduled.hits
@@ -208,12 +206,10 @@ class Scheduler:
             self._resync.add_to(scheduled)
         return scheduled.batch
 
-    def _resume_slotless(self) -> None:
-        """Offer tenants again that were passed over for slots, where others run than then."""
-        if self._slotless_at != (changes := self._preemption.running_changes):
-            self._slotless_at = changes
-            while self._slotless:
-                self._held_tenants.resume(self._slotless.pop())
+    def _resume(self, tenant: str) -> None:
+        """Let the queue offer the tenant's sequences: something has changed for it."""
+        self._none_takes_a_slot_at = None
+        self._held_tenants.resume(tenant)
 
     def _plan_step(self, now: float) -> ScheduledStep:
         scheduled = ScheduledStep.empty(self._next_step)
@@ -307,16 +303,13 @@ class Scheduler:
         """Admit heads of the queue, all or those that may go before one that runs.
 
         A head that does not fit stops admission: if others overtook it while they fit, a large one would starve. Only a
-        limit of its own tenant lets it be overtaken, since it would delay other tenants for a matter of its own.
+        limit of its own tenant lets it be overtaken, since it would delay other tenants for a matter of its own; and,
+        where all slots are taken, a tenant that may take one from another.
         """
         order = self._prefill_order
-        while (sequence := self._head()) is not None:
+        while (sequence := self._head(scheduled)) is not None:
             if before is not None and (self._joining.still_lacks(sequence) or not order.goes_before(sequence, before)):
                 break
-            if not scheduled.paused and self._preemption.may_pass_over(sequence):
-                self._held_tenants.hold(sequence.tenant, WaitReason.SLOTS)
-                self._slotless.append(sequence.tenant)
-                continue
             hit = self._forking.find(sequence, scheduled, budget)
             length = order.chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)
@@ -336,12 +329,22 @@ class Scheduler:
             if length:
                 self._prefill(sequence, length, scheduled, budget)
 
-    def _head(self) -> Sequence | None:
-        """Return the sequence that others gave way to, if it still waits; else the first in the queue."""
+    def _head(self, scheduled: ScheduledStep) -> Sequence | None:
+        """Return the sequence that others gave way to, if it still waits; else the first in the queue, or the first
+        that may take a slot from another where none is free.
+        """
         head, held = self._preemption.preemptor, self._held_tenants.reasons
         if head and head.status is SequenceStatus.WAITING and head.tenant not in held:
             return head
-        return self.waiting.head()
+        head = self.waiting.head()
+        if head is None or scheduled.paused or not self._preemption.lacks_a_slot(head):
+            return head
+        if self._none_takes_a_slot_at == (changes := self._preemption.running_changes):
+            return head
+        if (taker := self.hooks.first_that(self._preemption.may_take_a_slot)) is not None:
+            return taker
+        self._none_takes_a_slot_at = changes
+        return head
 
     def _start(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         self.kv_manager.admit(sequence)

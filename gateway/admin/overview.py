@@ -8,7 +8,6 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from backend.scheduler.kv_accounts import KVAccounts
-from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 from gateway.admin.history import History
@@ -45,8 +44,7 @@ class QueueView:
 
     def _rank(self, sequence: Sequence) -> QueueRank:
         scheduler = self._scheduler
-        is_passed_over = scheduler.held_tenants.get(sequence.tenant, WaitReason.SLOTS) is not WaitReason.SLOTS
-        return is_passed_over, scheduler.hooks.due(sequence), sequence.arrival
+        return sequence.tenant in scheduler.held_tenants, scheduler.hooks.due(sequence), sequence.arrival
 
     def _row(self, sequence: Sequence, record: RequestRecord, now: float) -> Row:
         return {

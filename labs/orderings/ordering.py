@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from typing import NamedTuple, Protocol
 
-from admission.forecast import Ahead
+from admission.forecast import Ahead, Due
 from backend.scheduler.sequence import Sequence
 from backend.scheduler.waiting_queue import HoldingQueue, SequenceQueue
 from labs.orderings.predicted import Predicted
@@ -75,10 +75,10 @@ class PublishedOrder(HoldingQueue):
         own = sum([self._uncached(one) for one in before if one.tenant == sequence.tenant])
         return Ahead(float(sum(map(self._uncached, before))), float(len(before)), float(own))
 
-    def behind(self, sequence: Sequence) -> list[tuple[float, Sequence, int]]:
+    def behind(self, sequence: Sequence) -> list[Due]:
         """Return what goes later, each as if it were due at its place in the line."""
         behind = self.ordering.around(sequence).behind
-        return [(float(place), one, self._uncached(one)) for place, one in enumerate(behind)]
+        return [Due(float(place), place, one, self._uncached(one)) for place, one in enumerate(behind)]
 
     def at(self, now: float) -> None:
         self.ordering.at(now)

@@ -172,7 +172,7 @@ def test_an_admission_is_decided_by_what_could_be_known() -> None:
     for n in range(60):
         one = make_sequence(str(n))
         calibration.track(one, calibration.calibrate(one, estimate(1.0, 10.0), 0.0))
-        calibration.overtaken([(one, 3.0)], 0.5)
+        calibration.overtaken([one], 0.5)
         pipeline.planned(0.1, 0.0)
         pipeline.completed(2.2)
         calibration.first_token(one, 3.5)

@@ -36,8 +36,7 @@ def test_a_request_passes_through_every_state(site: Site) -> None:
 
 
 def test_who_is_next_and_who_is_behind_are_told_the_same_cause(site: Site) -> None:
-    """Slots are a matter of the tenant, which another may have first; the budget is one of the first in line."""
-    assert reasons_of_waiting(site, prompt=2, max_tokens=4) == {REASONS["slots"]}
+    assert reasons_of_waiting(site, prompt=2, max_tokens=4) == {REASONS["slots"], BEHIND + REASONS["slots"]}
     assert reasons_of_waiting(Site(), prompt=12, max_tokens=24) == {REASONS["budget"], BEHIND + REASONS["budget"]}
 
 

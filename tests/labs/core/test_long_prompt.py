@@ -70,11 +70,11 @@ def test_the_rhythm_is_kept_and_the_machine_is_used(device: str, noise: float) -
     assert gaps[len(gaps) // 2] > 0.85 * INTERVAL
 
 
-def mixed_steps(device: str, stalled: float, model: StepTimeModel | None = None) -> list[int]:
+def mixed_steps(device: str, stalled: float, model: StepTimeModel | None = None, seed: int = 1) -> list[int]:
     """The tokens of a long prompt that each step carried beside the answers; `stalled`: the share of steps that take
     three times as long as their work does.
     """
-    machine = Machine(DEVICES[device], 0.03, 1, model, stalled)
+    machine = Machine(DEVICES[device], 0.03, seed, model, stalled)
     prompt, carried = machine.arrive_beside_answers(), [0]
     while not prompt.output:
         carried.append(prompt.num_computed_tokens - sum(carried))
@@ -85,8 +85,9 @@ def mixed_steps(device: str, stalled: float, model: StepTimeModel | None = None)
 @pytest.mark.parametrize("device", DEVICES)
 def test_stalls_that_no_prefill_caused_do_not_starve_prefill(device: str) -> None:
     """Four in ten steps stalled, as on two cores that others use as well: steps carried a block or two of prefill."""
-    quiet, noisy = (median(mixed_steps(device, stalled)) for stalled in (0.0, 0.4))
-    assert noisy >= 0.4 * quiet
+    seeds = range(1, 4)
+    quiet, noisy = ([median(mixed_steps(device, stalled, seed=seed)) for seed in seeds] for stalled in (0.0, 0.4))
+    assert median([beside / alone for beside, alone in zip(noisy, quiet, strict=True)]) >= 0.4
 
 
 def test_a_model_saved_on_a_busy_machine_does_not_starve_the_first_prompts() -> None:
