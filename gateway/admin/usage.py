@@ -113,10 +113,10 @@ class UsageReader:
         """
         service = self._service
         named = [*service.keys.tenants()]
-        owners = await asyncio.to_thread(_owners, service.policies.current, named, words.lower())
+        owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, words.lower())
         rows, num_rows = list[Row](), 0
         async with self._reading:
-            for start in range(0, min(len(owners), MAX_ASKED), AT_ONCE):
+            for start in range(0, len(owners), AT_ONCE):
                 some = owners[start : start + AT_ONCE]
                 for found in await asyncio.gather(*(self._left(*owner) for owner in some)):
                     rows += found
@@ -124,7 +124,7 @@ class UsageReader:
                 if len(rows) > 2 * MAX_BUDGETS:
                     rows = await asyncio.to_thread(nsmallest, MAX_BUDGETS, rows, key=_what_is_left)
         shown = await asyncio.to_thread(nsmallest, MAX_BUDGETS, rows, key=_what_is_left)
-        return {"budgets": shown, "truncated": num_rows - len(shown) + max(0, len(owners) - MAX_ASKED)}
+        return {"budgets": shown, "truncated": num_rows - len(shown) + num_owners - len(owners)}
 
     async def _left(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> list[Row]:
         try:
@@ -140,10 +140,11 @@ Owner = tuple[str, str | None, tuple[Limit, ...]]
 """A tenant or one of its keys that has a budget, with all limits that its requests are charged to."""
 
 
-def _owners(policy: Policy, named: Iterable[str], words: str) -> list[Owner]:
-    """Return who has a budget."""
+def _owners(policy: Policy, named: Iterable[str], words: str) -> tuple[list[Owner], int]:
+    """Return who has a budget, `MAX_ASKED` of them, and how many have."""
     names = {*policy.tenants, *named} if any(map(_is_budget, policy.default.limits)) else policy.tenants.keys()
-    return [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
+    owners = [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
+    return owners[:MAX_ASKED], len(owners)
 
 
 def _what_is_left(row: Row) -> tuple[bool, float, str, str]:
