@@ -87,7 +87,7 @@ def test_an_edit_means_the_same_whatever_was_read_before(first: str, second: str
 
 
 FORMS = {  # of tenants whose texts differ in words: those that are values, and those that only look it
-    "values": "\n    weight: {0}\n    models: [m-{0}, x]\n    limits: {{requests: {0}/min, tokens: [{0}k/min, {0}/day]}}",
+    "values": "\n    weight: {0}\n    models: [m-{0}]\n    limits: {{requests: {0}/min, tokens: [{0}k/min, {0}/day]}}",
     "items": "\n    models:\n      - m{0}\n      - n{0}\n    max_n: {0}",
     "flow": " {{weight: {0}, models: [m{0}]}}",
     "a wrong one": " {{weight: {0}, max_n: {0}}}",
