@@ -27,7 +27,7 @@ from quotas.policy.policy import (
     TenantPolicy,
     Unnamed,
 )
-from quotas.policy.problems import Mark, Problems, did_you_mean, listed, quoted
+from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
 from quotas.policy.schema import MAX_CLASSES, MAX_PINNED, NO_PINS, NO_PRICE, UNLIMITED, fields_of
 from quotas.policy.section import Section, one_of
 from quotas.policy.tenant_texts import Form, Indivisible, TenantTexts, form_of, name_and_body, words_of
@@ -476,8 +476,11 @@ class _Tenants:
             forms[around] = form_of(around)
         if (form := forms[around]) is None:
             return None
-        section = Section(Fields(Mark(""), {}), "", problems := Problems()).as_section(form.of(values), name)
-        policy = self._reader.read(section, name, self._default)
+        try:
+            section = Section(Fields(Mark(""), {}), "", problems := Problems()).as_section(form.of(values), name)
+            policy = self._reader.read(section, name, self._default)
+        except TooManyProblems:
+            return None
         if problems.found:
             return None
         self._known.num_read += 1

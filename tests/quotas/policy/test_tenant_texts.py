@@ -111,6 +111,7 @@ FORMS = {  # of tenants whose texts differ in words: those that are values, and 
     "no text": "\n    weight: {0}\n    models: ['\udcff']",
     "control": "\n    weight: {0}\n    models: [\x00, {0}]",
     "returns": "\r\n    weight: {0}\r\n    max_n: {0}\r",
+    "more mistakes than are told": f"\n    models: [{'é, ' * 120}{{0}}]",
 }
 
 
