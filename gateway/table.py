@@ -1,7 +1,7 @@
 """Tables of text for a terminal or a spreadsheet, whose cells may come from strangers."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import StringIO
 from unicodedata import category, east_asian_width
 
@@ -25,11 +25,11 @@ def table(heading: Row, rows: Sequence[Row], numeric: frozenset[str] = frozenset
     )
 
 
-def csv_text(heading: Row, rows: Sequence[Row]) -> str:
+def csv_text(rows: Iterable[Row]) -> str:
     """Write rows as RFC 4180 says, but with line feeds; no cell is a formula."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(list(map(_inert, row)) for row in (heading, *rows))
+    writer.writerows(list(map(_inert, row)) for row in rows)
     return text.getvalue()
 
 

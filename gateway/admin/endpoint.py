@@ -1,5 +1,6 @@
 """Endpoints of the admin API: how a route is made, what its handler is asked and what it may answer."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class AdminEndpoint:
         name = scope["path_params"].get("name", "")
         answer = await self._handler(AdminRequest(scope["user"], name, _query(scope["query_string"]), body))
         if not isinstance(answer, Blob):
-            answer = Blob(orjson.dumps(answer), "application/json")
+            answer = Blob(await asyncio.to_thread(orjson.dumps, answer), "application/json")
         await answer(scope, receive, send)
 
 

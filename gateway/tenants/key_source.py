@@ -118,6 +118,8 @@ class KeySource:
             doubtful += [key_id for key_id, record in stored.items() if before.stored.get(key_id) is not record]
             doubtful += [key_id for key_id in before.stored if key_id not in stored]
         doubtful += [*old, *(key for name in edited for key in policy.tenant(name).keys)]
+        if not doubtful:
+            return _Keys(stored, policy, of_policy, before.in_force), KeyChange()
         in_force, added, changed, removed = dict(before.in_force), list[str](), list[str](), list[str]()
         for key_id in dict.fromkeys(doubtful):
             known, record = in_force.get(key_id), self._in_force(key_id, stored, of_policy, policy)

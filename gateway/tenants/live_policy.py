@@ -131,14 +131,16 @@ def scheduling_policy(policy: Policy) -> SchedulingPolicy:
 
     A tenant that is weighed as the unnamed ones are is left out, unless these may queue fewer requests than it.
     """
-    others, named = policy.default, policy.tenants.items()
+    others = policy.default
     weight, is_bounded = others.weight, others.queued_requests is not None
-    weights = {name: one.weight for name, one in named if one.weight != weight or is_bounded}
-    waiting = {name: most for name, one in named if (most := one.queued_requests) is not None}
-    if others.queued_requests is not None:
-        waiting[others.name] = others.queued_requests
+    weights, waiting = {others.name: weight}, dict[str, int]()
+    for name, one in ({**policy.tenants, others.name: others}).items():
+        if is_bounded or one.weight != weight:
+            weights[name] = one.weight
+        if one.queued_requests is not None:
+            waiting[name] = one.queued_requests
     return SchedulingPolicy(
-        weights={others.name: weight, **weights},
+        weights=weights,
         offsets=tuple(level.aging for level in policy.classes),
         bounds=tuple(_bounds(level.queue) for level in policy.classes),
         may_wait=waiting,

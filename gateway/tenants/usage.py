@@ -14,7 +14,7 @@ from gateway.table import csv_text, table
 from quotas.policy.policy import Policy, Price
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
-from quotas.store.usage_ledger import Batch
+from quotas.store.usage_ledger import Batch, Ledger
 
 COUNTS = ("requests", "input", "cached", "output")
 NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})
@@ -49,10 +49,11 @@ def cost(usage: Usage, price: Price) -> Decimal:
         return computed + usage.output_tokens * price.output
 
 
-def usage_csv(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> str:
+def usage_csv(entries: Iterable[Entry], policy: Policy, has_keys: bool, *, has_heading: bool = True) -> str:
     tokens = ("input_tokens", "cached_tokens", "output_tokens")
     heading = ("day", "tenant", *_if(has_keys, "key"), "requests", *tokens, "kv_byte_seconds", "cost", "currency")
-    return csv_text(heading, [_csv_row(entry, policy.tenant(entry.tenant).price, has_keys) for entry in entries])
+    rows = (_csv_row(entry, policy.tenant(entry.tenant).price, has_keys) for entry in entries)
+    return csv_text([heading, *rows] if has_heading else rows)
 
 
 def usage_table(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> str:
@@ -115,7 +116,7 @@ def _if(condition: bool, cell: str) -> tuple[str, ...]:
 
 
 LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
-PIECE = 1000  # entries
+PIECE = 1000  # ledgers
 AT_ONCE = 32  # questions in one write: their answers keep an event loop for a millisecond
 
 
@@ -130,7 +131,7 @@ class TooManyLedgers(Exception):
 async def read_ledgers(
     store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
 ) -> AsyncIterator[tuple[str, date, Batch]]:
-    """Yield each tenant, day and what the ledger says of it, in no order.
+    """Yield each tenant, day and what the ledger says of it, by day and tenant.
 
     Raises `QuotaError`, and `TooManyLedgers` where there are more than `most`.
     """
@@ -140,29 +141,32 @@ async def read_ledgers(
         ledgers = await store.ledgers(first, last)
     if most is not None and len(ledgers) > most:
         raise TooManyLedgers(len(ledgers))
+    if tenant is None:
+        ledgers = await asyncio.to_thread(_in_order, ledgers)
     for start in range(0, len(ledgers), AT_ONCE):
         some = ledgers[start : start + AT_ONCE]
         for (name, day), usage in zip(some, await store.usages(some), strict=True):
             yield name, day, usage
 
 
-async def usage_entries(
-    store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
-) -> list[Entry]:
+async def usage_entries(store: RedisStore, tenant: str | None, first: date, last: date) -> list[Entry]:
     """Return usage by day, tenant and key, in this order. Raises as `read_ledgers` does."""
-    ledgers = read_ledgers(store, tenant, first, last, most)
-    entries = [Entry(day, name, key, used) async for name, day, usage in ledgers for key, used in usage.items()]
-    return await asyncio.to_thread(_in_order, entries)
+    ledgers = read_ledgers(store, tenant, first, last)
+    return [entry async for ledger in ledgers for entry in entries_of(*ledger)]
 
 
-def _in_order(entries: list[Entry]) -> list[Entry]:
+def entries_of(tenant: str, day: date, usage: Batch) -> list[Entry]:
+    return [Entry(day, tenant, key, used) for key, used in sorted(usage.items(), key=lambda item: item[0] or "")]
+
+
+def _in_order(ledgers: list[Ledger]) -> list[Ledger]:
     """Sort in pieces: of all at once, others would wait for the interpreter."""
-    pieces = (entries[start : start + PIECE] for start in range(0, len(entries), PIECE))
+    pieces = (ledgers[start : start + PIECE] for start in range(0, len(ledgers), PIECE))
     return list(merge(*(sorted(piece, key=_place) for piece in pieces), key=_place))
 
 
-def _place(entry: Entry) -> tuple[date, str, str]:
-    return entry.day, entry.tenant, entry.key or ""
+def _place(ledger: Ledger) -> tuple[date, str]:
+    return ledger[1], ledger[0]
 
 
 class UsageSums:

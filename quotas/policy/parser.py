@@ -27,10 +27,10 @@ from quotas.policy.policy import (
     TenantPolicy,
     Unnamed,
 )
-from quotas.policy.problems import Mark, Problems, did_you_mean, listed, quoted
+from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
 from quotas.policy.schema import MAX_CLASSES, MAX_PINNED, NO_PINS, NO_PRICE, UNLIMITED, fields_of
 from quotas.policy.section import Section, one_of
-from quotas.policy.tenant_texts import Indivisible, TenantTexts, name_and_body
+from quotas.policy.tenant_texts import Form, Indivisible, TenantTexts, form_of, name_and_body, words_of
 from quotas.policy.yaml_nodes import MAX_NODES, Fields, Items, Node, Scalar
 
 
@@ -378,6 +378,7 @@ class KnownTenants:
     def __init__(self) -> None:
         self.files: dict[str, KnownFile] = {}
         self.by_body: dict[bytes, KnownTenant] = {}  # of tenants that have no keys
+        self.forms: dict[tuple[str, ...], Form | None] = {}  # by what stands around words, None where it is no form
         self.num_read = 0  # tenants that were not known, since this was made
         self._inherited: object = None
 
@@ -388,8 +389,11 @@ class KnownTenants:
     def keep(self, files: dict[str, KnownFile]) -> None:
         """Forget all other files, and bodies where hardly two tenants are alike."""
         self.files = files
-        if len(self.by_body) > sum(len(known.tenants) for known in files.values()) / 2:
+        num_tenants = sum(len(known.tenants) for known in files.values())
+        if len(self.by_body) > num_tenants / 2:
             self.by_body = {}
+        if len(self.forms) > num_tenants:
+            self.forms = {}
 
 
 class _Tenants:
@@ -447,17 +451,40 @@ class _Tenants:
     def _is_known(self, by_text: Mapping[bytes, KnownTenant]) -> Callable[[bytes], bool]:
         """Return what says whether a text need not be read, in the order of the texts."""
         by_body, coming = self._known.by_body, set[bytes]()  # bodies
+        shapes = set[tuple[str, ...]]()  # that were met
 
         def is_known(text: bytes) -> bool:
             if text in by_text:
                 return True
-            named = name_and_body(text)
-            if named is None or (named[1] not in by_body and named[1] not in coming):
-                coming.update(named[1:] if named else ())
-                return False
-            return True
+            name, body = name_and_body(text) or ("", b"")
+            if not name or body in by_body or body in coming:
+                return bool(name)
+            around, values = words_of(body)
+            if around in shapes and (tenant := self._formed(name, around, values)):
+                by_body[body] = tenant
+                return True
+            shapes.add(around)
+            coming.add(body)
+            return False
 
         return is_known
+
+    def _formed(self, name: str, around: tuple[str, ...], values: list[str]) -> KnownTenant | None:
+        """Return a tenant without a mistake from the words of its text, if these are all that is not known of it."""
+        forms = self._known.forms
+        if around not in forms:
+            forms[around] = form_of(around)
+        if (form := forms[around]) is None:
+            return None
+        try:
+            section = Section(Fields(Mark(""), {}), "", problems := Problems()).as_section(form.of(values), name)
+            policy = self._reader.read(section, name, self._default)
+        except TooManyProblems:
+            return None
+        if problems.found:
+            return None
+        self._known.num_read += 1
+        return KnownTenant(policy, form.num_nodes)
 
     def _alike(self, text: bytes) -> KnownTenant:
         """Return the tenant of a text that differs from a known one in the name alone."""
@@ -465,7 +492,7 @@ class _Tenants:
         known = self._known.by_body.get(body)
         if known is None:
             raise Indivisible
-        return KnownTenant(replace(known.policy, name=name), known.num_nodes)
+        return known if known.policy.name == name else KnownTenant(replace(known.policy, name=name), known.num_nodes)
 
     def _add_known(self, policies: Mapping[str, TenantPolicy], keys: Mapping[str, None]) -> None:
         num_found = len(self.found) + len(policies)

@@ -5,6 +5,7 @@ from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from hashlib import sha256
+from operator import attrgetter
 from typing import Literal
 
 from quotas.policy.limit import Limit, Resource
@@ -213,7 +214,7 @@ def _version(
     """Return a hash of the content, whose tenants are summed up: their order is none, and one that is edited is one
     sum.
     """
-    named = sum(tenant.digest for tenant in tenants.values()) % 2**DIGEST_BITS
+    named = sum(map(attrgetter("digest"), tenants.values())) % 2**DIGEST_BITS
     groups = sorted((group, sorted(members)) for group, members in prefix_sharing.items())
     content = [[astuple(entry) for entry in classes], default.digest, named, unnamed_tenants, groups]
     return sha256(repr(content).encode()).hexdigest()[:12]

@@ -34,11 +34,12 @@ class Change(NamedTuple):
 def changed_tenants(old: Policy | None, new: Policy) -> list[str]:
     """Return the names of the tenants whose policies differ, in order; of those that only one names, all of them."""
     before, after = {} if old is None else old.tenants, new.tenants
-    others: Iterable[str] = after
     if [*before] == [*after]:  # tenants that were not read again are the same objects
-        others = compress(after, map(is_not, before.values(), after.values()))
+        others, gone = [*compress(after, map(is_not, before.values(), after.values()))], set[str]()
+    else:
+        others, gone = [*after], before.keys() - after.keys()
     changed = (name for name in others if name not in before or before[name].digest != after[name].digest)
-    return sorted([*(before.keys() - after.keys()), *changed])
+    return sorted([*gone, *changed])
 
 
 class PolicyEdit(NamedTuple):

@@ -10,6 +10,7 @@ notes it and goes on, and no check of pydantic is left. With it the reader took 
 
 import json
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any, get_args
 
 from quotas.policy.limit import TENANT_ONLY, Resource
@@ -253,6 +254,7 @@ def schema_text() -> str:
     return json.dumps(SCHEMA, indent=2) + "\n"
 
 
+@cache
 def fields_of(name: str, *path: str) -> Collection[str]:
     """Return the names of the fields of a definition, or of a mapping within it; of the file for the empty name."""
     schema = SCHEMA["$defs"][name] if name else SCHEMA

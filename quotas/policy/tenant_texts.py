@@ -6,26 +6,78 @@ that no tenant alone has, is read as a whole.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, zip_longest
 from typing import NamedTuple
 
 from quotas.policy.problems import Mark, Problems, TooManyProblems
 from quotas.policy.schema import TENANT_NAME
-from quotas.policy.yaml_nodes import Composer, Fields, Node, Scalar, Unreadable
+from quotas.policy.yaml_nodes import Composer, Fields, Items, Node, Scalar, Unreadable
 
 _HEADING = re.compile(rb"^tenants:(?:[ \t]+#.*|[ \t]*)\r?$", re.MULTILINE)
 _FIRST = re.compile(rb"\n([ \t]*)[^\s#]")
 _NAMED = re.compile(b" +(%s):(?=[ \n])" % TENANT_NAME.encode())
+_WORD = re.compile(r"([ [])([A-Za-z0-9][A-Za-z0-9_./-]*)(?=[],}\r\n])")
 RUN = 500  # tenants that are composed at once
 _TREE = b"tenants:\n"  # of which the texts are entries, as they are in their file
 
 
 def name_and_body(text: bytes) -> tuple[str, bytes] | None:
-    """Return a tenant's name and what its text says of it; None where the name is not plainly written."""
+    """Return a tenant's name and its text without it; None where the name is not plainly written."""
     named = _NAMED.match(text)
-    return (named[1].decode(), text[named.end() :]) if named else None
+    return (named[1].decode(), text[: named.start(1)] + text[named.end(1) :]) if named else None
+
+
+class Form(NamedTuple):
+    """The tree of tenants whose texts differ in words alone. Its marks are of none of them."""
+
+    node: Node
+    words: list[Scalar]
+    num_nodes: int
+
+    def of(self, words: Iterable[str]) -> Node:
+        """Return the tree with these words, until it is asked for again."""
+        for place, word in zip(self.words, words, strict=True):
+            place.text = word
+        return self.node
+
+
+def words_of(body: bytes) -> tuple[tuple[str, ...], list[str]]:
+    """Return what stands around the words of a tenant's text, and these."""
+    parts = _WORD.split(body.decode("utf-8", "surrogateescape"))
+    words = parts[2::3]
+    del parts[2::3]
+    return tuple(parts), words
+
+
+def form_of(around: tuple[str, ...]) -> Form | None:
+    """Return the form of texts that differ in words alone, if each of these is a value, whatever it is."""
+    *before, end = ["".join(some) for some in zip_longest(around[::2], around[1::2], fillvalue="")]
+    words = [f"word-{number}" for number in range(len(before))]
+    text = "".join([*chain.from_iterable(zip(before, words, strict=True)), end]).replace(":", "_:", 1)
+    composer = Composer("", problems := Problems())
+    try:
+        tree = composer.run(_TREE + text.encode("utf-8", "surrogateescape"))
+    except (Unreadable, TooManyProblems):
+        return None
+    tenants = tree.entries["tenants"][1] if isinstance(tree, Fields) and [*tree.entries] == ["tenants"] else None
+    if problems.found or not isinstance(tenants, Fields) or [*tenants.entries] != ["_"]:
+        return None
+    node = tenants.entries["_"][1]
+    places = [leaf for leaf in _leaves(node) if leaf.is_plain and leaf.text in words]
+    has_keys = isinstance(node, Fields) and "keys" in node.entries  # whose ids are of one tenant
+    if has_keys or [place.text for place in places] != words:
+        return None
+    return Form(node, places, composer.num_nodes - 3)
+
+
+def _leaves(node: Node) -> Iterator[Scalar]:
+    if isinstance(node, Scalar):
+        yield node
+    elif isinstance(node, Fields | Items):
+        inner = node.nodes if isinstance(node, Items) else [value for _, value in node.entries.values()]
+        yield from chain.from_iterable(map(_leaves, inner))
 
 
 def _num_lines(texts: list[bytes]) -> int:

@@ -6,6 +6,7 @@ refused, and size, depth and the number of nodes are bounded, so that no file is
 
 import re
 import unicodedata
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import yaml
@@ -22,7 +23,8 @@ _UNPRINTABLE = re.compile(
 )
 
 
-class Scalar(NamedTuple):
+@dataclass(slots=True)
+class Scalar:
     mark: Mark
     text: str
     is_plain: bool  # not quoted

@@ -21,7 +21,7 @@ from quotas.store.scripts import Script, ScriptRunner
 ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
 PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
-PER_CALL = b"500"  # keys that one SCAN looks at, so that others are not kept waiting
+PER_CALL = b"200"  # keys that one SCAN looks at, so that others are not kept waiting
 
 Ledger = tuple[str, date]
 """The tenant and the UTC day of a ledger."""

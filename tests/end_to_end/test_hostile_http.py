@@ -237,3 +237,27 @@ def _trickle(client: RawClient, data: bytes) -> None:
         except OSError:
             return
         time.sleep(0.005)
+
+
+def test_floods_leave_no_more_memory_behind_the_more_there_are(server: ServerProcess) -> None:
+    """Of uploads that are never finished, of refused bodies and of answers that nobody reads."""
+
+    def resident() -> float:
+        return server.metric("process_resident_memory_bytes")
+
+    def flood() -> None:
+        with ExitStack() as stack:
+            for number in range(120):
+                client = stack.enter_context(connected(server))
+                whole = request(server, completion(prompt="x" * 200_000, max_tokens=1), "/v1/completions")
+                refused = request(server, b"[" + b"0," * 100_000 + b"0]", "/v1/completions")
+                streamed = request(server, completion(max_tokens=50, stream=True, ignore_eos=True), "/v1/completions")
+                client.send((whole[:-1000], refused, streamed)[number % 3])
+        eventually(server.is_idle)
+
+    flood()
+    flood()
+    before = resident()
+    for _ in range(3):
+        flood()
+    eventually(lambda: resident() < before + 16 * MEBIBYTE)

@@ -28,7 +28,7 @@ def test_a_row_is_one_line_whatever_is_in_it(rows: list[tuple[str, str]]) -> Non
 
 @given(CELLS)
 def test_cells_come_back_from_csv_and_none_is_a_formula(rows: list[tuple[str, str]]) -> None:
-    read = list(csv.reader(StringIO(csv_text(("one", "two"), rows))))[1:]
+    read = list(csv.reader(StringIO(csv_text([("one", "two"), *rows]))))[1:]
     assert len(read) == len(rows)
     for cells, back in zip(rows, read, strict=True):
         for cell, read_cell in zip(cells, back, strict=True):

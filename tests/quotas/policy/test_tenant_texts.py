@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from quotas.policy import policy_file
 from quotas.policy.policy import Policy
 from quotas.policy.policy_file import PolicyError, PolicyReader
+from quotas.policy.yaml_nodes import Composer
 from tests.examples import examples
 
 SHAPES = {
@@ -85,10 +86,67 @@ def test_an_edit_means_the_same_whatever_was_read_before(first: str, second: str
     assert read(reader, sources) == read_whole(sources), "a mistake is told as often as it is read"
 
 
+FORMS = {  # of tenants whose texts differ in words: those that are values, and those that only look it
+    "values": "\n    weight: {0}\n    models: [m-{0}]\n    limits: {{requests: {0}/min, tokens: [{0}k/min, {0}/day]}}",
+    "items": "\n    models:\n      - m{0}\n      - n{0}\n    max_n: {0}",
+    "flow": " {{weight: {0}, models: [m{0}]}}",
+    "a wrong one": " {{weight: {0}, max_n: {0}}}",
+    "an unknown field": " {{weight: {0}, wieght: {0}}}",
+    "twice in a list": " {{models: [m{0}, m{0}]}}",
+    "comments": "\n    # was {0}\n    weight: {0} # {0}",
+    "quotes": "\n    models: ['a {0}, b', \"c {0}]\"]",
+    "a sentence": "\n    models: [a b{0}, {0} ]",
+    "block": "\n    prefix_cache:\n      pinned:\n      - |\n        say {0}\n        {0}\n      - >-\n        as {0}",
+    "over lines": "\n    weight:\n      {0}",
+    "continued": "\n    models: [a\n     b{0}, c\n     ]",
+    "keys": "\n    keys: {{k: {{expires: {0}}}}}",
+    "own keys": "\n    keys: {{k{0}: {{scopes: [limits]}}}}",
+    "aliases": "\n    weight: *x {0}",
+    "tags": "\n    weight: !x {0}",
+    "a key of many": "\n    ? {0}\n    : {0}",
+    "nothing": "\n    weight: {0}\n    models:",
+    "brackets of blocks": "\n    models: [{0}]\n    weight: {0}]",
+    "two documents": "\n    weight: {0}\n--- {0}\n",
+    "less indented": "\n   weight: {0}",
+    "no text": "\n    weight: {0}\n    models: ['\udcff']",
+    "control": "\n    weight: {0}\n    models: [\x00, {0}]",
+    "returns": "\r\n    weight: {0}\r\n    max_n: {0}\r",
+    "more mistakes than are told": f"\n    models: [{'é, ' * 120}{{0}}]",
+}
+
+
+@pytest.mark.parametrize("body", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("words", [("1", "2", "3", "4"), ("7", "0", "x", "8"), ("a", "true", "5.5", "2031-01-31")])
+@pytest.mark.parametrize("indent", ["  ", "    "])
+def test_texts_that_differ_in_words_mean_what_each_would(body: str, words: tuple[str, ...], indent: str) -> None:
+    texts = [f"{indent}t{number}:{body.format(word)}\n" for number, word in enumerate(words)]
+    sources = {"a": ("tenants:\n" + "".join(texts)).encode("utf-8", "surrogateescape")}
+    reader = PolicyReader()
+    assert read(reader, sources) == read_whole(sources)
+    again = sources | {"b": b"defaults: {max_n: 3}\n"}
+    assert read(reader, again) == read_whole(again)
+
+
+def test_a_text_means_nothing_where_it_is_indented_otherwise() -> None:
+    sources = {"a": b"tenants:\n  t1:\n   weight: 2\n", "b": b"tenants:\n    t2:\n   weight: 2\n"}
+    assert isinstance(read_whole(sources), str)
+    assert read(PolicyReader(), sources) == read_whole(sources)
+
+
+def test_yaml_is_asked_once_of_tenants_whose_texts_differ_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = list[int]()
+    run = Composer.run
+    monkeypatch.setattr(Composer, "run", lambda self, content: composed.append(len(content)) or run(self, content))
+    content = many(distinct, count=3000)
+    assert PolicyReader().parse({"a": content}).tenant("t2999").weight == distinct(2999)
+    assert sum(composed) < len(content) / 4, "blank lines for most of them"
+
+
 LINES = [
     *("tenants:", "  a:", "  b: {weight: 3}", "  c: {weight: 3}", "  d: {weight: x}", "    weight: 2", "    weight: 5"),
     *("    limits: {tokens: 5/min}", "    keys: {k: }", "    keys:", "      k:", "  # note", "# note", "", "defaults:"),
     *("  weight: 4", "classes: {x: , y: }", "    highest_class: y", "  e: {models: [x,", "    y]}", "  f: 'g", "h'"),
+    *("  i: {weight: 6, models: [m1]}", "  j: {weight: 7, models: [m2]}", "  k: {weight: y, models: [m 3]}"),
     *("    prefix_cache: {pinned: [|", "  'q': {weight: 1}", "  ? r", "  : {weight: 1}", "\ttab", " s: {weight: 1}"),
     *("---", "..."),
 ]  # fmt: skip
