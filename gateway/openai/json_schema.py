@@ -184,7 +184,7 @@ class _Rewriter:
                 self.left_out.append(f"{self._param}{place.pointer[1:]}/{keyword}")
 
     def _version(self, value: dict[str, Any], keyword: str) -> bool:
-        """Where it is left out the compiler enforces the keywords of all versions; it refuses versions it does not know."""
+        """Without it the compiler enforces the keywords of all versions; it refuses one that it does not know."""
         return _drop(value, keyword, True)
 
     def _name(self, value: dict[str, Any], keyword: str) -> bool:

@@ -67,7 +67,9 @@ def test_what_cannot_be_compiled_says_why_in_a_line(kind: str, source: str, mess
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("pattern", ["(a", "[a", "a{2,1}", "*a", r"\p{Nonsense}", "(?=a)b", r"(a)\1", "(?P<n>a)(?P<n>b)"])
+@pytest.mark.parametrize(
+    "pattern", ["(a", "[a", "a{2,1}", "*a", r"\p{Nonsense}", "(?=a)b", r"(a)\1", "(?P<n>a)(?P<n>b)"]
+)
 def test_a_regular_expression_is_refused_without_the_grammar_made_of_it(pattern: str) -> None:
     sources = {GrammarKind.REGEX: pattern, GrammarKind.JSON_SCHEMA: json.dumps({"type": "string", "pattern": pattern})}
     for kind, source in sources.items():

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from admission.outcome import Outcome
+from admission.outcome import DeadlineInfeasible, Outcome
 from backend.errors import DeviceError
 from gateway import errors
 from gateway.api.refusals import name_in_log, refusal_of
@@ -36,6 +36,28 @@ def test_a_spent_rate_is_told_with_its_refill() -> None:
     assert (body["limit"], body["asked"], body["left"]) == ("tokens/min", 300, 120)
     for part in ("API key", "tokens/min", "1000", "300", "120", "Try again in"):
         assert part in str(body["message"])
+
+
+@pytest.mark.parametrize(
+    ("estimate", "slack", "told"),
+    [
+        (0.0314, 0.001, "is expected in 31.4 ms and must come in 1 ms."),
+        (0.0314, 7.79e-5, "is expected in 31.4 ms and must come in 0.0779 ms."),
+        (4000.0, 1800.0, "is expected in 4,000 s and must come in 1,800 s."),
+        (0.0314, 0.0, "is expected in 31.4 ms, and its deadline has passed."),
+        (0.0314, -2e8, "is expected in 31.4 ms, and its deadline has passed."),
+    ],
+)
+def test_a_deadline_is_told_in_units_in_which_it_is_not_none(estimate: float, slack: float, told: str) -> None:
+    message = refusal_of(DeadlineInfeasible("first", estimate, slack, False, 1.0)).message
+    assert message == f"The deadline cannot be met: the first token {told}"
+
+
+def test_a_wait_of_an_hour_is_no_power_of_ten() -> None:
+    limit = Limit(Resource.REQUESTS, 1, Rate(3600, 1))
+    error = LimitExceeded(limit, 1, 0, 3600.0)
+    assert str(error).endswith("it suffices in 3,600 s")
+    assert "e+" not in refusal_of(error).message
 
 
 def test_a_spent_budget_is_not_worth_a_retry() -> None:
