@@ -35,9 +35,8 @@ def _one_or_many(stop: Any) -> Any:
     if isinstance(stop, str):
         stop = [stop]
     if not isinstance(stop, list | None):
-        raise PydanticCustomError(
-            "no_stop", "must be a string, or an array of strings, got {got}", {"got": shown(stop)}
-        )
+        wanted = f"must be a string, or an array of strings, got {shown(stop)}"
+        raise PydanticCustomError("stop", wanted)
     return stop and [text for text in stop if text != ""]
 
 

@@ -412,10 +412,8 @@ def _fault(place: _Place, keyword: str) -> str:
             form = shown(place.value[keyword])
             return f"has the format {form} {at}; those that are known here, of texts or of numbers, are {KNOWN}."
         case "pattern":
-            return (
-                f"has a pattern {at} that is not enforced here, for a word boundary, back-reference, flag or inner "
-                "look-around."
-            )
+            within = "a word boundary, a back-reference, or an anchor or look-around within"
+            return f"has a pattern {at} that is not enforced here, for {within}."
     return f"has {keyword} {at}, which is not enforced here; leave it out and check the answer for it."
 
 

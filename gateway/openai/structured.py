@@ -88,8 +88,9 @@ def _of_format(asked: ResponseFormat, most_bytes: int) -> AskedGrammar | None:
         if asked["type"] == "text" or given is not None:
             why = 'the type "text"' if given is None else "json_schema"
             raise BadRequest(f"response_format.schema cannot be combined with {why}.", "response_format.schema")
-        if asked["type"] == "json_object" and (schema is True or (isinstance(schema, dict) and not says_kind(schema))):
-            schema = {"type": "object"} | (schema if isinstance(schema, dict) else {})
+        schema = {} if schema is True else schema
+        if asked["type"] == "json_object" and isinstance(schema, dict) and not says_kind(schema):
+            schema = {"type": "object"} | schema
         return _of_schema(schema, "response_format.schema", most_bytes)
     if asked["type"] == "text":
         return None

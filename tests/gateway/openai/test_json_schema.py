@@ -200,7 +200,7 @@ def test_schemas_are_found_by_their_names(name: str) -> None:
 def test_a_pattern_is_refused_for_what_it_has() -> None:
     for pattern in (r"\bword\b", r"(a|b)\1", "(?i)^abc$", "^a(?:b|(?=c))"):
         fault = fault_of({"pattern": pattern})
-        assert fault is not None and "word boundary, back-reference, flag or inner look-around" in fault
+        assert fault is not None and "a word boundary, a back-reference, or an anchor or look-around within" in fault
 
 
 def test_places_of_a_keyword_are_found() -> None:
