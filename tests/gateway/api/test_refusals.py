@@ -74,6 +74,12 @@ def test_what_is_in_use_is_worth_a_retry(limit: Limit, code: str) -> None:
     assert float(refusal.headers()["retry-after-ms"]) >= 1000
 
 
+def test_sizes_are_told_as_policies_write_them() -> None:
+    for error in (LimitExceeded(KV, 2**30, 2**16, None), NeverFits(KV, 2**30)):
+        message = refusal_of(error).message
+        assert "is 1MiB: this request asks for 1GiB" in message and "1048576" not in message
+
+
 def test_what_can_never_fit_is_the_requests_own_fault() -> None:
     refusal, body = told(NeverFits(TOKENS, 1001))
     assert (refusal.status, body["code"], refusal.outcome) == (400, "quota_unsatisfiable", Outcome.INVALID)
