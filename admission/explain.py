@@ -218,7 +218,8 @@ class _LogReader:
         self._prompts[name] = prompt
         for what, by in (("first", first_by), ("last", done_by)):
             if by is not None:
-                history.say(now, f"its {what} token is of no use after {by - now:.3f} s")
+                left = f"{by - now:.{3 if by - now >= 0.001 else 6}f} s"
+                history.say(now, f"its {what} token is of no use {f'after {left}' if by > now else 'any more'}")
         if grammar is not None:
             history.say(now, f"its answer has to match the grammar {grammar}")
         if first is not None:

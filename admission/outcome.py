@@ -65,8 +65,11 @@ class DeadlineInfeasible(AdmissionRefused):
             cause = ", for what the same tenant has waiting already"
         else:
             cause = "; others need the time in between" if estimate <= slack else ""
-        super().__init__(
-            f"the {what} token is expected in {estimate:.3g} s and must come in {max(0.0, slack):.3g} s{cause}",
-            retry_after,
-        )
+        by = f" and must come in {_shown(slack)}" if slack > 0 else ", and its deadline has passed"
+        super().__init__(f"the {what} token is expected in {_shown(estimate)}{by}{cause}", retry_after)
         self.estimate, self.slack, self.own_backlog = estimate, slack, own_backlog
+
+
+def _shown(seconds: float) -> str:
+    value, unit = (seconds, "s") if seconds >= 0.9995 else (1000 * seconds, "ms")
+    return f"{float(f'{value:.3g}'):,.15g} {unit}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 MASK = "***"
 LEAST_HIDDEN = 12  # characters of a secret that is looked for as such: a short one may be a word of any line
 _KEY = re.compile(
-    r"sk(?:-|%2[dD])sluice(?:-|%2[dD])[\w.~+=%-]*|sluice-admin-\w+|(?<![A-Za-z0-9])sk-[\w-]{20,}", re.ASCII
+    r"sk(?:-|%2d)sluice(?:-|%2d)[\w.~+=%-]*|sluice-admin-\w+|(?<![a-z0-9])sk-[\w-]{20,}", re.ASCII | re.IGNORECASE
 )
 _hidden: list[str] = []  # secrets of another form, that an operator chose
 
@@ -20,7 +20,8 @@ def hide(secrets: Iterable[str]) -> None:
 
 def masked(text: str) -> str:
     """Returns the text with `MASK` in the place of each key."""
-    if "sk-" in text or "sk%" in text or "sluice-admin-" in text:  # which is rare, and found at once
+    lower = text.lower()
+    if "sk-" in lower or "sk%" in lower or "sluice-admin-" in lower:  # which is rare, and found at once
         text = _KEY.sub(MASK, text)
     for secret in _hidden:
         if secret in text:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from quotas.policy.limit import Limit
+from quotas.policy.units import show_wait
 from quotas.reservation import LimitState
 
 
@@ -48,7 +49,7 @@ class LimitExceeded(QuotaRefused):
     """
 
     def __init__(self, limit: Limit, asked: int, left: int, retry_after: float | None) -> None:
-        when = "when others end" if retry_after is None else f"in {retry_after:.3g} s"
+        when = "when others end" if retry_after is None else f"in {show_wait(retry_after)}"
         super().__init__(limit, asked, left, f"it suffices {when}")
         self.retry_after = retry_after
 

@@ -1,6 +1,7 @@
 """Compiling takes a grammar to what llguidance matches tokens with. Runs in grammar processes alone."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ LIMITS = LLParserLimits(
 """Counted, and so the same on any machine and under any load; the times are those of an idle one."""
 
 
+_PATTERN_FAULT = re.compile(r"regex parse error:.*^error: ([^\n]+)", re.MULTILINE | re.DOTALL)
 _TOO_MUCH = ("too large", "too many", "too complex", "too big", "limit", "exceed", "fuel")
 
 
@@ -107,7 +109,7 @@ def compile_grammar(tokenizer: LLTokenizer, kind: GrammarKind, source: str) -> L
     """Return a matcher that has seen no token yet. Raises `CompileError`."""
     matcher = LLMatcher(tokenizer, _translated(kind, source), log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise CompileError(_one_line(matcher.get_error()))
+        raise CompileError(_reason(kind, matcher.get_error()))
     return matcher
 
 
@@ -133,5 +135,9 @@ def _with_options(schema: str, options: str) -> str:
     return f'{{"x-guidance":{options}{"" if rest.startswith("}") else ","}{rest}'
 
 
-def _one_line(message: str) -> str:
+def _reason(kind: GrammarKind, message: str) -> str:
+    """Return an error in one line: of a pattern without the grammar that was made around it."""
+    fault = None if kind is GrammarKind.LARK else _PATTERN_FAULT.search(message)
+    if fault is not None:
+        return f"invalid regex: {fault[1]}"
     return " ".join(message.replace("<non-verbose/>", "").split())[:500]

@@ -134,7 +134,7 @@ class _Job:
         if status in (None, 0, signal.SIGKILL):  # its link was closed, or somebody has killed it
             return None
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-            return f"{1000 * options.compile_seconds:.0f} ms of a processor"
+            return f"{1000 * options.compile_seconds:g} ms of a processor"
         return f"{options.compile_bytes / 2**20:.0f} MiB of memory"
 
 

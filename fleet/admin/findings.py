@@ -10,6 +10,7 @@ from fleet.admin.summary import ReplicaSummary, ToldSummary
 from fleet.view import Condition
 from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding, Severity
+from quotas.policy.units import show_wait
 
 FAR = 3.0  # times the mean backlog of the others: prompts that go to where they are cached may well leave twice
 LEAST_SECONDS = 5.0  # above that mean: less is one long prompt, or a burst that has just come
@@ -124,7 +125,7 @@ def silent(window: Window) -> Finding | None:
 
 
 def _silence(one: ReplicaSummary) -> str:
-    since = "never told it" if one.silent_seconds is None else f"told it {one.silent_seconds:.0f} s ago"
+    since = "never told it" if one.silent_seconds is None else f"told it {show_wait(one.silent_seconds)} ago"
     return f"{since} ({one.problem})" if one.problem else since
 
 
@@ -139,7 +140,7 @@ def ejected(window: Window) -> Finding | None:
         out,
         "replica_ejected",
         "left out for a while, because requests fail there",
-        lambda one: f"{one.left_out_seconds:.0f} s more, {one.ejections} times so far",
+        lambda one: f"{show_wait(one.left_out_seconds)} more, {one.ejections} times so far",
         "their logs have the errors; a replica that fails again and again should be restarted",
     )
 

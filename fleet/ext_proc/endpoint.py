@@ -23,6 +23,7 @@ from gateway.errors import DeadlineUnmeetable
 from gateway.http.request_scope import ClientGone
 from gateway.http.responses import ResponseWriter
 from gateway.replica.fleet_secret import ATTEMPT_HEADER
+from quotas.policy.units import show_wait
 from quotas.reservation import Attempt
 
 ANY_ATTEMPT = 2  # in a signature: it may not be the first
@@ -77,8 +78,8 @@ class PickEndpoint(FleetEndpoint):
         expected = fleet.first_token(request, earliest)
         if expected > patience:
             raise DeadlineUnmeetable(
-                f"No replica is expected to have the first token within {patience:.3g} s; the earliest in "
-                f"{expected:.3g} s. Send the request later, or wait longer.",
+                f"No replica is expected to have the first token within {show_wait(patience)}; the earliest "
+                f"in {show_wait(expected)}. Send the request later, or wait longer.",
                 expected * 1e3,
                 expected - patience,
                 deadlines.is_relative,

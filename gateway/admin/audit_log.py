@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import AuditUnavailable
+from gateway.key_mask import masked
 
 FILE = "audit.log"  # in the state directory
 TAIL_BYTES = 256 * 1024  # of the file's end, that is read back
@@ -46,9 +47,9 @@ class AuditLog:
 
 
 def append_entry(path: Path, at: float, actor: str, action: str, target: str, result: str) -> None:
-    """Write one entry and wait for the disk. Raises `OSError`."""
+    """Write one entry, without keys, and wait for the disk. Raises `OSError`."""
     entry = {"at": at, "actor": actor, "action": action, "target": target, "result": result}
-    _append(path, orjson.dumps(entry) + b"\n")
+    _append(path, masked(orjson.dumps(entry).decode()).encode() + b"\n")
 
 
 def _append(path: Path, line: bytes) -> None:

@@ -21,6 +21,7 @@ from admission.outcome import Outcome
 from gateway.errors import ApiError, TooManyRefused
 from gateway.http.address import network_of
 from gateway.http.json_body import BLOCK_BYTES
+from quotas.policy.units import show_wait
 
 BURST_SECONDS = 1.0  # seconds of a rate that may come at once
 MAX_DELAY = 30.0  # seconds that a refusal is delayed
@@ -48,7 +49,7 @@ class RefusalLimiter:
             raise TooManyRefused(
                 f"Too many requests of your API key were refused: {self._requests.rate:g} a second may be, and each "
                 f"counts one more for {BLOCK_BYTES} bytes that were read of its body. Correct what they were refused "
-                f"for; try again in {wait:.3g} s.",
+                f"for; try again in {show_wait(wait)}.",
                 retry_after=wait,
             )
 

@@ -33,7 +33,7 @@ from quotas.errors import (
     StoreUnsuitable,
 )
 from quotas.policy.limit import Limit, Resource
-from quotas.policy.units import show_size
+from quotas.policy.units import show_size, show_wait
 
 QUEUE_RETRY_SECONDS = 1.0
 STORE_RETRY_SECONDS = 1.0
@@ -78,11 +78,11 @@ def _of_admission(error: AdmissionRefused) -> ApiError:
     wait = _spread(error.retry_after, 2)
     match error:
         case TenantQueueFull():
-            message = f"Too many requests of your tenant are waiting: {error.excess}. Try again in {wait:.3g} s."
+            message = f"Too many requests of your tenant are waiting: {error.excess}. Try again in {show_wait(wait)}."
             return ConcurrencyExceeded(message, retry_after=wait)
         case DeadlineInfeasible():
             return unmeetable(error, is_relative=True)
-    return Overloaded(f"The server is busy: {error}. Try again in {wait:.3g} s.", retry_after=wait)
+    return Overloaded(f"The server is busy: {error}. Try again in {show_wait(wait)}.", retry_after=wait)
 
 
 def unmeetable(error: DeadlineInfeasible, is_relative: bool) -> ApiError:
@@ -99,7 +99,7 @@ def queue_full(error: QueueFull, service_class: str) -> ApiError:
     unit = "requests" if error.excess.unit == "count" else error.excess.unit
     bound = f"classes.{service_class}.queue.{unit}" if error.of_class else "max_waiting"
     wait = _spread(error.retry_after, 2)
-    return Overloaded(f"The server is busy: {error} ({bound}). Try again in {wait:.3g} s.", retry_after=wait)
+    return Overloaded(f"The server is busy: {error} ({bound}). Try again in {show_wait(wait)}.", retry_after=wait)
 
 
 def _of_quota(error: QuotaError) -> ApiError:
@@ -113,7 +113,7 @@ def _of_quota(error: QuotaError) -> ApiError:
         case LimitExceeded(limit=limit, retry_after=wait):
             kind = _IN_USE.get(limit.resource, RateLimited)
             wait = _spread(wait or QUEUE_RETRY_SECONDS, 1.1)
-            message = f"{_figures(error)} and {_shown(limit, error.left)} are left. Try again in {wait:.3g} s."
+            message = f"{_figures(error)} and {_shown(limit, error.left)} are left. Try again in {show_wait(wait)}."
             return kind(message, retry_after=wait, details=_details(error))
         case BudgetSpent(limit=limit, resets_at=moment):
             resets = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")

@@ -218,9 +218,9 @@ def _steps(roofline: Roofline, plan: MemoryPlan, context: int) -> str:
     title = f"floor of a decode step at context {context:,}, {peaks}; ridge at {roofline.ridge:,.0f} tokens a step"
     heading = ("batch", "step ms", "tokens/s", "bound by", "KV memory")
     rows = [_step(roofline, batch, context, plan.sequences_of(context)) for batch in _batches(plan.max_num_seqs)]
-    prefill = f"floor of a prefill of {context:,} tokens: {roofline.prefill(context) * 1e3:.2f} ms"
+    prefill = f"floor of a prefill of {context:,} tokens: {_ms(roofline.prefill(context))} ms"
     if roofline.num_ranks > 1:
-        prefill += f", of which ranks exchange sums for {roofline.exchange(context) * 1e3:.2f} ms"
+        prefill += f", of which ranks exchange sums for {_ms(roofline.exchange(context))} ms"
     return f"{title}\n{table(heading, rows, frozenset(heading[:3]))}{prefill}\n"
 
 
@@ -230,7 +230,12 @@ def _step(roofline: Roofline, batch: int, context: int, fit: int) -> tuple[str, 
     if batch * roofline.footprint.kv_bytes_read(context) / roofline.peaks.bandwidth > seconds / 2:
         bound = "KV"
     note = "" if batch <= fit else "does not fit"
-    return f"{batch:,}", f"{seconds * 1e3:.2f}", f"{batch / seconds:,.0f}", bound, note
+    return f"{batch:,}", _ms(seconds), f"{batch / seconds:,.0f}", bound, note
+
+
+def _ms(seconds: float) -> str:
+    """Return milliseconds: those of a small model's step are thousandths of one."""
+    return f"{seconds * 1e3:.2f}" if seconds >= 1e-3 else f"{seconds * 1e3:.3g}"
 
 
 def _batches(max_num_seqs: int) -> list[int]:

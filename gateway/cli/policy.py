@@ -30,7 +30,7 @@ from quotas.policy.policy_diff import policy_diff
 from quotas.policy.policy_file import PolicyError, parse_policy, policy_files, read_policy, read_sources
 from quotas.policy.policy_text import policy_text
 from quotas.policy.schema import schema_text
-from quotas.policy.units import show_count, show_duration, show_size
+from quotas.policy.units import show_count, show_duration, show_size, show_wait
 from quotas.reservation import Ask, LimitState
 
 HEADING = ("limit", "allows", "asked", "left", "full again")
@@ -100,7 +100,7 @@ class Explanation:
             return ""
         match state.limit.window:
             case Rate():
-                return f"in {state.reset:.3g} s"
+                return f"in {show_wait(state.reset)}"
             case Budget():
                 return f"{datetime.fromtimestamp(round(self._now + state.reset), UTC):%Y-%m-%d %H:%M} UTC"
         return "when others end"

@@ -4,6 +4,7 @@ from admission.explain import REASONS
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.reasons import is_own_limit, is_paused, plain_reason
 from gateway.doctor.snapshot import Snapshot, Window
+from quotas.policy.units import show_wait
 
 FULL = 0.9  # of the KV blocks: the forecast of what those running will need holds back about the rest
 SMALL = 0.5  # of max_num_seqs: below it a step reads all weights for less than half of the answers it could serve
@@ -92,7 +93,7 @@ def low_utilisation(window: Window) -> Finding | None:
         "low_utilisation",
         "the device is idle while work waits",
         f"it computed in {busy:.0%} of {window.seconds:.1f} s while {len(waits)} waited; the event loop was late by up "
-        f"to {lag * 1e3:.0f} ms",
+        f"to {show_wait(lag)}",
         "leave the event loop a core of its own: lower --threads, or give the process more CPU; `sluice doctor` "
         "compares threads with cores",
     )
@@ -109,8 +110,8 @@ def long_prefills(window: Window) -> Finding | None:
     return Finding(
         "long_prefills",
         "long prompts make running answers pause",
-        f"a step with a prompt in it takes {mixed * 1e3:.0f} ms on average, one of decodes alone {decode * 1e3:.0f} "
-        f"ms; a token is due every {target * 1e3:.0f} ms; {tokens:,.0f} prompt tokens in a chunk",
+        f"a step with a prompt in it takes {show_wait(mixed)} on average, one of decodes alone {show_wait(decode)}; "
+        f"a token is due every {show_wait(target)}; {tokens:,.0f} prompt tokens in a chunk",
         "lower --prefill-chunk, or --prefill-share; a class with time_per_output_token in the policy has chunks cut "
         "to keep it",
     )

@@ -2,6 +2,7 @@
 
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Json, Window
+from quotas.policy.units import show_wait
 
 SLOW_STORE = 0.025  # seconds of a call: a request waits for one of them, a twentieth of an urgent class's target
 SLOW_CALLS = 0.5  # of the calls: a store that is far away is slow for all
@@ -38,7 +39,7 @@ def store_slow(window: Window) -> Finding | None:
     return Finding(
         "store_slow",
         "the quota store is slow, and every request waits for it",
-        f"{slow.count:.0f} of {slow.total:.0f} calls took longer than {slow.bound * 1e3:g} ms, {mean * 1e3:.0f} ms on "
+        f"{slow.count:.0f} of {slow.total:.0f} calls took longer than {slow.bound * 1e3:g} ms, {show_wait(mean)} on "
         "average",
         "put Redis near the gateway and on a core of its own; look for slow commands of others (SLOWLOG GET) and for "
         "writes to a slow disk (appendfsync always)",
@@ -96,7 +97,7 @@ def late_loop(window: Window) -> Finding | None:
     return Finding(
         "late_loop",
         "this process is starved: its event loop runs late, and everything it waits for seems slow",
-        f"late by {late:.2f} s in all of {window.seconds:.1f} s, by up to {lag * 1e3:.0f} ms in the last 15 s, while "
+        f"late by {late:.2f} s in all of {window.seconds:.1f} s, by up to {show_wait(lag)} in the last 15 s, while "
         f"the process had {cpu:.1f} cores",
         "leave it a core of its own: lower --threads, or give the process more CPU; `sluice doctor` compares threads "
         "with cores",

@@ -14,6 +14,7 @@ from gateway.settings.settings import Settings
 from quotas.embedded.errors import EmbeddedStoreError
 from quotas.embedded.server_binary import find_server
 from quotas.errors import QuotaError
+from quotas.policy.units import show_wait
 from quotas.store.redis_store import RedisStore
 
 CONNECT_SECONDS = 3.0
@@ -72,12 +73,12 @@ def judge(where: str, info: Mapping[str, Any], seconds: float, skew: float) -> l
     """Judge a server that may be used: what is good enough, and what could be better."""
     version = info.get("valkey_version") or info.get("redis_version")
     name = "Valkey" if "valkey_version" in info else "Redis"
-    checks = [ok("store", f"{name} {version} at {where}, {seconds * 1e3:.1f} ms away, evicts nothing")]
+    checks = [ok("store", f"{name} {version} at {where}, {show_wait(seconds)} away, evicts nothing")]
     if not info.get("aof_enabled"):
         found = "it keeps no append-only log, so a crash sets tenants' budgets back to its last snapshot, or to nothing"
         checks.append(warning("store", found, "set appendonly yes, with appendfsync everysec"))
     if seconds > FAR:
-        found = f"{where} answers after {seconds * 1e3:.1f} ms, and every request waits for that"
+        found = f"{where} answers after {show_wait(seconds)}, and every request waits for that"
         checks.append(warning("store", found, "put it nearer to the gateway"))
     if abs(skew) > SKEW:
         found = f"its clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} ours"

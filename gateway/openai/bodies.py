@@ -8,10 +8,11 @@ refuse.
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import BeforeValidator, Field, with_config
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # before Python 3.12 typing's does not say of which base each field is
 
 from backend.sampling_params import MAX_BAD_WORDS, MAX_BIASED, MAX_LOGPROBS, MAX_STOPS
-from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType
+from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType, shown
 from gateway.openai.foreign_fields import IGNORABLE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETION, known_object
 from gateway.openai.messages import Messages
 from gateway.openai.structured import ResponseFormat, StructuredOutputsField
@@ -31,10 +32,15 @@ Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 def _one_or_many(stop: Any) -> Any:
     """Returns a list of texts; a text that is empty, as user interfaces send it, is none."""
-    return [stop][: len(stop)] if isinstance(stop, str) else stop
+    if isinstance(stop, str):
+        stop = [stop]
+    if not isinstance(stop, list | None):
+        wanted = f"must be a string, or an array of strings, got {shown(stop)}"
+        raise PydanticCustomError("stop", wanted)
+    return stop and [text for text in stop if text != ""]
 
 
-_PositiveInt = Annotated[int, Field(ge=1)]
+_PositiveInt = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 _Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
 

@@ -1,5 +1,6 @@
 """Has a JSON schema say what is enforced, and tells by its place what it says beyond that."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -28,6 +29,8 @@ _ANNOTATIONS = frozenset(
     )
 )  # fmt: skip
 _IN_PLACE = frozenset(("$dynamicRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "oneOf"))
+_SAY_KIND = _IN_PLACE | {"const", "enum", "type"}
+_NAME = re.compile(r"#(?P<anchor>[a-z_][\w.-]*)|[\w.~:/?@!$&'()*+,;=-]+#?", re.ASCII | re.IGNORECASE)
 _COMPLAINTS = {  # by what a compiler's complaint says, the keywords that it may be about
     "oneof": ("oneOf",), "minproperties": ("minProperties", "maxProperties"), "min_properties": ("minProperties",),
     "max_properties": ("maxProperties",), "pattern propert": ("patternProperties",), "regex": ("pattern",),
@@ -143,6 +146,8 @@ def located(complaint: str, source: str) -> str:
     found = [place for keyword in about[:2] for place in places_of(orjson.loads(source), keyword)]
     if "oneof" in complaint.lower():
         complaint = "oneOf is enforced only where no value can match two of its schemas; use anyOf"
+    elif complaint.startswith("Resource "):  # the compiler would fetch it
+        complaint = "$ref names no schema of this document"
     return f"{complaint.rstrip('.')}{' (at ' + ', '.join(found) + ')' if found else ''}."
 
 
@@ -177,6 +182,19 @@ class _Rewriter:
                     raise InvalidGrammar(f"{self._param} {_fault(place, keyword)}", self._param)
                 value.pop(keyword, None)
                 self.left_out.append(f"{self._param}{place.pointer[1:]}/{keyword}")
+
+    def _version(self, value: dict[str, Any], keyword: str) -> bool:
+        """Without it the compiler enforces the keywords of all versions; it refuses one that it does not know."""
+        return _drop(value, keyword, True)
+
+    def _name(self, value: dict[str, Any], keyword: str) -> bool:
+        """Up to draft 7 a fragment was an anchor. The compiler refuses a name that is no address."""
+        match = _NAME.fullmatch(value[keyword]) if isinstance(value[keyword], str) else None
+        if match is None or match["anchor"]:
+            del value[keyword]
+        if match is not None and match["anchor"]:
+            value.setdefault("$anchor", match["anchor"])
+        return True
 
     def _unenforced(self, value: dict[str, Any], keyword: str) -> bool:
         return _drop(value, keyword, value[keyword] == {} and keyword != "contains")
@@ -228,7 +246,7 @@ class _Rewriter:
             del value[beside]
         reference = value["$ref"]
         if not isinstance(reference, str) or not reference.startswith("#"):
-            is_named = isinstance(self._root, dict) and not {"$id", "id"}.isdisjoint(self._root)
+            is_named = isinstance(self._root, dict) and "$id" in self._root
             return is_named or not isinstance(reference, str)
         if reference not in self._found:
             self._referred.append(self._find(reference))
@@ -369,6 +387,7 @@ class _Rewriter:
 
 _Rule = Callable[[_Rewriter, dict[str, Any], str], bool]
 _RULES: Mapping[str, _Rule] = {  # in the order in which they apply
+    "$schema": _Rewriter._version, "$id": _Rewriter._name,
     "allOf": _Rewriter._all_of, "not": _Rewriter._not, "oneOf": _Rewriter._one_of, "$ref": _Rewriter._reference,
     "if": _Rewriter._conditional, "then": _Rewriter._conditional, "else": _Rewriter._conditional,
     "unevaluatedItems": _Rewriter._unevaluated, "unevaluatedProperties": _Rewriter._unevaluated,
@@ -393,8 +412,14 @@ def _fault(place: _Place, keyword: str) -> str:
             form = shown(place.value[keyword])
             return f"has the format {form} {at}; those that are known here, of texts or of numbers, are {KNOWN}."
         case "pattern":
-            return f"has a pattern that looks ahead or behind {at}, which is not enforced here."
+            within = "a word boundary, a back-reference, or an anchor or look-around within"
+            return f"has a pattern {at} that is not enforced here, for {within}."
     return f"has {keyword} {at}, which is not enforced here; leave it out and check the answer for it."
+
+
+def says_kind(schema: dict[str, Any]) -> bool:
+    """Return whether a schema says what kind of value it is, by itself or by others."""
+    return not _SAY_KIND.isdisjoint(schema)
 
 
 def _size(schema: Any) -> int:

@@ -11,7 +11,7 @@ from backend.grammar import Grammar, GrammarKind
 from gateway.errors import BadRequest
 from gateway.grammar_errors import InvalidGrammar
 from gateway.http.json_body import EXACT, json_object, shown
-from gateway.openai.json_schema import enforce
+from gateway.openai.json_schema import enforce, says_kind
 from quotas.policy.policy import MAX_SCHEMA_BYTES
 
 MAX_CHOICES = 4_096
@@ -88,6 +88,9 @@ def _of_format(asked: ResponseFormat, most_bytes: int) -> AskedGrammar | None:
         if asked["type"] == "text" or given is not None:
             why = 'the type "text"' if given is None else "json_schema"
             raise BadRequest(f"response_format.schema cannot be combined with {why}.", "response_format.schema")
+        schema = {} if schema is True else schema
+        if asked["type"] == "json_object" and isinstance(schema, dict) and not says_kind(schema):
+            schema = {"type": "object"} | schema
         return _of_schema(schema, "response_format.schema", most_bytes)
     if asked["type"] == "text":
         return None

@@ -14,7 +14,7 @@ from quotas.policy.units import show_size
 MAX_DOCUMENTS = 128
 MAX_KWARGS = 16
 MAX_KWARGS_BYTES = 2**16
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _OWN_FIELDS = {  # of a request, by the template's name
     "messages": "messages", "tools": "tools", "documents": "documents", "reasoning_effort": "reasoning_effort",
     "add_generation_prompt": "add_generation_prompt", "continue_final_message": "continue_final_message",

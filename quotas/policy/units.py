@@ -145,6 +145,12 @@ def show_duration(seconds: float) -> str:
     return min([*whole, *fractions], key=lambda text: ("." in text, len(text)))
 
 
+def show_wait(seconds: float) -> str:
+    """Write a measured duration with three digits: 31.4 ms, 12 s, 3,600 s."""
+    value, unit = (seconds, "s") if seconds >= 0.9995 else (1000 * seconds, "ms")
+    return f"{float(f'{value:.3g}'):,.15g} {unit}"
+
+
 def show_price(amount: Decimal) -> str:
     return f"{_plain(amount * 1_000_000)}/1M"
 

@@ -133,7 +133,7 @@ class RedisLink(asyncio.Protocol):
         oldest, submitted = self._awaited[0]
         is_overdue = self._attended - submitted >= self.timeout
         if is_overdue and oldest is self._suspect:
-            self.end(StoreUnavailable(f"the quota store did not answer within {self.timeout * 1000:.0f} ms"))
+            self.end(StoreUnavailable(f"the quota store did not answer within {self.timeout * 1000:g} ms"))
             return
         self._suspect = oldest if is_overdue else None
         self._check_in(GRACE if is_overdue else self.timeout / CHECKS)

@@ -234,6 +234,14 @@ def test_deadlines_are_told() -> None:
         "    0.000 s  its first token is of no use after 2.000 s",
         "    0.000 s  its last token is of no use after 10.000 s",
     ]
+    for first_by, told in (
+        (1.002, "after 0.002 s"),
+        (1.0004, "after 0.000400 s"),
+        (1.0, "any more"),
+        (0.5, "any more"),
+    ):
+        dated[10] = first_by
+        assert explain(map(json.dumps, [HEADER, dated]), "r")[2] == f"    0.000 s  its first token is of no use {told}"
 
 
 @pytest.mark.parametrize("request_id", ["", "x", "cmpl", "cmpl-12", "cmpl-12-ab-", "0"])

@@ -33,15 +33,28 @@ def test_a_key_is_masked_whatever_stands_around_it(before: str, behind: str) -> 
         f"Bearer{KEY}",
         f"'{KEY[:30]}",
         KEY.replace("-", "%2D"),
+        KEY.upper(),
+        f"/V1/MODELS/{KEY.upper().replace('-', '%2D')}",
         "sk-proj-0123456789abcdefghijklmnop",
         "sk-sluice-planted",
         "sluice-admin-0123456789abcdef",
     ],
-    ids=["path", "URL", "header", "cut", "escaped", "another's", "the demo's", "the admin's"],
+    ids=[
+        "path",
+        "URL",
+        "header",
+        "cut",
+        "escaped",
+        "upper case",
+        "escaped in upper case",
+        "another's",
+        "the demo's",
+        "the admin's",
+    ],
 )
 def test_forms_of_a_key(text: str) -> None:
     assert MASK in masked(text)
-    assert not any(part in masked(text) for part in (KEY[20:], "planted", "0123456789"))
+    assert not any(part in masked(text) for part in (KEY[20:], KEY[20:].upper(), "planted", "0123456789"))
 
 
 @pytest.mark.parametrize(

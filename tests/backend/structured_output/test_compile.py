@@ -67,6 +67,17 @@ def test_what_cannot_be_compiled_says_why_in_a_line(kind: str, source: str, mess
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "pattern", ["(a", "[a", "a{2,1}", "*a", r"\p{Nonsense}", "(?=a)b", r"(a)\1", "(?P<n>a)(?P<n>b)"]
+)
+def test_a_regular_expression_is_refused_without_the_grammar_made_of_it(pattern: str) -> None:
+    sources = {GrammarKind.REGEX: pattern, GrammarKind.JSON_SCHEMA: json.dumps({"type": "string", "pattern": pattern})}
+    for kind, source in sources.items():
+        with pytest.raises(CompileError, match=r"^invalid regex: [^|\n]*$") as refused:
+            compile_grammar(TOKENIZER, kind, source)
+        assert "start:" not in str(refused.value)
+
+
 def test_a_mask_that_takes_too_much_work_is_told_apart_from_one_that_allows_nothing() -> None:
     mask = ctypes.create_string_buffer(NUM_BYTES)
     stuck = SlotMatcher(compile_grammar(TOKENIZER, GrammarKind.REGEX, "ab"))

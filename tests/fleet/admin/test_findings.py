@@ -88,7 +88,7 @@ def test_a_silent_replica_is_named_with_why_it_tells_nothing() -> None:
     silent = seen("b", Condition.SILENT, None, silent_seconds=14.2, problem="its admin port answers 401: no")
     finding = only(diagnosed(look(seen("a"), silent), problems={"b": "no answer"}))
     assert (finding.name, finding.replicas) == ("replica_silent", ("b",))
-    assert finding.evidence == "told it 14 s ago (its admin port answers 401: no)"
+    assert finding.evidence == "told it 14.2 s ago (its admin port answers 401: no)"
     never = seen("c", Condition.SILENT, None, silent_seconds=None)
     assert only(diagnosed(look(seen("a"), silent, never))).evidence.endswith("; c: never told it")
 
@@ -102,7 +102,7 @@ def test_one_that_was_left_out_in_between_is_named_too() -> None:
     ejected = seen("b", Condition.EJECTED, ejections=2, left_out_seconds=3.4)
     finding = only(diagnosed(look(seen("a"), ejected)))
     assert (finding.name, finding.replicas) == ("replica_ejected", ("b",))
-    assert finding.evidence == "3 s more, 2 times so far"
+    assert finding.evidence == "3.4 s more, 2 times so far"
     back = replace(ejected, condition=Condition.SERVING)
     assert diagnosed(look(seen("a"), back)) == []
     assert only(diagnosed(look(seen("a"), back), look(seen("a"), seen("b")))).name == "replica_ejected"

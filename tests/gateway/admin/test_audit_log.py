@@ -5,6 +5,7 @@ import pytest
 
 from gateway.admin.audit_log import TAIL_BYTES, AuditLog
 from gateway.errors import AuditUnavailable
+from gateway.tenants.auth import new_key
 from tests.gateway.admin.clock import Clock
 
 
@@ -53,6 +54,18 @@ async def test_entries_of_earlier_runs_are_shown(audit: AuditLog, path: Path) ->
 
 async def test_before_the_first_change_there_are_none(audit: AuditLog) -> None:
     assert await audit.entries() == []
+
+
+async def test_a_key_that_an_administrator_pasted_is_in_no_entry(audit: AuditLog, path: Path) -> None:
+    key, _ = new_key("acme", b"pepper")
+    for fields in (
+        (key, "b", "c", "d"),
+        ("a", "b", f"request {key}", "refused: No such request"),
+        ("a", "b", "c", key),
+    ):
+        await audit.record(*fields)
+    assert key.encode() not in content(path)
+    assert [entry["target"] for entry in await audit.entries()] == ["c", "request ***", "c"]
 
 
 async def test_one_entry_is_one_line_whatever_is_in_it(audit: AuditLog, path: Path) -> None:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from admission.outcome import Outcome
+from admission.outcome import DeadlineInfeasible, Outcome
 from backend.errors import DeviceError
 from gateway import errors
 from gateway.api.refusals import name_in_log, refusal_of
@@ -38,6 +38,28 @@ def test_a_spent_rate_is_told_with_its_refill() -> None:
         assert part in str(body["message"])
 
 
+@pytest.mark.parametrize(
+    ("estimate", "slack", "told"),
+    [
+        (0.0314, 0.001, "is expected in 31.4 ms and must come in 1 ms."),
+        (0.0314, 7.79e-5, "is expected in 31.4 ms and must come in 0.0779 ms."),
+        (4000.0, 1800.0, "is expected in 4,000 s and must come in 1,800 s."),
+        (0.0314, 0.0, "is expected in 31.4 ms, and its deadline has passed."),
+        (0.0314, -2e8, "is expected in 31.4 ms, and its deadline has passed."),
+    ],
+)
+def test_a_deadline_is_told_in_units_in_which_it_is_not_none(estimate: float, slack: float, told: str) -> None:
+    message = refusal_of(DeadlineInfeasible("first", estimate, slack, False, 1.0)).message
+    assert message == f"The deadline cannot be met: the first token {told}"
+
+
+def test_a_wait_of_an_hour_is_no_power_of_ten() -> None:
+    limit = Limit(Resource.REQUESTS, 1, Rate(3600, 1))
+    error = LimitExceeded(limit, 1, 0, 3600.0)
+    assert str(error).endswith("it suffices in 3,600 s")
+    assert "e+" not in refusal_of(error).message
+
+
 def test_a_spent_budget_is_not_worth_a_retry() -> None:
     refusal, body = told(BudgetSpent(MONTH, 300, 0, 1_800_000_000))
     assert (refusal.status, body["type"]) == (429, "insufficient_quota")
@@ -50,6 +72,12 @@ def test_what_is_in_use_is_worth_a_retry(limit: Limit, code: str) -> None:
     refusal, body = told(LimitExceeded(limit, 1, 0, None))
     assert (refusal.status, body["code"]) == (429, code)
     assert float(refusal.headers()["retry-after-ms"]) >= 1000
+
+
+def test_sizes_are_told_as_policies_write_them() -> None:
+    for error in (LimitExceeded(KV, 2**30, 2**16, None), NeverFits(KV, 2**30)):
+        message = refusal_of(error).message
+        assert "is 1MiB: this request asks for 1GiB" in message and "1048576" not in message
 
 
 def test_what_can_never_fit_is_the_requests_own_fault() -> None:

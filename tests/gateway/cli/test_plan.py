@@ -43,6 +43,15 @@ def test_keys_and_values_of_8_bits_take_half(model: str, printed: Printed) -> No
     assert "65,536 B" in next(line for line in lines if line.startswith("KV"))
 
 
+def test_no_step_of_a_small_model_takes_no_time(printed: Printed) -> None:
+    table, prefill = (
+        printed("plan", "embedded", "--memory", "4GiB").split("batch  step ms")[1].split("floor of a prefill")
+    )
+    steps = [float(line.split()[1]) for line in table.splitlines()[1:]]
+    assert len(steps) > 5 and all(steps) and steps == sorted(set(steps))
+    assert float(prefill.split()[-2]) > 0
+
+
 def test_of_several_ranks_each_has_its_part_and_they_exchange_sums(model: str, printed: Printed) -> None:
     flags = ["--memory", "80GiB", "--gpu", "h100", "--tensor-parallel", "4", "--rank-link", "100GB"]
     out = printed("plan", model, *flags)

@@ -157,6 +157,52 @@ def test_a_schema_that_nothing_matches_takes_its_place_among_others() -> None:
             allows(schema)
 
 
+VERSIONS = [
+    "http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft-07/schema",
+    "https://json-schema.org/draft/2019-09/schema", "https://json-schema.org/draft/2020-12/schema",
+    "http://json-schema.org/schema#", "https://spec.openapis.org/oas/3.1/dialect/base", "draft-07", "", 7, None, [],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_keywords_are_enforced_whatever_version_a_schema_says_it_is_of(version: Any) -> None:
+    def read(schema: dict[str, Any], *values: Any) -> list[bool]:
+        return allows({"properties": {"a": {"$schema": version, **schema}}, "$schema": version}, *values)
+
+    assert read({"const": 1}, {"a": 1}, {"a": 2}) == [True, False]
+    assert read({"type": "integer", "minimum": 5, "exclusiveMinimum": True}, {"a": 5}, {"a": 6}) == [False, True]
+    assert read({"type": "integer", "exclusiveMinimum": 5}, {"a": 5}, {"a": 6}) == [False, True]
+    pairs: list[Any] = [{"a": [1]}, {"a": [2]}, {"a": [1, 1]}]
+    one: dict[str, Any] = {"type": "array", "minItems": 1}
+    assert read({**one, "items": [{"const": 1}], "additionalItems": False}, *pairs) == [True, False, False]
+    assert read({**one, "prefixItems": [{"const": 1}], "items": False}, *pairs) == [True, False, False]
+
+
+@pytest.mark.parametrize("version", ["http://json-schema.org/draft-04/schema#", None])
+@pytest.mark.parametrize("key", ["$id", "id"])
+def test_a_name_of_a_schema_may_be_anything(key: str, version: str | None) -> None:
+    for name in ("User", "#User", "http://a/b", "urn:a:b", "My Type", "#", "a b#", "<x>", "Größe", "", 5, None):
+        for of_all, of_one in (({key: name}, {}), ({}, {key: name})):
+            schema = {"$schema": version, **of_all, "additionalProperties": {**of_one, "const": 1}}
+            assert allows(schema, {"a": 1}, {"a": 2}) == [True, False]
+
+
+@pytest.mark.parametrize("name", ["User", "#User", "http://a/b", "urn:a:b"])
+def test_schemas_are_found_by_their_names(name: str) -> None:
+    named = {"$id": "http://a/", "$defs": {"user": {"$id": name, "const": 1}}, "additionalProperties": {"$ref": name}}
+    assert allows(named, {"a": 1}, {"a": 2}) == [True, False]
+    with pytest.raises(CompileError) as error:
+        allows(named | {"$defs": {}})
+    assert "retriev" not in located(str(error.value), json.dumps(named))
+
+
+def test_a_pattern_is_refused_for_what_it_has() -> None:
+    for pattern in (r"\bword\b", r"(a|b)\1", "(?i)^abc$", "^a(?:b|(?=c))"):
+        fault = fault_of({"pattern": pattern})
+        assert fault is not None and "a word boundary, a back-reference, or an anchor or look-around within" in fault
+
+
 def test_places_of_a_keyword_are_found() -> None:
     schema = {"oneOf": [{"properties": {"oneOf": {"oneOf": []}}}]}
     assert places_of(schema, "oneOf") == ["#/oneOf", "#/oneOf/0/properties/oneOf/oneOf"]

@@ -210,7 +210,7 @@ def test_a_cache_salt_is_a_string_of_1_to_256_characters(value: Any) -> None:
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_token_limits_are_positive_integers(field: str, value: Any) -> None:
     raw = json.dumps({"model": "m", "messages": HI, field: value}).encode()
-    assert refused(parse_chat_request, raw, LIMITS).param in {field, "max_tokens"}
+    assert refused(parse_chat_request, raw, LIMITS).param == field
 
 
 @pytest.mark.parametrize(
@@ -278,6 +278,12 @@ def test_messages_become_what_templates_read() -> None:
         {"role": "user", "content": "ab", "name": "Ann"},
         {"role": "assistant", "content": ""},
     )
+
+
+def test_a_stop_is_a_text_or_several_and_an_empty_one_is_none() -> None:
+    assert refused(chat, stop=5).message == "stop must be a string, or an array of strings, got 5."
+    for stop, taken in (("", ()), ([""], ()), (["", "a", ""], ("a",)), ("a", ("a",)), ([], ()), (None, ())):
+        assert chat(stop=stop).sampling.stop == taken
 
 
 def test_of_two_token_limits_the_larger_counts() -> None:

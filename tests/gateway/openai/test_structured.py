@@ -140,3 +140,13 @@ def test_a_schema_may_stand_beside_the_type(kind: str) -> None:
     request = chat(response_format={"type": kind, "schema": {**PERSON, "format": "iri"}})
     assert request.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON, separators=(",", ":")))
     assert (request.grammar_field, request.left_out) == ("response_format.schema", ["response_format.schema/format"])
+
+
+@pytest.mark.parametrize("schema", [{}, True, {"title": "x"}, {"additionalProperties": {"type": "integer"}}])
+def test_a_json_object_is_one_whatever_its_schema_leaves_open(schema: Any) -> None:
+    request = chat(response_format={"type": "json_object", "schema": schema})
+    assert request.sampling.grammar is not None
+    assert json.loads(request.sampling.grammar.source)["type"] == "object"
+    for said in ({"type": "array"}, {"anyOf": [{"type": "object"}]}, {"enum": [1]}):
+        request = chat(response_format={"type": "json_object", "schema": said})
+        assert request.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(said, separators=(",", ":")))

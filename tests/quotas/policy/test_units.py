@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quotas.policy import units
 from quotas.policy.limit import MAX_AMOUNT, Budget, BudgetPeriod, Rate
+from tests.examples import examples
 from tests.quotas import policies
 
 READERS: dict[str, Callable[[str], object]] = {
@@ -59,6 +60,21 @@ def test_a_duration_is_seconds(text: str, seconds: float) -> None:
 )
 def test_short_windows_are_rates_and_long_ones_budgets(text: str, amount: int, window: object) -> None:
     assert units.rate(text) == (amount, window)
+
+
+@given(st.floats(1e-6, 1e9))
+@settings(max_examples=examples(200))
+def test_a_wait_is_written_with_three_digits_and_never_as_none(seconds: float) -> None:
+    text, unit = units.show_wait(seconds).split(" ")
+    shown = float(text.replace(",", "")) * {"s": 1, "ms": 0.001}[unit]
+    assert shown == pytest.approx(seconds, rel=0.006) and "e" not in text
+    assert (unit == "ms") is (seconds < 0.9995)
+
+
+def test_waits_have_the_unit_that_people_read() -> None:
+    waits = [7.79e-5, 0.001, 0.0314, 0.1, 0.9996, 1.0, 12.34, 30, 3600, 345_678]
+    written = ["0.0779 ms", "1 ms", "31.4 ms", "100 ms", "1 s", "1 s", "12.3 s", "30 s", "3,600 s", "346,000 s"]
+    assert [units.show_wait(seconds) for seconds in waits] == written
 
 
 def test_a_price_of_tokens_is_exact() -> None:
