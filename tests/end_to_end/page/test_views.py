@@ -1,5 +1,7 @@
 """The views of keys, of the policy and of usage, on small screens and with hostile names too."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,7 +11,7 @@ from tests.end_to_end.page import page_data
 from tests.end_to_end.page.fake_gateway import FakeGateway
 from tests.end_to_end.page.page_object import Page, PageMaker
 from tests.gateway.raw_client import completion
-from tests.gateway.server_process import ServerProcess, eventually
+from tests.gateway.server_process import ServerProcess, eventually, running_server
 
 Json = dict[str, Any]
 
@@ -206,17 +208,28 @@ def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProc
 HEARD = """(checked => { window.heard = [];
   new MutationObserver(() => window.heard.push(checked.textContent)).observe(checked, {childList: true})
 })(document.querySelector("#policy-checked"))"""
+
+
+@pytest.fixture
+def young_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """One that has served nobody: every request of the last minutes would be simulated."""
+    with running_server(tmp_path, "--threads", "1") as server:
+        yield server
+
+
 EDIT = "tenants:\n  demo: {limits: {requests: {rate: 1/h, burst: 1}}}\n  nobody: {weight: 2}\n"
 
 
 def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
-    server: ServerProcess, open_view: PageMaker
+    young_server: ServerProcess, open_tab: PageMaker
 ) -> None:
-    refused = server.ask_admin("policy/what-if", "POST", json={"text": "tenants: 3"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text")
+    server = young_server
     for _ in range(3):
         assert server.post("/v1/completions", **completion(max_tokens=3)).status_code == 200
-    page = open_view("policy")
+    refused = server.ask_admin("policy/what-if", "POST", json={"text": "tenants: 3"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text")
+    page = open_tab(server.admin_url, "#/policy")
+    page.sign_in(server.admin_key)
     page.until_shown("#policy-classes table")
     page.fill("#policy-edit", EDIT)
     page.js(HEARD)
