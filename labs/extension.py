@@ -10,4 +10,4 @@ CHOICES = "labs.orderings.published"
 """The module that adds orders when it is imported."""
 
 WHAT_IF = "labs.what_if.process"
-"""The program that answers a `gateway.admin.what_if.WhatIfQuestion`."""
+"""The program that answers a `gateway.admin.recent_traffic.WhatIfQuestion`."""

@@ -5,9 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from admission.core import CoreConfig
 from admission.request import AsIfRead, Asked
+from admission.step_times.step_time import StepTime
+from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.request_record import RequestRecord
+from quotas.policy.policy import Policy
 
 SECONDS = 3600.0
 MAX_REQUESTS = 20_000  # about a kilobyte each
@@ -20,6 +24,25 @@ class RecentRequest:
     at: float  # when it was checked against its limits
     asked: Asked
     lengths: list[int | None]  # of its answers; None: not known, because it was cut short or goes on
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfQuestion:
+    """What a process that simulates an edit is told beside the requests; `began` is in Unix seconds of the first.
+
+    It is not in `what_if`, which imports torch: that process would take four seconds more to start.
+    """
+
+    core: CoreConfig
+    engine: EngineConfig
+    step_time: StepTime
+    block_bytes: int
+    model: str
+    began: float
+    span: float  # seconds from the first request until now
+    policy: Policy
+    name: str  # of the edit, as a file
+    edit: bytes  # its text
 
 
 class RecentTraffic:

@@ -6,44 +6,22 @@ The process is an extension's (`labs`): it simulates the recorded requests under
 import asyncio
 import pickle
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from admission.core import CoreConfig
-from admission.step_times.step_time import StepTime
-from backend.config import EngineConfig
 from backend.extensions import extensions
 from backend.own_process import module_command, module_environment
 from gateway.admin.policy import NAME, PastedPolicy
-from gateway.admin.recent_traffic import RecentRequest, RecentTraffic
+from gateway.admin.recent_traffic import RecentRequest, RecentTraffic, WhatIfQuestion
 from gateway.api.service import Service
 from gateway.errors import BadRequest, InternalError, Overloaded
-from quotas.policy.policy import Policy
 
 PATIENCE_S = 60.0  # until the process, which has to start and read as well, is ended
 PIECE_REQUESTS = 200
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIfQuestion:
-    """What the process is told beside the requests; requests are seconds of the gateway's clock, `began` Unix seconds
-    of the first.
-    """
-
-    core: CoreConfig
-    engine: EngineConfig
-    step_time: StepTime
-    block_bytes: int
-    model: str
-    began: float
-    span: float  # seconds from the first request until now
-    policy: Policy
-    name: str  # of the edit, as a file
-    edit: bytes  # its text
 
 
 class WhatIfs:

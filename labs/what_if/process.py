@@ -11,8 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.admin.recent_traffic import MAX_PROMPTS, RecentRequest
-from gateway.admin.what_if import WhatIfQuestion
+from gateway.admin.recent_traffic import MAX_PROMPTS, RecentRequest, WhatIfQuestion
 from labs.simulation.arrival import Arrival
 from labs.simulation.device import Served, device_of
 from labs.simulation.recording import TraceFacts

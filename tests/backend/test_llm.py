@@ -22,8 +22,9 @@ from backend.worker.device_stream import CpuStream, Running, Work
 from backend.worker.executor import Executor, PendingStep
 from backend.worker.model_runner import ModelRunner
 from tests.backend.families import random_model, save_checkpoint
+from tests.examples import examples
 
-NUM_TOKENS = 64
+NUM_TOKENS = examples(32, at_night=64)
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 DRAWN = SamplingParams(temperature=1, top_p=0.95, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True)
 SCARCE = EngineOptions(

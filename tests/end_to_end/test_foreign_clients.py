@@ -65,7 +65,8 @@ def test_more_tokens_than_the_context_leaves_are_those_that_it_leaves(server: Se
         assert content(reply) == "3, 4, 5, 6"
         left = 2048 - reply.json()["usage"]["prompt_tokens"]
         assert reply.headers["x-sluice-max-tokens"] == str(left)
-    cut = server.post(CHAT, **fields, max_tokens=32_000, ignore_eos=True).json()
+    long = fields | {"messages": [{"role": "user", "content": "7 " * 960}]}
+    cut = server.post(CHAT, **long, max_tokens=32_000, ignore_eos=True).json()
     assert cut["choices"][0]["finish_reason"] == "length" and cut["usage"]["total_tokens"] == 2048
     assert "x-sluice-max-tokens" not in server.post(CHAT, **fields, max_tokens=left).headers
     prompts: dict[str, Any] = {"model": "embedded", "prompt": ["a", "b c d"], "stop": ["\n", ",", "."]}

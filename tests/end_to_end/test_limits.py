@@ -219,7 +219,7 @@ def test_what_is_served_when_the_kv_limit_is_lowered_comes_to_its_end(site: Site
     replies: list[httpx.Response] = []
 
     def ask() -> None:
-        replies.append(site.post("lowered", max_tokens=1000, ignore_eos=True))
+        replies.append(site.post("lowered", max_tokens=600, ignore_eos=True))
 
     with in_threads(*[ask] * 3):
         eventually(lambda: site.server.metric("sluice_kv_blocks_used") > 10)

@@ -225,6 +225,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(chat: Any
 
 
 def test_an_answer_has_at_most_what_the_context_leaves_and_cannot_have_more_at_least(chat: Any) -> None:
+    long = said("7 " * 960)  # which leaves little to compute
     with pytest.raises(openai.BadRequestError) as caught:
         chat(extra_body={"min_tokens": 2040})
     assert (caught.value.code, caught.value.param) == ("quota_unsatisfiable", "min_tokens")
@@ -232,7 +233,7 @@ def test_an_answer_has_at_most_what_the_context_leaves_and_cannot_have_more_at_l
         with pytest.raises(openai.BadRequestError) as caught:
             chat(extra_body={field: 10**9, "min_tokens": 2040})
         assert (caught.value.code, caught.value.param) == ("quota_unsatisfiable", "min_tokens")
-        reply = chat(extra_body={field: 10**9, "ignore_eos": True})
+        reply = chat(messages=long, extra_body={field: 10**9, "ignore_eos": True})
         assert (reply.choices[0].finish_reason, reply.usage.total_tokens) == ("length", 2048)
 
 

@@ -2,7 +2,8 @@
 
 `python -m tests.gateway.warm_interpreter` imports the server's modules, which takes three seconds, then forks a process
 for each command that it is sent. That is as one just started: nothing has run in it, and it has no thread but its own.
-Tests ask for one by `start`, which does without where an environment differs from that of the warm process.
+Tests ask for one by `start`. Its environment is that in which the tests began: libraries that a test imports set
+variables of their own later, and what needs a variable starts cold.
 """
 
 import atexit
@@ -34,6 +35,7 @@ MODULES = (
     *("encodings.idna", "multiprocessing.synchronize"),  # imported as a server starts
 )
 MESSAGE_BYTES = 1 << 16
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "PYTEST_"))}
 _making = Lock()
 
 
@@ -54,11 +56,9 @@ def start(
     program: str, arguments: Sequence[str], stdout: BinaryIO, stderr: BinaryIO, *, warm: bool = True
 ) -> ServerHandle:
     """Runs `python -m program` with these arguments in the repository, without variables of Sluice's own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     if warm:
-        interpreter = _warm_interpreter()
-        if interpreter.suits(environment):
-            return interpreter.start([program, *arguments], stdout, stderr)
+        return _warm_interpreter().start([program, *arguments], stdout, stderr)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     command = [sys.executable, "-m", program, *arguments]
     return subprocess.Popen(**bound(command), cwd=ROOT, env=environment, stdout=stdout, stderr=stderr)
 
@@ -103,17 +103,12 @@ class WarmInterpreter:
     """Runs until this process ends, or the one that forked it does."""
 
     def __init__(self) -> None:
-        self._environment = dict(_told(os.environ))
         self._lock = Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "tests.gateway.warm_interpreter", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, cwd=ROOT, env=self._environment, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, pass_fds=[theirs.fileno()])
         atexit.register(self._stop)
-
-    def suits(self, environment: dict[str, str]) -> bool:
-        """Whether a process of this environment would have imported the same."""
-        return _told(environment) == self._environment
 
     def start(self, command: Sequence[str], stdout: BinaryIO, stderr: BinaryIO) -> ForkedProcess:
         exited, told = os.pipe()
@@ -136,12 +131,6 @@ def _only() -> WarmInterpreter:
 def _warm_interpreter() -> WarmInterpreter:
     with _making:  # threads start servers too
         return _only()
-
-
-def _told(environment: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
-    """The environment without Sluice's variables and what pytest notes there of each test."""
-    own = ("SLUICE_", "PYTEST_")
-    return {name: value for name, value in environment.items() if not name.startswith(own)}
 
 
 # The other end -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Steps and rows of random shapes through every kernel, against the references: 32 for each change, 500 at night."""
+"""Steps and rows of random shapes through every kernel, against the references: 16 for each change, 500 at night."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -18,7 +18,7 @@ from tests.interpreted.test_attention import padded
 from tests.interpreted.test_sampling import in_torch, rows
 from tests.interpreted.test_store_kv import angles
 
-EVERY_CHANGE, AT_NIGHT = 32, 500
+EVERY_CHANGE, AT_NIGHT = 16, 500
 EPS = 1e-5
 
 

@@ -20,11 +20,12 @@ from backend.worker.sampler import SlotSampler
 from tests.backend.families import save_checkpoint
 from tests.backend.paged_batch import PagedBatch
 from tests.backend.runners import MODEL
+from tests.examples import examples
 
 SHAPE = replace(MODEL, head_dim=32, max_position=1024)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOKENS = 540
-REQUESTS = 100
+REQUESTS = examples(50, at_night=100)
 
 
 @pytest.fixture(scope="module", autouse=True)

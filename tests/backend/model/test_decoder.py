@@ -24,9 +24,10 @@ from backend.model.weights import load_weights
 from backend.placement import select_dtype
 from tests.backend.families import FAMILIES, random_model
 from tests.backend.paged_batch import PagedBatch
+from tests.examples import examples
 
 PROMPT_LENGTHS = (1, 11, 23, 40)
-NUM_TOKENS = 32
+NUM_TOKENS = examples(16, at_night=32)
 AT_NIGHT = [pytest.param(ops, marks=pytest.mark.nightly) for ops in ("reference", "torch")]
 
 
@@ -114,6 +115,7 @@ def test_greedy_tokens_of_a_sequence_alone_are_those_of_transformers(family: str
     assert batch.greedy(NUM_TOKENS, chunk=1000, starts=[0]) == oracle_tokens(family)[-1:]
 
 
+@pytest.mark.parametrize("ops", [AT_NIGHT[0], "torch", "cpu"], indirect=True)
 def test_greedy_tokens_in_a_mixed_batch_with_chunked_prefill_are_those_of_transformers(
     family: str, saved: Path, ops: Ops
 ) -> None:

@@ -596,4 +596,4 @@ class SharingMachine(LossyMachine):
 
 
 TestSharing = SharingMachine.TestCase
-TestSharing.settings = settings(max_examples=examples(130, at_night=4000), stateful_step_count=60, deadline=None)
+TestSharing.settings = settings(max_examples=examples(60, at_night=4000), stateful_step_count=60, deadline=None)

@@ -96,4 +96,4 @@ class AllowanceMachine(BenchMachine):
 
 
 TestAllowances = AllowanceMachine.TestCase
-TestAllowances.settings = settings(max_examples=examples(150, at_night=3000), stateful_step_count=40, deadline=None)
+TestAllowances.settings = settings(max_examples=examples(70, at_night=3000), stateful_step_count=40, deadline=None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.page import page_data
 from tests.end_to_end.page.fake_gateway import KEY, FakeGateway
 from tests.end_to_end.page.page_data import NUM_BLOCKS, ended, kv_in_uses
 from tests.end_to_end.page.page_object import Page, PageMaker
@@ -14,50 +15,38 @@ REJECTED = "network: Failed to load resource: the server responded with a status
 STORED = "JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])"
 
 
-def test_nothing_is_asked_of_the_api_before_a_key_is_given(open_page: PageMaker, gateway: FakeGateway) -> None:
+def test_a_key_is_asked_for_and_a_wrong_one_is_refused_in_words_not_kept_and_typed_over(open_page: PageMaker) -> None:
     page = open_page()
     assert "Admin key" in page.text("body")
     assert page.js("document.activeElement.id") == "admin-key"
     assert not any("/admin/" in url for url in page.requested())
-
-
-def test_a_wrong_key_is_refused_in_words_and_not_kept(open_page: PageMaker) -> None:
-    page = open_page()
     page.sign_in("sk-of-a-tenant")
     page.until_reads("#sign-in-problem", "This key is not accepted.")
     assert page.js(STORED) == '[{},{},""]'
     assert page.complaints() == [REJECTED]
-
-
-def test_a_key_that_no_header_can_hold_is_a_wrong_one(open_page: PageMaker) -> None:
-    page = open_page()
-    page.sign_in(KEY + "\N{ZERO WIDTH SPACE}")
+    page.js("document.querySelector('#sign-in-problem').textContent = ''")
+    page.type(KEY + "\N{ZERO WIDTH SPACE}")  # what was wrong is selected; no header can hold this
+    page.press("Enter")
     page.until_reads("#sign-in-problem", "This key is not accepted.")
-
-
-def test_a_wrong_key_can_be_typed_over(open_page: PageMaker) -> None:
-    page = open_page()
-    page.sign_in("wrong")
-    page.until("document.querySelector('#sign-in-problem').innerText")
-    page.type(KEY)  # what was wrong is selected
+    page.type(KEY)
     page.press("Enter")
     page.until("document.querySelector('.line')")
 
 
-def test_the_key_is_kept_in_this_tab_only_and_survives_a_reload(board: Page, open_page: PageMaker) -> None:
+def test_the_key_is_kept_in_this_tab_only_until_it_signs_out_and_survives_a_reload(
+    board: Page, open_page: PageMaker
+) -> None:
     assert board.js(STORED) == f'[{{"sluice-admin-key":"{KEY}"}},{{}},""]'
     assert board.js("document.querySelector('#admin-key').value") == ""
     board.reload()
     board.until("document.querySelector('.line') && document.querySelector('#sign-in').hidden")
     assert open_page().js(STORED) == '[{},{},""]'
-
-
-def test_signing_out_forgets_the_key_and_stops_asking(board: Page, gateway: FakeGateway) -> None:
     board.click("#sign-out")
     board.until("!document.querySelector('#sign-in').hidden && document.querySelector('#board').hidden")
     assert board.js(STORED) == '[{},{},""]'
 
 
+@pytest.mark.nightly
 def test_a_key_that_is_changed_while_the_page_is_open_is_asked_for_again(board: Page, gateway: FakeGateway) -> None:
     gateway.stop()
     gateway.use_key("another")
@@ -77,12 +66,6 @@ def test_a_gateway_that_is_gone_is_not_a_wrong_key(open_page: PageMaker, gateway
     gateway.start()
 
 
-def test_nothing_complains_and_only_the_gateway_is_asked(board: Page, gateway: FakeGateway) -> None:
-    board.until("document.querySelectorAll('#refusals tbody tr').length")
-    assert board.complaints() == []
-    assert board.requested() >= {f"{gateway.url}/", f"{gateway.url}/style.css", f"{gateway.url}/admin/v1/overview"}
-
-
 def test_a_store_that_is_gone_a_policy_that_was_not_taken_and_a_drain_stand_at_the_top(
     board: Page, gateway: FakeGateway
 ) -> None:
@@ -98,6 +81,7 @@ def test_a_store_that_is_gone_a_policy_that_was_not_taken_and_a_drain_stand_at_t
     assert board.js("document.title").startswith("Draining · ")
 
 
+@pytest.mark.nightly
 def test_several_troubles_are_one_line_that_counts_and_unfolds(gateway: FakeGateway, open_board: PageMaker) -> None:
     finding = gateway.answers["diagnosis"]["findings"][0]
     gateway.answers["diagnosis"] = {"findings": [finding | {"trouble": f"trouble {n}"} for n in range(9)]}
@@ -132,7 +116,7 @@ def test_a_trouble_that_others_come_of_counts_once_and_stands_above_them(
     board.until_count("#problems li li", 0)
 
 
-@pytest.mark.parametrize("width", [500, 800, 1280])
+@pytest.mark.parametrize("width", [500, *(pytest.param(width, marks=pytest.mark.nightly) for width in (800, 1280))])
 def test_the_words_of_a_trouble_are_not_cut(gateway: FakeGateway, open_board: PageMaker, width: int) -> None:
     words = "this replica does not know what others serve: tenants have their shares of each replica alone"
     gateway.answers["diagnosis"]["findings"][0]["trouble"] = words
@@ -145,6 +129,7 @@ def test_the_words_of_a_trouble_are_not_cut(gateway: FakeGateway, open_board: Pa
     assert style == ["visible", "clip"]
 
 
+@pytest.mark.nightly
 def test_a_trouble_that_comes_moves_nothing(gateway: FakeGateway, open_board: PageMaker) -> None:
     gateway.answers["diagnosis"] = {"findings": []}
     board = open_board()
@@ -161,15 +146,15 @@ def show_lines(gateway: FakeGateway, change: Callable[[list[Any]], list[Any]]) -
     gateway.answers["overview"] |= {"series": {"seconds": 1, "end": 0, "points": changed}}
 
 
-def test_a_chart_of_nothing_says_so(board: Page, gateway: FakeGateway) -> None:
+def test_a_chart_of_nothing_says_so_and_a_young_gateway_has_short_lines_at_the_right(
+    board: Page, gateway: FakeGateway
+) -> None:
     show_lines(gateway, lambda values: [None] * 300)
     board.until_count(
         "[aria-label='Time to first token, last five minutes. p50: nothing. p99: nothing. oldest waits: nothing.']", 1
     )
     assert board.attributes(".chart > svg .line", "d")[0] == ""
-
-
-def test_a_young_gateway_has_short_lines_at_the_right(board: Page, gateway: FakeGateway) -> None:
+    gateway.answers["overview"] = page_data.overview()
     show_lines(gateway, lambda values: values[-2:])
     board.until("document.querySelector('.chart > svg .line').getAttribute('d').split('h0').length === 3")
     width = board.js("document.querySelector('.chart > svg').clientWidth")
@@ -187,15 +172,7 @@ def test_pointing_at_a_chart_reads_one_second_in_all_of_them(board: Page) -> Non
     assert board.texts(".legend b") == before
 
 
-def test_a_large_pool_is_drawn_with_squares_for_several_blocks(board: Page, gateway: FakeGateway) -> None:
-    large = {"num_blocks": 200_000, "owners": ["acme"], "runs": [[0, 150_000], [-1, 50_000]]}
-    gateway.answers["kv"] |= large
-    board.until_reads("#pool-scale", "shown as whose most of them are")
-    assert board.js("document.querySelector('.pool').clientHeight") <= 216
-    assert board.texts(".pool-legend b") == ["75 %", "25 %"]
-
-
-def test_the_pool_tells_what_blocks_are_used_for(board: Page, gateway: FakeGateway) -> None:
+def test_the_pool_tells_what_blocks_are_used_for_and_a_pointer_whose_each_is(board: Page, gateway: FakeGateway) -> None:
     assert board.texts(".pool-uses li") == [], "nothing is cached: there is nothing to tell apart"
     gateway.answers["kv"] = kv_in_uses()
     board.until_count(".pool-uses li", 6)
@@ -209,24 +186,23 @@ def test_the_pool_tells_what_blocks_are_used_for(board: Page, gateway: FakeGatew
     assert idle == square / 2
     acme = board.text(".pool-legend li .parts").replace("\u00a0", " ")
     assert all(words in acme for words in ("shared", "reserved", "pinned", "idle", "kept 16 MiB", "swapped 50 MiB"))
-
-
-def test_pointing_at_a_block_tells_whose_it_is_and_what_it_is_used_for(board: Page, gateway: FakeGateway) -> None:
-    gateway.answers["kv"] |= {"owners": ["acme"], "runs": [[0, NUM_BLOCKS, 3]]}
-    board.until_count(".pool .idle", 1)
+    gateway.answers["kv"] = page_data.kv() | {"owners": ["acme"], "runs": [[0, NUM_BLOCKS, 3]]}
+    board.until("document.querySelectorAll('.pool .idle').length === 1 && !document.querySelector('.pool .held')")
     x, y, _, _ = board.box(".pool")
     board.move(x + 4, y + 4)
     board.until_reads(".pool-reading", "Block 0: acme, idle, and cached for whoever begins with the same")
+    gateway.answers["kv"] |= {"num_blocks": 200_000, "owners": ["acme"], "runs": [[0, 150_000], [-1, 50_000]]}
+    board.until_reads("#pool-scale", "shown as whose most of them are")
+    assert board.js("document.querySelector('.pool').clientHeight") <= 216
+    assert board.texts(".pool-legend b") == ["75 %", "25 %"]
 
 
-def test_ended_requests_are_one_choice_away(board: Page, gateway: FakeGateway) -> None:
+def test_the_filter_leaves_what_contains_its_words_and_ended_requests_are_one_choice_away(board: Page) -> None:
     board.click("[name=which][value=recent]")
     assert board.js("document.querySelector('#live').hidden")
     assert board.column("#recent", 3)[0] == "refused · 429 · rate_limit_exceeded"
     assert len(board.column("#recent")) == 12
-
-
-def test_the_filter_leaves_what_contains_its_words(board: Page) -> None:
+    board.click("[name=which][value=live]")
     board.click("#filter")
     board.type("Glob")
     board.until_count("#tenants tbody tr", 1)
@@ -261,11 +237,6 @@ def test_a_gateway_that_does_not_answer_makes_the_page_stale_and_it_says_since_w
     board.until(f"{STATE} === 'live'")
     assert board.text("#announcer") == "The gateway answers again."
     assert board.js("document.querySelector('#try-now').hidden")
-
-
-def test_it_asks_again_by_itself(board: Page, gateway: FakeGateway) -> None:
-    gateway.answers["overview"] |= {"model": "another"}
-    board.until_reads("#model", "another")
 
 
 def test_a_page_that_is_paused_stands_still_until_it_is_told_to_go_on(board: Page, gateway: FakeGateway) -> None:

@@ -3,6 +3,8 @@
 import threading
 from functools import partial
 
+import pytest
+
 from tests.end_to_end.page.fake_gateway import FakeGateway
 from tests.end_to_end.page.page_data import live
 from tests.end_to_end.page.page_object import Page, PageMaker
@@ -13,6 +15,12 @@ CANCEL = "#live tbody tr:first-child button[aria-label]"
 
 
 def test_a_request_is_cancelled_only_after_a_second_press(board: Page, gateway: FakeGateway) -> None:
+    for leave in (partial(board.click, "#cancel-dialog .answers button"), partial(board.press, "Escape")):
+        board.click(CANCEL)
+        board.until_shown("#cancel-dialog")
+        leave()
+        board.until_gone("#cancel-dialog")
+    assert gateway.cancelled == []
     label = board.attributes(CANCEL, "aria-label")[0]
     board.click(CANCEL)
     board.until_shown("#cancel-dialog")
@@ -28,15 +36,7 @@ def test_a_request_is_cancelled_only_after_a_second_press(board: Page, gateway: 
     board.until(f"!document.querySelector('#live').innerText.includes('{gateway.cancelled[0][:10]}')")
 
 
-def test_thinking_better_of_it_cancels_nothing(board: Page, gateway: FakeGateway) -> None:
-    for leave in (partial(board.click, "#cancel-dialog .answers button"), partial(board.press, "Escape")):
-        board.click(CANCEL)
-        board.until_shown("#cancel-dialog")
-        leave()
-        board.until_gone("#cancel-dialog")
-    assert gateway.cancelled == []
-
-
+@pytest.mark.nightly
 def test_a_request_that_ended_in_the_meantime_is_said_to_have(board: Page, gateway: FakeGateway) -> None:
     board.click(CANCEL)
     board.until_shown("#cancel-dialog")
@@ -46,7 +46,7 @@ def test_a_request_that_ended_in_the_meantime_is_said_to_have(board: Page, gatew
     assert gateway.cancelled == []
 
 
-def test_a_request_opens_with_its_timeline_as_a_picture_and_in_words(board: Page) -> None:
+def test_a_request_opens_with_its_timeline_as_a_picture_and_in_words_while_it_is_remembered(board: Page) -> None:
     board.click("#live tbody tr:first-child button.id")
     board.until_shown("#request-dialog .lanes")
     lanes = board.texts("#request-dialog .what")
@@ -56,6 +56,10 @@ def test_a_request_opens_with_its_timeline_as_a_picture_and_in_words(board: Page
     assert words[3].split("\t") == ["8.5 ms", "392 ms", "queue", ""]
     assert words[-1].split("\t") == ["2.3 s", "goes on", "decode", "96 tokens so far"]
     assert board.complaints() == []
+    board.press("Escape")
+    board.until_gone("#request-dialog")
+    board.click("#refusals tbody tr:first-child button")
+    board.until_reads("#request-dialog", "does not remember it")
 
 
 def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page, gateway: FakeGateway) -> None:
@@ -72,12 +76,10 @@ def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page
     assert gateway.cancelled == [row["id"]]
 
 
-def test_a_request_nobody_remembers_is_said_to_be_forgotten(board: Page) -> None:
-    board.click("#refusals tbody tr:first-child button")
-    board.until_reads("#request-dialog", "does not remember it")
-
-
-def test_a_tenant_opens_with_its_limits_and_what_is_left_of_them(board: Page) -> None:
+def test_a_tenant_opens_with_its_limits_what_is_left_of_them_and_its_requests(
+    board: Page, gateway: FakeGateway
+) -> None:
+    gateway.tenant = gateway.tenant | {"recent": []}  # its first request runs
     board.click("#tenants tbody tr:first-child button")
     board.until_shown("#tenant-dialog table")
     rows = [row.split("\t") for row in board.texts("#tenant-dialog h3 + .scroller tbody tr")]
@@ -87,12 +89,6 @@ def test_a_tenant_opens_with_its_limits_and_what_is_left_of_them(board: Page) ->
         ["kv_bytes", "41 %", "151 MiB", "256 MiB", "as requests end"],
         ["queued_requests", "all", "0", "0", "as requests end"],
     ]
-
-
-def test_a_tenant_whose_first_request_runs_is_shown_with_it(board: Page, gateway: FakeGateway) -> None:
-    gateway.tenant = gateway.tenant | {"recent": []}
-    board.click("#tenants tbody tr:first-child button")
-    board.until_shown("#tenant-dialog table")
     titles = board.texts("#tenant-dialog h3")
     assert titles == ["Limits", "Its requests now", "Its last requests"]
     assert "None has ended lately." in board.text("#tenant-dialog")
@@ -102,7 +98,9 @@ def test_a_tenant_whose_first_request_runs_is_shown_with_it(board: Page, gateway
     board.until_shown("#request-dialog")
 
 
-def test_who_waits_has_a_place_in_the_queue(board: Page, gateway: FakeGateway) -> None:
+def test_who_waits_has_a_place_in_the_queue_and_two_requests_of_one_id_are_two_rows(
+    board: Page, gateway: FakeGateway
+) -> None:
     row = live(0, "acme") | {"state": "waiting"}
     ids = {"id": row["id"], "response_id": row["response_id"]}
     namesake = ids | {"response_id": "chatcmpl-of-another"}
@@ -111,6 +109,13 @@ def test_who_waits_has_a_place_in_the_queue(board: Page, gateway: FakeGateway) -
     board.until_reads("#live .state", "waiting, place 2")
     gateway.show_requests(row | {"state": "decoding"})
     board.until("document.querySelector('#live .state').innerText === 'decoding'")
+    gateway.show_requests(live(0, "acme") | {"id": "mine"}, live(1, "globex") | {"id": "mine"})
+    board.until_count("#live tbody tr", 2)
+    assert sorted(board.column("#live", 2)) == ["acme", "globex"]
+    board.click("#live [aria-label$='of globex']")
+    board.click("#cancel-dialog .danger")
+    board.until_count("#live tbody tr", 1)
+    assert [row["tenant"] for row in gateway.answers["requests"]["live"]] == ["acme"]
 
 
 def test_rows_do_not_move_under_the_pointer_and_their_values_do(board: Page, gateway: FakeGateway) -> None:
@@ -129,16 +134,6 @@ def test_rows_do_not_move_under_the_pointer_and_their_values_do(board: Page, gat
     assert board.column("#live") == before
     board.move(2, 2)
     board.until(f"document.querySelector('#live tbody .id').innerText !== '{before[0]}'")
-
-
-def test_two_requests_of_one_id_are_two_rows(board: Page, gateway: FakeGateway) -> None:
-    gateway.show_requests(live(0, "acme") | {"id": "mine"}, live(1, "globex") | {"id": "mine"})
-    board.until_count("#live tbody tr", 2)
-    assert sorted(board.column("#live", 2)) == ["acme", "globex"]
-    board.click("#live [aria-label$='of globex']")
-    board.click("#cancel-dialog .danger")
-    board.until_count("#live tbody tr", 1)
-    assert [row["tenant"] for row in gateway.answers["requests"]["live"]] == ["acme"]
 
 
 def test_a_request_is_seen_followed_cancelled_and_remembered(server: ServerProcess, open_tab: PageMaker) -> None:

@@ -17,6 +17,7 @@ def test_the_head_says_what_runs_and_how_it_is(still_board: Page) -> None:
     still_board.until_reads("#problems", "queue time above target")
     unfolded = still_board.js("document.querySelector('#problems > ul').textContent")
     assert "Remedy: raise the weight of the class" in unfolded
+    assert still_board.complaints() == []
 
 
 def test_the_gauges_say_how_full_it_is(still_board: Page) -> None:

@@ -1,6 +1,7 @@
 """The views of keys, of the policy and of usage, on small screens and with hostile names too."""
 
-from functools import partial
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ from tests.end_to_end.page import page_data
 from tests.end_to_end.page.fake_gateway import FakeGateway
 from tests.end_to_end.page.page_object import Page, PageMaker
 from tests.gateway.raw_client import completion
-from tests.gateway.server_process import ServerProcess, eventually
+from tests.gateway.server_process import ServerProcess, eventually, running_server
 
 Json = dict[str, Any]
 
@@ -107,7 +108,7 @@ def write(page: Page, text: str) -> None:
     page.click("#policy-check")
 
 
-def test_what_is_in_force_and_what_was_changed_when(policy: Page, gateway: FakeGateway) -> None:
+def test_a_policy_is_shown_as_it_is_in_force_and_edits_are_checked(policy: Page, gateway: FakeGateway) -> None:
     assert policy.js("document.querySelector('#view-now').hidden")
     assert policy.attributes("#views [aria-current]", "href") == ["#/policy"]
     assert policy.column("#policy-tenants", 1) == ["all others", "acme", "globex"]
@@ -124,8 +125,6 @@ def test_what_is_in_force_and_what_was_changed_when(policy: Page, gateway: FakeG
     gateway.answers["overview"] |= {"policy": {"version": "next", "problem": None}}
     policy.until_reads("#in-force-facts", "Version next")  # by itself
 
-
-def test_an_edit_is_checked_and_what_it_would_change_is_shown(policy: Page) -> None:
     policy.click("#policy-start")
     policy.until("document.querySelector('#policy-edit').value.includes('weight: 3')")
     policy.click("#policy-check")
@@ -135,8 +134,6 @@ def test_an_edit_is_checked_and_what_it_would_change_is_shown(policy: Page) -> N
     policy.until_reads("#policy-checked", "It would change:")
     assert policy.texts("#policy-checked .diff li") == ["tenant acme", "weight: 3 \u2192 5"]
 
-
-def test_what_is_wrong_leads_to_its_line_and_is_text(policy: Page) -> None:
     write(policy, f"tenants:\n  acme: {{wieght: 1}}\n  '{HOSTILE}': {{weight: x}}\n")
     policy.until_reads("#policy-checked", "Not valid: 2 problems.")
     policy.click("#policy-checked .mistakes button")
@@ -147,6 +144,7 @@ def test_what_is_wrong_leads_to_its_line_and_is_text(policy: Page) -> None:
     policy.until("document.querySelector('#policy-checked').innerText === ''")  # it was about another text
 
 
+@pytest.mark.nightly
 def test_a_view_survives_a_reload_and_fits_a_small_screen(open_page: PageMaker, policy: Page) -> None:
     policy.reload()
     policy.until("document.querySelector('#policy-classes table') && document.querySelector('#sign-in').hidden")
@@ -155,11 +153,12 @@ def test_a_view_survives_a_reload_and_fits_a_small_screen(open_page: PageMaker, 
     policy.until("!document.querySelector('#view-now').hidden && document.querySelector('#tenants tbody tr')")
 
 
-HOSTILE = "<img src=x onerror=document.title=1>"
 NAMES = (HOSTILE, "x" * 200, *(f"tenant-{number:03d}" for number in range(300)))
 
 
-def test_totals_days_tenants_and_budgets_are_told(gateway: FakeGateway, open_board: PageMaker) -> None:
+def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
+    gateway: FakeGateway, open_board: PageMaker
+) -> None:
     page = open_board("usage")
     page.until_count("#usage-table tbody tr", 10)
     assert "Cost\n51.72 EUR" in page.text("#usage-totals")
@@ -173,10 +172,6 @@ def test_totals_days_tenants_and_budgets_are_told(gateway: FakeGateway, open_boa
     page.click("[name=usage-by][value=key]")
     page.until_asked("by=key")
 
-
-def test_the_period_is_chosen_and_what_is_shown_is_downloaded(gateway: FakeGateway, open_board: PageMaker) -> None:
-    page = open_board("usage")
-    page.until_count("#usage-table tbody tr", 10)
     page.fill("#usage-from", "2026-09-01")
     page.until_asked("from=2026-09-01")
     assert page.js("document.querySelector('#usage-preset').value") == "As chosen"
@@ -186,6 +181,7 @@ def test_the_period_is_chosen_and_what_is_shown_is_downloaded(gateway: FakeGatew
     assert name.startswith("usage-2026-09-01-")
 
 
+@pytest.mark.nightly
 def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open_board: PageMaker) -> None:
     gateway.answers |= {"usage": page_data.usage(NAMES), "budgets": page_data.budgets(NAMES)}
     page = open_board("usage", width=400)
@@ -212,15 +208,28 @@ def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProc
 HEARD = """(checked => { window.heard = [];
   new MutationObserver(() => window.heard.push(checked.textContent)).observe(checked, {childList: true})
 })(document.querySelector("#policy-checked"))"""
+
+
+@pytest.fixture
+def young_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """One that has served nobody: every request of the last minutes would be simulated."""
+    with running_server(tmp_path, "--threads", "1") as server:
+        yield server
+
+
 EDIT = "tenants:\n  demo: {limits: {requests: {rate: 1/h, burst: 1}}}\n  nobody: {weight: 2}\n"
 
 
 def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
-    server: ServerProcess, open_view: PageMaker
+    young_server: ServerProcess, open_tab: PageMaker
 ) -> None:
+    server = young_server
     for _ in range(3):
         assert server.post("/v1/completions", **completion(max_tokens=3)).status_code == 200
-    page = open_view("policy")
+    refused = server.ask_admin("policy/what-if", "POST", json={"text": "tenants: 3"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text")
+    page = open_tab(server.admin_url, "#/policy")
+    page.sign_in(server.admin_key)
     page.until_shown("#policy-classes table")
     page.fill("#policy-edit", EDIT)
     page.js(HEARD)
@@ -238,16 +247,6 @@ def test_an_edit_is_simulated_on_what_was_served_and_says_what_it_leaves_out(
     page.click("#policy-what-if")
     page.until_reads("#policy-checked", "Not valid: 1 problem.")
     assert page.complaints() == []
-
-
-def test_the_api_refuses_what_is_no_policy_and_answers_in_figures(server: ServerProcess) -> None:
-    assert server.post("/v1/completions", **completion(max_tokens=3)).status_code == 200
-    what_if = partial(server.ask_admin, "policy/what-if", "POST")
-    bad = what_if(json={"text": "tenants: 3"})
-    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "text")
-    same = what_if(json={"text": "tenants: {demo: {}}"}).json()
-    assert same["requests"] + same["left_out"] >= 1
-    assert same["before"]["completed"] == same["after"]["completed"]
 
 
 def named(rows: list[Json], name: str) -> list[Json]:

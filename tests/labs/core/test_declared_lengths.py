@@ -80,7 +80,9 @@ def got(declares: Declares, seed: int, seconds: float) -> Got:
     return Got(mean(completions), shares[TENANTS[0]] / sum(shares.values()))
 
 
-@pytest.mark.parametrize("seconds", [20.0, pytest.param(40.0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "seconds", [10.0, *(pytest.param(seconds, marks=pytest.mark.nightly) for seconds in (20.0, 40.0))]
+)
 @pytest.mark.parametrize("declares", [much, in_pieces])
 def test_declaring_otherwise_than_honestly_gains_nothing(declares: Declares, seconds: float) -> None:
     honest = [got(honestly, seed, seconds) for seed in SEEDS]

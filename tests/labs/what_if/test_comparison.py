@@ -25,7 +25,7 @@ LIFTED = "{limits: {requests: unlimited}}"
 BEFORE = "tenants: {acme: {}, globex: {}}"
 
 
-def traffic(requests: int = 120, facts: TraceFacts = FACTS, device: Device | None = DEVICE) -> Traffic:
+def traffic(requests: int = 60, facts: TraceFacts = FACTS, device: Device | None = DEVICE) -> Traffic:
     arrivals = [
         Arrival(100 + 0.2 * n, 50 + n % 90, 5 + n % 40, tenant=("acme", "globex")[n % 2], key=f"k{n % 4}")
         for n in range(requests)
@@ -62,7 +62,7 @@ def test_an_edit_shows(edit: str) -> None:
 def test_no_edit_is_no_difference() -> None:
     result = edited(BEFORE)
     assert result.before == result.after and not result.changes and not result.not_simulated
-    assert (result.num_requests, result.num_left_out) == (120, 0) and result.before.completed == 120
+    assert (result.num_requests, result.num_left_out) == (60, 0) and result.before.completed == 60
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,13 @@ def test_limits_begin_unused_and_that_is_said() -> None:
 def test_when_its_time_is_over_both_have_come_as_far() -> None:
     ticks = count()
     after = parsed("tenants: {acme: {limits: {requests: 1/s}}, globex: {}}")
-    result = what_if(traffic(), parsed(BEFORE), after, most_seconds=30, clock=lambda: float(next(ticks)))
+    result = what_if(traffic(120), parsed(BEFORE), after, most_seconds=30, clock=lambda: float(next(ticks)))
     assert 0 < result.num_requests < 120 and result.num_left_out == 120 - result.num_requests
     assert result.before.offered == result.after.offered == result.num_requests
 
 
 def test_the_newest_requests_are_taken_where_there_are_too_many() -> None:
-    result = what_if(traffic(), parsed(BEFORE), parsed(BEFORE), most_requests=50)
+    result = what_if(traffic(120), parsed(BEFORE), parsed(BEFORE), most_requests=50)
     assert (result.num_requests, result.num_left_out, result.before.offered) == (50, 70, 50)
 
 

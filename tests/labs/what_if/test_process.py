@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 from admission.request import Asked
 from backend.scheduler.sequence import FinishReason
 from gateway.admin.recent_traffic import RecentTraffic
@@ -32,3 +35,8 @@ def test_who_was_refused_unread_asked_for_what_its_tenant_asked_for_before() -> 
     read, like = arrivals_of(traffic.within(100.0))
     assert (like.prompt_tokens, like.max_tokens, like.tenant) == (read.prompt_tokens, read.max_tokens, "acme")
     assert (like.key, like.refused_by) == ("k2", "requests/min")
+
+
+def test_it_does_not_wait_for_torch() -> None:
+    code = "import sys, labs.what_if.process; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

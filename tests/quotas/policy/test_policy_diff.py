@@ -24,7 +24,7 @@ def test_the_tenants_that_differ_are_those_whose_content_does() -> None:
     assert changed_tenants(None, new) == ["a", "b", "c", "came"]
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25, at_night=500), deadline=None)
 @given(st.lists(policies(), min_size=2, max_size=4))
 def test_an_edit_makes_the_later_policy_of_the_earlier_one_and_of_itself(editions: list[Policy]) -> None:
     for old, new in pairwise(editions):
