@@ -20,8 +20,14 @@ log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (
-    *("backend", "backend/paged_kv", "backend/scheduler", "backend/scheduler/batching"),
-    *("admission", "admission/event_logs", "admission/kv", "admission/step_times"),
+    "backend",
+    "backend/paged_kv",
+    "backend/scheduler",
+    "backend/scheduler/batching",
+    "admission",
+    "admission/event_logs",
+    "admission/kv",
+    "admission/step_times",
 )
 """Where the sources are that are compiled, and those whose types are compiled in."""
 

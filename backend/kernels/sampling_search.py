@@ -306,7 +306,15 @@ def search(
     digits += [(BY_MASS, SECOND), (BY_MASS, THIRD)] if rows.some_top_p else []
     for kind, (shift, width) in digits:
         _count[grid](
-            *(logits, tile_largest, states, rows.temperature, rows.min_p, rows.top_k, rows.top_p, num_tiles, vocab),
+            logits,
+            tile_largest,
+            states,
+            rows.temperature,
+            rows.min_p,
+            rows.top_k,
+            rows.top_p,
+            num_tiles,
+            vocab,
             SEARCH=kind.value,
             SHIFT=shift,
             WIDTH=width,
@@ -315,7 +323,13 @@ def search(
             num_warps=4,
         )
     _weigh[grid](
-        *(logits, tile_largest, tile_mass, states, rows.temperature, num_tiles, vocab),
+        logits,
+        tile_largest,
+        tile_mass,
+        states,
+        rows.temperature,
+        num_tiles,
+        vocab,
         TILE=tile,
         TILES=tiles_of_program,
         num_warps=4,

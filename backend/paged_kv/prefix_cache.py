@@ -33,7 +33,16 @@ class CachedBlock(Generic[H]):
     """A full block that has a name. Its contents are there once the step that computes them is done."""
 
     __slots__ = (
-        *("block", "chain", "holders", "is_common", "is_copied", "is_wanted", "name", "pinned_for", "step", "tenant"),
+        "block",
+        "chain",
+        "holders",
+        "is_common",
+        "is_copied",
+        "is_wanted",
+        "name",
+        "pinned_for",
+        "step",
+        "tenant",
     )
 
     def __init__(self, name: BlockName, block: int, step: int, holder: H, is_copied: bool = False) -> None:

@@ -35,7 +35,7 @@ def batch_of(step: CalibrationStep, config: EngineConfig, num_blocks: int) -> Ba
         first += width
     admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1) for slot in range(rows)]  # nothing is left of who had it
     sampled, token_ids = list(range(decodes)), [0] * (step.num_prefills * step.length)
-    return Batch(*(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted), stores=False)
+    return Batch(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted, stores=False)
 
 
 def measure(
