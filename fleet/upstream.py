@@ -22,8 +22,18 @@ KEEPALIVE = (
 """By these a stream ends whose host has vanished without closing its connections; the kernel asks, not the replica."""
 HOP_BY_HOP = frozenset(
     {
-        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
-        *(b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect"),
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"host",
+        b"content-length",
+        b"expect",
     }
 )
 """Headers that are not sent on, because they are about one connection."""

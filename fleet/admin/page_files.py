@@ -8,9 +8,23 @@ from gateway.admin.page_files import page_files
 
 DIRECTORY = Path(__file__).parent / "page"
 SHARED = (
-    *("colours.css", "style.css", "tables.css", "now.css", "windows.css", "icon.svg"),
-    *("api.js", "detail.js", "dom.js", "freshness.js", "plain_table.js", "poller.js", "sign_in.js", "summary.js"),
-    *("table.js", "text.js", "units.js"),
+    "colours.css",
+    "style.css",
+    "tables.css",
+    "now.css",
+    "windows.css",
+    "icon.svg",
+    "api.js",
+    "detail.js",
+    "dom.js",
+    "freshness.js",
+    "plain_table.js",
+    "poller.js",
+    "sign_in.js",
+    "summary.js",
+    "table.js",
+    "text.js",
+    "units.js",
 )
 
 

@@ -25,8 +25,12 @@ LOAD_BALANCING, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"  # namespaces o
 ACKNOWLEDGED = {
     kind: ProcessingResponse(**{kind: {}})
     for kind in (
-        *("request_headers", "request_body", "request_trailers"),
-        *("response_headers", "response_body", "response_trailers"),
+        "request_headers",
+        "request_body",
+        "request_trailers",
+        "response_headers",
+        "response_body",
+        "response_trailers",
     )
 }
 
