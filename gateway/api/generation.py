@@ -79,7 +79,7 @@ class GenerationEndpoint(Endpoint):
         num_bytes = call.record.body_bytes
         dialect.bound(request, service_class.max_reasoning_tokens, frontend)
         params = GenerationParams(
-            *(request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes), beginnings, attempt
+            request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes, beginnings, attempt
         )
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
