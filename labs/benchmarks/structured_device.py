@@ -115,8 +115,12 @@ def _measure(
 ) -> dict[float, dict[str, "_Measured"]]:
     """Returns what was measured by the length of steps, and by what was done with forced tokens."""
     setup = ProcessSetup(
-        *(str(vocabulary.path), vocabulary.size, vocabulary.end_tokens),
-        *(ENGINE.max_num_seqs, ENGINE.max_model_len, StructuredOutputOptions()),
+        str(vocabulary.path),
+        vocabulary.size,
+        vocabulary.end_tokens,
+        ENGINE.max_num_seqs,
+        ENGINE.max_model_len,
+        StructuredOutputOptions(),
     )
     processes = GrammarProcesses(setup)
     compiler = GrammarCompiler(processes, sys.maxsize)

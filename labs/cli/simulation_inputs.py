@@ -38,7 +38,7 @@ def read_traffic_of(namespace: Namespace) -> Traffic:
     """
     with progress("reading", "entries", None) as read:
         traffic = read_traffic(
-            *(namespace.trace, namespace.format, lambda path: _followed(read_event_log(path), read)), namespace.columns
+            namespace.trace, namespace.format, lambda path: _followed(read_event_log(path), read), namespace.columns
         )
     return traffic._replace(device=_device(namespace.device, traffic.device), facts=_facts_used(namespace, traffic))
 

@@ -90,7 +90,12 @@ def make_simulated_policy(
 
 def recorded_policy(served: Served) -> SimulatedPolicy:
     return SimulatedPolicy(
-        *("as recorded", served.core, served.engine, served.scheduling_policy, served.targets, served.prior),
+        "as recorded",
+        served.core,
+        served.engine,
+        served.scheduling_policy,
+        served.targets,
+        served.prior,
     )
 
 
