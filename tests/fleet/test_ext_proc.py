@@ -69,8 +69,12 @@ async def test_trailers_are_answered_last_both_ways(gateway: PaperGateway) -> No
     begun, part, _ = answer(b"x", b"")
     await gateway.exchange(head(), *body(WHOLE, ends=False), TRAILERS, begun, part, ANSWER_TRAILERS)
     assert gateway.kinds == [
-        *("request_headers", "request_body", "request_trailers"),
-        *("response_headers", "response_body", "response_trailers"),
+        "request_headers",
+        "request_body",
+        "request_trailers",
+        "response_headers",
+        "response_body",
+        "response_trailers",
     ]
     assert gateway.handed_back("request_body") == (WHOLE, [False])
     assert outcomes(gateway) == {"completed": 1}
@@ -134,7 +138,10 @@ async def test_over_grpc_with_what_it_says_of_its_health() -> None:
         )
         told = [one async for one in process(iter([head(), *body(WHOLE), *answer(b"x")]))]
         assert [one.WhichOneof(KIND) for one in told] == [
-            *("request_headers", "request_body", "response_headers", "response_body")
+            "request_headers",
+            "request_body",
+            "response_headers",
+            "response_body",
         ]
         nobody = [one async for one in process(iter([head(subset=["z:1"]), *body(WHOLE)]))]
         assert [one.immediate_response.status.code for one in nobody] == [503]

@@ -30,8 +30,14 @@ from backend.bound_process import bound
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
-    *("gateway.cli.main", "gateway.app", "gateway.cli.keys", "gateway.cli.route", "fleet.process", "fleet.membership"),
-    *("encodings.idna", "multiprocessing.synchronize"),  # imported as a server starts
+    "gateway.cli.main",
+    "gateway.app",
+    "gateway.cli.keys",
+    "gateway.cli.route",
+    "fleet.process",
+    "fleet.membership",
+    "encodings.idna",
+    "multiprocessing.synchronize",  # imported as a server starts
 )
 MESSAGE_BYTES = 1 << 16
 _making = Lock()

@@ -55,8 +55,25 @@ def test_all_checks_run_on_this_machine(tmp_path: Path, printed: Printed) -> Non
     out = printed("doctor", "--json", "--kv-memory-bytes", "16MiB", *flags)
     names = {entry["name"] for entry in json.loads(out)["checks"]}
     assert names == {
-        *("python", "torch", "kernels", "core", "clock", "gpu", "threads", "model", "memory", "open files", "state"),
-        *("policy", "keys", "tls", "port", "admin port", "store", "collector", "otel"),
+        "python",
+        "torch",
+        "kernels",
+        "core",
+        "clock",
+        "gpu",
+        "threads",
+        "model",
+        "memory",
+        "open files",
+        "state",
+        "policy",
+        "keys",
+        "tls",
+        "port",
+        "admin port",
+        "store",
+        "collector",
+        "otel",
     }
     assert not (tmp_path / "state").exists()
 

@@ -177,7 +177,11 @@ def test_an_error_crosses_with_all_that_its_client_is_told(kind: type[ApiError])
     copy = error_of(crossed(error_message(error)))
     assert type(copy) is kind
     assert (copy.status, copy.outcome, copy.code, copy.dropped_reason, str(copy)) == (
-        *(error.status, error.outcome, error.code, error.dropped_reason, str(error)),
+        error.status,
+        error.outcome,
+        error.code,
+        error.dropped_reason,
+        str(error),
     )
     assert copy.headers() == error.headers()
     assert (copy.to_body(), copy.to_sse()) == (error.to_body(), error.to_sse())

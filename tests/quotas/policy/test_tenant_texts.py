@@ -86,11 +86,11 @@ def test_an_edit_means_the_same_whatever_was_read_before(first: str, second: str
 
 
 LINES = [
-    *("tenants:", "  a:", "  b: {weight: 3}", "  c: {weight: 3}", "  d: {weight: x}", "    weight: 2", "    weight: 5"),
-    *("    limits: {tokens: 5/min}", "    keys: {k: }", "    keys:", "      k:", "  # note", "# note", "", "defaults:"),
-    *("  weight: 4", "classes: {x: , y: }", "    highest_class: y", "  e: {models: [x,", "    y]}", "  f: 'g", "h'"),
-    *("    prefix_cache: {pinned: [|", "  'q': {weight: 1}", "  ? r", "  : {weight: 1}", "\ttab", " s: {weight: 1}"),
-    *("---", "..."),
+    "tenants:", "  a:", "  b: {weight: 3}", "  c: {weight: 3}", "  d: {weight: x}", "    weight: 2", "    weight: 5",
+    "    limits: {tokens: 5/min}", "    keys: {k: }", "    keys:", "      k:", "  # note", "# note", "", "defaults:",
+    "  weight: 4", "classes: {x: , y: }", "    highest_class: y", "  e: {models: [x,", "    y]}", "  f: 'g", "h'",
+    "    prefix_cache: {pinned: [|", "  'q': {weight: 1}", "  ? r", "  : {weight: 1}", "\ttab", " s: {weight: 1}",
+    "---", "...",
 ]  # fmt: skip
 
 
