@@ -216,7 +216,7 @@ def test_pointing_at_a_block_tells_whose_it_is_and_what_it_is_used_for(board: Pa
     board.until_count(".pool .idle", 1)
     x, y, _, _ = board.box(".pool")
     board.move(x + 4, y + 4)
-    board.until_reads(".pool-reading", "Block 0: acme, idle, and cached for whoever begins with the same")
+    board.until_reads(".pool-reading", "Block 0: acme, idle, and cached for prompts with the same beginning")
 
 
 def test_ended_requests_are_one_choice_away(board: Page, gateway: FakeGateway) -> None:
