@@ -16,7 +16,7 @@ APART = 4  # times as large as the one before it in its series
 
 
 class CalibrationStep(NamedTuple):
-    """The shape of a step: so many decodes, each over `context` tokens, and chunks of `length` tokens behind `start`
+    """The shape of a step: decodes over `context` tokens each, and chunks of `length` tokens behind `start`
     computed ones.
     """
 

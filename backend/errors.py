@@ -8,7 +8,7 @@ BackendError
 │   └── GrammarInvalid   a grammar that cannot be enforced; the message says what of it
 │       └── GrammarTooComplex  one that takes more time or memory to compile than it may
 └── DeviceError          the device failed and cannot be trusted again; every stream ends, the process exits
-    └── MemoryExhausted  it had no memory for one step, which is planned again with less; whoever cannot do that fails
+    └── MemoryExhausted  it had no memory for one step, which is planned again with less if possible
 
 Errors of torch, safetensors, tokenizers and jinja2 are translated into these where they are caught, never passed on.
 """
@@ -62,4 +62,4 @@ class DeviceError(BackendError):
 
 
 class MemoryExhausted(DeviceError):
-    """The device had no memory for a step. It is as it was before, whatever part of the step it computed."""
+    """The device had no memory for a step, and its state is as before the step, even if it computed part of it."""

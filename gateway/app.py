@@ -222,7 +222,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
 
 
 def _leave_within(seconds: float, status: int) -> None:
-    """End the process within so many seconds, even if a failed device keeps its driver or a thread busy."""
+    """End the process within `seconds`, even if a failed device keeps its driver or a thread busy."""
     atexit.register(os._exit, status)
     timer = threading.Timer(seconds, os._exit, (status,))
     timer.daemon = True

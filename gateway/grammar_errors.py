@@ -25,7 +25,7 @@ class TooComplexGrammar(InvalidGrammar):
 
 
 class NoTokenAllowed(ApiError):
-    """The answer cannot go on: its grammar, with whatever else forbids tokens, allows none."""
+    """The answer cannot go on: its grammar and its other bans together allow no token."""
 
     status = 400
     code = "no_token_allowed"
@@ -41,7 +41,7 @@ class NoTokenAllowed(ApiError):
 
 
 class GrammarsUnavailable(ApiError):
-    """No grammar can be compiled at present, whatever it is."""
+    """No grammar at all can be compiled at present."""
 
     status = 503
     type = "service_unavailable_error"

@@ -2,7 +2,7 @@
 
 A program takes one chunk of one sequence's context for one KV head, whose query heads are the rows of its products.
 Chunks are sized on the device from the context lengths, so that they are about `CHUNKS_PER_MULTIPROCESSOR` for each
-multiprocessor whatever the mix of lengths: the launch depends on the number of sequences alone, and a CUDA graph can
+multiprocessor for every mix of lengths: the launch depends on the number of sequences alone, and a CUDA graph can
 hold it. A second kernel joins the chunks of the sequences that have several (Dao et al., 2023).
 """
 

@@ -8,7 +8,7 @@ the quotients are large, and what they are rounded by is no longer small beside 
 The bits of a cut-off are searched for as three digits (a radix select; Alabi et al., 2012). For each, the programs of a
 row add its logits to a histogram by that digit, in numbers and in mass, and the last of them to finish reads from it
 which digit the cut-off has. Top-p, which is of the mass that top-k leaves, begins from the first digit's histogram
-again: two searches take five reads, one takes three, whatever k, p and the logits are. Masses are counted in whole
+again: two searches take five reads, one takes three, for any k, p and logits. Masses are counted in whole
 units, so that the order in which programs add them changes nothing.
 """
 

@@ -332,10 +332,10 @@ _KEYS = ("repetition_penalty",)  # of greedy tokens too
 
 
 def read_sampling_defaults(directory: Path) -> dict[str, Any]:
-    """Return values for what a request leaves unsaid, as fields of `SamplingParams`; empty where the file says nothing.
+    """Return the model's defaults for fields of `SamplingParams`; empty where the file says nothing.
 
-    `do_sample: false` makes greedy the default, whatever is said of drawing. Raises `ModelLoadError` for values that
-    nobody may ask for.
+    `do_sample: false` makes greedy the default and overrides the other fields. Raises `ModelLoadError` for values that
+    no request may have.
     """
     path = directory / "generation_config.json"
     if not path.exists():

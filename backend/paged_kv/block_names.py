@@ -2,8 +2,8 @@
 
 The digest of a block is BLAKE2b (RFC 7693) of 16 bytes, over that of the block before it and its own token ids. The
 root is keyed with a secret of the deployment, over all else that keys and values depend on, so that nobody outside can
-search for two prompts of one name; and over the salt of whoever may share, so that a tenant finds what it computed
-itself and nothing of others (CVE-2025-46570: the time to a first token told which prefixes other users had cached).
+search for two prompts of one name; and over the salt of the tenant or group, so that a tenant finds its own blocks
+and none of others' (CVE-2025-46570: the time to a first token told which prefixes other users had cached).
 """
 
 from array import array
@@ -82,7 +82,7 @@ class BlockNames:
     def name(self, sequence: Tokens, num_blocks: int) -> None:
         """Name the sequence's first blocks, whose tokens are all known; those that have names keep them.
 
-        O(blocks that are named), some 3 µs each: whoever has a long prompt does it a part at a time.
+        O(blocks that are named), some 3 µs each: a long prompt is to be named in parts.
         """
         names, size = sequence.block_names, self._block_size
         if not sequence.cache_root or len(names) >= num_blocks:

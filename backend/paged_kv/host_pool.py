@@ -10,7 +10,7 @@ from sys import maxsize
 from backend.paged_kv.block_names import BlockName
 
 UNPLANNED = maxsize  # the step of a copy that no step carries out yet
-STALE = 8  # times that the pool was filled anew since a block was used: then it gives way, whoever else has more
+STALE_POOL_FILLS = 8  # after which an unused block is evicted before others, also of tenants that hold more
 
 
 class HostBlock:
@@ -56,7 +56,7 @@ class HostPool:
         return self._by_name.get(name)
 
     def limit(self, tenant: str, floor: int) -> None:
-        """Let the tenant keep so many blocks whatever others need. All floors together fit the pool."""
+        """Never evict the tenant's last `floor` blocks for others. All floors together fit the pool."""
         self._leave_excess(tenant)
         self._floors.pop(tenant, None)
         if floor:
@@ -98,7 +98,7 @@ class HostPool:
         oldest = next(iter(self._by_name.values()), None)
         if oldest is None:
             return None
-        is_stale = self._stored - oldest.used > STALE * self.num_blocks
+        is_stale = self._stored - oldest.used > STALE_POOL_FILLS * self.num_blocks
         if is_stale and (oldest.tenant == tenant or self._excess(oldest.tenant) > 0):
             return oldest
         largest = tenant if self._excess(tenant) >= self._most else next(iter(self._by_excess[self._most]))

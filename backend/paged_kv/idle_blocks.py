@@ -16,8 +16,8 @@ from sys import maxsize
 from typing import Generic, Protocol, TypeVar
 
 PLAIN, WANTED, COMMON = 0, -1, -2
-"""The kinds of chains of which nothing was said, of what was preempted and comes back for certain, and of what several
-share. Those above 0 are for whoever knows more, who gives chains that are expected back at like times one kind."""
+"""Kinds of chains: without a hint, of a preempted sequence that will come back, and shared by several. Kinds above 0
+are the caller's, one for chains that are expected back at similar times."""
 
 
 class Block(Protocol):
@@ -116,7 +116,7 @@ class IdleBlocks(Generic[B]):
         self._chains.setdefault(kind, OrderedDict())[chain] = None
 
     def give_up(self, most: int, since: int) -> list[B]:
-        """Take out the blocks of least worth: at least one and at most so many, and none for a stamp younger than
+        """Take out the blocks of least worth: at least one and at most `most`, and none for a stamp younger than
         `since`; 0: any.
         """
         left = most
@@ -164,7 +164,7 @@ class IdleBlocks(Generic[B]):
             assert shared is not None and self._worth is not None
             oldest = next(iter(self._left), None)
             if oldest is None or (shared.since < oldest.since and self._worth(COMMON, shared) < least):
-                return None  # nobody follows on it: whoever does was left with it, or before
+                return None  # no chain follows on it: its followers were left with it or before
         return chosen
 
     def _forget(self, chain: IdleChain) -> None:
@@ -180,7 +180,7 @@ class IdleBlocks(Generic[B]):
             self._giving_way = None
 
     def _unstamp(self, chain: IdleChain, most: int) -> int:
-        """Take stamps of a chain, at most so many; returns their number."""
+        """Remove at most `most` stamps of a chain; return their number."""
         count = min(most, chain.num_stamps)
         chain.num_stamps -= count
         while self._stamps and not self._stamps[0].num_stamps:

@@ -111,7 +111,7 @@ class ChatTemplate:
             if control.count(text) != control.count(neutral):
                 raise TemplateError("a text in them spells a control token of the model: leave it out")
             return text
-        except Exception as exc:  # a template is code of its own: it can raise whatever Python can
+        except Exception as exc:  # a template is a program: it can raise any of Python's exceptions
             reason = control.plain(_reason(exc)) if control else _reason(exc)
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", "messages") from exc
 
@@ -124,7 +124,7 @@ class ChatTemplate:
         return template
 
     def _try_out(self, origin: str) -> None:
-        """Refuse a template that fails on a greeting. Whatever else it says against one may be its rule."""
+        """Refuse a template that overruns on a greeting. Its other errors may be its own rules about messages."""
         try:
             self._rendered(self._template, _GREETING, True, {})
         except TemplateOverrun as exc:

@@ -1,4 +1,4 @@
-"""The control tokens of a prompt are its chat template's alone: what a request says is text, whatever it spells.
+"""The control tokens of a prompt are its chat template's alone: all content of a request is text.
 
 While a template is rendered, the control tokens in its own texts are written in lone surrogates, their twins. No text
 of a request has one, since JSON's strings are Unicode; and a twin stands for one character, so that a template does

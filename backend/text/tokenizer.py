@@ -244,7 +244,7 @@ def _read_core(path: Path) -> tokenizers.Tokenizer:
         )
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as exc:  # the library raises plain Exception for whatever it cannot read
+    except Exception as exc:  # the library raises plain Exception for unreadable files
         raise ModelLoadError(f"{path}: not a tokenizer of the tokenizers library: {exc}; download it again") from exc
 
 

@@ -1,7 +1,7 @@
-"""Calibration steps as batches: the rows, slots and blocks of steps that only their time is wanted of.
+"""Calibration steps as batches: rows, slots and blocks of steps that run only to be timed.
 
-They run while no sequence has a slot. They read blocks, whatever these hold, and store nothing; slots are told anew who
-has them when they are given to sequences.
+They run while no sequence has a slot. They read the blocks' present contents and store nothing; a slot is set up anew
+when a sequence takes it.
 """
 
 import time
@@ -44,10 +44,10 @@ def measure(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Run calibration steps for about so many seconds; returns what each took, which `run` returns.
+    """Run calibration steps for about `seconds`; return the time of each, as `run` returned it.
 
-    Series are gone on with in turn, so that a slow device has some steps of each kind, and left where their next step
-    might not end in time. What time is left goes to repeats, of the shortest first.
+    Series advance in turn, so that a slow device has some steps of each kind, and a series is left where its next step
+    might not end in time. The remaining time goes to repeats, the shortest first.
     """
     until = clock() + seconds
     measured: Measured = []

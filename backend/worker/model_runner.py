@@ -146,14 +146,14 @@ class ModelRunner:
         self.stager.release(self._staged.popleft())
 
     def failure(self, step: int, error: Exception) -> DeviceError:
-        """Return what a failure means: torch reports whatever CUDA does, after most of which nothing can be trusted."""
+        """Return the error for a failed step; after most of CUDA's errors the device cannot be trusted again."""
         if not is_out_of_memory(error):
             return DeviceError(explained(f"step {step} failed on {self.device}", error))
         self._device_stream.recover()
         return MemoryExhausted(f"no memory on {self.device} for step {step}: {error}")
 
     def _forget_unfinished(self) -> None:
-        """Forget whatever was staged: it is lost, or belongs to a generation that was interrupted at any point."""
+        """Forget all staged steps: they are lost, or belong to a generation that was interrupted."""
         if self.stager.in_use:
             self._device_stream.recover()  # the device may be reading it
             self.stager.release_all()
@@ -178,7 +178,7 @@ class ModelRunner:
             thread.submit(self._warm_device).result()
 
     def calibrate(self, seconds: float) -> calibration.Measured:
-        """Run steps of many shapes for about so many seconds, before anything else runs; returns what each took."""
+        """Run steps of many shapes for about `seconds`, before any other step; return the time of each."""
         if self._device_stream.captures:
             with ThreadPoolExecutor(1) as thread:  # as in `warm_up`
                 return thread.submit(self._calibrate, seconds).result()
@@ -226,7 +226,7 @@ class ModelRunner:
 
     def _make_graphs(self) -> StepGraphs:
         assert self._logits is not None
-        self._memory.zero_()  # places of no tokens, whatever was staged before
+        self._memory.zero_()  # an empty batch, with nothing left of earlier staging
         try:
             return StepGraphs(GraphShapes(self.config), self._device_stream, self._compute_padded, self._logits)
         except Exception as error:

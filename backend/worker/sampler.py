@@ -9,7 +9,7 @@ choice of a token whose logit is -inf.
 
 Every filter is a cut-off on a row's own logits, and equal logits are kept or cut together, so that neither the order
 of a sort nor the neighbours of a row can change what it draws. The draw inverts the cumulative distribution at a number
-hashed from (seed, position): a request draws the same tokens whatever its batch, as far as its logits are the same.
+hashed from (seed, position): a request draws the same tokens in every batch, as far as its logits are the same.
 
 Powers are of 2, because on a CPU torch takes four times as long for those of e, and more where a logit is -inf.
 """

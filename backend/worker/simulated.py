@@ -40,7 +40,7 @@ class SimulatedExecutor:
         token: TokenRule = lambda slot, position: 0,
         runs_ahead: bool = True,
     ) -> None:
-        """Steps that take no time are not run ahead of whoever waits for them: say so with `runs_ahead`."""
+        """`runs_ahead` is False for a device whose steps take no time: none is launched before the last is read."""
         self.runs_ahead = runs_ahead
         self._step_time = step_time
         self._token = token

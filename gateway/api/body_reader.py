@@ -93,7 +93,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def _reserve_bytes(self, tenant: str, key: str, size: int) -> AsyncIterator[None]:
-        """Hold so many of the bytes that a key and its tenant may have unparsed."""
+        """Hold `size` of the bytes that a key and its tenant may have unparsed."""
         of_key, of_tenant = self._semaphore(tenant, key), self._semaphore(tenant, None)
         async with of_key.hold(size, self._timeout), of_tenant.hold(size, self._timeout):
             yield

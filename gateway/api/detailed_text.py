@@ -204,8 +204,8 @@ class DetailedText(TextStream):
 async def told_choices(
     texts: Sequence[TextStream], choices: list[Choice], num_answers: int, num_shown: int
 ) -> list[Choice]:
-    """Returns the choices that the client gets, with all that it is told of them: of so many answers in a row to one
-    prompt, as many as it wants to see, the ones whose tokens were the likeliest first, if those are not all.
+    """Return the choices that the client gets, with their details: of each prompt's `num_answers` choices in a row the
+    `num_shown` with the highest mean log probability, best first, or all in their order.
     """
     shown: list[Choice] = []
     for first in range(0, len(choices), num_answers):

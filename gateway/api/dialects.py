@@ -38,7 +38,7 @@ class Prompt:
     tail: tuple[int, ...] | list[int]
     text: str | None = None  # with which the answer begins, if its client wants the prompt back
     begun: str = ""  # what it has of the answer's message already
-    is_content: bool = False  # the answer is its content, whatever stands in it
+    is_content: bool = False  # all text of the answer is content: neither reasoning nor calls
 
 
 class Dialect:

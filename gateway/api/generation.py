@@ -39,7 +39,8 @@ Result = TypeVar("Result")
 class GenerationEndpoint(Endpoint):
     """Serves generations of one dialect.
 
-    Whatever happens, leaving the scope ends the sequences and settles the quota, and exactly one outcome is counted.
+    Leaving the scope, also by an error or a cancellation, ends the sequences, settles the quota and counts exactly one
+    outcome.
     """
 
     def __init__(self, frontend: Frontend, dialect: Dialect) -> None:
@@ -217,7 +218,7 @@ def _writer(
 
 
 def _token_usage(texts: Sequence[TextStream], num_answers: int) -> TokenUsage:
-    """Returns the usage of a request in which so many texts in a row answer one prompt, which counts once."""
+    """Return the usage of a request in which each prompt has `num_answers` texts in a row and counts once."""
     sequences = [text.sequence for text in texts]
     return TokenUsage(
         prompt_tokens=sum(len(sequence.prompt) for sequence in sequences[::num_answers]),

@@ -3,7 +3,7 @@
 A refused request counts 1, and 1 more for each 64 KiB that was read of its body, up to `MOST_SECONDS` of the rate.
 Two rates hold:
 
-- An API key may have so many requests a second refused for what they are (400, 404, 413 ...). Beyond that the gateway
+- An API key may have `refused_per_second` faulty requests refused (400, 404, 413 ...). Beyond that the gateway
   answers 429 before it reads a body, until the excess has been waited out.
 - A key is sent twice as many refusals of any kind a second, and an address that has shown no valid key (401, unknown
   paths) as many as a key. A refusal beyond the rate is delayed for the refusals before it, not for its own body, which
@@ -53,9 +53,7 @@ class RefusalLimiter:
             )
 
     def count(self, error: ApiError, tenant: str | None, key: str | None, peer: str, num_bytes: int) -> float:
-        """Count a refusal of a request of whose body so many bytes were read, and return the seconds by which it is to
-        be delayed.
-        """
+        """Count a refusal after `num_bytes` of the body were read, and return the seconds by which to delay it."""
         if error.status >= 500:
             return 0.0
         now, num_blocks = self._clock(), num_bytes // BLOCK_BYTES
@@ -88,8 +86,8 @@ class _Buckets:
         return 0.0 if bucket is None else bucket.wait(now)
 
     def take(self, owner: str, key: str | None, num_blocks: int, now: float) -> float:
-        """Take what a refusal costs that follows so many blocks of a body, and return the seconds until what was taken
-        before it is covered.
+        """Charge a refusal that came after `num_blocks` of a body, and return the seconds until earlier charges are
+        covered.
         """
         before = self._buckets.pop(owner, {})
         buckets = self._buckets[owner] = {one: bucket for one, bucket in before.items() if not bucket.is_full(now)}

@@ -243,7 +243,7 @@ def _warn_of_unnamed(policy: Policy, settings: Settings) -> None:
     try:
         records = KeyStore(settings.state_dir).records()
     except (KeyStoreError, OSError):
-        return  # whoever checks a policy need not be the gateway's user
+        return  # the user who checks a policy need not be the gateway's
     for line in unnamed_tenant_lines(policy, records) if policy.tenants else ():
         print(f"warning: a stored key's tenant is not named: {line}", file=sys.stderr)
 

@@ -20,7 +20,7 @@ QUERIES, HITS = "sluice_prefix_cache_queries_total", "sluice_prefix_cache_hits_t
 
 
 def thrashing(window: Window) -> Finding | None:
-    """Blocks are given up, and what they held is computed again: by whoever lost it, or by those who come back."""
+    """Blocks are evicted and their tokens computed again, by the preempted sequence or by the prompt's next turn."""
     given_up, joined = window.increase("sluice_prefix_cache_evictions_total"), window.increase(JOINED)
     if given_up < GIVEN_UP * window.after.engine["kv_blocks"] or joined < LEAST_JOINED:
         return None

@@ -136,8 +136,7 @@ def lost_telemetry(window: Window) -> Finding | None:
         "lost_telemetry",
         "telemetry is lost",
         f"{', '.join(found)} in {window.seconds:.1f} s",
-        "see that the collector at --otlp-endpoint runs and keeps up, and that whoever reads the log does; requests "
-        "do not suffer",
+        "see that the collector at --otlp-endpoint and the reader of the log run and keep up; requests do not suffer",
     )
 
 

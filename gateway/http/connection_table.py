@@ -20,7 +20,7 @@ from typing import Protocol
 
 from gateway.http.address import network_of
 
-STRANGERS_SHARE = 4  # strangers keep 1 / so many of all connections
+STRANGERS_SHARE = 4  # unauthenticated connections may always hold a quarter of all
 
 
 class ConnectionLimitReached(Exception):

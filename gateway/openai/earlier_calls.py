@@ -53,7 +53,7 @@ def _with_arguments(messages: Sequence[Message], form: Callable[[Any], Any]) -> 
 
 
 def _with_ids(messages: Sequence[Message], length: int) -> list[Message]:
-    """Returns messages whose ids of calls have so many letters and digits, as the template wants them."""
+    """Return the messages with call ids of `length` letters and digits, as the template wants them."""
 
     def fitting(call_id: str) -> str:
         fits = len(call_id) == length and call_id.isascii() and call_id.isalnum()

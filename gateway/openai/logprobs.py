@@ -55,7 +55,7 @@ class Spelling:
 
 
 def chat_logprobs(tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> dict[str, list[Any]]:
-    """Returns the content of a chat choice's `logprobs`, with so many of the most likely tokens at each position."""
+    """Return the content of a chat choice's `logprobs`, with the `top` most likely tokens at each position."""
     content = []
     for token_id, _, found in tokens:
         assert found is not None, "an answer's tokens all follow another"

@@ -63,7 +63,7 @@ class GenerationRequest:
     is_prompt_alone: bool = False  # and ends with it
     answers_field: str = "n"  # the one that says how many answers there are
     bad_words: tuple[str, ...] = ()  # which the answer does not complete
-    kept_tokens: int | None = None  # of the prompt, the last so many; -1: as many as leave room for the answer
+    kept_tokens: int | None = None  # last tokens of the prompt that are kept; -1: as many as leave room for the answer
     cache_salt: str | None = None  # its blocks are shared only with requests that have the same
     top_field: str = "logprobs"  # the one that says how many of the likeliest tokens are told of
     length_field: str = "max_tokens"  # the one that bounds the answer
@@ -140,7 +140,7 @@ class DetokenizeRequest:
 
 
 def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
-    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
+    """Parse any body. Raises `ApiError`, and nothing else."""
     body = CHAT.read(raw, ignored := limits.ignored())
     top, length = body.get("top_logprobs"), body.get("max_completion_tokens")
     if top and not body.get("logprobs"):
@@ -164,7 +164,7 @@ def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
 
 
 def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest:
-    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
+    """Parse any body. Raises `ApiError`, and nothing else."""
     body = COMPLETION.read(raw, ignored := limits.ignored())
     echo, best_of, n = bool(body.get("echo")), body.get("best_of"), body.get("n") or 1
     top, top_of_prompt = body.get("logprobs"), body.get("prompt_logprobs")
@@ -223,7 +223,7 @@ def _check_best_of(body: CompletionBody, best_of: int, n: int) -> None:
 
 
 def parse_tokenize_request(raw: JsonBody, limits: Limits | None = None) -> TokenizeRequest:
-    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
+    """Parse any body. Raises `ApiError`, and nothing else."""
     ignored = Ignored() if limits is None else limits.ignored()
     body = TOKENIZE.read(raw, ignored)
     prompt, messages = body.get("prompt"), body.get("messages")
@@ -240,7 +240,7 @@ def parse_tokenize_request(raw: JsonBody, limits: Limits | None = None) -> Token
 
 
 def parse_detokenize_request(raw: JsonBody, limits: Limits) -> DetokenizeRequest:
-    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
+    """Parse any body. Raises `ApiError`, and nothing else."""
     body = DETOKENIZE.read(raw, ignored := limits.ignored())
     tokens = token_ids(body["tokens"], "tokens", limits, least=0)
     return DetokenizeRequest(model=body.get("model"), tokens=tokens, ignored=ignored)

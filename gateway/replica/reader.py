@@ -124,7 +124,7 @@ class ReplicaReader:
         }
 
     def _prefill_seconds(self, token_seconds: float, tokens: int, pairs: int) -> float:
-        """Returns the seconds of so many tokens of prompts, and so many pairs of one and another that it attends to."""
+        """Return the seconds of prefilling `tokens` with `pairs` of a query and a key."""
         return tokens * token_seconds + pairs * self._core.step_time.fitted.coefficients[PAIRS]
 
     def _token_seconds(self) -> float:

@@ -14,7 +14,7 @@ Document = dict[str, Any]
 
 
 def loads(totals: LoadTotals, now: datetime) -> Document:
-    """Return the body of /v1/loads, the same whatever sections its query asks to `include`."""
+    """Return the body of /v1/loads, the same for all sections that a query may `include`."""
     requests, usage = totals.running + totals.waiting, totals.held_tokens / totals.total_tokens
     load: Document = {
         "dp_rank": 0,

@@ -58,8 +58,8 @@ class EngineFields(BaseSettings):
         "model",
         "HOW",
         "text",
-        "what becomes of control tokens that a chat's messages, tools or calls spell, such as <|im_end|>: text is text "
-        "as any other; parsed are the tokens themselves, by which whoever is quoted in a chat may forge its turns",
+        "how control tokens (<|im_end|>) are read that a chat's messages, tools or calls spell: text keeps them plain "
+        "text; parsed makes them the tokens themselves, by which a quoted page may forge turns of the chat",
     )
 
     max_num_seqs: int = setting("engine", "N", 256, "most sequences in one step", ge=1, le=65_536)

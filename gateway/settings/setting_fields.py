@@ -288,7 +288,7 @@ class SettingFields(EngineFields):
         "telemetry",
         "N",
         40.0,
-        "most requests traced in a second, whatever asks for it; of one tenant a quarter",
+        "most requests traced in a second; a quarter of it for one tenant",
         gt=0,
         le=100_000,
     )

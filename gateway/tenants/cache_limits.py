@@ -72,7 +72,6 @@ def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
 
 
 def show_blocks(blocks: int, pool: KVPool) -> str:
-    """Return so many blocks in bytes and by their number."""
     return f"{show_bytes(blocks * pool.block_bytes)} ({blocks} block{'' if blocks == 1 else 's'})"
 
 

@@ -205,7 +205,7 @@ class UnknownKey(KeyStoreError):
 
 
 class RotatedAlready(KeyStoreError):
-    """A key would have three secrets: whoever uses the older of its two was promised its time."""
+    """A key would have three secrets: its older secret was promised to hold until `until`."""
 
     def __init__(self, key_id: str, until: datetime) -> None:
         super().__init__(

@@ -68,7 +68,7 @@ class KvLeases:
         self._wake = asyncio.Event()
 
     def use(self, tenant: str, limit: int | None, blocks: int) -> None:
-        """Announce a request of the tenant that may need so many blocks.
+        """Announce a request of the tenant that may need `blocks`.
 
         `limit` is in bytes as its policy says now; None means that there is none.
         """

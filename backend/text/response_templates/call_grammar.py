@@ -87,7 +87,7 @@ def content_grammar(
 def reasoning_grammar(
     template: ResponseTemplate, vocabulary: Vocabulary, *, is_reasoning: bool, most_reasoning: int
 ) -> str:
-    """Return the grammar of any answer but for its first block of reasoning, which has at most so many tokens.
+    """Return the grammar of any answer whose first block of reasoning has at most `most_reasoning` tokens.
 
     Raises `UnsupportedReasoning` where no single tokens open and end it.
     """

@@ -1,4 +1,4 @@
-"""Finds the next of several delimiters in text that comes in pieces, whatever the pieces."""
+"""Finds the next of several delimiters in text that comes in pieces, independent of where the pieces are cut."""
 
 import re
 from dataclasses import dataclass
@@ -144,7 +144,7 @@ class Scanner:
         return min(held, default=self._at) - self._base
 
     def take(self, count: int) -> str:
-        """Return so many characters of the beginning of the text, which is left without them."""
+        """Remove and return the first `count` characters of the text."""
         taken, self.text = self.text[:count], self.text[count:]
         self._base += len(taken)
         return taken

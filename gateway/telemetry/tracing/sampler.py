@@ -1,7 +1,7 @@
 """Decides which requests are traced, once they have ended, so that no failed or slow one is missed.
 
-Traces are capped in all and for each tenant, whatever asks for them. The last half of either allowance is reserved for
-failed and slow requests, so that those are kept while clients ask for more traces than they get.
+Traces are capped in all and for each tenant. The last half of either allowance is reserved for failed and slow
+requests, which are thus kept while clients ask for more traces than they get.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class Allowance:
 class TraceSampler:
     """Samples by the parent: a client's own decision holds, and the ratio decides for requests without one.
 
-    Failed and slow requests are traced whatever the client decided.
+    Failed and slow requests are traced even against the client's decision.
     """
 
     def __init__(
