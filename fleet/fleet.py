@@ -59,8 +59,8 @@ class Fleet:
         return self._picker.pick(request, views, self.clock()) if views else None
 
     def earliest(self, request: RoutedRequest, among: Callable[[str], bool] | None = None) -> ReplicaView | None:
-        """Return the replica that is predicted to have the first token first, whatever that takes of others; None if
-        none is available. `among` is as in `available`.
+        """Return the replica with the earliest predicted first token, without regard to the delay of other requests;
+        None if none is available. `among` is as in `available`.
         """
         return min(self.available(among=among), key=lambda view: self.first_token(request, view), default=None)
 

@@ -1,5 +1,5 @@
-"""Picks the replica for a request, among those that are available. Pure but for the dice that it is given: a router
-asks it, and so may whatever else speaks for a gateway, such as an endpoint picker of Kubernetes.
+"""Picks an available replica for a request. Pure except for the random numbers that it is given: a router asks it, and
+so does an endpoint picker of Kubernetes.
 """
 
 from collections import Counter, OrderedDict
@@ -51,8 +51,8 @@ class Knowledge:
         return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
 
     def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: float) -> float:
-        """Return the predicted seconds until the first token from this replica, and those that its prompt takes there
-        of so many others.
+        """Return the predicted seconds until this replica's first token, plus the seconds that the prompt's prefill
+        costs there to each of `delayed` other requests.
         """
         assert view.state is not None, "only replicas that have told their state are picked from"
         cached = self.cached_share(request, view, now)
@@ -68,7 +68,7 @@ class Picker:
         raise NotImplementedError
 
     def sent(self, request: RoutedRequest, view: ReplicaView, prefill: float, now: float) -> None:
-        """Note that a request is being sent to a replica, which takes so many seconds of prefill there."""
+        """Note that a request is being sent to a replica, where it takes `prefill` seconds of prefill."""
 
 
 class RoundRobin(Picker):
@@ -144,7 +144,7 @@ class RecentRequests:
         self._at = -inf
 
     def add(self, prefill: float, now: float) -> None:
-        """Note a request that is sent now, and takes so many seconds of prefill."""
+        """Note a request that is sent now and takes `prefill` seconds of prefill."""
         kept = exp((self._at - now) / RECENT)
         self.requests = self.requests * kept + 1 / RECENT
         self.prefill = self.prefill * kept + prefill / RECENT

@@ -28,8 +28,9 @@ class PrefixMap:
     def learn(
         self, replica: str, digests: Iterable[bytes], now: float, behind: Mapping[bytes, int] | None = None
     ) -> None:
-        """Note that the replica has these beginnings cached, and so many bytes behind those that are named; None: what
-        is behind them is what it was.
+        """Note that the replica has these beginnings cached, and the bytes that are cached `behind` each of them.
+
+        None: the bytes behind them are unchanged.
         """
         epoch = self._epochs.setdefault(replica, 0)
         for digest in digests:

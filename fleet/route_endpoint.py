@@ -1,8 +1,8 @@
 """Has one request answered by a replica: picks one, sends it on, and hands back the answer as it comes.
 
-Leaving the scope closes the replica's connection, whatever happened, by which the replica ends the request. A second
-attempt is made only where the first was refused for reasons of the replica's own, or its connection was lost, before
-anything of an answer came.
+Leaving the scope, also by an error, closes the replica's connection, by which the replica ends the request. A second
+attempt is made only where the first was refused for the replica's own reasons, or its connection was lost, before any
+part of an answer came.
 """
 
 import asyncio

@@ -43,8 +43,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def make_client(verify: SSLContext) -> httpx.AsyncClient:
-    """Return a client that opens as many connections as there are requests, keeps them, and gives up none that waits
-    for its answer: that is for whoever asks.
+    """Return a client that opens as many connections as there are requests, keeps them, and has no timeout for an
+    answer: that is the caller's.
     """
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
     return httpx.AsyncClient(transport=Pools(verify), timeout=timeout, trust_env=False)
@@ -84,8 +84,8 @@ def answered(response: httpx.Response) -> Headers:
 async def send_on(
     client: httpx.AsyncClient, scope: Scope, origin: str, headers: Headers, body: bytes
 ) -> httpx.Response:
-    """Send a request on and return the answer once its headers have come. Whoever has it closes it: before its end that
-    closes the connection, by which the replica knows that nobody is left. Raises `httpx.TransportError`.
+    """Send a request on and return the answer once its headers have come. The caller closes it: before its end that
+    closes the connection, by which the replica learns that the client left. Raises `httpx.TransportError`.
     """
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     url = httpx.URL(origin).copy_with(raw_path=target)

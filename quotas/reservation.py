@@ -16,7 +16,7 @@ class Attempt(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """What a client has had of an answer that was cut short, as far as whoever carried it knows."""
+    """The part of a cut answer that was delivered to its client, as far as the router knows."""
 
     request: str  # which the attempts to have it served have in common
     has_begun: bool

@@ -24,7 +24,7 @@ class Look:
     at: float
     replicas: tuple[ReplicaSummary, ...]
     num_available: int  # that requests may go to
-    retries_left: bool  # second attempts may be made, whoever asks
+    retries_left: bool  # second attempts may be made, for every tenant
 
     def those(self, condition: Condition) -> list[ReplicaSummary]:
         return [one for one in self.replicas if one.condition is condition]

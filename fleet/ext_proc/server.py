@@ -41,7 +41,7 @@ def handlers(serving: Serving, is_ready: Callable[[], bool]) -> list[Any]:
         async def read() -> Any:
             try:
                 message = await context.read()
-            except DecodeError:  # whoever sends such is no gateway
+            except DecodeError:  # the sender is no gateway
                 return None
             return None if message is grpc.aio.EOF else message
 

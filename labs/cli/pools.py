@@ -1,7 +1,7 @@
 """`sluice pools`: whether prompts and answers are better served by devices of their own.
 
-Requests meet each split of so many devices in the simulator, in which a link carries keys and values from the devices
-that compute prompts to those that go on; nothing is served."""
+The simulator serves the requests with each split of the devices; a link carries keys and values from prefill devices to
+decode devices. No real device is used."""
 
 from argparse import Namespace, _SubParsersAction
 from collections.abc import Iterator, Sequence

@@ -126,8 +126,8 @@ def at_load(
     devices: int = 1,
     option: str = "--load",
 ) -> tuple[Workload, float | None]:
-    """Return the used part of the trace sped up to `load` times the capacity of so many devices, and the capacity of
-    one, which a run measures. Raises `OptionError` about the option that says the load.
+    """Return the used part of the trace sped up to `load` times the capacity of `devices`, and the capacity of one,
+    which a run measures. Raises `OptionError` about the `option` of the load.
     """
     if load is None:
         return workload, None

@@ -70,7 +70,7 @@ class StoreDirectory:
         return manifest if manifest.exists() else self.path / "appendonly.aof"
 
     def try_lock(self, name: str) -> FileIO | None:
-        """Lock the file of this name and return it, for whoever keeps it open, or None where another process has it."""
+        """Lock the file of this name and return it; open, it holds the lock. None where another process has it."""
         try:
             descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             file = FileIO(descriptor, "r+")

@@ -51,7 +51,7 @@ ARGUMENTS = 10  # as lua/account.lua names them
 
 
 def state_key(tenant: str) -> str:
-    """Return the key of a tenant's state. One hash slot holds all of the tenant's keys, whatever its name."""
+    """Return the key of a tenant's state. One hash slot holds all of the tenant's keys, for any name."""
     return f"{PREFIX}:{{{quote(tenant, safe='', errors='surrogatepass')}}}"
 
 
@@ -300,7 +300,7 @@ def _window(limit: Limit) -> int | str:
 
 
 def _life(limit: Limit) -> float:
-    """Return the seconds after which nothing is left of whatever was used."""
+    """Return the seconds after which no use counts any more."""
     match limit.window:
         case Rate(seconds=seconds, burst=burst):
             return seconds * burst / limit.amount

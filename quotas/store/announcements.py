@@ -29,7 +29,7 @@ class Announcements:
         self._runner = runner
 
     async def announce(self, replica: str, said: bytes, life: float = LIFE) -> Announced:
-        """Have what a replica says count for so many seconds from now on, instead of what it said before."""
+        """Replace the replica's announcement by `said`, which counts for `life` seconds."""
         return await self._ask(replica, round(life * 1e6), said)
 
     async def leave(self, replica: str) -> Announced:

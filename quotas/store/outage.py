@@ -4,8 +4,8 @@ closed   none begins
 open     all begin; no limit counts them now
 lease    those begin that fit into what the store has set aside for this replica (quotas/store/slices.py)
 
-When the store is back it takes over those that still run, and is charged for those that have ended, once: of `open`
-whatever the limits hold, of `lease` what was set aside for it. A budget is charged in the period of the return.
+When the store is back it takes over the requests that still run, and is charged once for the ended ones: with `open`
+also beyond the limits, with `lease` from what was set aside. A budget is charged in the period of the return.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from quotas.errors import ConnectionLost, StoreUnavailable
 
-CHECKS = 4  # in the time that an answer may take: between two, the loop reads whatever has come
+CHECKS = 4  # in the time that an answer may take: between two, the loop reads all input
 NOT_ENOUGH = object()  # what the reader returns while an answer is incomplete
 WRITE_TOGETHER = 64  # commands, at most: the store works on them while a long turn goes on
 GRACE = 0.005  # seconds in which the loop reads once more, before a command without an answer is given up

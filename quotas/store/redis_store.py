@@ -108,9 +108,7 @@ class RedisStore:
 
     @property
     def returned(self) -> asyncio.Event:
-        """An event that is set each time the store is reached again; whoever waits for it clears it and calls
-        `heartbeat`.
-        """
+        """An event that is set each time the store is reached again; its waiter clears it and calls `heartbeat`."""
         return self._runner.client.returned
 
     async def close(self) -> None:
@@ -156,7 +154,7 @@ class RedisStore:
         return reservation, granted, levels
 
     async def extend(self, reservation: Reservation, more_output: int) -> None:
-        """Charge so many more output tokens to every limit, or charge nothing and raise `QuotaRefused`; in an outage as
+        """Charge `more_output` tokens to every limit, or charge nothing and raise `QuotaRefused`; in an outage as
         `reserve`.
         """
         if (found := self._replica.find(reservation.id)) is None:

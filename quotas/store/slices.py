@@ -50,7 +50,7 @@ class Demand:
         return self._largest == self._largest_before == NOTHING_ASKED
 
     def within(self, seconds: float, now: float) -> Ask:
-        """Return the amounts to expect in so many seconds if demand goes on; no less than the largest request."""
+        """Return the expected amounts of `seconds` if demand goes on; no less than the largest request."""
         ratio = seconds / max(now - self._turned_before, SHORTEST)
         largest = map(max, self._largest, self._largest_before)
         expected = (round((one + before) * ratio) for one, before in zip(self._asked, self._asked_before, strict=True))
@@ -146,7 +146,7 @@ class Slice:
 
 
 class Slices:
-    """All slices of this process: one of a tenant's own limits, whatever key is used, and one of those of each key.
+    """All slices of this process: one of each tenant's limits for all keys, and one of each key's own limits.
 
     A slice is asked for with the first request, renewed with each heartbeat, and given back when no request comes.
     """
