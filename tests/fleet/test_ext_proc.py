@@ -233,7 +233,7 @@ async def test_who_would_not_wait_for_the_one_that_is_picked_is_sent_where_it_is
     assert gateway.refusal[:2] == (429, "deadline_unmeetable")
 
 
-async def test_a_request_counts_once_whatever_is_named_beside_it() -> None:
+async def test_a_request_counts_once_with_any_other_fields() -> None:
     gateway = PaperGateway(PaperFleet(a=never, b=never, c=never))
     fleet = gateway.fleet.fleet
     fleet._picker = RoundRobin()
@@ -349,7 +349,7 @@ async def test_a_replica_that_has_gone_meanwhile_is_no_trouble(gateway: PaperGat
 
 
 @pytest.mark.parametrize("address", ["", "unknown", "1.2.3.4:80", "fe80::1%eth0", "::1", "\xff"])
-async def test_whatever_address_a_client_claims_a_refusal_is_sent(gateway: PaperGateway, address: str) -> None:
+async def test_a_refusal_is_sent_for_any_address_that_a_client_claims(gateway: PaperGateway, address: str) -> None:
     await gateway.exchange(head([("x-forwarded-for", address)], key=None))
     assert gateway.refusal[0] == 401
 

@@ -33,7 +33,7 @@ class Bench:
         self.stream = self.engine.submit(Sequence("r", "acme", [5, 6, 7], SamplingParams(), 8, 0, frozenset()))
 
     def look(self, times: int, elapsed: float = INTERVAL) -> bool:
-        """Whether the engine has failed after so many looks."""
+        """Whether the engine has failed after a number of looks."""
         for _ in range(times):
             self.watchdog.check(elapsed)
         return self.engine.failed.done()

@@ -38,7 +38,7 @@ def test_a_flood_drives_out_its_own() -> None:
     stored.store_many("a", 40)
     stored.store_many("b", 20)
     stored.store_many("flood", 500)
-    assert stored.pool.held == {"a": 40, "b": 20, "flood": 40}, "whoever has the most gives way, the newcomer first"
+    assert stored.pool.held == {"a": 40, "b": 20, "flood": 40}, "the tenant with the most gives way, the newcomer first"
     stored.store_many("c", 30)
     assert stored.pool.held == {"a": 26, "b": 20, "flood": 27, "c": 27}
 
@@ -53,7 +53,7 @@ def test_one_tenant_alone_has_all_of_it_and_its_least_recently_used_go() -> None
     assert [stored.pool.named(name) is None for name in stored.names] == [False, *[True] * 5, *[False] * 9]
 
 
-def test_a_floor_holds_for_whoever_has_the_most() -> None:
+def test_a_floor_holds_for_the_tenant_with_the_most() -> None:
     stored = Stored(100)
     stored.pool.limit("a", 60)
     stored.store_many("a", 100)

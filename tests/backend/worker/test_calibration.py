@@ -13,7 +13,7 @@ STEPS = [step for series in SERIES for step in series]
 
 
 class SlowDevice:
-    """Steps take so many seconds for each token, on a clock of their own."""
+    """Steps take a time proportional to their tokens, on a clock of their own."""
 
     def __init__(self, each: float) -> None:
         self._each = each

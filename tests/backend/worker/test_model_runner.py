@@ -248,7 +248,7 @@ def test_two_steps_in_flight_stage_in_memory_of_their_own_and_use_it_again(expec
     released = runner.stager.release
 
     def release_and_overwrite(staged: object) -> None:
-        """Whoever still reads what was staged, or keeps a view of it, reads nonsense."""
+        """Overwrite the staged arrays: a late reader, or a kept view, reads nonsense."""
         released(staged)  # type: ignore[arg-type]
         staged.piece.memory.fill_(111)  # type: ignore[attr-defined]
         staged.piece.tokens.fill_(-5)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The board shows what a busy gateway does and how fresh that is, to whoever has signed in with the admin key."""
+"""The board shows what a busy gateway does and how fresh that is, after a sign-in with the admin key."""
 
 import re
 from collections.abc import Callable

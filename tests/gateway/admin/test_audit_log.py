@@ -55,7 +55,7 @@ async def test_before_the_first_change_there_are_none(audit: AuditLog) -> None:
     assert await audit.entries() == []
 
 
-async def test_one_entry_is_one_line_whatever_is_in_it(audit: AuditLog, path: Path) -> None:
+async def test_one_entry_is_one_line_with_any_content(audit: AuditLog, path: Path) -> None:
     await audit.record("a", "b", 'x"\n{}\x00', "<script>")
     assert content(path).count(b"\n") == 1
     (entry,) = await audit.entries()

@@ -45,7 +45,7 @@ class Upload:
 
 @pytest.mark.parametrize("size", [10, INLINE - 100, INLINE, 60_000, 70_000, MEBIBYTE - 100])
 @pytest.mark.parametrize("part", [1000, 30_000, 200_000])
-async def test_a_body_is_read_whatever_its_parts_and_parsed_beside_the_loop_unless_it_is_small(
+async def test_a_body_in_any_parts_is_read_and_parsed_beside_the_loop_unless_it_is_small(
     body_reader: BodyReader, size: int, part: int
 ) -> None:
     value = {"prompt": "x" * size}

@@ -122,7 +122,7 @@ def test_an_address_is_counted_by_itself_and_ipv6_by_its_network(site: Site) -> 
     assert site.rate.count(STRANGER, None, None, "192.0.2.1", 0) > 1
     for peer in ("2001:db8:0:1::1", "10.0.0.1", "::ffff:10.0.0.2", "fe80::1%eth0", ""):
         assert site.rate.count(STRANGER, None, None, peer, 0) == 0
-    assert site.is_read()  # whoever shares an address with them
+    assert site.is_read()  # another client behind the same address
 
 
 def test_a_million_addresses_are_not_remembered(site: Site) -> None:

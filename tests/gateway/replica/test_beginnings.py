@@ -80,7 +80,7 @@ def test_what_is_behind_the_last_digest_is_told_as_long_as_one_prompt_has_ended_
     digests = [b"d0", b"d1", b"d2"]  # of two blocks of tokens each
 
     def serve(name: str, blocks: str, num_digests: int) -> None:
-        """Serve a prompt of these blocks, and of so many digests."""
+        """Serve a prompt of these blocks and a number of digests."""
         timeline = replica.arrive(
             name, prompt=4 * len(blocks), max_tokens=1, names=[block.encode() for block in blocks]
         )

@@ -45,7 +45,7 @@ def test_a_conversation_that_goes_on_begins_as_it_began() -> None:
     assert prompt_bytes(after).startswith(common)
 
 
-def test_whatever_comes_has_some_text_or_none() -> None:
+def test_every_body_has_a_text_or_none() -> None:
     assert prompt_bytes(b'{"prompt": "a"}') == b'"prompt": "a"}'
     assert prompt_bytes(b'{"model": "a \\"messages\\" b", "prompt": 1}') == b'"prompt": 1}'
     assert prompt_bytes(b'"messages"') == prompt_bytes(b"") == prompt_bytes(b"{") == b""

@@ -77,7 +77,7 @@ def test_a_file_means_the_same_by_tenants_as_it_does_whole(text: str, other: str
 
 @pytest.mark.parametrize("second", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("first", ["plain", "between", "quoted names", "alike", "literal", "a key twice"])
-def test_an_edit_means_the_same_whatever_was_read_before(first: str, second: str) -> None:
+def test_an_edit_means_the_same_after_any_earlier_reading(first: str, second: str) -> None:
     reader = PolicyReader()
     read(reader, {"a": SHAPES[first].encode()})
     sources = {"a": second.encode("utf-8", "surrogateescape")}

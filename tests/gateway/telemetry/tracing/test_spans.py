@@ -307,7 +307,7 @@ def test_a_request_of_many_prompts_is_bounded() -> None:
     assert attributes(made[[span.name for span in made].index("text_completion embedded")])["sluice.sequences"] == 128
 
 
-def test_names_of_spans_are_few_whatever_is_asked_for() -> None:
+def test_clients_cannot_make_new_names_of_spans() -> None:
     asked = {"method": "GET", "operation": None, "timelines": [], "reserving": None, "reserved": None, "grant": None}
     root = spans(None, path="/v1/models/" + "x" * 5000, **asked)["GET /v1/models/{model}"]
     assert attributes(root)["http.route"] == "/v1/models/{model}"
@@ -325,7 +325,7 @@ def test_every_route_of_the_tenants_port_is_known_by_its_name() -> None:
 
 
 @given(st.text(max_size=400), st.text(max_size=400), st.text(max_size=600))
-def test_whatever_clients_send_can_be_encoded_and_is_bounded(model: str, path: str, state: str) -> None:
+def test_all_texts_of_clients_can_be_encoded_and_are_bounded(model: str, path: str, state: str) -> None:
     context = TraceContext(1, 2, 3, client_samples=True, state=state)
     record = a_record(model=model + "\ud800" * 3, path="/" + path, trace=context, request_id="r" * 128, grant=a_grant())
     encoded = encode_spans(made_of(record))
