@@ -14,12 +14,12 @@ from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
 
 TIE_SECONDS, TIE_SHARE = 0.005, 0.1  # predictions closer than either tell nothing apart
-WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `WeightedSum`
-MATCHED = 0.3  # the cached share from which `CacheAware` goes by it
-RECENT = 20.0  # seconds
-MOST_BUSY = 0.95  # share of the time: beyond capacity no queue is ever empty, and nobody knows how long that will last
+SCORE_WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `WeightedSum`
+MIN_CACHED_SHARE = 0.3  # the cached share from which `CacheAware` goes by it
+RECENT_SECONDS = 20.0
+MAX_BUSY_SHARE = 0.95  # of the time: beyond capacity no queue ever empties, for an unknown time
 MAX_PLACED = 256  # beginnings of prompts whose place a router remembers before any replica has told of them
-UNBALANCED, TIMES = 64, 1.5  # requests, and times the least, by which the largest load has `CacheAware` go by load
+UNBALANCED_REQUESTS, UNBALANCED_RATIO = 64, 1.5  # largest load over the least, from which `CacheAware` goes by load
 
 
 class Routing(StrEnum):
@@ -109,7 +109,7 @@ class WeightedSum(Picker):
             free = (state.kv.free + state.kv.cached) / max(state.kv.total, 1) if state else 0.0
             queue = 1 - view.load / longest if longest else 1.0
             parts = self._knowledge.cached_share(request, view, now), queue, free
-            return sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True))
+            return sum(weight * part for weight, part in zip(SCORE_WEIGHTS, parts, strict=True))
 
         scores = [score(view) for view in views]
         best = max(scores)
@@ -126,17 +126,17 @@ class CacheAware(Picker):
 
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         loads = [view.load for view in views]
-        if max(loads) - min(loads) > UNBALANCED and max(loads) > TIMES * min(loads):
+        if max(loads) - min(loads) > UNBALANCED_REQUESTS and max(loads) > UNBALANCED_RATIO * min(loads):
             return self._least_load.pick(request, views, now)
         shares = [self._knowledge.cached_share(request, view, now) for view in views]
-        if max(shares) > MATCHED:
+        if max(shares) > MIN_CACHED_SHARE:
             return views[shares.index(max(shares))]
         return max(views, key=lambda view: view.state.kv.free if view.state else 0)
 
 
 class RecentRequests:
-    """The requests, and the seconds of prompts to compute, that were sent in each second of the last `RECENT`; older
-    ones count for exponentially less.
+    """Rates of sent requests and of their seconds of prefill over the last `RECENT_SECONDS`, with exponentially falling
+    weights.
     """
 
     def __init__(self) -> None:
@@ -145,9 +145,9 @@ class RecentRequests:
 
     def add(self, prefill: float, now: float) -> None:
         """Note a request that is sent now and takes `prefill` seconds of prefill."""
-        kept = exp((self._at - now) / RECENT)
-        self.requests = self.requests * kept + 1 / RECENT
-        self.prefill = self.prefill * kept + prefill / RECENT
+        kept = exp((self._at - now) / RECENT_SECONDS)
+        self.requests = self.requests * kept + 1 / RECENT_SECONDS
+        self.prefill = self.prefill * kept + prefill / RECENT_SECONDS
         self._at = now
 
 
@@ -200,7 +200,7 @@ class LeastPredicted(Picker):
 
     def num_delayed(self, views: Sequence[ReplicaView]) -> float:
         """Return how many others a second more of prefill delays by as much: the next, and those who come in time."""
-        busy = min(MOST_BUSY, self._recent.prefill / len(views))
+        busy = min(MAX_BUSY_SHARE, self._recent.prefill / len(views))
         backlog = min(view.prefill_seconds for view in views)
         return 1 + self._recent.requests / len(views) * backlog / (1 - busy)
 

@@ -25,7 +25,7 @@ from gateway.sse import last_progress
 from quotas.reservation import Attempt, Delivered
 
 MAX_ATTEMPTS = 2
-PROGRESS = b" tokens\n\n"  # the end of what a replica says of a stream
+PROGRESS_SUFFIX = b" tokens\n\n"  # the end of what a replica says of a stream
 MAX_SAID = 32  # bytes of it, which may come in two parts
 MAX_TAIL = 8_192  # bytes that may lie behind it
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
@@ -60,7 +60,7 @@ class StreamTail:
 
     def add(self, part: bytes) -> None:
         self.has_begun = True
-        self._tail = (self._tail[-MAX_SAID:] if PROGRESS in part else self._tail[-MAX_TAIL:]) + part
+        self._tail = (self._tail[-MAX_SAID:] if PROGRESS_SUFFIX in part else self._tail[-MAX_TAIL:]) + part
 
     @property
     def num_tokens(self) -> int | None:

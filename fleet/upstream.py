@@ -12,7 +12,7 @@ from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER
 
 CONNECT_SECONDS = 2.0
 KEEP_SECONDS = 15.0  # less than a replica keeps an idle connection
-POOLS = 32
+NUM_POOLS = 32
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),  # seconds of silence, after which the other host is asked
@@ -57,7 +57,7 @@ class Pools(httpx.AsyncBaseTransport):
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_SECONDS)
         self._pools = [
             httpx.AsyncHTTPTransport(verify=verify, limits=limits, trust_env=False, socket_options=KEEPALIVE)
-            for _ in range(POOLS)
+            for _ in range(NUM_POOLS)
         ]
         self._next = cycle(self._pools)
 

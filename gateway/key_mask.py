@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 MASK = "***"
-LEAST_HIDDEN = 12  # characters of a secret that is looked for as such: a short one may be a word of any line
+MIN_SECRET_CHARS = 12  # of a secret that is looked for as such: a short one may be a word of any line
 _KEY = re.compile(
     r"sk(?:-|%2[dD])sluice(?:-|%2[dD])[\w.~+=%-]*|sluice-admin-\w+|(?<![A-Za-z0-9])sk-[\w-]{20,}", re.ASCII
 )
@@ -15,7 +15,7 @@ _hidden: list[str] = []  # secrets of another form, that an operator chose
 
 def hide(secrets: Iterable[str]) -> None:
     """Have these be masked as well, for as long as the process runs."""
-    _hidden.extend(secret for secret in secrets if len(secret) >= LEAST_HIDDEN and secret not in _hidden)
+    _hidden.extend(secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS and secret not in _hidden)
 
 
 def masked(text: str) -> str:

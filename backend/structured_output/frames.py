@@ -23,7 +23,7 @@ NEW_SLOT_INTS = KEY_INTS + 2
 ROW_INTS = 5
 _LENGTH = struct.Struct("<I")
 _ANSWER = struct.Struct("=iii")
-MOST_BYTES = 1 << 28  # of a frame
+MAX_FRAME_BYTES = 1 << 28  # of a frame
 
 
 class RowStatus(IntEnum):
@@ -53,7 +53,7 @@ def receive_frame(link: socket.socket) -> bytes:
     longer than its timeout.
     """
     (length,) = _LENGTH.unpack(_receive(link, _LENGTH.size))
-    if length > MOST_BYTES:
+    if length > MAX_FRAME_BYTES:
         raise OSError(f"a frame of {length} bytes")
     return _receive(link, length)
 

@@ -38,10 +38,10 @@ from backend.structured_output.frames import (
     send_frame,
 )
 from backend.structured_output.matching import SlotMatcher
-from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup, StructuredOutputOptions
+from backend.structured_output.process_setup import MAX_FORCED_TOKENS, ProcessSetup, StructuredOutputOptions
 
-NICE = 10  # of a process that compiles: those that generate go first, and it still goes on
-TICK = 0.01  # seconds in which the clock of a process may stand still
+COMPILE_NICENESS = 10  # of a process that compiles: those that generate go first, and it still goes on
+CLOCK_TICK_SECONDS = 0.01  # in which the clock of a process may stand still
 _PR_SET_PDEATHSIG = 1
 _KEY_BYTES = 4 * KEY_INTS
 
@@ -140,7 +140,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
     """Compile one grammar after the other, to say whether and at what cost. The process is killed where one takes more
     than it may.
     """
-    os.nice(NICE)
+    os.nice(COMPILE_NICENESS)
     _interrupt_nobody()
     _limit_memory(setup.options.compile_bytes)
     mask = ctypes.create_string_buffer(4 * setup.layout.num_words)
@@ -158,7 +158,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
             error, is_too_complex = str(invalid), invalid.is_too_complex
         signal.setitimer(signal.ITIMER_PROF, 0)
         seconds, num_bytes = time.process_time() - began, max(0, _heap_bytes() - before)
-        seconds = seconds or min(time.perf_counter() - began_at, TICK)
+        seconds = seconds or min(time.perf_counter() - began_at, CLOCK_TICK_SECONDS)
         del matcher
         answer = {
             "error": error,
@@ -290,10 +290,10 @@ class _Matching:
             if self._bytes[begin:end] == self._none:
                 status = RowStatus.NOTHING
         words[layout.statuses + slot] = status
-        count = min(len(forced), MOST_FORCED) if known.may_jump else 0
+        count = min(len(forced), MAX_FORCED_TOKENS) if known.may_jump else 0
         words[layout.num_forced + slot] = count
         if count > 1:
-            place = layout.forced + slot * MOST_FORCED
+            place = layout.forced + slot * MAX_FORCED_TOKENS
             words[place : place + count] = array("i", forced[:count])
         return status, count
 

@@ -22,7 +22,7 @@ from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 from backend.structured_output.frames import RowStatus, StepAnswer, receive_answer
-from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup
+from backend.structured_output.process_setup import MAX_FORCED_TOKENS, ProcessSetup
 from backend.structured_output.processes import GrammarProcesses, MatchingProcess, NoGrammarProcess
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class _Shared:
         self.nanoseconds = words[: layout.masks].view(np.int64)
         self.masks = torch.from_numpy(words[layout.masks : layout.newest].reshape(seqs, -1))
         self.newest, self.statuses, self.num_forced = words[layout.newest : layout.forced].reshape(3, seqs)
-        self.forced = words[layout.forced : layout.working_on].reshape(seqs, MOST_FORCED)
+        self.forced = words[layout.forced : layout.working_on].reshape(seqs, MAX_FORCED_TOKENS)
         self.working_on = words[layout.working_on : layout.questions]
         self.questions = words[layout.questions : layout.outputs].reshape(-1, layout.question_ints)
         self.outputs = words[layout.outputs :].reshape(seqs, -1)

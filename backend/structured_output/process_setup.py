@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from backend.structured_output.frames import HEAD_INTS, NEW_SLOT_INTS, ROW_INTS
 
-MOST_FORCED = 64  # tokens that are told to be forced at a time
+MAX_FORCED_TOKENS = 64  # that are told to be forced at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SharedLayout:
         self.statuses = self.newest + num_seqs  # [slots], of `RowStatus`
         self.num_forced = self.statuses + num_seqs  # [slots]
         self.forced = self.num_forced + num_seqs  # [slots, MOST_FORCED], tokens that the grammar forces next
-        self.working_on = self.forced + num_seqs * MOST_FORCED  # [processes], the slot that each works on, or -1
+        self.working_on = self.forced + num_seqs * MAX_FORCED_TOKENS  # [processes], the slot that each works on, or -1
         self.question_ints = HEAD_INTS + num_seqs * (NEW_SLOT_INTS + ROW_INTS)  # at most
         self.questions = self.working_on + num_processes  # [processes, question_ints], what each is asked, see `frames`
         self.outputs = self.questions + num_processes * self.question_ints  # [slots, max_model_len], tokens

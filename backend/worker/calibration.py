@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
-from backend.calibration_steps import APART, CalibrationStep, Series
+from backend.calibration_steps import SERIES_RATIO, CalibrationStep, Series
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 
-REPEATS = 5  # of each shape, where there is time
+REPEATS_PER_SHAPE = 5  # of each shape, where there is time
 READ_BYTES = 64 * 2**20  # of keys and values on a CPU, more than its caches hold: other pages stay untouched
 
 Measured = list[tuple[CalibrationStep, float]]
@@ -55,11 +55,11 @@ def measure(
     while begun:
         steps, before = begun.popleft()
         step = next(steps, None)
-        if step is not None and clock() + APART * before < until:
+        if step is not None and clock() + SERIES_RATIO * before < until:
             took = run(step)
             measured.append((step, took))
             begun.append((steps, took))
-    for step, took in sorted(measured, key=itemgetter(1)) * (REPEATS - 1):
+    for step, took in sorted(measured, key=itemgetter(1)) * (REPEATS_PER_SHAPE - 1):
         if clock() + took < until:
             measured.append((step, run(step)))
     return measured

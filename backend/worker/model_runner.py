@@ -31,7 +31,7 @@ from backend.worker.sampler import SlotSampler, TokenChoice
 from backend.worker.staging import Layout, Staged, Stager
 from backend.worker.swapper import Swapper
 
-FORETELLING = 0.25  # of a step, that its output waits at most for the masks of the step behind it
+MASK_WAIT_SHARE_OF_STEP = 0.25  # of a step, that its output waits at most for the masks of the step behind it
 
 
 class StepSampler(Protocol):
@@ -84,7 +84,7 @@ class LaunchedStep:
         if self.constrained is not None:
             self.constrained.complete(output)
         if (behind := self.work.behind) is not None:
-            behind.foretell(output, slots, FORETELLING * elapsed)
+            behind.foretell(output, slots, MASK_WAIT_SHARE_OF_STEP * elapsed)
         return output
 
 

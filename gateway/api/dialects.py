@@ -27,7 +27,7 @@ from gateway.openai.requests import (
 )
 from gateway.openai.requests import Prompt as GivenPrompt
 
-PROMPT_TAIL = 8  # the last ids of a prompt, with which a completion may share a character
+PROMPT_TAIL_TOKENS = 8  # the last ids of a prompt, with which a completion may share a character
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class CompletionDialect(Dialect):
             if request.suffix:
                 token_ids = await self._around(request, frontend, tenant, token_ids)
             text = await self._echoed(request, frontend, tenant, given, token_ids) if request.echo else None
-            prompts.append(Prompt(token_ids, () if request.suffix else token_ids[-PROMPT_TAIL:], text))
+            prompts.append(Prompt(token_ids, () if request.suffix else token_ids[-PROMPT_TAIL_TOKENS:], text))
             await asyncio.sleep(0)  # many short prompts do not hold the loop
         return prompts
 

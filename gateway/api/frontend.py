@@ -13,7 +13,7 @@ from gateway.errors import BadRequest, ModelNotFound, context_exceeded
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.conversation import Conversation
-from gateway.openai.limits import CUT_CONTEXTS, Limits
+from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
@@ -90,7 +90,7 @@ class Frontend:
         time, so that another tenant finds a thread.
         """
         context = self.model.limits.max_model_len
-        most = CUT_CONTEXTS * context if is_cut else context
+        most = MAX_CUT_CONTEXTS * context if is_cut else context
         fewest = self.tokenizer.fewest_tokens(text)
         if fewest > most:
             raise context_exceeded(fewest, context, param, at_least=True)

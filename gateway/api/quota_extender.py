@@ -9,7 +9,7 @@ from backend.stream import TokenStream
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError
 from quotas.quotas import Grant
 
-STORE_RETRY = 1.0  # seconds
+STORE_RETRY_SECONDS = 1.0
 
 
 class QuotaExtender:
@@ -68,7 +68,7 @@ class QuotaExtender:
                 if isinstance(error, BudgetSpent) or asyncio.get_running_loop().time() > give_up:
                     return error
                 wait = error.retry_after if isinstance(error, LimitExceeded) else None
-                await asyncio.sleep(min(wait or STORE_RETRY, EXTEND_TIMEOUT))
+                await asyncio.sleep(min(wait or STORE_RETRY_SECONDS, EXTEND_TIMEOUT))
             else:
                 return None
 

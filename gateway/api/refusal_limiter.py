@@ -10,8 +10,8 @@ Two rates hold:
   delays those that come after: the sender of one body that is too large learns so at once. A valid key behind the same
   address is not delayed.
 
-A tenant has the rate of `TENANT_KEYS` keys, and none of its keys is kept out for refusals of another: while more of
-them have requests refused, each refusal costs its own key the more, so that they share that rate.
+A tenant has the rate of `KEY_RATES_PER_TENANT` keys, and none of its keys is kept out for another's refusals: while
+more keys have requests refused, each refusal costs its own key more, so that they share that rate.
 """
 
 from collections import OrderedDict
@@ -25,8 +25,8 @@ from gateway.http.json_body import BLOCK_BYTES
 BURST_SECONDS = 1.0  # seconds of a rate that may come at once
 MAX_DELAY = 30.0  # seconds that a refusal is delayed
 MOST_SECONDS = 10.0  # of a rate, that the body of one refusal may cost
-REFUSALS_SHARE = 2.0  # refusals of any kind, for each request that may be refused for what it is
-TENANT_KEYS = 2  # keys whose rate a tenant has
+REFUSALS_PER_FAULT = 2.0  # refusals of any kind, for each request that may be refused for what it is
+KEY_RATES_PER_TENANT = 2  # keys whose rate a tenant has
 MAX_OWNERS = 16_384  # tenants, or networks: the latest are remembered
 
 
@@ -39,7 +39,7 @@ class RefusalLimiter:
         self.on_suspect: list[Callable[[str], object]] = []  # called with each tenant that joins them
         self._clock = clock
         self._requests = _Buckets(per_second)
-        self._refusals = _Buckets(per_second * REFUSALS_SHARE)
+        self._refusals = _Buckets(per_second * REFUSALS_PER_FAULT)
         self._addresses = _Buckets(per_second)
 
     def check(self, tenant: str, key: str) -> None:
@@ -94,7 +94,7 @@ class _Buckets:
         if len(self._buckets) > MAX_OWNERS:
             self._buckets.popitem(last=False)
         bucket = buckets.setdefault(key, _Bucket(self.rate, now))
-        share = max(1.0, len(buckets) / TENANT_KEYS)
+        share = max(1.0, len(buckets) / KEY_RATES_PER_TENANT)
         bucket.draw(share)
         seconds = bucket.wait(now)
         bucket.draw(share * min(num_blocks, MOST_SECONDS * self.rate))

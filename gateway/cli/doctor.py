@@ -14,13 +14,13 @@ from gateway.doctor.causes import ranked
 from gateway.doctor.check import Check, Verdict, problem
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.findings import findings
-from gateway.doctor.snapshot import SECONDS, DoctorError
-from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, rule
+from gateway.doctor.snapshot import WINDOW_SECONDS, DoctorError
+from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, rule
 from gateway.table import printable
 from gateway.tenants.key_store import KeyStore
 
 ADMIN_URL = "http://127.0.0.1:8001"
-NAMED = 3  # replicas, of those that share a trouble
+MAX_NAMED_REPLICAS = 3  # replicas, of those that share a trouble
 KEY_VARIABLE = "SLUICE_ADMIN_KEY"
 
 NOTES = """\
@@ -82,7 +82,7 @@ def _diagnose(namespace: Namespace) -> int:
             found = gateway.own_findings()
         else:
             before = gateway.snapshot()
-            time.sleep(SECONDS)
+            time.sleep(WINDOW_SECONDS)
             found = findings(before, gateway.snapshot())
             now = {finding.name for finding in found}
             found = ranked(found + [past for past in gateway.own_findings() if past.name not in now])
@@ -92,7 +92,9 @@ def _diagnose(namespace: Namespace) -> int:
 
 def _told(found: Iterable[Finding]) -> Iterable[str]:
     lines = [_as_consequence(finding) if finding.cause else _as_cause(finding) for finding in found]
-    return lines or [f"ok       nothing is wrong, as far as {SECONDS:g} s and the metrics of the last minutes show"]
+    return lines or [
+        f"ok       nothing is wrong, as far as {WINDOW_SECONDS:g} s and the metrics of the last minutes show"
+    ]
 
 
 def _as_cause(finding: Finding) -> str:
@@ -106,15 +108,15 @@ def _as_consequence(finding: Finding) -> str:
 
 def _whose(finding: Finding) -> str:
     """Return the names of the replicas that have it, of many the first ones, as the beginning of a line."""
-    first, others = finding.replicas[:NAMED], finding.replicas[NAMED:]
+    first, others = finding.replicas[:MAX_NAMED_REPLICAS], finding.replicas[MAX_NAMED_REPLICAS:]
     more = f" and {len(others)} more" if others else ""
     return f"{', '.join(first)}{more}: " if first else ""
 
 
 def _admin_key(namespace: Namespace) -> str:
     source, key = _found_key(namespace)
-    if not is_token(key, MIN_ADMIN_KEY):
-        raise DoctorError(f"{source} must hold the admin key, {rule(MIN_ADMIN_KEY)}: see --key-file")
+    if not is_token(key, MIN_ADMIN_KEY_CHARS):
+        raise DoctorError(f"{source} must hold the admin key, {rule(MIN_ADMIN_KEY_CHARS)}: see --key-file")
     return key
 
 

@@ -37,7 +37,7 @@ _ASSUMED = {
 _SIZE, _COUNT = argument(units.size), argument(units.count)
 _RATES = {"G": 1e9, "T": 1e12, "P": 1e15}
 TOKEN_BUDGET = 2048  # of a step, unless max_num_seqs is larger
-LARGEST_BATCH = 512  # in the table, unless max_num_seqs is larger
+MAX_TABLE_BATCH = 512  # in the table, unless max_num_seqs is larger
 
 
 def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
@@ -235,8 +235,8 @@ def _step(roofline: Roofline, batch: int, context: int, fit: int) -> tuple[str, 
 
 def _batches(max_num_seqs: int) -> list[int]:
     """Return the powers of two up to the largest batch of the table, and the limit itself."""
-    powers = [2**power for power in range(max(LARGEST_BATCH, max_num_seqs).bit_length())]
-    return sorted({*(batch for batch in powers if batch <= max(LARGEST_BATCH, max_num_seqs)), max_num_seqs})
+    powers = [2**power for power in range(max(MAX_TABLE_BATCH, max_num_seqs).bit_length())]
+    return sorted({*(batch for batch in powers if batch <= max(MAX_TABLE_BATCH, max_num_seqs)), max_num_seqs})
 
 
 def _rate(text: str) -> float:

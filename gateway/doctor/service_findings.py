@@ -3,16 +3,16 @@
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Json, Window
 
-SLOW_STORE = 0.025  # seconds of a call: a request waits for one of them, a twentieth of an urgent class's target
-SLOW_CALLS = 0.5  # of the calls: a store that is far away is slow for all
-LEAST_CALLS = 5.0
-LAG = 0.05  # seconds: longer than the time a token may take in an urgent class
-LONG_LAG = 0.5  # seconds: probes and deadlines suffer as well
+SLOW_STORE_SECONDS = 0.025  # of a call: each request waits for one, a twentieth of an urgent class's target
+SLOW_CALL_SHARE = 0.5  # of the calls: a store that is far away is slow for all
+MIN_CALLS = 5.0
+LAG_SECONDS = 0.05  # longer than the time a token may take in an urgent class
+LONG_LAG_SECONDS = 0.5  # probes and deadlines suffer as well
 LATE_SHARE = 0.05  # of the time: as much as planning may take of a step
-STALE = 1.0  # seconds: ten exchanges
+STALE_SECONDS = 1.0  # ten exchanges
 _DEBTS = ("replicas", "staleness_seconds")
 SLOW_READER = "its client reads slowly"  # how the admin API begins its reason
-NAMED = 3
+MAX_NAMED = 3
 
 
 def store_away(window: Window) -> Finding | None:
@@ -31,8 +31,8 @@ def store_away(window: Window) -> Finding | None:
 
 
 def store_slow(window: Window) -> Finding | None:
-    slow = window.above(SLOW_STORE, "sluice_store_latency_seconds")
-    if slow.total < LEAST_CALLS or slow.share < SLOW_CALLS or _is_starved(window):
+    slow = window.above(SLOW_STORE_SECONDS, "sluice_store_latency_seconds")
+    if slow.total < MIN_CALLS or slow.share < SLOW_CALL_SHARE or _is_starved(window):
         return None  # a starved process reads every answer late: `late_loop` says it
     mean = window.mean("sluice_store_latency_seconds")
     return Finding(
@@ -59,7 +59,7 @@ def store_fails(window: Window) -> Finding | None:
 
 def fairness_local(window: Window) -> Finding | None:
     replicas, staleness = (window.after.samples.total(f"sluice_debts_{what}") for what in _DEBTS)
-    if replicas < 2 or staleness <= STALE:
+    if replicas < 2 or staleness <= STALE_SECONDS:
         return None
     return Finding(
         "fairness_local",
@@ -74,7 +74,7 @@ def slow_clients(window: Window) -> Finding | None:
     if not slow:
         return None
     blocks = sum(row["kv_blocks"] for row in slow)
-    tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:NAMED])
+    tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:MAX_NAMED])
     return Finding(
         "slow_clients",
         "clients do not read what they asked for",
@@ -85,12 +85,12 @@ def slow_clients(window: Window) -> Finding | None:
 
 
 def _named(rows: list[Json]) -> str:
-    return ", ".join(f"{row['id']} ({str(row['reason']).removeprefix(SLOW_READER + ': ')})" for row in rows[:NAMED])
+    return ", ".join(f"{row['id']} ({str(row['reason']).removeprefix(SLOW_READER + ': ')})" for row in rows[:MAX_NAMED])
 
 
 def late_loop(window: Window) -> Finding | None:
     lag, late = window.after.samples.total("sluice_loop_lag_seconds"), window.increase("sluice_loop_late_seconds_total")
-    if lag <= LAG and not _is_starved(window):
+    if lag <= LAG_SECONDS and not _is_starved(window):
         return None
     cpu = window.increase("process_cpu_seconds_total") / window.seconds
     return Finding(
@@ -100,7 +100,7 @@ def late_loop(window: Window) -> Finding | None:
         f"the process had {cpu:.1f} cores",
         "leave it a core of its own: lower --threads, or give the process more CPU; `sluice doctor` compares threads "
         "with cores",
-        Severity.SERIOUS if lag > LONG_LAG else Severity.WARNING,
+        Severity.SERIOUS if lag > LONG_LAG_SECONDS else Severity.WARNING,
     )
 
 

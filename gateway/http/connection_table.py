@@ -20,7 +20,7 @@ from typing import Protocol
 
 from gateway.http.address import network_of
 
-STRANGERS_SHARE = 4  # unauthenticated connections may always hold a quarter of all
+STRANGERS_DIVISOR = 4  # unauthenticated connections may always hold a quarter of all
 
 
 class ConnectionLimitReached(Exception):
@@ -190,7 +190,7 @@ class _Group:
     def victim(self) -> ConnectionEntry | None:
         """Returns the connection to evict, by the order above; None if none may be."""
         strangers = self.entries[ConnectionState.STRANGER]
-        if len(strangers) * STRANGERS_SHARE > self.limit:
+        if len(strangers) * STRANGERS_DIVISOR > self.limit:
             return next(iter(strangers))
         return next(chain(self.entries[ConnectionState.IDLE], self._excessive_uploads(), strangers), None)
 

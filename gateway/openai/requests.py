@@ -20,7 +20,7 @@ from gateway.openai.bodies import (
 )
 from gateway.openai.conversation import Conversation, read_conversation
 from gateway.openai.foreign_fields import Ignored
-from gateway.openai.limits import CUT_CONTEXTS, Limits, token_ids
+from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits, token_ids
 from gateway.openai.sampling import sampling_of
 from gateway.openai.structured import read_grammar
 
@@ -321,7 +321,7 @@ def _kept_tokens(body: GenerationBody) -> int | None:
 
 def _prompts(prompt: Any, limits: Limits, are_cut: bool) -> tuple[Prompt, ...]:
     """Returns the prompts, which may be longer than the context if they `are_cut`."""
-    most = CUT_CONTEXTS * limits.max_model_len if are_cut else limits.max_model_len
+    most = MAX_CUT_CONTEXTS * limits.max_model_len if are_cut else limits.max_model_len
     if not isinstance(prompt, list) or (prompt and type(prompt[0]) is int):
         return (_prompt(prompt, "prompt", limits, most),)
     if not 1 <= len(prompt) <= MAX_PROMPTS:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.sequence import Sequence
-from gateway.replica.digests import BLOCK
+from gateway.replica.digests import BLOCK_BYTES
 from gateway.replica.fleet_secret import Beginnings
 from gateway.replica.state import Changes
 
@@ -53,12 +53,12 @@ class CachedBeginnings:
         digests = beginnings.digests
         may_have_tail = bool(digests) and self._is_alone(digests[-1], sequence)
         for index, digest in enumerate(digests):
-            block = int((index + 1) * BLOCK * tokens_a_byte) // self._block_size - 1
+            block = int((index + 1) * BLOCK_BYTES * tokens_a_byte) // self._block_size - 1
             self._cut(digest)
             if 0 <= block < len(names) and self._cache.named(names[block]) is not None:
                 self._know(digest, names[block])
         if may_have_tail:
-            self._append(digests[-1], sequence, len(digests) * BLOCK, tokens_a_byte)
+            self._append(digests[-1], sequence, len(digests) * BLOCK_BYTES, tokens_a_byte)
 
     def _is_alone(self, digest: bytes, sequence: Sequence) -> bool:
         """Whether nobody is known whose prompt ended with this digest, or had it, but turns before this one."""

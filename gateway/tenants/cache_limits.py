@@ -10,7 +10,7 @@ from backend.roofline import show_bytes
 from quotas.policy.policy import Policy
 from quotas.policy.policy_diff import changed_tenants
 
-TURN = 100  # tenants whose limits change before others have a turn on the event loop
+TENANTS_PER_TURN = 100  # tenants whose limits change before others have a turn on the event loop
 
 
 class CachedMemory(Protocol):
@@ -92,7 +92,7 @@ class CacheLimiter:
         """Have the limits of this policy hold from now on; floors are lowered before any is raised."""
         before, self._policy, self._in_force = self._in_force, policy, policy
         for index, tenant in enumerate(await asyncio.to_thread(self._changed, before, policy, [*self._others])):
-            if index % TURN == TURN - 1:
+            if index % TENANTS_PER_TURN == TENANTS_PER_TURN - 1:
                 await asyncio.sleep(0)
             self._limit(tenant)
 

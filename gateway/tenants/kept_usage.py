@@ -6,7 +6,7 @@ from typing import Protocol
 
 from quotas.reservation import Usage
 
-INTERVAL = 2.0  # seconds
+INTERVAL_SECONDS = 2.0
 
 
 class UsageStore(Protocol):
@@ -47,7 +47,7 @@ class KeptUsage:
         """Book again and again, for as long as the server runs, and once more as it ends."""
         try:
             while True:
-                await asyncio.sleep(INTERVAL)
+                await asyncio.sleep(INTERVAL_SECONDS)
                 self.book()
         finally:
             self.book()

@@ -14,8 +14,8 @@ from quotas.store.served_sums import ServedElsewhere
 
 log = logging.getLogger(__name__)
 
-PERIOD = 0.1  # seconds between exchanges where there are several replicas
-ALONE = 1.0  # seconds after which a replica that is alone looks for others
+PERIOD_SECONDS = 0.1  # between exchanges where there are several replicas
+ALONE_SECONDS = 1.0  # after which a replica that is alone looks for others
 
 
 class Sums(Protocol):
@@ -75,7 +75,7 @@ class SharedDebts:
                 is_away = True
             else:
                 is_away = False
-            await asyncio.sleep(PERIOD if self.replicas > 1 else ALONE)
+            await asyncio.sleep(PERIOD_SECONDS if self.replicas > 1 else ALONE_SECONDS)
 
     async def exchange(self) -> None:
         """Tell what was served here, and charge what was served elsewhere. Raises `QuotaError`; a later call

@@ -115,8 +115,8 @@ def _if(condition: bool, cell: str) -> tuple[str, ...]:
 
 
 LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
-PIECE = 1000  # entries
-AT_ONCE = 32  # questions in one write: their answers keep an event loop for a millisecond
+PIECE_ENTRIES = 1000
+CALLS_PER_WRITE = 32  # questions in one write: their answers keep an event loop for a millisecond
 
 
 class TooManyLedgers(Exception):
@@ -140,8 +140,8 @@ async def read_ledgers(
         ledgers = await store.ledgers(first, last)
     if most is not None and len(ledgers) > most:
         raise TooManyLedgers(len(ledgers))
-    for start in range(0, len(ledgers), AT_ONCE):
-        some = ledgers[start : start + AT_ONCE]
+    for start in range(0, len(ledgers), CALLS_PER_WRITE):
+        some = ledgers[start : start + CALLS_PER_WRITE]
         for (name, day), usage in zip(some, await store.usages(some), strict=True):
             yield name, day, usage
 
@@ -157,7 +157,7 @@ async def usage_entries(
 
 def _in_order(entries: list[Entry]) -> list[Entry]:
     """Sort in pieces: of all at once, others would wait for the interpreter."""
-    pieces = (entries[start : start + PIECE] for start in range(0, len(entries), PIECE))
+    pieces = (entries[start : start + PIECE_ENTRIES] for start in range(0, len(entries), PIECE_ENTRIES))
     return list(merge(*(sorted(piece, key=_place) for piece in pieces), key=_place))
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from quotas.store.scripts import Script, ScriptRunner
 
-LIFE = 5.0  # seconds for which an announcement counts
+LIFE_SECONDS = 5.0  # for which an announcement counts
 
 
 class Announced(NamedTuple):
@@ -28,7 +28,7 @@ class Announcements:
         self._key = f"sluice:replicas:{{{quote(fleet, safe='')}}}".encode()
         self._runner = runner
 
-    async def announce(self, replica: str, said: bytes, life: float = LIFE) -> Announced:
+    async def announce(self, replica: str, said: bytes, life: float = LIFE_SECONDS) -> Announced:
         """Replace the replica's announcement by `said`, which counts for `life` seconds."""
         return await self._ask(replica, round(life * 1e6), said)
 

@@ -33,8 +33,8 @@ from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
 from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
 
-LEASE = 30.0  # seconds
-TIMEOUT = 0.25  # seconds
+LEASE_SECONDS = 30.0
+TIMEOUT_SECONDS = 0.25
 
 
 class RedisStore:
@@ -48,7 +48,7 @@ class RedisStore:
     def __init__(
         self,
         runner: ScriptRunner,
-        lease: float = LEASE,
+        lease: float = LEASE_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         name: ReplicaName | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class RedisStore:
 
     @classmethod
     def at(
-        cls, url: str, timeout: float = TIMEOUT, lease: float = LEASE, name: ReplicaName | None = None
+        cls, url: str, timeout: float = TIMEOUT_SECONDS, lease: float = LEASE_SECONDS, name: ReplicaName | None = None
     ) -> "RedisStore":
         """Return a store at `url`, as redis-py takes it; `timeout` is the most seconds that a call waits."""
         return cls(ScriptRunner(url, timeout), lease, name=name)

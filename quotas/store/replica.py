@@ -10,7 +10,7 @@ from quotas.store.account import Account, Levels, TrackedReservation, replica_fi
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
-ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
+MAX_ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
 NO_ASK = Ask(0, 0, 0)
 CHARGE_AGAIN, CHARGE_FIRST = 0, -1  # how lua/restore.lua charges: what a reclaim gave back, or all
 DAY = 86_400_000_000  # microseconds
@@ -125,7 +125,7 @@ class ReplicaReservations:
             await self.reclaim(account.state)
             self._met.add(account.state)
         source = self._runner.scripts[script]
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             known = account.generation
             answer = await self._runner.run(script, account.command(script, source, ask, field, rest))
             match answer[0]:
@@ -139,7 +139,7 @@ class ReplicaReservations:
                     await self.renew(account)
                 case _:
                     return answer
-        raise StoreFault(f"the quota store did not {script} in {ATTEMPTS} attempts")
+        raise StoreFault(f"the quota store did not {script} in {MAX_ATTEMPTS} attempts")
 
     async def settle(self, account: Account, tracked: TrackedReservation) -> None:
         """Settle a reservation that is over. If this is interrupted, the next heartbeat does it."""

@@ -11,7 +11,7 @@ import grpc
 import orjson
 import pytest
 
-from fleet.ext_proc.exchange import PIECE
+from fleet.ext_proc.exchange import PIECE_BYTES
 from fleet.ext_proc.messages import KIND, HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 from fleet.ext_proc.server import EXT_PROC, HEALTH, NOT_SERVING, SERVING, handlers
 from fleet.picker import RoundRobin
@@ -100,7 +100,7 @@ async def test_no_piece_is_larger_than_a_gateway_takes() -> None:
     for kind in ("request_body", "response_body"):
         whole, ends = gateway.handed_back(kind)
         assert whole == text
-        assert ends == [False] * (len(text) // PIECE) + [True]
+        assert ends == [False] * (len(text) // PIECE_BYTES) + [True]
 
 
 @pytest.mark.parametrize("mode", [NONE, STREAMED, BUFFERED])

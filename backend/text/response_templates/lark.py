@@ -21,10 +21,10 @@ from backend.text.response_templates.pattern_syntax import (
     predicate,
 )
 
-MOST_SPACE = 2  # characters, where an expression allows any number
-MOST_OTHER = 32
+MAX_SPACE_CHARS = 2  # where an expression allows any number
+MAX_OTHER_CHARS = 32
 _IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
-SPACE = f"(/[ \\n]/){{0,{MOST_SPACE}}}"
+SPACE = f"(/[ \\n]/){{0,{MAX_SPACE_CHARS}}}"
 TEXT = "TEXT"  # any, but no special token
 
 
@@ -145,7 +145,7 @@ class Lark:
     def _repeat(self, node: Repeat, groups: Mapping[str, str]) -> str | None:
         most = node.most if node.is_greedy else node.least
         if most is None:
-            most = max(node.least, MOST_SPACE if node.part == CharClass("\\s") else MOST_OTHER)
+            most = max(node.least, MAX_SPACE_CHARS if node.part == CharClass("\\s") else MAX_OTHER_CHARS)
         part = self.node(node.part, groups) if most != 0 else ""
         if not part:
             return None if node.least and part is None else ""

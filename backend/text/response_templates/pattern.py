@@ -31,8 +31,8 @@ from backend.text.response_templates.pattern_syntax import (
     read,
 )
 
-MAX_PROGRAM = 1000  # instructions
-_REMEMBERED = 4096  # steps of one pattern
+MAX_INSTRUCTIONS = 1000
+_MAX_CACHED_STEPS = 4096  # steps of one pattern
 
 
 # Instructions: a program is a list of them, and a thread stands at one by its index.
@@ -122,8 +122,8 @@ class _Compiler:
         return then
 
     def _add(self, instruction: _Instruction) -> int:
-        if len(self.program) >= MAX_PROGRAM:
-            raise PatternError(f"it compiles to more than {MAX_PROGRAM:,} instructions")
+        if len(self.program) >= MAX_INSTRUCTIONS:
+            raise PatternError(f"it compiles to more than {MAX_INSTRUCTIONS:,} instructions")
         self.program.append(instruction)
         return len(self.program) - 1
 
@@ -158,7 +158,7 @@ class Pattern:
         key = (threads, char, begins, is_start)
         found = self._steps.get(key)
         if found is None:
-            if len(self._steps) >= _REMEMBERED:
+            if len(self._steps) >= _MAX_CACHED_STEPS:
                 self._steps.clear()
             found = self._steps[key] = self._make_step(*key)
         return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from backend.text.response_templates.pattern import AHEAD_SLOT, Pattern, Saves
 
-MAX_DELIMITER = 1024  # characters of one; a longer beginning of a delimiter is text
+MAX_DELIMITER_CHARS = 1024  # of one; a longer beginning of a delimiter is text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Scanner:
 
     __slots__ = ("_at", "_base", "_is_idle", "_longest", "_pairs", "_runs", "_watch", "text")
 
-    def __init__(self, watch: Watch, longest: int | None = MAX_DELIMITER) -> None:
+    def __init__(self, watch: Watch, longest: int | None = MAX_DELIMITER_CHARS) -> None:
         self.text = ""
         self._base = 0  # characters that were taken; positions count them too
         self._longest = longest

@@ -12,7 +12,7 @@ from gateway.telemetry.request_record import RequestRecord, TraceContext
 TENANT_SHARE = 0.25  # of all traces, for one tenant
 BURST_SECONDS = 2.0  # for which unused allowance is kept
 MAX_TENANTS = 1024  # with an allowance of their own; full ones are forgotten first
-_RESERVED = 0.5
+_RESERVED_SHARE = 0.5
 
 
 class SamplingReason(StrEnum):
@@ -37,7 +37,7 @@ class Allowance:
     def has(self, reserved: bool, now: float) -> bool:
         """Returns whether one more trace may be taken; with `reserved` also from the reserved half."""
         self._fill(now)
-        return self._level >= (1.0 if reserved else max(1.0, self._burst * _RESERVED))
+        return self._level >= (1.0 if reserved else max(1.0, self._burst * _RESERVED_SHARE))
 
     def take(self) -> None:
         self._level -= 1.0

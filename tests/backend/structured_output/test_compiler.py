@@ -13,7 +13,7 @@ from backend.errors import GrammarInvalid, GrammarTooComplex
 from backend.grammar import Grammar
 from backend.structured_output import compiler as module
 from backend.structured_output.compiler import MAX_WAITING_PER_KEY, CompiledGrammar, GrammarCompiler, TooManyGrammars
-from backend.structured_output.grammar_process import NICE
+from backend.structured_output.grammar_process import COMPILE_NICENESS
 from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess, NoGrammarProcess
 from tests.backend.structured_output.grammars import PERSON, branching, crossing, regex, running_processes, schema
 from tests.gateway.server_process import eventually
@@ -119,7 +119,7 @@ def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_agains
 def test_a_process_that_compiles_leaves_the_processors_to_those_that_generate() -> None:
     with running_processes() as processes:
         process = processes.fork_compiler()
-        nice = min(19, os.nice(0) + NICE)
+        nice = min(19, os.nice(0) + COMPILE_NICENESS)
         eventually(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == nice)
         eventually(lambda: os.sched_getscheduler(process.pid) == os.SCHED_BATCH)
 

@@ -45,7 +45,7 @@ def expected() -> list[list[int]]:
 def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sizes within the limits of a small engine, and steps that none of them holds."""
     monkeypatch.setattr(graph_shapes, "MAX_PROMPTS", 3)
-    monkeypatch.setattr(graph_shapes, "FEWEST_PLACES", 4)
+    monkeypatch.setattr(graph_shapes, "MIN_DECODE_PLACES", 4)
     monkeypatch.setattr(graph_shapes, "TOKENS_STEP", 8)
 
 

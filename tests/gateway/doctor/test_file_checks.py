@@ -106,7 +106,7 @@ def test_a_damaged_key_file(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     assert file_checks.state_dir(Settings(state_dir=tmp_path)).verdict is OK
-    monkeypatch.setattr(file_checks, "LEAST_SPACE", 2**63)
+    monkeypatch.setattr(file_checks, "MIN_FREE_BYTES", 2**63)
     assert file_checks.state_dir(Settings(state_dir=tmp_path)).verdict is WARNING
 
 

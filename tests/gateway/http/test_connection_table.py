@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.connection_table import (
-    STRANGERS_SHARE,
+    STRANGERS_DIVISOR,
     ConnectionEntry,
     ConnectionLimitReached,
     ConnectionState,
@@ -180,7 +180,7 @@ def test_in_every_history_limits_hold_and_no_protected_connection_is_cut_off(
             if states[name] is not STRANGER:
                 strangers = [other for other in states if states[other] is STRANGER]
                 neighbours = [other for other in strangers if addresses[other] == addresses[name]]
-                assert len(strangers) * STRANGERS_SHARE <= limit or len(neighbours) * STRANGERS_SHARE <= limit // 2
+                assert len(strangers) * STRANGERS_DIVISOR <= limit or len(neighbours) * STRANGERS_DIVISOR <= limit // 2
         for name in [name for name, entry in crowd.entries.items() if not entry._groups]:
             del crowd.entries[name]
         assert crowd.size == len(crowd.entries) <= limit
