@@ -33,9 +33,9 @@ class NoTokenAllowed(ApiError):
 
     def __init__(
         self,
-        message: str = "The answer could not go on: what it has to match allows no token that the request does not "
-        "forbid otherwise, or takes too much work to follow. Simplify the grammar, or lift stop_token_ids, bad_words, "
-        "logit_bias and allowed_token_ids.",
+        message: str = "The answer could not go on: its grammar allows only tokens that the request's other fields "
+        "forbid, or takes too much work to follow. Simplify the grammar, or lift stop_token_ids, bad_words, logit_bias "
+        "and allowed_token_ids.",
     ) -> None:
         super().__init__(message)
 

@@ -103,7 +103,7 @@ def all_silent(window: Window) -> Finding | None:
         return None
     return Finding(
         "all_silent",
-        "no replica has told its state lately, and the router goes by what it knew last",
+        "no replica has told its state lately, and the router goes by their last states",
         _each({one.name: _silence(one) for one in look.replicas}),
         "see that the router has a core of its own, and reaches the replicas' admin ports",
         Severity.SERIOUS,
@@ -194,7 +194,7 @@ def versions_differ(window: Window) -> Finding | None:
         _told(window.after, lambda one: one.version),
         "versions_differ",
         "another version of Sluice than that of the other replicas",
-        "it passes with a rolling update; if it stays, update those that were left behind",
+        "it passes with a rolling update; if it stays, update the older replicas",
     )
 
 

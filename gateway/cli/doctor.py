@@ -20,22 +20,21 @@ from gateway.table import printable
 from gateway.tenants.key_store import KeyStore
 
 ADMIN_URL = "http://127.0.0.1:8001"
-MAX_NAMED_REPLICAS = 3  # replicas, of those that share a trouble
+MAX_NAMED_REPLICAS = 3  # of the replicas that share a trouble
 KEY_VARIABLE = "SLUICE_ADMIN_KEY"
 
 NOTES = """\
 It takes the flags and the variables of `sluice serve`, checks the machine and the configuration, and serves nothing.
-With --live it looks twice at a gateway that runs, by its admin port, and names what is wrong with it. A router is asked
-what is wrong with its fleet and with each replica. The admin key is that of --key-file, else of SLUICE_ADMIN_KEY, else
-of the file admin-key in the state directory; SSL_CERT_FILE names the authorities that a TLS certificate is checked
-against.
+With --live it looks twice at a running gateway, by its admin port, and names its troubles. A router is asked for the
+troubles of its fleet and of each replica. The admin key is that of --key-file, else of SLUICE_ADMIN_KEY, else of the
+file admin-key in the state directory; SSL_CERT_FILE names the authorities that a TLS certificate is checked against.
 Exit status: 0, or 1 when there is a problem, with --live a serious trouble. docs/diagnosis.md has examples."""
 
 
 def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="what is wrong with a machine, a configuration, or a running gateway",
+        help="find faults of a machine, a configuration, or a running gateway",
         usage="sluice doctor [flags of serve]\n       sluice doctor --live [URL] [--key-file FILE]",
         epilog=NOTES,
     )

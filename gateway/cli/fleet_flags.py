@@ -101,7 +101,7 @@ def add_fleet_flags(parser: ArgumentParser) -> None:
         "--replica-ca-file",
         metavar="FILE",
         type=Path,
-        help="certificate (PEM) of who signs those of the replicas (default: whom the system trusts)",
+        help="certificate (PEM) of the authority that signs the replicas' (default: the system's authorities)",
     )
 
 

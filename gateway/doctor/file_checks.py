@@ -92,7 +92,7 @@ def policy(settings: Settings) -> Check:
         more = f" (and {len(rest)} more)" if rest else ""
         return problem("policy", f"{first}{more}", f"`sluice policy check {settings.policy}` names all")
     if settings.policy is None:
-        return ok("policy", f"the built-in one, which limits nobody; version {current.version}")
+        return ok("policy", f"the built-in one, which limits no tenant; version  {current.version}")
     return ok("policy", f"{len(current.classes)} classes, {len(current.tenants)} tenants, version {current.version}")
 
 

@@ -89,9 +89,9 @@ def pin_never_hits(window: Window) -> Finding | None:
         "pinned prompts are not found",
         f"the prompts pinned for {row['name']}{others}, of {row['pinned_blocks']:,} blocks, were found "
         f"{row['pinned_reuses']:,} times since the start, and not lately; {kept} for {row['requests']:,} requests",
-        f"see that prefix_cache.pinned of {row['name']} is word for word what its requests send as system message (a "
+        f"see that prefix_cache.pinned of {row['name']} equals the system message of its requests word for word (a "
         "line's end and cache_salt count, and a chat template may put tools or a date before it), or leave it out of "
-        "the policy; what is above kv_bytes is not kept either",
+        "the policy; pins above kv_bytes are not kept either",
     )
 
 

@@ -107,11 +107,11 @@ def flood_of_work(window: Window) -> Finding | None:
     return Finding(
         "flooding_tenant",
         f"tenant {top['name']} floods the queue",
-        f"{top['waiting']} of {waiting} that wait are its own, and {top['running']} of its run; it had "
+        f"{top['waiting']} of {waiting} waiting requests are its own, and {top['running']} of its requests run; it had "
         f"{top['share']:.0%} of the engine's time in the last minute; no other tenant's request waits for longer than "
         f"{others:.1f} s",
-        "others are served by their weights all the same; bound it in the policy with queued_requests, "
-        "concurrent_requests or a rate, and ask its owner what it does",
+        "other tenants still get their shares; bound this one in the policy with queued_requests, "
+        "concurrent_requests or a rate, and ask its owner about the traffic",
     )
 
 
@@ -188,8 +188,8 @@ def promises_broken(window: Window) -> Finding | None:
         "promises_broken",
         "first tokens come later than these tenants are told",
         f"of their last 100 estimates held: {names}; nine in ten are meant to. {len(broken)} of {len(after)} tenants",
-        "if they are few, their prompts or bursts are not what they were: bound those by rate or queued_requests; if "
-        "they are most, something outside the engine takes its time: other processes on its cores, a throttled device",
+        "few tenants: their prompts or bursts have changed; bound them by rate or queued_requests. Most tenants: the "
+        "engine loses time to something outside: other processes on its cores, a throttled device",
     )
 
 

@@ -24,8 +24,8 @@ def store_away(window: Window) -> Finding | None:
         "store_away",
         "the quota store does not answer" if is_away else "the quota store was away",
         f"sluice_store_connected is {0 if is_away else 1}, {outages:.0f} outages began in {window.seconds:.1f} s",
-        "see that Redis runs, has room on its disk and is reached within --redis-timeout, the log says what it lacks; "
-        "tenants are served as their on_store_outage says",
+        "see that Redis runs, has room on its disk and is reached within --redis-timeout (the log names the error); "
+        "meanwhile tenants are served by their on_store_outage",
         Severity.SERIOUS if is_away else Severity.WARNING,
     )
 
@@ -77,10 +77,10 @@ def slow_clients(window: Window) -> Finding | None:
     tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:MAX_NAMED])
     return Finding(
         "slow_clients",
-        "clients do not read what they asked for",
+        "clients do not read their answers",
         f"{len(slow)} of {len(window.after.live)}, of {tenants}: {_named(slow)}; they hold {blocks} KV blocks",
-        "nobody else waits for them; what makes no progress for --write-timeout is cut. Many: a proxy before the "
-        "gateway buffers or is overloaded",
+        "other requests are not delayed; an answer without progress for --write-timeout is cut. Many: a proxy before "
+        "the gateway buffers or is overloaded",
     )
 
 

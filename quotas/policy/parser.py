@@ -346,7 +346,7 @@ def _read_sharing(section: Section | None, tenants: Collection[str], is_whole: b
         groups[group] = tuple(sorted(members))
         node = section.node(group) if section else None
         if section and isinstance(node, Items) and len(node.nodes) == 1:
-            section.wrong(group, "has one tenant, who shares with nobody: name two or more, or leave the group out")
+            section.wrong(group, "has a single tenant: name two or more, or leave the group out")
     return groups
 
 

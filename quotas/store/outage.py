@@ -97,7 +97,7 @@ class OutageFallback:
         """
         slices = self._slices_for(account, ask, policy, reason)
         if slices and not self._name.give_up():
-            raise StoreUnavailable(f"{reason}, and what was set aside cannot be noted as spent") from reason
+            raise StoreUnavailable(f"{reason}, and the slice cannot be noted as spent") from reason
         for slice_ in slices:
             slice_.spend(ask)
         states = _last_seen(account)
@@ -147,7 +147,7 @@ class OutageFallback:
                 return ()
         slices = self.slices.fitting(account, ask)
         if slices is None:
-            raise StoreUnavailable(f"{reason}, and what was set aside for this replica does not suffice") from reason
+            raise StoreUnavailable(f"{reason}, and this replica's slice does not suffice") from reason
         return slices
 
 

@@ -52,10 +52,12 @@ class EstimateMetrics:
         self._of_classes: dict[tuple[str, str], HeldWindows] = {}  # by class and token
         self._of_tenants = {(OTHER, token): HeldWindows() for token in TOKENS}
         by_class = ("class", "token", "window")
-        recent = Family("sluice.estimate.recent_coverage", Kind.GAUGE, "1", "Of the newest, those that held.", by_class)
+        recent = Family("sluice.estimate.recent_coverage", Kind.GAUGE, "1", "Share of the newest that held.", by_class)
         registry.read(recent, self._shares_of_classes)
         by_tenant = ("tenant", "token", "window")
-        of_tenants = Family("sluice.tenant.estimate.coverage", Kind.GAUGE, "1", "Those of a tenant.", by_tenant)
+        of_tenants = Family(
+            "sluice.tenant.estimate.coverage", Kind.GAUGE, "1", "Share of a tenant's that held.", by_tenant
+        )
         registry.read(of_tenants, lambda: _shares(self._of_tenants))
 
     def ended(self, record: RequestRecord) -> None:
