@@ -1,8 +1,8 @@
-"""Calibration steps have shapes that tell apart what the steps of a busy engine cannot.
+"""Calibration steps have shapes by which a fit can separate costs that the steps of a busy engine mix.
 
-An engine with much to do fills every step: prefill and decode tokens add up to the budget, and contexts grow with the
-number of decodes. What each costs is not to be seen in such steps, only what they cost together. So an engine computes
-steps of few and many tokens over short and long contexts, before it serves, and one at a time while it is idle.
+A busy engine fills every step: prefill and decode tokens add up to the budget, and contexts grow with the number of
+decodes, so that only the sum of their costs can be measured. So an engine computes steps of few and many tokens over
+short and long contexts, before it serves, and one at a time while it is idle.
 """
 
 from typing import NamedTuple

@@ -54,7 +54,7 @@ class Engine:
     token is delivered. A step for which the device has no memory is planned again with less. After any other failure of
     the device or of the core every stream raises `DeviceError`, and so does `submit`; `failed` is set.
 
-    While nobody has a request, calibration steps run now and then, one at a time: who comes waits for that one at most.
+    While there are no requests, calibration steps run now and then, one at a time: a new request waits for one at most.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ STALE_POOL_FILLS = 8  # after which an unused block is evicted before others, al
 
 
 class HostBlock:
-    """A block in host memory. What was copied to it is there for all copies that the same step or a later one makes."""
+    """A block in host memory; copies of the same step and of later ones can read its content."""
 
     __slots__ = ("block", "name", "read", "tenant", "used", "written")
 
@@ -28,9 +28,9 @@ class HostBlock:
 
 
 class HostPool:
-    """Host blocks by their names. Whose tenant has the most of them beyond its floor gives way first, the least
-    recently used of its blocks; so a tenant's flood drives out its own. What nobody has asked for in a long time gives
-    way before, down to its tenant's floor: those who come no more would keep their share for ever.
+    """Host blocks by their names. The victim is the tenant furthest above its floor, by its least recently used block,
+    so that a flood evicts the flooding tenant's own blocks. Stale blocks are evicted before, down to their tenant's
+    floor, because a tenant that left would otherwise keep its share for ever.
 
     Storing a block and asking for one are O(1), but where a tenant's last block goes: then tenants are looked at by how
     many blocks they have.

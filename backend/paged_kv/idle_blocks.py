@@ -1,12 +1,12 @@
-"""The idle blocks of one tenant, in the order in which they are given up.
+"""The idle blocks of one tenant, in the order of eviction.
 
-What one holder left is a chain: it comes back whole, when the next turn of a conversation does, or not at all. Of a
-tenant's chains the one of least worth goes first, its last block before those that it follows on. What several
-conversations begin with lives as long as any that follows on it.
+The blocks that one holder left are a chain: the next turn of a conversation reuses all of it, or none. The tenant's
+chain of least worth is evicted first, its last block before its earlier ones. A beginning that several conversations
+share stays as long as any chain that follows on it.
 
-Who gives way is not decided here, and not by any worth: blocks have stamps of when they were left, and giving one up
-takes the tenant's oldest stamp, whichever block it is. So a tenant has as many idle blocks, and as old ones, as if the
-least recently used had gone, and what is said of its own blocks is nothing to others.
+The victim among tenants is not chosen here, nor by worth: blocks have stamps of when they were left, and an eviction
+takes the tenant's oldest stamp, for any block. So a tenant has idle blocks of the same number and age as under least
+recently used, and hints about its own blocks do not affect other tenants.
 """
 
 from collections import OrderedDict, deque
@@ -29,7 +29,7 @@ class Block(Protocol):
 
 
 class IdleChain:
-    """The blocks that one holder left at a time, those that nobody has taken since."""
+    """The blocks that one holder left at a time and that no sequence has taken since."""
 
     __slots__ = ("blocks", "expects", "is_held", "kind", "left_at", "num_stamps", "since", "tenant")
 

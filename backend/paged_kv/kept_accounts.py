@@ -1,4 +1,4 @@
-"""What is kept of the idle blocks, on the accounts of the tenants that it is kept for, and for how long."""
+"""Accounts of idle blocks that floors and pins keep: block-seconds by tenant."""
 
 from collections import Counter
 

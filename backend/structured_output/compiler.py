@@ -1,9 +1,9 @@
-"""Has grammars compiled before the sequences that ask for them are queued, within what each owner may take of it.
+"""Has grammars compiled before their sequences are queued, within each owner's bounds.
 
-What nobody has seen yet is compiled in a process that is killed when it takes too long, and then once more in the one
-that will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, its keys in turns,
-and what it has compiled is kept for it, and for nobody else, up to a number of bytes: how soon an answer begins tells
-nobody what others ask for.
+A new grammar is compiled in a process that is killed when it takes too long, and then once more in the process that
+will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, its keys in turns, and
+its compiled grammars are cached for it alone, up to a number of bytes: the latency of an answer does not reveal other
+owners' grammars.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ NO_ANSWER = "answers cannot be constrained at present: grammar processes do not 
 
 
 class TooManyGrammars(Exception):
-    """The key has too many grammars waiting to be compiled, or too much compiled for what it runs at present."""
+    """The key has too many grammars waiting to be compiled, or in use."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """A grammar process: started by `GrammarProcesses`, it holds the vocabulary as llguidance has it, and forks others.
 
-Making that takes seconds for a large vocabulary, a fork some milliseconds: so those that compile what nobody has seen
-yet, and those that match, can be killed at any time. The process itself only forks, and ends with its link; the others
-end with it.
+Loading a large vocabulary takes seconds, a fork some milliseconds: so the processes that compile new grammars, and
+the processes that match, can be killed at any time. This process only forks, and ends with its link; its forks end with
+it.
 """
 
 import ctypes
@@ -120,7 +120,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 class _HeapUse(ctypes.Structure):
-    """The `struct mallinfo2` of glibc: what a process has allocated."""
+    """The `struct mallinfo2` of glibc: the allocated bytes of a process."""
 
     _names = "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in _names]
@@ -183,7 +183,7 @@ class _Slot(NamedTuple):
 
 
 class _Matching:
-    """A process that matches: one thread answers steps, another compiles what was found fit for it.
+    """A matching process: one thread answers steps, another compiles grammars that were found valid.
 
     Compiling gives the interpreter free, so that steps are answered meanwhile.
     """

@@ -21,8 +21,8 @@ class StructuredOutputOptions:
 class SharedLayout:
     """The memory that all share: where each part begins, in words of 32 bits. Most have an entry for each slot.
 
-    The engine writes questions, outputs and newest tokens; who matches writes the rest before it answers, and keeps the
-    newest tokens in the outputs. Pages that nobody has written to take no memory.
+    The engine writes questions, outputs and newest tokens; the matching process writes the rest before it answers, and
+    keeps the newest tokens in the outputs. Unwritten pages take no memory.
     """
 
     def __init__(self, num_seqs: int, max_model_len: int, num_words: int, num_processes: int) -> None:
@@ -43,7 +43,7 @@ class SharedLayout:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSetup:
-    """Says what a grammar process has to know, as its first frame in JSON."""
+    """The first frame to a grammar process, in JSON."""
 
     tokenizer_path: str
     vocab_size: int

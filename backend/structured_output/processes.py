@@ -60,8 +60,8 @@ class ForkedProcess:
 class MatchingProcess(ForkedProcess):
     """A process that matches. One thread asks for steps; any may have grammars compiled, one at a time.
 
-    It waits for a step at an eventfd. Who is woken by a socket is expected to go on where the other leaves off, on its
-    processor, and so would interrupt the step whose masks it is to fill meanwhile.
+    It waits for a step at an eventfd. Linux wakes a socket's reader on the writer's processor, where it would interrupt
+    the step whose masks it is to fill meanwhile.
     """
 
     def __init__(self, pid: int, links: list[socket.socket], doorbell: int) -> None:

@@ -44,7 +44,7 @@ class StepSampler(Protocol):
 
 @dataclass(slots=True)
 class StepAhead:
-    """What the step behind a launched one has to know of it; no runner, for a runner keeps its last."""
+    """The facts about a launched step that the next step needs; without a reference to the runner, which keeps it."""
 
     staged: Staged
     running: Running
@@ -89,14 +89,14 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """An `Executor` over one decoder, the same for every device: what differs is the stream that the work runs in.
+    """An `Executor` over one decoder, the same for every device: only the device stream differs.
 
     `launch` stages a batch on the host and queues its work; what the device remembers of each slot between steps (its
     block table, its last token) is read and written by that work alone, in the order of the launches.
 
-    A step for which there is no memory has written nothing that it would not write again, up to its last tokens, which
-    take none. It may be launched once more under its number, or another in its place. A number that is not above those
-    before begins anew: nobody waits for what is in flight.
+    A step that runs out of memory has written only what a repetition would write again. It may be launched once more
+    under its number, or another in its place. A number that is not above the earlier ones begins anew, and abandons the
+    steps in flight.
     """
 
     def __init__(

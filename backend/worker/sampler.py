@@ -4,8 +4,8 @@
     -> end tokens forbidden before `min_tokens` -> logit bias -> repetition, frequency and presence penalties
     -> greedy rows: argmax; other rows: temperature -> min-p -> top-k -> top-p -> draw
 
-What forbids a token is in no order with a bias: nothing finite brings a token back. A row that has none left has the
-choice of a token whose logit is -inf.
+Bans and biases commute: no finite bias brings a banned token back. In a row without allowed tokens one whose logit is
+-inf is drawn.
 
 Every filter is a cut-off on a row's own logits, and equal logits are kept or cut together, so that neither the order
 of a sort nor the neighbours of a row can change what it draws. The draw inverts the cumulative distribution at a number

@@ -28,7 +28,7 @@ class SimulatedStep:
 
 
 class SimulatedExecutor:
-    """Runs steps one after the other in real time, as a device would; `idle` is what it waited for work in between.
+    """Runs steps one after the other in real time, as a device would; `idle` is its wait for work in between.
 
     The wait before the first step after the device has drained counts only when `plan` was late: callers that measure
     idleness keep the device loaded.

@@ -4,10 +4,10 @@ The delimiters of a response template may be regular expressions, and these are 
 would let one hold the event loop for minutes, and would have to start again with each token. Here an expression is read
 into a small syntax tree and compiled to a program that is run by simulation (Thompson 1968, Pike's captures), all
 threads at once and one character at a time. The work for a character is bounded by the size of the program, nothing is
-done twice, and it is always known from where on the text may still become a match. What a step does is remembered, so
-that most characters cost one look-up.
+done twice, and it is always known from where on the text may still become a match. Steps are cached, so that most
+characters cost one look-up.
 
-What matches is what Python's `re` would find: the leftmost match, and of those that begin there the one its quantifiers
+A match is the one that Python's `re` would find: the leftmost, and among several there the one that its quantifiers
 prefer. Left out are back-references, look-behind, and look-ahead anywhere but at the end.
 """
 

@@ -97,7 +97,7 @@ def _saved(positions: tuple[int, ...], saves: Saves, at: int) -> tuple[int, ...]
 
 
 class Scanner:
-    """Looks for the delimiters of a watch. `text` is what has been pushed and not taken yet.
+    """Looks for the delimiters of a watch. `text` is the pushed text that was not taken yet.
 
     `find` returns the first delimiter as soon as it is certain that it is the first; where there is none, `num_free`
     characters of the text can no longer belong to one. Both depend on the text alone, not on how it was pushed.
