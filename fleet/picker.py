@@ -173,17 +173,17 @@ class PlacedBeginnings:
 
 
 class LeastPredicted(Picker):
-    """The earliest predicted first token, counted with the time that its own prompt takes of others.
+    """The earliest predicted first token, plus the delay that the prompt causes to other requests.
 
-    Each second that a queue has more to do delays by as much all who come before it is empty again. Where they come
-    at a rate r and keep it busy for a share u of the time, a backlog of V seconds is worked off in V / (1 - u), so that
-    they are r V / (1 - u) (delay busy periods: Conway, Maxwell and Miller 1967; externalities: Haviv and Ritov 1998).
-    Work can move to where the least waits, so that V is the least backlog, and r and u are the fleet's, for each
-    replica. While one has nothing to do, hardly anybody is delayed, and a prompt goes where it is served first; the
-    busier all are, the more it counts that nothing is computed twice.
+    Each second of additional work delays by as much all requests that arrive before the queue is empty. At an arrival
+    rate r and utilisation u a backlog of V seconds is worked off in V / (1 - u), so that r V / (1 - u) requests are
+    delayed (delay busy periods: Conway, Maxwell and Miller 1967; externalities: Haviv and Ritov 1998). Work can move to
+    the least loaded replica, so that V is the smallest backlog, and r and u are means over the fleet. While a replica
+    is idle, hardly any request is delayed, and a prompt goes where it is served first; the busier all are, the more
+    weight has avoiding recomputation.
 
-    Of predictions that are nearly the same, a prompt that may be asked for again goes where its beginning is cached, or
-    was sent last, else where the fewest requests and beginnings are, and any other to the less loaded of two at random.
+    Among nearly equal predictions, a prompt that may be repeated goes where its beginning is cached, or was sent last,
+    else to the replica with the fewest requests and beginnings; any other prompt to the less loaded of two at random.
     """
 
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:

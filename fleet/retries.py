@@ -8,7 +8,8 @@ FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0  # of being left out: twice as long each
 
 class RetryBudget:
     """Allows a tenant one second attempt for every ten requests, and a reserve for the first that fail together. A
-    tenant whose requests fail by its own doing, such as deadlines that no replica can keep, takes nobody else's.
+    tenant whose requests fail by its own doing, such as deadlines that no replica can keep, uses up only its own
+    reserve.
     """
 
     def __init__(self, share: float = RETRY_SHARE, reserve: float = RESERVE_ATTEMPTS) -> None:

@@ -22,7 +22,7 @@ STALE_SECONDS = 60.0  # after which a look is too old to compare with
 class FleetDiagnosis:
     """Compares two looks at the fleet that are `SECONDS` apart or more, and asks every replica meanwhile.
 
-    The later look is kept for the next comparison, and what was found for those who ask within `SECONDS` of it.
+    The later look is kept for the next comparison, and its findings for questions within `SECONDS` of it.
     """
 
     def __init__(self, fleet: Fleet, budget: RetryBudget, client: httpx.AsyncClient, key: str) -> None:

@@ -1,4 +1,4 @@
-"""The files of a router's admin page: its own, and those that it has in common with a gateway's."""
+"""The files of a router's admin page: its own, and the shared ones of a gateway's page."""
 
 from collections.abc import Mapping
 from pathlib import Path
