@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TenantSources:
-    """Where a gateway reads who its tenants are, what each may do, and what they have used."""
+    """A gateway's sources of its tenants: their keys, their policy and their use."""
 
     keys: KeySource
     policies: LivePolicy

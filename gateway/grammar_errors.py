@@ -5,7 +5,7 @@ from gateway.errors import ApiError, BadRequest
 
 
 class InvalidGrammar(BadRequest):
-    """What the answer has to match is no grammar, or has parts that cannot be enforced. `param` is the field."""
+    """The requested grammar is malformed, or has parts that cannot be enforced. `param` is the field."""
 
     code = "invalid_grammar"
 

@@ -1,4 +1,4 @@
-"""Masks API keys in what is logged, shown, exported or answered, wherever a client has put one by mistake: in a path,
+"""Masks API keys in log lines, pages, exports and answers, where a client has put one by mistake: in a path,
 as the name of a model, in a header that is handed on.
 """
 

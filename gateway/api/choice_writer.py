@@ -11,8 +11,8 @@ from gateway.openai.replies import Chunks, TokenUsage
 
 
 class Progress:
-    """Counts the tokens of an answer that were written, all its choices together, and says after each write how many:
-    to a router, by which it is known what a client had if this process is lost.
+    """Counts the written tokens of an answer's choices and tells a router the number after each write, so that the
+    router knows the delivered part if this process is lost.
     """
 
     __slots__ = ("_num_tokens",)

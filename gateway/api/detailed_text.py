@@ -251,8 +251,8 @@ class _Starts:
 
 
 class DetailedChoiceWriter(ChoiceWriter):
-    """Writes one choice's events, each with what is told of its tokens. An echoed prompt comes first, in several events
-    where its log probabilities are many.
+    """Writes one choice's events, each with the details of its tokens. An echoed prompt comes first, in several events
+    where it has many log probabilities.
     """
 
     __slots__ = ("_detailed", "_is_begun")

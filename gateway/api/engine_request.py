@@ -1,4 +1,4 @@
-"""Says what the engine is asked for by one HTTP request: plain values, which may cross to another process."""
+"""The engine's part of one HTTP request: plain values, which may cross to another process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

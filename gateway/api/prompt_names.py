@@ -1,4 +1,4 @@
-"""Names the blocks of prompts as they arrive: by their names the engine finds what it has computed before."""
+"""Names the blocks of prompts as they arrive: by their names the engine finds cached blocks."""
 
 import asyncio
 from collections.abc import Iterable

@@ -15,8 +15,9 @@ STORE_RETRY_SECONDS = 1.0
 class QuotaExtender:
     """Reserves more tokens for the answers of one request while the block runs.
 
-    An answer that needs more than its tenant may have at the moment pauses and delays nobody. If there is no more after
-    `EXTEND_TIMEOUT`, or a budget is spent, `fail` is called with the `QuotaError` once the answer has paused.
+    An answer that needs more than the rest of its tenant's limits pauses, which delays no other request. If the limit
+    has no room after `EXTEND_TIMEOUT`, or a budget is spent, `fail` is called with the `QuotaError` once the answer has
+    paused.
     """
 
     def __init__(self, grant: Grant, admission: Admission, fail: Callable[[QuotaError], object]) -> None:

@@ -5,10 +5,10 @@ Two rates hold:
 
 - An API key may have `refused_per_second` faulty requests refused (400, 404, 413 ...). Beyond that the gateway
   answers 429 before it reads a body, until the excess has been waited out.
-- A key is sent twice as many refusals of any kind a second, and an address that has shown no valid key (401, unknown
-  paths) as many as a key. A refusal beyond the rate is delayed for the refusals before it, not for its own body, which
-  delays those that come after: the sender of one body that is too large learns so at once. A valid key behind the same
-  address is not delayed.
+- A key is sent twice as many refusals of any kind a second, and an address without a valid key (401, unknown paths)
+  as many as a key. A refusal beyond the rate is delayed by the refusals before it, not by its own body, which delays
+  later ones: the sender of one body that is too large learns so at once. A valid key behind the same address is not
+  delayed.
 
 A tenant has the rate of `KEY_RATES_PER_TENANT` keys, and none of its keys is kept out for another's refusals: while
 more keys have requests refused, each refusal costs its own key more, so that they share that rate.

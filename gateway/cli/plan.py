@@ -1,4 +1,4 @@
-"""`sluice plan`: what a model takes of a GPU's memory, how many sequences fit, and the least time its steps can take.
+"""`sluice plan`: a model's use of a GPU's memory, the number of sequences that fit, and the least time of its steps.
 
 From the model's config.json: no GPU, and of the weights at most what their files say of themselves."""
 

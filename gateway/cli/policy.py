@@ -1,4 +1,4 @@
-"""`sluice policy`: check policy files, show what they come to, compare two, ask what one says of a request."""
+"""`sluice policy`: check policy files, show the effective policy, compare two, explain one for a request."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""`sluice usage`: what tenants have used, as settled, by UTC day; and what it costs where the policy has a price."""
+"""`sluice usage`: the settled use of tenants by UTC day, and its cost where the policy has a price."""
 
 import sys
 from argparse import Namespace, _SubParsersAction

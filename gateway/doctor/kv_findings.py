@@ -1,4 +1,4 @@
-"""Findings about KV memory that is cached: what is given up too soon, never found again, or kept from those in need."""
+"""Findings about cached KV memory: blocks evicted too soon, never found again, or kept while requests need memory."""
 
 from admission.explain import REASONS
 from gateway.doctor.finding import Finding

@@ -1,4 +1,4 @@
-"""Checks of the quota store: that it answers, may be used, is near, and keeps what it is told."""
+"""Checks of the quota store: that it answers, may be used, is near, and keeps its data."""
 
 import asyncio
 import time

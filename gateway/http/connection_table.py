@@ -1,14 +1,14 @@
 """The connections that a port holds, and which of them is closed for a new one when there are too many.
 
-A new connection cannot show a key before it is accepted, so it is not refused while another one would lose less. At the
-limit this one is evicted, the first of the list that there is:
+A new connection cannot show a key before it is accepted, so it is not refused while the loss of another would be less.
+At the limit a connection is evicted, the first of this list that exists:
 
-1. a stranger, on which no request has shown a valid key yet, or whose refusal is delayed: the oldest, and no trickle of
-   bytes makes one younger;
-2. one that has shown a key and waits for its next request: the one that has waited longest;
+1. a stranger, on which no request has shown a valid key yet, or whose refusal is delayed: the oldest by the time of its
+   acceptance, so that a trickle of bytes does not help;
+2. a connection that has shown a key and waits for its next request: the longest waiting;
 3. an incomplete upload of a tenant that has more than half of all connections: the oldest.
 
-Strangers keep a quarter of all connections at the cost of 2 and 3: otherwise a flood of them would leave nobody the
+Strangers keep a quarter of all connections at the cost of 2 and 3: otherwise a flood of them would leave new clients no
 time to show a key. A request that has shown a key and is there with all of its body is never evicted.
 """
 

@@ -146,7 +146,7 @@ def show_key(scope: Scope, tenant: str) -> None:
 
 
 class ClientGone(Exception):
-    """The client disconnected before its request was complete, so nobody is left to answer."""
+    """The client disconnected before its request was complete, so there is no answer to send."""
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) -> bytes:

@@ -121,7 +121,7 @@ def _whole(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MessageChunks(ChatChunks):
-    """Makes the events of a streamed choice whose text is parsed: those of what its message has got since the last."""
+    """Makes the events of a streamed choice whose text is parsed: the parts of its message since the last event."""
 
     __slots__ = ("_message", "_told")
 

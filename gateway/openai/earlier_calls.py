@@ -1,7 +1,7 @@
 """The calls of earlier turns as a chat template takes them.
 
-Clients send back what a model has answered, of this server or of another: arguments that are no JSON, several calls at
-once, ids of another length. No template takes all of that, and a message that one refuses would end its conversation.
+Clients send back answers of this server's model or another's: arguments that are no JSON, several calls at once, ids of
+another length. No template takes all of these, and a refused message would end its conversation.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Has a JSON schema say what is enforced, and tells by its place what it says beyond that."""
+"""Reduces a JSON schema to its enforced part, and lists the places of the rest."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -147,8 +147,8 @@ def located(complaint: str, source: str) -> str:
 
 
 class _Rewriter:
-    """Rewrites one schema by rules. A rule is told where its keyword stands, rewrites what it says, and returns False
-    where nothing can enforce that.
+    """Rewrites one schema by rules. A rule gets the place of its keyword, rewrites its value, and returns False where
+    it cannot be enforced.
     """
 
     def __init__(self, root: Any, param: str, is_strict: bool) -> None:

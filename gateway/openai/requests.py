@@ -29,8 +29,8 @@ Prompt = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TokenDetails:
-    """What a client wants to know of tokens beside their text. Counts are of the most likely tokens at each position,
-    besides the one that is there; None: no log probabilities.
+    """The requested details of tokens. Counts are numbers of most likely tokens at each position, besides the actual
+    one; None: no log probabilities.
     """
 
     top: int | None = None  # of the answer

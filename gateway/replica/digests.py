@@ -1,5 +1,5 @@
-"""Digests of the beginnings of a prompt, under a secret of the fleet: a router needs no tokenizer, and what it keeps or
-is told of a cache says nothing of any prompt.
+"""Digests of the beginnings of a prompt, under a secret of the fleet: a router needs no tokenizer, and its knowledge of
+a cache reveals nothing about any prompt.
 
 A prompt is taken as the bytes of its body from the messages on, or from the plain prompt: the next turn of a
 conversation begins with the same bytes. A digest covers one block of `BLOCK_BYTES` and the digest before it, so that

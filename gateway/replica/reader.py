@@ -1,4 +1,4 @@
-"""Reads off the core what a router and an autoscaler should know of a replica. Reading changes no decision."""
+"""Reads a replica's state for routers and autoscalers off the core. Reading changes no decision."""
 
 import secrets
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a replica tells of itself: `GET /admin/v1/state` to our router, and totals to those of others. Pure."""
+"""A replica's documents about itself: `GET /admin/v1/state` for our router, and totals for other routers. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

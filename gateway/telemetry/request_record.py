@@ -128,7 +128,7 @@ class StoreCall:
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request from its first byte to its last; who serves it fills it in, and nobody writes it after."""
+    """One request from its first byte to its last; its endpoint fills it in, and it does not change afterwards."""
 
     request_id: str
     method: str

@@ -1,4 +1,4 @@
-"""Keeps the engine's limits on cached KV memory at what the policy says, and refuses policies that leave no room."""
+"""Keeps the engine's limits on cached KV memory at the policy's values, and refuses policies that leave no room."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ TENANTS_PER_TURN = 100  # tenants whose limits change before others have a turn 
 
 
 class CachedMemory(Protocol):
-    """The engine's view of idle cached blocks: what is kept for a tenant, and the most that it may have."""
+    """The engine's view of idle cached blocks: floors and ceilings of tenants."""
 
     def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None: ...
 

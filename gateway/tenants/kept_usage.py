@@ -16,9 +16,9 @@ class UsageStore(Protocol):
 
 
 class KeptUsage:
-    """Books what is kept as usage of its tenant, without a key and without requests; whole byte-seconds, each once.
+    """Books kept idle memory as usage of its tenant, without a key and without requests; whole byte-seconds, each once.
 
-    With those of requests they add up to all that the tenant was charged for.
+    Together with its requests' byte-seconds they add up to the tenant's whole charge.
     """
 
     def __init__(

@@ -28,8 +28,8 @@ class LeaseStore(Protocol):
 
 
 class KVAllowances(Protocol):
-    """The engine's view of tenants' KV memory, in blocks: what each may hold, what it asks for, and what the longest of
-    its sequences may come to need.
+    """The engine's view of tenants' KV memory, in blocks: each tenant's allowance, its demand, and the largest possible
+    need of one of its sequences.
     """
 
     def allow(self, tenant: str, blocks: int | None) -> None: ...

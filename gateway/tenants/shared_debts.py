@@ -1,4 +1,4 @@
-"""Tells other replicas what tenants are served here, and the core what they are served elsewhere."""
+"""Exchanges tenants' engine time: tells other replicas of the service here, and the core of the service elsewhere."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ def share_debts(settings: Settings, store: RedisStore, admission: Admission, cor
 class SharedDebts:
     """Exchanges what tenants were served with the other replicas, on the event loop; the core never waits for it.
 
-    While the store is away each replica is fair by what it serves itself, and `staleness` says for how long.
+    While the store is away each replica is fair by its own service alone, and `staleness` says for how long.
     """
 
     def __init__(

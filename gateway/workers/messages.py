@@ -27,7 +27,7 @@ Message = list[Any]
 
 @dataclass(slots=True)
 class Setup:
-    """Says what an HTTP worker has to know before it serves. It is pickled, and so never sent by a worker."""
+    """The setup of an HTTP worker. It is pickled, and therefore never sent by a worker."""
 
     settings: Settings
     model: ServedModel

@@ -63,7 +63,7 @@ def add_latencies(deliveries: DeliveryMetrics, latencies: list[Any]) -> None:
 
 
 class PoolStats:
-    """The figures of all workers of a pool. What those that have died had counted still counts."""
+    """The figures of all workers of a pool, including the last counts of dead workers."""
 
     def __init__(self, num_workers: int, num_up: Callable[[], int]) -> None:
         """`num_up` says how many workers serve."""

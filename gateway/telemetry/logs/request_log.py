@@ -12,8 +12,8 @@ MAX_TEXT_CHARS = 200  # of what a client chose
 
 
 class RequestLog:
-    """A listener of `Telemetry`. Of what a client sent it logs the path, the model's name, the field that a refusal is
-    about and fields of other servers that were ignored, and nothing else.
+    """A listener of `Telemetry`. Of a client's input it logs only the path, the model's name, the field of a refusal
+    and the ignored fields of other servers.
 
     Failures are warnings; requests that need no key and succeed, such as probes and scrapes, are logged for debugging.
     """

@@ -36,7 +36,7 @@ class HeldWindows:
 
 
 class EstimateMetrics:
-    """Holds each request that has ended against what it was told, in all, by class and by tenant."""
+    """Compares each ended request with its promised estimates, in all, by class and by tenant."""
 
     def __init__(self, registry: Registry, core: Controller, classes: ClassNames) -> None:
         self._core, self._classes, self._tenants = core, classes, TenantLabels()

@@ -1,4 +1,4 @@
-"""Metrics of KV memory: what its blocks are used for, and what the prefix cache finds, gives up and swaps."""
+"""Metrics of KV memory: the use of its blocks, and the prefix cache's hits, evictions and swaps."""
 
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""Metrics of the process: its resources, connections and event loop, the policy, the quota store, and what it lost."""
+"""Metrics of the process: its resources, connections and event loop, the policy, the quota store, and lost telemetry."""
 
 import os
 import resource

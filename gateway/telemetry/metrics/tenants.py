@@ -29,8 +29,8 @@ def fairness_of(shares: list[float]) -> float:
 
 
 class FairnessMeter:
-    """Measures how fairly tenants are served: of those that had work waiting at every tick of a window, since the
-    others got all they asked for.
+    """Measures the fairness among tenants that had work waiting at every tick of a window; the others got all they
+    asked for.
     """
 
     def __init__(self, weight: Callable[[str], float]) -> None:
