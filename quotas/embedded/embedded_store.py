@@ -31,8 +31,8 @@ class EmbeddedStore:
     a connection, and when that ends the first to get the lock runs a server on the same data. A crashed gateway's stale
     socket or running server is replaced.
 
-    What the server has answered it has written: that survives its end and its being killed. A crash of the machine
-    loses at most what was written in its last two seconds.
+    The server writes before it answers, so that answered calls survive its end and SIGKILL. A crash of the machine
+    loses at most the writes of its last two seconds.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""The folder of the embedded store: its data, its socket, its log, and the two locks that say who may do what.
+"""The folder of the embedded store: its data, its socket, its log, and its two locks.
 
 owner           locked by the gateway that runs the server
 lock            locked by the server itself, and holds its process id: no other may open the same data
 socket          where it listens
-log, log.1      what it says
+log, log.1      its log
 appendonlydir/  its data (appendonly.aof before Redis 7)
 """
 

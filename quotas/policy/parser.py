@@ -373,7 +373,7 @@ class KnownFile(NamedTuple):
 
 
 class KnownTenants:
-    """What the texts of tenants mean, for as long as the classes and defaults stay as they are."""
+    """The parsed texts of tenants, valid for unchanged classes and defaults."""
 
     def __init__(self) -> None:
         self.files: dict[str, KnownFile] = {}

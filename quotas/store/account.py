@@ -97,7 +97,7 @@ class Levels(NamedTuple):
     """The used part of each limit, scaled, at a time in microseconds, and the generation of the store's state that
     answered.
 
-    The numbers are unpacked from the answer's doubles only when somebody asks.
+    The numbers are unpacked from the answer's doubles on the first use.
     """
 
     generation: bytes

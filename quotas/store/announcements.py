@@ -1,4 +1,4 @@
-"""What the replicas of a fleet say of themselves in the store, each for as long as it says it again.
+"""Announcements of a fleet's replicas in the store, each valid for a time and renewed by its replica.
 
 Of a fleet there is one key, `sluice:replicas:{name}`: `since`, when its first replica announced itself, and of each
 replica until when that counts, by the store's clock, and what it says. It expires with the last of them.

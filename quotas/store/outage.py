@@ -1,11 +1,11 @@
-"""Requests that begin, go on or end while the store is away, as the policy of their tenant says.
+"""Requests that begin, go on or end during an outage of the store, by their tenant's `on_store_outage`.
 
 closed   none begins
 open     all begin; no limit counts them now
-lease    those begin that fit into what the store has set aside for this replica (quotas/store/slices.py)
+lease    requests begin that fit into this replica's slices (quotas/store/slices.py)
 
 When the store is back it takes over the requests that still run, and is charged once for the ended ones: with `open`
-also beyond the limits, with `lease` from what was set aside. A budget is charged in the period of the return.
+also beyond the limits, with `lease` from the slices. A budget is charged in the period of the return.
 """
 
 from collections.abc import Callable, Sequence

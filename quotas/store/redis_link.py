@@ -31,9 +31,9 @@ class RedisLink(asyncio.Protocol):
     The first command without an answer in time ends the link. The link takes over the transport of a connection that
     redis-py has made, so that only a plain call is between the transport and the answers.
 
-    Only time that this process attended to counts: between two checks of what is awaited, however late the second
-    comes, no more than the time that was meant to pass. A loop that stands still for seconds, or a machine that starves
-    it, so costs the store nothing: what it answered meanwhile is read before anything is judged.
+    Only time in which this process ran counts: between two checks, however late the second comes, at most the planned
+    interval. So a loop that stands still for seconds, or a starved machine, is not taken for a slow store: its answers
+    are read before the deadline is judged.
     """
 
     def __init__(

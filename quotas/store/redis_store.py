@@ -1,6 +1,6 @@
 """The store on Redis (6.2 or later) or Valkey: each decision is one script, run atomically on the server's clock.
 
-Of a tenant there is one hash, `sluice:{tenant}`:
+A tenant has one hash, `sluice:{tenant}`:
 
     now, generation              the latest time seen (us), and which life of this state it is
     requests/min, tokens/day..   level of each of the tenant's limits (lua/level.lua)
@@ -38,8 +38,8 @@ TIMEOUT_SECONDS = 0.25
 
 
 class RedisStore:
-    """The store on Redis or Valkey, one per process. What a dead process holds is free again a lease after its last
-    heartbeat.
+    """The store on Redis or Valkey, one per process. A dead process's reservations are free again a lease after its
+    last heartbeat.
 
     Every call is atomic, and raises `StoreUnavailable` within a bounded time if the store does not answer. `limits` are
     those that requests are charged to, the tenant's own before its key's.

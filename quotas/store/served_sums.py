@@ -1,6 +1,6 @@
-"""What all replicas of a fleet have served each tenant, as sums in the store that never fall.
+"""The engine time that all replicas of a fleet have served each tenant, as sums in the store that never fall.
 
-Of a fleet there are three keys, `sluice:fleet:{name}:` and
+A fleet has three keys, `sluice:fleet:{name}:` and
 
     served      by tenant, the sum of what all replicas ever served it, those that are gone as well
     changed     by tenant, the version in which its sum changed last

@@ -63,7 +63,7 @@ SAFE_SHARE_OF_LEASE = 0.9  # the store must not end a slice before its replica h
 class Slice:
     """Amounts of each limit of `account`, in units, that the store has set aside for this replica.
 
-    What is spent stays spent until the store has charged it; only then may it be spent once more.
+    Spent amounts stay spent until the store has charged them.
     """
 
     def __init__(self, account: Account, field: bytes, lease: float, now: float) -> None:
