@@ -1,4 +1,4 @@
-"""Metrics of the process: its resources, connections and event loop, the policy, the quota store, and lost telemetry."""
+"""Metrics of the process: its resources, connections and event loop, the policy, the quota store, lost telemetry."""
 
 import os
 import resource
