@@ -111,7 +111,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_policies(tmp_path: Path) -> None:
-    assert "limits nobody" in file_checks.policy(Settings()).found
+    assert "limits no tenant" in file_checks.policy(Settings()).found
     path = tmp_path / "policy.yaml"
     path.write_text("tenants: {acme: {weight: 2}}")
     assert "1 tenants" in file_checks.policy(Settings(policy=path)).found
