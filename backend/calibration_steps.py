@@ -1,22 +1,22 @@
-"""Calibration steps have shapes that tell apart what the steps of a busy engine cannot.
+"""Calibration steps have shapes by which a fit can separate costs that the steps of a busy engine mix.
 
-An engine with much to do fills every step: prefill and decode tokens add up to the budget, and contexts grow with the
-number of decodes. What each costs is not to be seen in such steps, only what they cost together. So an engine computes
-steps of few and many tokens over short and long contexts, before it serves, and one at a time while it is idle.
+A busy engine fills every step: prefill and decode tokens add up to the budget, and contexts grow with the number of
+decodes, so that only the sum of their costs can be measured. So an engine computes steps of few and many tokens over
+short and long contexts, before it serves, and one at a time while it is idle.
 """
 
 from typing import NamedTuple
 
 from backend.config import EngineConfig
 
-SHORT = 16  # tokens of context
-LONG = 8192  # tokens of context, at most
-MOST_TOGETHER = 16  # chunks in one step
-APART = 4  # times as large as the one before it in its series
+SHORT_CONTEXT_TOKENS = 16  # of context
+LONG_CONTEXT_TOKENS = 8192  # of context, at most
+MAX_CHUNKS_PER_STEP = 16  # chunks in one step
+SERIES_RATIO = 4  # times as large as the one before it in its series
 
 
 class CalibrationStep(NamedTuple):
-    """The shape of a step: so many decodes, each over `context` tokens, and chunks of `length` tokens behind `start`
+    """The shape of a step: decodes over `context` tokens each, and chunks of `length` tokens behind `start`
     computed ones.
     """
 
@@ -32,37 +32,45 @@ class CalibrationStep(NamedTuple):
 
 
 Series = list[CalibrationStep]
-"""Shapes of one kind, each of at most `APART` times the work of the one before."""
+"""Shapes of one kind, each of at most `SERIES_RATIO` times the work of the one before."""
 
 
 def calibration_series(config: EngineConfig) -> list[Series]:
     """Return the shapes that this engine can compute, in series of growing work."""
     budget, most = config.max_num_batched_tokens, config.max_num_seqs
     tokens = config.num_blocks * config.block_size
-    longest = max(1, min(config.max_model_len - 1, LONG))
+    longest = max(1, min(config.max_model_len - 1, LONG_CONTEXT_TOKENS))
     decodes = _growing(1, most)
     lengths = _growing(min(16, budget, longest), min(budget, longest), 1.5)  # on both sides of a knee
     series = [
         [CalibrationStep(num_prefills=1, length=length) for length in lengths],
-        [CalibrationStep(count, min(SHORT, longest)) for count in decodes],
+        [CalibrationStep(count, min(SHORT_CONTEXT_TOKENS, longest)) for count in decodes],
     ]
     for count in decodes:
-        contexts = _growing(min(SHORT, longest), min(longest, max(SHORT, tokens // count)))
+        contexts = _growing(
+            min(SHORT_CONTEXT_TOKENS, longest), min(longest, max(SHORT_CONTEXT_TOKENS, tokens // count))
+        )
         series.append([CalibrationStep(count, context) for context in contexts[1:]])
     for length in {lengths[0]: 0, lengths[len(lengths) // 2]: 0, lengths[-1]: 0}:
-        starts = _growing(min(SHORT, longest), longest - length) if longest - length >= SHORT else []
+        starts = (
+            _growing(min(SHORT_CONTEXT_TOKENS, longest), longest - length)
+            if longest - length >= SHORT_CONTEXT_TOKENS
+            else []
+        )
         series.append([CalibrationStep(num_prefills=1, start=start, length=length) for start in starts[1:]])
-    together = min(MOST_TOGETHER, most, budget // lengths[0])
-    if longest - lengths[0] >= SHORT and together > 1:
-        starts = _growing(SHORT, min(longest - lengths[0], max(SHORT, tokens // together)))
+    together = min(MAX_CHUNKS_PER_STEP, most, budget // lengths[0])
+    if longest - lengths[0] >= SHORT_CONTEXT_TOKENS and together > 1:
+        starts = _growing(
+            SHORT_CONTEXT_TOKENS, min(longest - lengths[0], max(SHORT_CONTEXT_TOKENS, tokens // together))
+        )
         series.append([CalibrationStep(0, 0, together, start, lengths[0]) for start in starts[1:]])
     beside = {min(count, most - 1) for count in decodes[1:]}  # a prompt
     rooms = [(count, min(lengths[-1], budget - count)) for count in sorted(beside) if 0 < count < budget]
-    series.append([CalibrationStep(count, min(SHORT, longest), 1, 0, room) for count, room in rooms])
+    series.append([CalibrationStep(count, min(SHORT_CONTEXT_TOKENS, longest), 1, 0, room) for count, room in rooms])
     return [each for each in series if each]
 
 
-def _growing(first: int, last: int, apart: float = APART) -> list[int]:
+def _growing(first: int, last: int, apart: float = SERIES_RATIO) -> list[int]:
     """Return whole numbers from the first to the last, each about `apart` times the one before."""
     found = [first]
     while found[-1] < last:

@@ -1,7 +1,7 @@
 """Compiles the core: python -m backend.compile_core
 
 It takes mypy and setuptools, a C compiler and Python's headers, 1 GB of memory and some three minutes of a core. See
-`compiled_core`: nothing needs it, and what is interpreted decides the same.
+`compiled_core`: it is optional, and the interpreted core decides the same.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The core, compiled: the same sources as machine code, which decides the same in less than half of the time.
 
 `python -m backend.compile_core` compiles them (mypyc) into a directory of the environment whose name is a digest of the
-sources. `use` has Python import them from there. After an edit or a checkout the digest is another, and the sources are
-interpreted until they are compiled again: what was compiled of other sources is never imported.
+sources. `use` has Python import them from there. After an edit or a checkout the digest differs, and the sources are
+interpreted until they are compiled again: code that was compiled from other sources is never imported.
 """
 
 import logging
@@ -20,8 +20,14 @@ log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (
-    *("backend", "backend/paged_kv", "backend/scheduler", "backend/scheduler/batching"),
-    *("admission", "admission/event_logs", "admission/kv", "admission/step_times"),
+    "backend",
+    "backend/paged_kv",
+    "backend/scheduler",
+    "backend/scheduler/batching",
+    "admission",
+    "admission/event_logs",
+    "admission/kv",
+    "admission/step_times",
 )
 """Where the sources are that are compiled, and those whose types are compiled in."""
 

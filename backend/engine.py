@@ -21,7 +21,7 @@ from backend.worker.executor import Executor
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0  # for the steps in flight of an engine that is stopped
-CALIBRATION_CHECK = 1.0  # seconds between two looks whether a calibration step is due
+CALIBRATION_CHECK_SECONDS = 1.0  # between two looks whether a calibration step is due
 ABANDON_SECONDS = 1.0  # the same, after a failure: they may never end
 _STEP_RESULTS = (StepOutput, MemoryExhausted)
 CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be gone back to
@@ -54,7 +54,7 @@ class Engine:
     token is delivered. A step for which the device has no memory is planned again with less. After any other failure of
     the device or of the core every stream raises `DeviceError`, and so does `submit`; `failed` is set.
 
-    While nobody has a request, calibration steps run now and then, one at a time: who comes waits for that one at most.
+    While there are no requests, calibration steps run now and then, one at a time: a new request waits for one at most.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Engine:
     def start(self) -> None:
         self._device.start()
         if self._calibration_batch is not None:
-            self._loop.call_later(CALIBRATION_CHECK, self._calibrate_now_and_then)
+            self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._calibrate_now_and_then)
 
     async def stop(self) -> None:
         """Finish the steps in flight and end the device thread. Streams still open end with `DeviceError`."""
@@ -189,7 +189,7 @@ class Engine:
     def _calibrate_now_and_then(self) -> None:
         if not self.failed.done():
             self.calibrate()
-            self._loop.call_later(CALIBRATION_CHECK, self._calibrate_now_and_then)
+            self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._calibrate_now_and_then)
 
     def calibrate(self) -> None:
         """Run a calibration step, if one is due and nobody has a request."""

@@ -3,12 +3,12 @@
 BackendError
 ├── ConfigError          settings that contradict each other or the model; the message carries the arithmetic
 ├── ModelLoadError       a checkpoint that cannot be served: names the file, the tensor or key, and the remedy
-├── InvalidRequest       one request that can never run: names the field, the limit and what was asked
+├── InvalidRequest       one request that can never run: names the field, the limit and the request's value
 │   ├── TooManyTokens    a text that encodes to more tokens than was asked for
-│   └── GrammarInvalid   a grammar that cannot be enforced; the message says what of it
+│   └── GrammarInvalid   a grammar that cannot be enforced; the message names the part
 │       └── GrammarTooComplex  one that takes more time or memory to compile than it may
 └── DeviceError          the device failed and cannot be trusted again; every stream ends, the process exits
-    └── MemoryExhausted  it had no memory for one step, which is planned again with less; whoever cannot do that fails
+    └── MemoryExhausted  it had no memory for one step, which is planned again with less if possible
 
 Errors of torch, safetensors, tokenizers and jinja2 are translated into these where they are caught, never passed on.
 """
@@ -47,7 +47,7 @@ class TooManyTokens(InvalidRequest):
 
 
 class GrammarInvalid(InvalidRequest):
-    """What the answer has to match cannot be enforced: it is no grammar, or has parts that nothing here enforces."""
+    """The requested grammar is malformed, or has parts that cannot be enforced."""
 
     def __init__(self, message: str, param: str = "grammar") -> None:
         super().__init__(message, param)
@@ -62,4 +62,4 @@ class DeviceError(BackendError):
 
 
 class MemoryExhausted(DeviceError):
-    """The device had no memory for a step. It is as it was before, whatever part of the step it computed."""
+    """The device had no memory for a step, and its state is as before the step, even if it computed part of it."""

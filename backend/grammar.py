@@ -1,4 +1,4 @@
-"""A grammar as it was asked for: what a text has to match, not compiled and known by its hash."""
+"""A grammar as a request gives it: not compiled, and identified by its hash."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the text of an answer has to match, as a client or a response template says it. Nobody has checked it."""
+    """The constraint on an answer's text, as a client or a response template gives it, unchecked."""
 
     kind: GrammarKind
     source: str

@@ -49,9 +49,8 @@ class Completion:
 
 
 class LLM:
-    """A model that continues prompts, many at a time. What prompts begin with alike is computed once, in this call and
-    in those that follow, for as long as there is memory to keep it; a prompt that is given several times in a call has
-    as many answers from one prefill.
+    """A model that continues prompts in batches. A common beginning of prompts is computed once, in this call and in
+    later ones, while it stays cached; a prompt given several times in a call has all its answers from one prefill.
 
     >>> llm = LLM("embedded")
     >>> llm.generate([[{"role": "user", "content": "Count from 3 to 6."}]])[0].text

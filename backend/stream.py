@@ -1,4 +1,4 @@
-"""A stream carries tokens from the engine to whoever asked for them."""
+"""A stream carries one sequence's tokens from the engine to their consumer."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,9 +14,9 @@ STREAMS_PER_CALLBACK = 32
 class TokenStream:
     """The stream of one sequence's output, of which one consumer takes all that is pending at once.
 
-    Whoever appends to the output calls `put` for the last token, and for each with which there are `due` or more. A
-    consumer that falls behind costs nothing. One that has no use for tokens before the last clears `eager`: it is woken
-    for the first and for the last alone.
+    The producer calls `put` for the last token, and for each token with which `due` or more are pending. A consumer
+    that falls behind costs nothing. A consumer without use for tokens before the last clears `eager`: it is woken for
+    the first and for the last alone.
     """
 
     __slots__ = (
@@ -57,8 +57,8 @@ class TokenStream:
         While this waits, `receiver` is called for tokens that are not the last: a plain call costs less than to wake a
         task. It takes the `rest` and returns True, or it takes nothing and returns False, and this returns them.
 
-        The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed, and whatever the
-        receiver raises.
+        The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed, and the
+        receiver's errors.
         """
         while len(self.sequence.output) == self._num_taken and self.finish_reason is None:
             if self._error is not None:

@@ -47,7 +47,7 @@ def settings_of(flags: Sequence[str]) -> Settings:
     if settings.admin_port == "off":
         raise SettingsError("--admin-port off: a replica is asked for its state there; leave the flag out")
     if settings.tls_cert_file is not None:
-        raise SettingsError("--tls-cert-file: TLS is for whoever takes the connections before a replica; leave it out")
+        raise SettingsError("--tls-cert-file: TLS is for the proxy in front of a replica; leave it out")
     return settings
 
 

@@ -63,7 +63,7 @@ class FleetEndpoint:
             outcome = await self._answer(scope, receive, response, record)
         except ClientGone:
             outcome = Outcome.DISCONNECTED
-        except asyncio.CancelledError:  # whoever speaks for the client has given up
+        except asyncio.CancelledError:  # the server gave up the client
             outcome = Outcome.DISCONNECTED
             raise
         except Exception as error:

@@ -13,7 +13,7 @@ from gateway.replica.state import ReplicaState, WaitingWork
 
 log = logging.getLogger(__name__)
 
-MAX_OUT = 0.5  # of the replicas, that may be left out for their failures at once
+MAX_SHARE_LEFT_OUT = 0.5  # of the replicas, that may be left out for their failures at once
 
 
 class Fleet:
@@ -39,16 +39,16 @@ class Fleet:
             self._prefixes.forget(name)
 
     def available(self, besides: Collection[str] = (), among: Callable[[str], bool] | None = None) -> list[ReplicaView]:
-        """Return the replicas that new requests may go to, but for some, and only those that `among` names.
+        """Return the replicas that may get new requests, without the excluded ones and only among the named ones.
 
-        Where all are silent, or more than `MAX_OUT` of them would be left out for failures, it is not they that fail:
-        then silence or failures count for nothing.
+        Silence of all replicas, or failures of more than `MAX_SHARE_LEFT_OUT` of them, have a common cause and exclude
+        no replica.
         """
         now = self.clock()
         views = [view for view in self.views.values() if view.takes_requests]
         views = [view for view in views if not view.is_silent(now)] or views
         good = [view for view in views if not view.ejection.is_out(now)]
-        chosen = views if len(views) - len(good) > MAX_OUT * len(views) else good
+        chosen = views if len(views) - len(good) > MAX_SHARE_LEFT_OUT * len(views) else good
         return [view for view in chosen if view.name not in besides and (among is None or among(view.name))]
 
     def pick(
@@ -59,8 +59,8 @@ class Fleet:
         return self._picker.pick(request, views, self.clock()) if views else None
 
     def earliest(self, request: RoutedRequest, among: Callable[[str], bool] | None = None) -> ReplicaView | None:
-        """Return the replica that is predicted to have the first token first, whatever that takes of others; None if
-        none is available. `among` is as in `available`.
+        """Return the replica with the earliest predicted first token, without regard to the delay of other requests;
+        None if none is available. `among` is as in `available`.
         """
         return min(self.available(among=among), key=lambda view: self.first_token(request, view), default=None)
 

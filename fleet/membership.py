@@ -1,4 +1,4 @@
-"""Where a router learns which replicas there are: a file, a name in DNS, or what they say in the quota store."""
+"""A router's sources of its list of replicas: a file, a name in DNS, or announcements in the quota store."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Metrics of a router: what it sent where, what it tried again, and what it predicts of each replica."""
+"""Metrics of a router: requests by replica, second attempts, and predictions for each replica."""
 
 from collections.abc import Callable, Iterable
 

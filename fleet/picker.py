@@ -1,5 +1,5 @@
-"""Picks the replica for a request, among those that are available. Pure but for the dice that it is given: a router
-asks it, and so may whatever else speaks for a gateway, such as an endpoint picker of Kubernetes.
+"""Picks an available replica for a request. Pure except for the random numbers that it is given: a router asks it, and
+so does an endpoint picker of Kubernetes.
 """
 
 from collections import Counter, OrderedDict
@@ -14,12 +14,12 @@ from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
 
 TIE_SECONDS, TIE_SHARE = 0.005, 0.1  # predictions closer than either tell nothing apart
-WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `WeightedSum`
-MATCHED = 0.3  # the cached share from which `CacheAware` goes by it
-RECENT = 20.0  # seconds
-MOST_BUSY = 0.95  # share of the time: beyond capacity no queue is ever empty, and nobody knows how long that will last
+SCORE_WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `WeightedSum`
+MIN_CACHED_SHARE = 0.3  # the cached share from which `CacheAware` goes by it
+RECENT_SECONDS = 20.0
+MAX_BUSY_SHARE = 0.95  # of the time: beyond capacity no queue ever empties, for an unknown time
 MAX_PLACED = 256  # beginnings of prompts whose place a router remembers before any replica has told of them
-UNBALANCED, TIMES = 64, 1.5  # requests, and times the least, by which the largest load has `CacheAware` go by load
+UNBALANCED_REQUESTS, UNBALANCED_RATIO = 64, 1.5  # largest load over the least, from which `CacheAware` goes by load
 
 
 class Routing(StrEnum):
@@ -51,8 +51,8 @@ class Knowledge:
         return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
 
     def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: float) -> float:
-        """Return the predicted seconds until the first token from this replica, and those that its prompt takes there
-        of so many others.
+        """Return the predicted seconds until this replica's first token, plus the seconds that the prompt's prefill
+        costs there to each of `delayed` other requests.
         """
         assert view.state is not None, "only replicas that have told their state are picked from"
         cached = self.cached_share(request, view, now)
@@ -68,7 +68,7 @@ class Picker:
         raise NotImplementedError
 
     def sent(self, request: RoutedRequest, view: ReplicaView, prefill: float, now: float) -> None:
-        """Note that a request is being sent to a replica, which takes so many seconds of prefill there."""
+        """Note that a request is being sent to a replica, where it takes `prefill` seconds of prefill."""
 
 
 class RoundRobin(Picker):
@@ -109,7 +109,7 @@ class WeightedSum(Picker):
             free = (state.kv.free + state.kv.cached) / max(state.kv.total, 1) if state else 0.0
             queue = 1 - view.load / longest if longest else 1.0
             parts = self._knowledge.cached_share(request, view, now), queue, free
-            return sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True))
+            return sum(weight * part for weight, part in zip(SCORE_WEIGHTS, parts, strict=True))
 
         scores = [score(view) for view in views]
         best = max(scores)
@@ -126,17 +126,17 @@ class CacheAware(Picker):
 
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         loads = [view.load for view in views]
-        if max(loads) - min(loads) > UNBALANCED and max(loads) > TIMES * min(loads):
+        if max(loads) - min(loads) > UNBALANCED_REQUESTS and max(loads) > UNBALANCED_RATIO * min(loads):
             return self._least_load.pick(request, views, now)
         shares = [self._knowledge.cached_share(request, view, now) for view in views]
-        if max(shares) > MATCHED:
+        if max(shares) > MIN_CACHED_SHARE:
             return views[shares.index(max(shares))]
         return max(views, key=lambda view: view.state.kv.free if view.state else 0)
 
 
 class RecentRequests:
-    """The requests, and the seconds of prompts to compute, that were sent in each second of the last `RECENT`; older
-    ones count for exponentially less.
+    """Rates of sent requests and of their seconds of prefill over the last `RECENT_SECONDS`, with exponentially falling
+    weights.
     """
 
     def __init__(self) -> None:
@@ -144,10 +144,10 @@ class RecentRequests:
         self._at = -inf
 
     def add(self, prefill: float, now: float) -> None:
-        """Note a request that is sent now, and takes so many seconds of prefill."""
-        kept = exp((self._at - now) / RECENT)
-        self.requests = self.requests * kept + 1 / RECENT
-        self.prefill = self.prefill * kept + prefill / RECENT
+        """Note a request that is sent now and takes `prefill` seconds of prefill."""
+        kept = exp((self._at - now) / RECENT_SECONDS)
+        self.requests = self.requests * kept + 1 / RECENT_SECONDS
+        self.prefill = self.prefill * kept + prefill / RECENT_SECONDS
         self._at = now
 
 
@@ -173,17 +173,17 @@ class PlacedBeginnings:
 
 
 class LeastPredicted(Picker):
-    """The earliest predicted first token, counted with the time that its own prompt takes of others.
+    """The earliest predicted first token, plus the delay that the prompt causes to other requests.
 
-    Each second that a queue has more to do delays by as much all who come before it is empty again. Where they come
-    at a rate r and keep it busy for a share u of the time, a backlog of V seconds is worked off in V / (1 - u), so that
-    they are r V / (1 - u) (delay busy periods: Conway, Maxwell and Miller 1967; externalities: Haviv and Ritov 1998).
-    Work can move to where the least waits, so that V is the least backlog, and r and u are the fleet's, for each
-    replica. While one has nothing to do, hardly anybody is delayed, and a prompt goes where it is served first; the
-    busier all are, the more it counts that nothing is computed twice.
+    Each second of additional work delays by as much all requests that arrive before the queue is empty. At an arrival
+    rate r and utilisation u a backlog of V seconds is worked off in V / (1 - u), so that r V / (1 - u) requests are
+    delayed (delay busy periods: Conway, Maxwell and Miller 1967; externalities: Haviv and Ritov 1998). Work can move to
+    the least loaded replica, so that V is the smallest backlog, and r and u are means over the fleet. While a replica
+    is idle, hardly any request is delayed, and a prompt goes where it is served first; the busier all are, the more
+    weight has avoiding recomputation.
 
-    Of predictions that are nearly the same, a prompt that may be asked for again goes where its beginning is cached, or
-    was sent last, else where the fewest requests and beginnings are, and any other to the less loaded of two at random.
+    Among nearly equal predictions, a prompt that may be repeated goes where its beginning is cached, or was sent last,
+    else to the replica with the fewest requests and beginnings; any other prompt to the less loaded of two at random.
     """
 
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:
@@ -200,7 +200,7 @@ class LeastPredicted(Picker):
 
     def num_delayed(self, views: Sequence[ReplicaView]) -> float:
         """Return how many others a second more of prefill delays by as much: the next, and those who come in time."""
-        busy = min(MOST_BUSY, self._recent.prefill / len(views))
+        busy = min(MAX_BUSY_SHARE, self._recent.prefill / len(views))
         backlog = min(view.prefill_seconds for view in views)
         return 1 + self._recent.requests / len(views) * backlog / (1 - busy)
 

@@ -7,7 +7,7 @@ from functools import partial
 import httpx
 
 from fleet.fleet import Fleet
-from fleet.view import SILENCE, ReplicaView
+from fleet.view import SILENCE_SECONDS, ReplicaView
 from gateway.replica.state import StateError, parse_state
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Poller:
             reply = await self._client.get(
                 f"{view.replica.admin}{PATH}?since={view.next_event}",
                 headers=self._headers,
-                timeout=httpx.Timeout(SILENCE),
+                timeout=httpx.Timeout(SILENCE_SECONDS),
             )
             if reply.status_code != httpx.codes.OK:
                 raise StateError(f"its admin port answers {reply.status_code}: {reply.text[:200]}")

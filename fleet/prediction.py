@@ -4,9 +4,9 @@
     prompts ahead = prompts that are being computed + those of the work ahead
     seat          = 0 while one is left for it, else until one ends + whole requests of the work ahead
 
-Ahead of a request are all that its tenant has waiting there, and of every other tenant's work as much as its share
-serves before it: what that tenant gets, by its weight, while its own tenant is served up to and with it. So a tenant
-that has flooded a replica waits there for itself, and others do not wait for it.
+Ahead of a request are its tenant's whole backlog there, and of every other tenant's backlog the part that its share, by
+weight, serves while the own tenant is served up to and with the request. So a tenant that has flooded a replica waits
+there for itself, and others do not wait for it.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,23 +1,23 @@
 """Remembers which replica has which beginnings of prompts cached, as far as requests that went there let it know.
 
-An entry counts until it is evicted there, the replica restarts or falls silent, or nobody has asked for it for
-`LIFETIME`. The map is bounded: the entry that was asked for least recently goes first. What a replica has cached behind
-the last digest of a prompt, of which no digest can tell, counts for those whose last known digest that is.
+An entry counts until it is evicted there, the replica restarts or falls silent, or no request has asked for it for
+`LIFETIME_SECONDS`. The map is bounded and evicts the least recently used entry. Bytes cached behind a prompt's last
+digest count for prompts whose last known digest is the same.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.replica.digests import BLOCK
+from gateway.replica.digests import BLOCK_BYTES
 
 MAX_ENTRIES = 200_000
-LIFETIME = 3600.0  # seconds
+LIFETIME_SECONDS = 3600.0
 
 
 class PrefixMap:
     """Maps digests of beginnings to replicas; `now` is in seconds of any one clock."""
 
-    def __init__(self, most: int = MAX_ENTRIES, lifetime: float = LIFETIME) -> None:
+    def __init__(self, most: int = MAX_ENTRIES, lifetime: float = LIFETIME_SECONDS) -> None:
         self._most, self._lifetime = most, lifetime
         self._epochs: dict[str, int] = {}  # by replica; what was learned before the present one counts no more
         self._seen: OrderedDict[tuple[str, bytes], tuple[int, float, int]] = OrderedDict()  # with the bytes behind it
@@ -28,8 +28,9 @@ class PrefixMap:
     def learn(
         self, replica: str, digests: Iterable[bytes], now: float, behind: Mapping[bytes, int] | None = None
     ) -> None:
-        """Note that the replica has these beginnings cached, and so many bytes behind those that are named; None: what
-        is behind them is what it was.
+        """Note that the replica has these beginnings cached, and the bytes that are cached `behind` each of them.
+
+        None: the bytes behind them are unchanged.
         """
         epoch = self._epochs.setdefault(replica, 0)
         for digest in digests:
@@ -62,5 +63,5 @@ class PrefixMap:
             entry = seen.get((replica, digest))
             if entry is None or entry[0] != epoch or now - entry[1] > self._lifetime:
                 break
-            found, behind = found + BLOCK, entry[2]
+            found, behind = found + BLOCK_BYTES, entry[2]
         return found + behind

@@ -1,4 +1,4 @@
-"""Makes what a router and an endpoint picker have in common, and keeps it up to date for as long as they serve."""
+"""Makes the parts that a router and an endpoint picker share, and keeps them up to date while they serve."""
 
 import asyncio
 import gc

@@ -1,17 +1,18 @@
 """Bounds on second attempts, and on how long a replica that fails is left out. Pure: a moment is given, not read."""
 
-SHARE = 0.1  # of requests that may be tried again
-RESERVE = 10.0  # attempts, beyond that share
-FAILURES = 2  # in a row, from which a replica is left out
+RETRY_SHARE = 0.1  # of requests that may be tried again
+RESERVE_ATTEMPTS = 10.0  # attempts, beyond that share
+MAX_FAILURES_IN_A_ROW = 2  # in a row, from which a replica is left out
 FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0  # of being left out: twice as long each time
 
 
 class RetryBudget:
     """Allows a tenant one second attempt for every ten requests, and a reserve for the first that fail together. A
-    tenant whose requests fail by its own doing, such as deadlines that no replica can keep, takes nobody else's.
+    tenant whose requests fail by its own doing, such as deadlines that no replica can keep, uses up only its own
+    reserve.
     """
 
-    def __init__(self, share: float = SHARE, reserve: float = RESERVE) -> None:
+    def __init__(self, share: float = RETRY_SHARE, reserve: float = RESERVE_ATTEMPTS) -> None:
         self._share, self._reserve = share, reserve
         self._owed: dict[str, float] = {}  # by tenant, second attempts that its requests have yet to make up for
         self.taken = 0
@@ -52,7 +53,7 @@ class Ejection:
 
     def failed(self, now: float) -> None:
         self._failures += 1
-        if self._failures >= FAILURES and now >= self.until:
+        if self._failures >= MAX_FAILURES_IN_A_ROW and now >= self.until:
             self.until = now + self._seconds
             self.times += 1
             self._seconds = min(2 * self._seconds, MOST_SECONDS)

@@ -1,8 +1,8 @@
 """Has one request answered by a replica: picks one, sends it on, and hands back the answer as it comes.
 
-Leaving the scope closes the replica's connection, whatever happened, by which the replica ends the request. A second
-attempt is made only where the first was refused for reasons of the replica's own, or its connection was lost, before
-anything of an answer came.
+Leaving the scope, also by an error, closes the replica's connection, by which the replica ends the request. A second
+attempt is made only where the first was refused for the replica's own reasons, or its connection was lost, before any
+part of an answer came.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from gateway.sse import last_progress
 from quotas.reservation import Attempt, Delivered
 
 MAX_ATTEMPTS = 2
-PROGRESS = b" tokens\n\n"  # the end of what a replica says of a stream
+PROGRESS_SUFFIX = b" tokens\n\n"  # the end of what a replica says of a stream
 MAX_SAID = 32  # bytes of it, which may come in two parts
 MAX_TAIL = 8_192  # bytes that may lie behind it
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
@@ -60,7 +60,7 @@ class StreamTail:
 
     def add(self, part: bytes) -> None:
         self.has_begun = True
-        self._tail = (self._tail[-MAX_SAID:] if PROGRESS in part else self._tail[-MAX_TAIL:]) + part
+        self._tail = (self._tail[-MAX_SAID:] if PROGRESS_SUFFIX in part else self._tail[-MAX_TAIL:]) + part
 
     @property
     def num_tokens(self) -> int | None:

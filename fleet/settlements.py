@@ -16,8 +16,8 @@ from quotas.reservation import Delivered
 log = logging.getLogger(__name__)
 
 PATH = "/admin/v1/cut-requests"
-PAUSES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # seconds before the replicas are asked, again and again
-MOST = 10_000  # requests that wait to be settled; more are left to their leases
+PAUSE_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # before the replicas are asked, again and again
+MAX_PENDING_REQUESTS = 10_000  # that wait to be settled; more are left to their leases
 ASK_SECONDS = 5.0  # for one answer
 CLOSE_SECONDS = 2.0  # that a stopping router gives those that wait
 
@@ -33,7 +33,7 @@ class Settlements:
 
     def cut(self, tenant: str, lost: str, delivered: Delivered) -> None:
         """Have a request settled, whose answer the replica `lost` has not given to its end. Nobody waits for it."""
-        if len(self._waiting) >= MOST:
+        if len(self._waiting) >= MAX_PENDING_REQUESTS:
             self.num_left += 1
             return
         task = asyncio.create_task(self._settle(tenant, lost, delivered))
@@ -49,7 +49,7 @@ class Settlements:
 
     async def _settle(self, tenant: str, lost: str, delivered: Delivered) -> None:
         body = orjson.dumps({"tenant": tenant, **delivered._asdict()})
-        for pause in PAUSES:
+        for pause in PAUSE_SECONDS:
             await asyncio.sleep(pause)
             told = [view for view in self._fleet.views.values() if view.state is not None]
             for view in [view for view in told if pause or view.name != lost]:

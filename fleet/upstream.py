@@ -12,7 +12,7 @@ from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER
 
 CONNECT_SECONDS = 2.0
 KEEP_SECONDS = 15.0  # less than a replica keeps an idle connection
-POOLS = 32
+NUM_POOLS = 32
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),  # seconds of silence, after which the other host is asked
@@ -22,8 +22,18 @@ KEEPALIVE = (
 """By these a stream ends whose host has vanished without closing its connections; the kernel asks, not the replica."""
 HOP_BY_HOP = frozenset(
     {
-        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
-        *(b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect"),
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"host",
+        b"content-length",
+        b"expect",
     }
 )
 """Headers that are not sent on, because they are about one connection."""
@@ -33,8 +43,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def make_client(verify: SSLContext) -> httpx.AsyncClient:
-    """Return a client that opens as many connections as there are requests, keeps them, and gives up none that waits
-    for its answer: that is for whoever asks.
+    """Return a client that opens as many connections as there are requests, keeps them, and has no timeout for an
+    answer: that is the caller's.
     """
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
     return httpx.AsyncClient(transport=Pools(verify), timeout=timeout, trust_env=False)
@@ -47,7 +57,7 @@ class Pools(httpx.AsyncBaseTransport):
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_SECONDS)
         self._pools = [
             httpx.AsyncHTTPTransport(verify=verify, limits=limits, trust_env=False, socket_options=KEEPALIVE)
-            for _ in range(POOLS)
+            for _ in range(NUM_POOLS)
         ]
         self._next = cycle(self._pools)
 
@@ -74,8 +84,8 @@ def answered(response: httpx.Response) -> Headers:
 async def send_on(
     client: httpx.AsyncClient, scope: Scope, origin: str, headers: Headers, body: bytes
 ) -> httpx.Response:
-    """Send a request on and return the answer once its headers have come. Whoever has it closes it: before its end that
-    closes the connection, by which the replica knows that nobody is left. Raises `httpx.TransportError`.
+    """Send a request on and return the answer once its headers have come. The caller closes it: before its end that
+    closes the connection, by which the replica learns that the client left. Raises `httpx.TransportError`.
     """
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     url = httpx.URL(origin).copy_with(raw_path=target)

@@ -10,7 +10,7 @@ from fleet.replicas import ReplicaAddress
 from fleet.retries import Ejection
 from gateway.replica.state import ReplicaState, WaitingWork
 
-SILENCE = 2.0  # seconds without a state, after which a replica counts as gone
+SILENCE_SECONDS = 2.0  # without a state, after which a replica counts as gone
 NOBODY: Mapping[str, WaitingWork] = {}
 
 
@@ -71,7 +71,7 @@ class ReplicaView:
         return computing + sum(work.prefill_seconds for work in self.waiting.values())
 
     def is_silent(self, now: float) -> bool:
-        return now - self.heard >= SILENCE
+        return now - self.heard >= SILENCE_SECONDS
 
     @property
     def takes_requests(self) -> bool:

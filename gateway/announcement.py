@@ -26,7 +26,7 @@ class Ready:
     block_size: int  # tokens
     kv_bytes: int
     max_model_len: int  # tokens
-    batch_invariant: bool  # whether a seed draws the same text whatever runs beside it
+    batch_invariant: bool  # whether a seed draws the same text in every batch
     demo_key: str | None = field(repr=False)  # None: there is none, or what is said here may be read by others
     admin_port: int | None = None  # None: there is none
     admin_host: str = "127.0.0.1"

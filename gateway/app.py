@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TenantSources:
-    """Where a gateway reads who its tenants are, what each may do, and what they have used."""
+    """A gateway's sources of its tenants: their keys, their policy and their use."""
 
     keys: KeySource
     policies: LivePolicy
@@ -182,7 +182,7 @@ def served_model(settings: Settings, model: LoadedModel, service: Service) -> Se
 
 CALIBRATION_SECONDS = 1.0  # before the first request
 EXIT_SECONDS = 10.0  # in which the rest is closed after a failure of the device
-SWITCH_INTERVAL = 1e-4  # seconds; torch on a CPU re-takes the interpreter lock at every op
+SWITCH_INTERVAL_SECONDS = 1e-4  # torch on a CPU re-takes the interpreter lock at every op
 
 Announce = Callable[[Ready], object]
 
@@ -222,7 +222,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
 
 
 def _leave_within(seconds: float, status: int) -> None:
-    """End the process within so many seconds, even if a failed device keeps its driver or a thread busy."""
+    """End the process within `seconds`, even if a failed device keeps its driver or a thread busy."""
     atexit.register(os._exit, status)
     timer = threading.Timer(seconds, os._exit, (status,))
     timer.daemon = True
@@ -348,7 +348,7 @@ def _health(server: Server | WorkerPool, engine: Engine) -> Health:
 
 def _load(settings: Settings) -> LoadedModel:
     torch.set_num_threads(settings.threads)
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with tqdm(unit="B", unit_scale=True, desc="loading weights", disable=None, leave=False) as bar:
 
         def progress(done: int, total: int) -> None:

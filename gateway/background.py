@@ -35,15 +35,15 @@ def _tell(task: asyncio.Task[None]) -> None:
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
-SLICE = 50  # at a time: some tenths of a millisecond
+ITEMS_PER_TURN = 50  # at a time: some tenths of a millisecond
 
 
 async def map_in_slices(items: Iterable[Item], make: Callable[[Item], Made]) -> list[Made]:
     """Return `make` of each item, letting other work run after every few. `items` are read at once."""
     taken = list(items)
     made: list[Made] = []
-    for start in range(0, len(taken), SLICE):
+    for start in range(0, len(taken), ITEMS_PER_TURN):
         if start:
             await asyncio.sleep(0)
-        made += map(make, taken[start : start + SLICE])
+        made += map(make, taken[start : start + ITEMS_PER_TURN])
     return made

@@ -5,7 +5,7 @@ from gateway.errors import ApiError, BadRequest
 
 
 class InvalidGrammar(BadRequest):
-    """What the answer has to match is no grammar, or has parts that cannot be enforced. `param` is the field."""
+    """The requested grammar is malformed, or has parts that cannot be enforced. `param` is the field."""
 
     code = "invalid_grammar"
 
@@ -25,7 +25,7 @@ class TooComplexGrammar(InvalidGrammar):
 
 
 class NoTokenAllowed(ApiError):
-    """The answer cannot go on: its grammar, with whatever else forbids tokens, allows none."""
+    """The answer cannot go on: its grammar and its other bans together allow no token."""
 
     status = 400
     code = "no_token_allowed"
@@ -33,15 +33,15 @@ class NoTokenAllowed(ApiError):
 
     def __init__(
         self,
-        message: str = "The answer could not go on: what it has to match allows no token that the request does not "
-        "forbid otherwise, or takes too much work to follow. Simplify the grammar, or lift stop_token_ids, bad_words, "
-        "logit_bias and allowed_token_ids.",
+        message: str = "The answer could not go on: its grammar allows only tokens that the request's other fields "
+        "forbid, or takes too much work to follow. Simplify the grammar, or lift stop_token_ids, bad_words, logit_bias "
+        "and allowed_token_ids.",
     ) -> None:
         super().__init__(message)
 
 
 class GrammarsUnavailable(ApiError):
-    """No grammar can be compiled at present, whatever it is."""
+    """No grammar at all can be compiled at present."""
 
     status = 503
     type = "service_unavailable_error"

@@ -1,4 +1,4 @@
-"""Masks API keys in what is logged, shown, exported or answered, wherever a client has put one by mistake: in a path,
+"""Masks API keys in log lines, pages, exports and answers, where a client has put one by mistake: in a path,
 as the name of a model, in a header that is handed on.
 """
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 MASK = "***"
-LEAST_HIDDEN = 12  # characters of a secret that is looked for as such: a short one may be a word of any line
+MIN_SECRET_CHARS = 12  # of a secret that is looked for as such: a short one may be a word of any line
 _KEY = re.compile(
     r"sk(?:-|%2d)sluice(?:-|%2d)[\w.~+=%-]*|sluice-admin-\w+|(?<![a-z0-9])sk-[\w-]{20,}", re.ASCII | re.IGNORECASE
 )
@@ -15,7 +15,7 @@ _hidden: list[str] = []  # secrets of another form, that an operator chose
 
 def hide(secrets: Iterable[str]) -> None:
     """Have these be masked as well, for as long as the process runs."""
-    _hidden.extend(secret for secret in secrets if len(secret) >= LEAST_HIDDEN and secret not in _hidden)
+    _hidden.extend(secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS and secret not in _hidden)
 
 
 def masked(text: str) -> str:

@@ -12,9 +12,9 @@ from backend.scheduler.scheduled_step import ScheduledStep
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 0.25  # seconds between checks
-LATE = 1.0  # seconds of lag that are worth a word
-PATIENCE = 20  # times as long as was predicted
+CHECK_SECONDS = 0.25  # between checks
+LATE_SECONDS = 1.0  # of lag that are worth a word
+PATIENCE_RATIO = 20  # times as long as was predicted
 
 
 class Watchdog:
@@ -32,17 +32,17 @@ class Watchdog:
         self._waited = 0.0  # seconds, for it
 
     async def run(self) -> None:
-        """Check every `INTERVAL` for as long as the engine runs."""
+        """Check every `CHECK_SECONDS` for as long as the engine runs."""
         while not self._engine.failed.done():
             slept = self._clock()
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(CHECK_SECONDS)
             self.check(self._clock() - slept)
 
     def check(self, elapsed: float) -> None:
         """Check the loop and the device once, `elapsed` seconds after the last check."""
-        if (lag := elapsed - INTERVAL) > LATE:
+        if (lag := elapsed - CHECK_SECONDS) > LATE_SECONDS:
             log.warning("the event loop was late by %.1f s: something held it, or the machine stood still", lag)
-        self._check_device(min(elapsed, 2 * INTERVAL))
+        self._check_device(min(elapsed, 2 * CHECK_SECONDS))
 
     def _check_device(self, elapsed: float) -> None:
         in_flight = self._core.in_flight
@@ -52,7 +52,7 @@ class Watchdog:
             return
         self._waited += elapsed
         predicted = self._core.predicted(oldest) if isinstance(oldest, ScheduledStep) else 0.0
-        if self._waited >= max(self._timeout, PATIENCE * predicted):
+        if self._waited >= max(self._timeout, PATIENCE_RATIO * predicted):
             self._report(oldest)
 
     def _report(self, step: ScheduledStep | CalibrationStep) -> None:

@@ -1,9 +1,9 @@
-"""The reasons for which a quota is not granted, and those for which a store cannot answer.
+"""The errors of refused quotas and of stores that cannot answer.
 
 QuotaError
 ├── QuotaRefused         the policy says no; nothing was charged
-│   ├── NeverFits        more was asked than the limit can ever hold
-│   ├── LimitExceeded    a rate is spent for now, or what may be held at once is held
+│   ├── NeverFits        the request is larger than the limit
+│   ├── LimitExceeded    a rate is spent for now, or a concurrency limit is reached
 │   └── BudgetSpent      the budget of this period is spent
 ├── StoreUnavailable     no answer in time, or none at all
 │   └── ConnectionLost   it broke while the call was under way
@@ -45,7 +45,7 @@ class NeverFits(QuotaRefused):
 
 class LimitExceeded(QuotaRefused):
     """A rate or a concurrency limit is used up. `retry_after` is the seconds until the refill suffices, and None where
-    nobody can tell, as for concurrency.
+    it is unknown, as for concurrency.
     """
 
     def __init__(self, limit: Limit, asked: int, left: int, retry_after: float | None) -> None:

@@ -21,7 +21,7 @@ SETTLE_SECONDS = 2.0  # that a stopping gateway waits for the last settlements
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """A request's right to run, which its holder ends, whatever ended the request.
+    """A request's right to run, which its holder ends after every outcome of the request.
 
     The holder sets `measure`, which returns what the request has used so far.
     """

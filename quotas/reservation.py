@@ -16,7 +16,7 @@ class Attempt(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """What a client has had of an answer that was cut short, as far as whoever carried it knows."""
+    """The part of a cut answer that was delivered to its client, as far as the router knows."""
 
     request: str  # which the attempts to have it served have in common
     has_begun: bool
@@ -107,9 +107,9 @@ class Reservation:
         return self.measure()
 
 
-REMEMBERED = 4096  # tenants
-SHARE = 0.1  # of the newest in the mean
-FEWEST_SECONDS = 0.1
+MAX_TENANTS = 4096
+NEWEST_SHARE = 0.1  # of the newest in the mean
+MIN_SECONDS = 0.1
 
 
 class RequestDurations:
@@ -120,11 +120,11 @@ class RequestDurations:
 
     def until_next_end(self, tenant: str, running: int) -> float:
         """Return the expected seconds until one of `running` requests ends, if nothing more is known of them."""
-        return max(FEWEST_SECONDS, self._means.get(tenant, 1.0) / max(running, 1))
+        return max(MIN_SECONDS, self._means.get(tenant, 1.0) / max(running, 1))
 
     def observe(self, tenant: str, seconds: float) -> None:
         """Add the duration of a request of the tenant that has ended."""
         mean = self._means.pop(tenant, seconds)
-        self._means[tenant] = mean + SHARE * (seconds - mean)
-        if len(self._means) > REMEMBERED:
+        self._means[tenant] = mean + NEWEST_SHARE * (seconds - mean)
+        if len(self._means) > MAX_TENANTS:
             self._means.popitem(last=False)

@@ -5,9 +5,9 @@
     scripts/check_gpu.py --parts kernels engine
 
 Needs Python 3.11, torch, triton, numpy, safetensors, tokenizers and jinja2; transformers and what the gateway needs are
-used when they are there. Each part runs in a process of its own, within a time of its own, and is reported whatever
-becomes of the others; figures are written after each, also when this is ended in the midst of one (SIGTERM, SIGINT),
-and no process is left on the GPU. Speeds are held to what the same GPU did in the same run.
+used when they are there. Each part runs in a process of its own, within a time of its own, and is reported even when
+others fail; figures are written after each, also when this is ended in the midst of one (SIGTERM, SIGINT), and no
+process is left on the GPU. Speeds are compared with what the same GPU did in the same run.
 Without a GPU the parts run interpreted and small, here, which shows only that they run.
 Exit status: 0 when every part ran, 3 when a figure misses its bound, 1 when a part failed and what ran is right.
 """
@@ -184,7 +184,7 @@ def run_apart(name: str, seconds: float) -> Result:
             ended, failure = error, str(error)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and whatever a part that crashed has left on the device
+                os.killpg(process.pid, signal.SIGKILL)  # and the children that a crashed part left on the device
             process.wait()
         lines = file.read_text().splitlines() if file.exists() else []
         if failure:
@@ -218,7 +218,7 @@ def counting_kernels(findings: Iterable[Finding]) -> Iterable[Finding]:
 
 
 def run_all(names: list[str], apart: bool, limit: float, file: Path) -> list[Result]:
-    """The figures are written after each part, so that they are there whatever ends the next. Raises `Ended`."""
+    """Write the figures after each part, so that a crash of the next one loses none. Raises `Ended`."""
     deadline, results = time.perf_counter() + limit, list[Result]()
     for name in names:
         print(f"{name}:", flush=True)
@@ -246,7 +246,7 @@ def write(results: list[Result], file: Path) -> None:
     about |= {"torch": torch.__version__, "triton": triton.__version__, "date": datetime.now(UTC).date().isoformat()}
     whole = file.with_name(f"{file.name}.new")
     whole.write_text(json.dumps(about | {"parts": parts}, indent=1))
-    whole.replace(file)  # whoever is ended in between leaves what was there
+    whole.replace(file)  # a process that is ended before this leaves the old file
 
 
 def over_http(results: list[Result]) -> list[Finding]:

@@ -103,7 +103,7 @@ class RaySite(Site):
         return [OwnedReplica(pids[0], *urls, int(one)) for one, *urls in started if (pids := _gateways(int(one)))]
 
     def answers(self, count: int) -> bool:
-        """So many replicas run, and each is reached through Ray."""
+        """Whether `count` replicas run and each is reached through Ray."""
         up = self.replicas()
         if len(up) != count:
             return False

@@ -129,7 +129,7 @@ def run_launchers(variant: Variant) -> None:
 
 
 def run_sampling() -> None:
-    """Logits are fp32 whatever the model."""
+    """Logits are fp32 for every model."""
     rows, vocab = 64, 128_256
 
     def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

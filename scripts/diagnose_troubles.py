@@ -35,7 +35,7 @@ def noisy_tenant(directory: Path) -> None:
 
 
 def kv_pressure(directory: Path) -> None:
-    """Memory for 800 tokens, 24 clients that want 200 each, and memory given to whatever fits its prompt."""
+    """Memory for 800 tokens, 24 clients that want 200 each, and a memory gate that admits every prompt that fits."""
     flags = ("--kv-memory-bytes", "3686400", "--max-model-len", "512", "--max-num-seqs", "64", "--admit", "optimistic")
     with observatory(directory, *flags) as seen:
         with clients(seen.server, seen.keys["demo"], 24, prompt_tokens=40, max_tokens=160):

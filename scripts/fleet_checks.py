@@ -1,4 +1,4 @@
-"""What a fleet owes its clients, whoever stands in front of it: checks that several scripts share."""
+"""What a fleet owes its clients behind every kind of router: checks that several scripts share."""
 
 import json
 import re

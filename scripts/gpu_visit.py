@@ -39,7 +39,7 @@ GATHERED = ROOT / ".gpu"
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 TRITON_CACHE = Path("/tmp/sluice-gpu/triton")  # as in scripts/gpu_box: a cache serves at the path where it was made
 MOST_BYTES = 40 << 20
-THERE = {"torch", "triton"}  # whatever their versions: they are what is checked
+THERE = {"torch", "triton"}  # in any version: they are what is checked
 FOR_TESTS = ("pytest-asyncio",)
 ALWAYS = {"protobuf", "typing-extensions"}  # others ask for their newest versions
 GLIBC = range(35, 16, -1)  # minor versions that wheels may ask for: Ubuntu 22.04 has 2.35
@@ -187,7 +187,7 @@ class Row:
 ROWS = (
     Row(1, "kernels are their references", {"correctness": "", "serving": ""}),
     Row(2, "tokens are transformers'; 16 bits beside 32", {"agreement": ""}),
-    Row(3, "the same tokens, whatever runs beside and however", {"same": ""}),
+    Row(3, "the same tokens in every batch and cut", {"same": ""}),
     Row(4, "grammars hold, two steps in flight", {"masks": ""}),
     Row(5, "nothing grows; a second model fits", {"leak": "", "engine": "torch's memory", "llama-3-8b": "reserve"}),
     Row(6, "no bad access, no race", {"sanitize": ""}),

@@ -2,8 +2,8 @@
 
     python -m scripts.record_logs [NAME ...]
 
-They say what the core decided when they were recorded, and whoever changes what it decides learns so from them. This
-writes logs that are not there, or that are of another version than the log has now, and touches no other. So a change
+They hold the core's decisions when they were recorded, and show a change of its decisions to the author. This writes
+logs that are missing, or of another version than the present one, and touches no other. So a change
 that is meant to decide or to write otherwise deletes them first, and its commit says what they decide otherwise; a
 change that is not meant to is what they are there to find. Once a release has written logs, one that reads them
 otherwise raises the version too.

@@ -46,7 +46,7 @@ def rehearse(python: str) -> dict[str, object]:
             **bound(["bash", "-c", TESTS]), cwd=tree, env=environ, capture_output=True, text=True, check=False
         )
     return {
-        "date": date.today().isoformat(),  # noqa: DTZ011 - of whoever rehearses
+        "date": date.today().isoformat(),  # noqa: DTZ011 - the rehearsing user's
         "command": COMMAND,
         "processor": platform.machine(),
         "packages": {name: there[name] for name in ("torch", "triton", "numpy", "transformers")},

@@ -169,7 +169,7 @@ def with_limits(root: Path, packages: Iterable[str], requests: int) -> Paths:
 
 
 def with_defaults(root: Path, packages: Iterable[str], requests: int) -> Paths:
-    """Serve so many streamed chats and then as many whole ones, one at a time, with default settings.
+    """Serve `requests` streamed chats and then as many whole ones, one at a time, with default settings.
 
     Call it on the main thread, which is where a server hears signals. Raises `SystemExit` when it cannot be measured.
     """

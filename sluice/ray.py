@@ -20,8 +20,8 @@ from fleet.passthrough import Passthrough
 
 log = logging.getLogger(__name__)
 
-MAX_ONGOING = 4096  # requests of one replica: they wait in Sluice's queues, whose order is fair, and not in Ray's
-LINGER = 1.0  # seconds in which errors reach those who wait for a replica that is lost
+MAX_ONGOING_REQUESTS = 4096  # of one replica: they wait in Sluice's queues, whose order is fair, and not in Ray's
+LINGER_SECONDS = 1.0  # in which errors reach those who wait for a replica that is lost
 KILL_SECONDS = 30.0  # beyond a drain, after which Ray kills a replica
 WANTED = "sluice_replicas_wanted"
 
@@ -43,7 +43,7 @@ class ServeReplica:
 
     def __init__(self, flags: list[str]) -> None:
         loop = asyncio.get_running_loop()
-        self._child = ChildReplica(flags, on_lost=lambda: loop.call_later(LINGER, os._exit, 1))
+        self._child = ChildReplica(flags, on_lost=lambda: loop.call_later(LINGER_SECONDS, os._exit, 1))
 
     def __serve_build_asgi_app__(self) -> Passthrough:
         return Passthrough(self._child)
@@ -71,7 +71,7 @@ def application(options: Options) -> Any:
     most = max(options.min_replicas, options.max_replicas or 0)
     deployment = serve.deployment(
         name="sluice",
-        max_ongoing_requests=MAX_ONGOING,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
         autoscaling_config={
             "min_replicas": options.min_replicas,
             "max_replicas": most,

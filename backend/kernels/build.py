@@ -29,7 +29,13 @@ COMPILE_SECONDS = 900.0  # 12 s of a core, of which a busy machine may leave lit
 VERSION_SECONDS = 30.0
 DIGEST_BYTES = 32
 COMMON_FLAGS = (
-    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
     "-ffp-contract=off",  # a compiler that fuses products with sums does so in one copy of a loop and not in another
 )
 MACHINE_FLAGS = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}

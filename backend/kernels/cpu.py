@@ -74,8 +74,14 @@ class CpuOps:
         out = torch.empty_like(x)
         size = x.shape[-1]
         self._rms_norm(
-            *(DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), weight.data_ptr()),
-            *(x.numel() // size, size, eps, torch.get_num_threads()),
+            DTYPES[x.dtype],
+            out.data_ptr(),
+            x.data_ptr(),
+            weight.data_ptr(),
+            x.numel() // size,
+            size,
+            eps,
+            torch.get_num_threads(),
         )
         return out
 
@@ -86,8 +92,15 @@ class CpuOps:
         out = torch.empty_like(x)
         size = x.shape[-1]
         self._add_rms_norm(
-            *(DTYPES[x.dtype], out.data_ptr(), x.data_ptr(), residual.data_ptr(), weight.data_ptr()),
-            *(x.numel() // size, size, eps, torch.get_num_threads()),
+            DTYPES[x.dtype],
+            out.data_ptr(),
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            x.numel() // size,
+            size,
+            eps,
+            torch.get_num_threads(),
         )
         return out
 
@@ -123,11 +136,25 @@ class CpuOps:
         assert cos_sin.dtype == torch.float32
         out = qkv.new_empty((tokens, num_heads, head_dim))
         self._rope_and_store(
-            *(DTYPES[qkv.dtype], out.data_ptr(), qkv.data_ptr(), cos_sin.data_ptr()),
-            *(pointer(q_norm), pointer(k_norm), eps, k_cache.data_ptr(), v_cache.data_ptr()),
-            *(k_cache.stride(0), k_cache.stride(1), k_cache.shape[2]),
-            *(step.positions.data_ptr(), step.slot_mapping.data_ptr()),
-            *(tokens, num_heads, num_kv_heads, head_dim, torch.get_num_threads()),
+            DTYPES[qkv.dtype],
+            out.data_ptr(),
+            qkv.data_ptr(),
+            cos_sin.data_ptr(),
+            pointer(q_norm),
+            pointer(k_norm),
+            eps,
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            k_cache.stride(0),
+            k_cache.stride(1),
+            k_cache.shape[2],
+            step.positions.data_ptr(),
+            step.slot_mapping.data_ptr(),
+            tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            torch.get_num_threads(),
         )
         return out
 
@@ -143,12 +170,26 @@ class CpuOps:
         assert q.dtype == k_cache.dtype
         out = torch.empty_like(q)
         self._paged_attention(
-            *(DTYPES[q.dtype], out.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-            *(k_cache.stride(0), k_cache.stride(1), block_size),
-            *(step.positions.data_ptr(), step.query_start.data_ptr(), step.context_lens.data_ptr()),
-            *(step.block_tables.data_ptr(), step.block_tables.stride(0), step.num_seqs),
-            *(num_heads, num_kv_heads, head_dim, scale),
-            *(NO_WINDOW if window is None else window, torch.get_num_threads()),
+            DTYPES[q.dtype],
+            out.data_ptr(),
+            q.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            k_cache.stride(0),
+            k_cache.stride(1),
+            block_size,
+            step.positions.data_ptr(),
+            step.query_start.data_ptr(),
+            step.context_lens.data_ptr(),
+            step.block_tables.data_ptr(),
+            step.block_tables.stride(0),
+            step.num_seqs,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale,
+            NO_WINDOW if window is None else window,
+            torch.get_num_threads(),
         )
         return out
 
@@ -159,8 +200,13 @@ class CpuOps:
         assert bitmasks.dtype == indices.dtype == torch.int32
         assert len(indices) == len(logits)
         self._apply_token_bitmask(
-            *(logits.data_ptr(), logits.stride(0), bitmasks.data_ptr(), bitmasks.shape[1]),
-            *(indices.contiguous().data_ptr(), *logits.shape, torch.get_num_threads()),
+            logits.data_ptr(),
+            logits.stride(0),
+            bitmasks.data_ptr(),
+            bitmasks.shape[1],
+            indices.contiguous().data_ptr(),
+            *logits.shape,
+            torch.get_num_threads(),
         )
 
 

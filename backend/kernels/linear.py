@@ -26,8 +26,8 @@ are cut into several tiles.
 
 TILE_BYTES = 64 << 20  # of a tile's result, at most: a large vocabulary has low tiles
 
-_ONE_TILE = 64  # rows
-_LOW = 16  # rows: without a tile as low as this one, a decode would be mostly padding
+_ONE_TILE_ROWS = 64
+_LOW_TILE_ROWS = 16  # without a tile as low as this one, a decode would be mostly padding
 _PROBE_SHAPE = (24, 40)
 _agreeing: dict[tuple[object, ...], tuple[int, ...]] = {}  # by shape, the heights whose kernels add in one order
 
@@ -60,7 +60,7 @@ class TiledLinear:
         key = (*weight.shape, weight.dtype, bias is None, torch.get_num_threads())
         if key not in _agreeing:
             _agreeing[key] = self._compile(heights, weight)
-        self.batch_invariant = _agreeing[key][0] <= _LOW
+        self.batch_invariant = _agreeing[key][0] <= _LOW_TILE_ROWS
         self.heights = _agreeing[key] if self.batch_invariant else heights
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class TiledLinear:
 def tiles(rows: int, heights: tuple[int, ...]) -> tuple[int, ...]:
     """Return the heights of tiles that hold `rows` rows together; the last may be higher than what is left for it."""
     found: list[int] = []
-    while rows > min(_ONE_TILE, heights[-1]):
+    while rows > min(_ONE_TILE_ROWS, heights[-1]):
         found.append(max(height for height in heights if height <= rows))
         rows -= found[-1]
     if rows or not found:

@@ -25,14 +25,28 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     # dtype, q_out, qkv, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, block_stride, head_stride, block_size,
     # positions, slot_mapping, tokens, num_heads, num_kv_heads, dim, threads
     "sluice_rope_and_store": (
-        *(c_int, *(c_void_p,) * 5, c_float, c_void_p, c_void_p),
-        *(*(c_int64,) * 3, c_void_p, c_void_p, *(c_int64,) * 4, c_int),
+        c_int,
+        *(c_void_p,) * 5,
+        c_float,
+        c_void_p,
+        c_void_p,
+        *(c_int64,) * 3,
+        c_void_p,
+        c_void_p,
+        *(c_int64,) * 4,
+        c_int,
     ),
     # dtype, out, q, k_cache, v_cache, block_stride, head_stride, block_size, positions, query_start, context_lens,
     # block_tables, table_width, num_seqs, num_heads, num_kv_heads, dim, scale, window, threads
     "sluice_paged_attention": (
-        *(c_int, *(c_void_p,) * 4, *(c_int64,) * 3, *(c_void_p,) * 4),
-        *(*(c_int64,) * 5, c_float, c_int64, c_int),
+        c_int,
+        *(c_void_p,) * 4,
+        *(c_int64,) * 3,
+        *(c_void_p,) * 4,
+        *(c_int64,) * 5,
+        c_float,
+        c_int64,
+        c_int,
     ),
     # logits, row_stride, bitmasks, words, indices, rows, vocab, threads
     "sluice_apply_token_bitmask": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int),
@@ -110,9 +124,13 @@ class _Layer(Structure):
 
 class _Stack(Structure):
     _fields_ = (
-        *(("layers", POINTER(_Layer)), ("final_norm", c_void_p), ("cos_sin", c_void_p)),
+        ("layers", POINTER(_Layer)),
+        ("final_norm", c_void_p),
+        ("cos_sin", c_void_p),
         *((name, c_int64) for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "dim")),
-        *(("eps", c_float), ("scale", c_float), ("dtype", c_int)),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("dtype", c_int),
     )
 
 
@@ -138,9 +156,17 @@ class NativeLayers:
         self._stack = stack  # whose tensors are pointed at
         self._layers = (_Layer * len(stack.layers))(*map(_layer, stack.layers))
         self._decoder = _Stack(
-            *(self._layers, stack.final_norm.data_ptr(), stack.cos_sin.data_ptr()),
-            *(len(stack.layers), stack.final_norm.numel(), stack.num_heads, stack.num_kv_heads, stack.head_dim),
-            *(stack.eps, stack.head_dim**-0.5, DTYPES[stack.final_norm.dtype]),
+            self._layers,
+            stack.final_norm.data_ptr(),
+            stack.cos_sin.data_ptr(),
+            len(stack.layers),
+            stack.final_norm.numel(),
+            stack.num_heads,
+            stack.num_kv_heads,
+            stack.head_dim,
+            stack.eps,
+            stack.head_dim**-0.5,
+            DTYPES[stack.final_norm.dtype],
         )
         self._of_decoder = byref(self._decoder)
 
@@ -153,9 +179,14 @@ class NativeLayers:
         scratch = torch.empty(self._scratch_bytes(self._of_decoder, tokens), dtype=torch.uint8)
         pool = _Pool(blocks.data_ptr(), *blocks.stride()[:4], blocks.shape[4])
         numbers = _Step(
-            *(step.positions.data_ptr(), step.slot_mapping.data_ptr(), step.query_start.data_ptr()),
-            *(step.context_lens.data_ptr(), step.block_tables.data_ptr()),
-            *(tokens, step.num_seqs, step.block_tables.stride(0)),
+            step.positions.data_ptr(),
+            step.slot_mapping.data_ptr(),
+            step.query_start.data_ptr(),
+            step.context_lens.data_ptr(),
+            step.block_tables.data_ptr(),
+            tokens,
+            step.num_seqs,
+            step.block_tables.stride(0),
         )
         pointers = (out.data_ptr(), residual.data_ptr(), scratch.data_ptr())
         self._run(self._of_decoder, byref(pool), byref(numbers), *pointers, torch.get_num_threads())

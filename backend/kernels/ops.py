@@ -12,8 +12,8 @@ class StepInputs:
     """The inputs of one step's ragged batch: T tokens of S sequences, each sequence's tokens contiguous and in order.
 
     A row of `block_tables` is valid for the blocks that `context_lens` needs; the rest is padding (0). A sequence
-    without tokens or context is padding, and so are tokens after those of the last sequence: whatever is computed for
-    them is theirs alone, and a negative slot stores nothing.
+    without tokens or context is padding, and so are tokens after those of the last sequence: their results affect no
+    other row, and a negative slot stores nothing.
     """
 
     token_ids: Tensor  # [T] int64
@@ -152,8 +152,8 @@ class Ops(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """True if a row's results, to the last bit, are its own: whatever rows stand beside it, however a sequence is
-        cut into steps, and however many threads compute. Of linears it speaks for those made so far.
+        """True if a row's results are the same to the last bit in every batch, for every cut of a sequence into steps
+        and any number of threads. Covers only the linears made so far.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 A program takes one chunk of one sequence's context for one KV head, whose query heads are the rows of its products.
 Chunks are sized on the device from the context lengths, so that they are about `CHUNKS_PER_MULTIPROCESSOR` for each
-multiprocessor whatever the mix of lengths: the launch depends on the number of sequences alone, and a CUDA graph can
+multiprocessor for every mix of lengths: the launch depends on the number of sequences alone, and a CUDA graph can
 hold it. A second kernel joins the chunks of the sequences that have several (Dao et al., 2023).
 """
 
@@ -231,9 +231,22 @@ def paged_decode(
     partial_lse = q.new_empty((max_chunks + num_seqs, num_heads), dtype=torch.float32)
     seen = NO_WINDOW if window is None else window
     _decode[num_kv_heads, max_chunks + num_seqs](
-        *(out, partial, partial_lse, q, kernel_view(k_cache), kernel_view(v_cache), context_lens, block_tables),
-        *(num_seqs, max_chunks, seen, block_tables.stride(0), k_cache.stride(0), k_cache.stride(1)),
-        *(scale * LOG2E * kv_scales[0], kv_scales[1]),
+        out,
+        partial,
+        partial_lse,
+        q,
+        kernel_view(k_cache),
+        kernel_view(v_cache),
+        context_lens,
+        block_tables,
+        num_seqs,
+        max_chunks,
+        seen,
+        block_tables.stride(0),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        scale * LOG2E * kv_scales[0],
+        kv_scales[1],
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
@@ -245,7 +258,13 @@ def paged_decode(
         **dependent_launch(q.device),
     )
     _join[num_seqs, num_heads](
-        *(out, partial, partial_lse, context_lens, num_seqs, max_chunks, seen),
+        out,
+        partial,
+        partial_lse,
+        context_lens,
+        num_seqs,
+        max_chunks,
+        seen,
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
         BLOCK_N=shape.keys,

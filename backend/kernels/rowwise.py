@@ -46,7 +46,11 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     size = x.shape[-1]
     block = triton.next_power_of_2(size)
     _rms_norm[(x.numel() // size,)](
-        *(out, x, x if residual is None else residual, weight, eps),
+        out,
+        x,
+        x if residual is None else residual,
+        weight,
+        eps,
         ADDS=residual is not None,
         SIZE=size,
         BLOCK=block,
@@ -80,6 +84,6 @@ def launch_silu_mul(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
     _silu_mul[rows, triton.cdiv(width, BLOCK)](
-        *(out, gate_up, width), BLOCK=BLOCK, num_warps=4, **dependent_launch(out.device)
+        out, gate_up, width, BLOCK=BLOCK, num_warps=4, **dependent_launch(out.device)
     )
     return out

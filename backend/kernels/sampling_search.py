@@ -8,7 +8,7 @@ the quotients are large, and what they are rounded by is no longer small beside 
 The bits of a cut-off are searched for as three digits (a radix select; Alabi et al., 2012). For each, the programs of a
 row add its logits to a histogram by that digit, in numbers and in mass, and the last of them to finish reads from it
 which digit the cut-off has. Top-p, which is of the mass that top-k leaves, begins from the first digit's histogram
-again: two searches take five reads, one takes three, whatever k, p and the logits are. Masses are counted in whole
+again: two searches take five reads, one takes three, for any k, p and logits. Masses are counted in whole
 units, so that the order in which programs add them changes nothing.
 """
 
@@ -306,7 +306,15 @@ def search(
     digits += [(BY_MASS, SECOND), (BY_MASS, THIRD)] if rows.some_top_p else []
     for kind, (shift, width) in digits:
         _count[grid](
-            *(logits, tile_largest, states, rows.temperature, rows.min_p, rows.top_k, rows.top_p, num_tiles, vocab),
+            logits,
+            tile_largest,
+            states,
+            rows.temperature,
+            rows.min_p,
+            rows.top_k,
+            rows.top_p,
+            num_tiles,
+            vocab,
             SEARCH=kind.value,
             SHIFT=shift,
             WIDTH=width,
@@ -315,7 +323,13 @@ def search(
             num_warps=4,
         )
     _weigh[grid](
-        *(logits, tile_largest, tile_mass, states, rows.temperature, num_tiles, vocab),
+        logits,
+        tile_largest,
+        tile_mass,
+        states,
+        rows.temperature,
+        num_tiles,
+        vocab,
         TILE=tile,
         TILES=tiles_of_program,
         num_warps=4,

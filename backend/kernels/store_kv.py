@@ -119,9 +119,20 @@ def launch_rope_and_store(
     normed = q_norm is not None and k_norm is not None
     block_g, block_half = triton.next_power_of_2(group), triton.next_power_of_2(head_dim // 2)
     _rope_and_store[tokens, num_kv_heads](
-        *(out, qkv, cos_sin, q_norm if normed else qkv, k_norm if normed else qkv),
-        *(kernel_view(k_cache), kernel_view(v_cache), step.positions, step.slot_mapping),
-        *(k_cache.stride(0), k_cache.stride(1), eps, 1 / kv_scales[0], 1 / kv_scales[1]),
+        out,
+        qkv,
+        cos_sin,
+        q_norm if normed else qkv,
+        k_norm if normed else qkv,
+        kernel_view(k_cache),
+        kernel_view(v_cache),
+        step.positions,
+        step.slot_mapping,
+        k_cache.stride(0),
+        k_cache.stride(1),
+        eps,
+        1 / kv_scales[0],
+        1 / kv_scales[1],
         NORMED=normed,
         GROUP=group,
         HALF=head_dim // 2,

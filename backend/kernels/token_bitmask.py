@@ -25,5 +25,5 @@ def launch_apply_token_bitmask(logits: Tensor, bitmasks: Tensor, indices: Tensor
     assert bitmasks.is_contiguous()
     rows, vocab = logits.shape
     _apply_token_bitmask[rows, triton.cdiv(vocab, BLOCK)](
-        *(logits, logits.stride(0), bitmasks, bitmasks.shape[1], indices, vocab), BLOCK=BLOCK, num_warps=4
+        logits, logits.stride(0), bitmasks, bitmasks.shape[1], indices, vocab, BLOCK=BLOCK, num_warps=4
     )

@@ -52,7 +52,7 @@ class TritonOps:
     ) -> Tensor:
         assert qkv.is_contiguous()
         return launch_rope_and_store(
-            *(qkv, num_heads, num_kv_heads, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, step, self._kv_scales)
+            qkv, num_heads, num_kv_heads, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, step, self._kv_scales
         )
 
     def paged_attention(

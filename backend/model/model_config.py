@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.errors import InvalidRequest, ModelLoadError
-from backend.json_file import MOST, JsonFile
+from backend.json_file import MAX_COUNT, JsonFile
 from backend.model.shards import Shards
 from backend.sampling_params import SamplingParams
 
@@ -191,10 +191,10 @@ def _check_whole(file: JsonFile, config: ModelConfig) -> None:
             f"{file.path}: eos_token_id {beyond[0]} lies outside the vocabulary of {config.vocab_size} tokens; "
             f"correct it here or in generation_config.json"
         )
-    if config.max_position >= MOST:
+    if config.max_position >= MAX_COUNT:
         raise ModelLoadError(
             f"{file.path}: its rope scaling makes a context of {config.max_position:.3g} positions; fewer than "
-            f"{MOST:,} are expected: correct its factor"
+            f"{MAX_COUNT:,} are expected: correct its factor"
         )
 
 
@@ -332,10 +332,10 @@ _KEYS = ("repetition_penalty",)  # of greedy tokens too
 
 
 def read_sampling_defaults(directory: Path) -> dict[str, Any]:
-    """Return values for what a request leaves unsaid, as fields of `SamplingParams`; empty where the file says nothing.
+    """Return the model's defaults for fields of `SamplingParams`; empty where the file says nothing.
 
-    `do_sample: false` makes greedy the default, whatever is said of drawing. Raises `ModelLoadError` for values that
-    nobody may ask for.
+    `do_sample: false` makes greedy the default and overrides the other fields. Raises `ModelLoadError` for values that
+    no request may have.
     """
     path = directory / "generation_config.json"
     if not path.exists():

@@ -35,9 +35,9 @@ class TensorInfo:
 class Shards:
     """One model.safetensors, or the shards that model.safetensors.index.json lists.
 
-    Making one reads every header, so that whatever is missing, truncated or contradictory is found before any
-    tensor is read. ModelLoadError names the file. Tensors have the names that they have in a causal language model:
-    those of a base model that was saved by itself get the prefix that they lack.
+    The constructor reads every header, so that a missing, truncated or contradictory file is found before any tensor
+    is read. ModelLoadError names the file. Tensors have the names of a causal language model: tensors of a base model
+    that was saved by itself get the prefix that they lack.
     """
 
     def __init__(self, directory: Path) -> None:

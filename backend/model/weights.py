@@ -117,7 +117,7 @@ def load_weights(
 def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device: torch.device = _CPU) -> Weights:
     """Return weights as transformers initialises them: matrices of standard deviation 0.02, norms 1, biases 0.
 
-    A CPU draws the same numbers whatever the dtype; another device draws its own, in place.
+    A CPU draws the same numbers for every dtype; another device draws its own, in place.
     """
     generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device)

@@ -1,9 +1,9 @@
-"""Names blocks of KV memory by what they hold: a chain of hashes over tokens, from a root that says who may share them.
+"""Names KV blocks by their content: a chain of hashes over tokens, from a root that identifies the sharing scope.
 
 The digest of a block is BLAKE2b (RFC 7693) of 16 bytes, over that of the block before it and its own token ids. The
-root is keyed with a secret of the deployment, over all else that keys and values depend on, so that nobody outside can
-search for two prompts of one name; and over the salt of whoever may share, so that a tenant finds what it computed
-itself and nothing of others (CVE-2025-46570: the time to a first token told which prefixes other users had cached).
+root is keyed with a secret of the deployment, over all else that keys and values depend on, so that an attacker cannot
+search for two prompts of one name; and over the salt of the tenant or group, so that a tenant finds its own blocks
+and none of others' (CVE-2025-46570: the time to a first token told which prefixes other users had cached).
 """
 
 from array import array
@@ -32,7 +32,7 @@ class BlockName:
 
 
 class HashedName(BlockName):
-    """A name that remembers its digest, from which that of the next block follows, and is known while anybody uses it.
+    """A name with its digest, from which the next block's digest follows; it is known while it is in use.
 
     A `WeakValueDictionary` would do the same, and take as long again as hashing the block.
     """
@@ -59,7 +59,7 @@ class Tokens(Protocol):
 
 
 class BlockNames:
-    """Gives every content one name, for as long as anybody uses it: a cached block, or a sequence that may find it."""
+    """Gives every content one name, while a cached block or a sequence uses it."""
 
     def __init__(self, secret: bytes, block_size: int, context: Iterable[str] = ()) -> None:
         """`secret` has at most 64 bytes. `context` is what keys and values depend on beside tokens: the model and its
@@ -82,7 +82,7 @@ class BlockNames:
     def name(self, sequence: Tokens, num_blocks: int) -> None:
         """Name the sequence's first blocks, whose tokens are all known; those that have names keep them.
 
-        O(blocks that are named), some 3 µs each: whoever has a long prompt does it a part at a time.
+        O(blocks that are named), some 3 µs each: a long prompt is to be named in parts.
         """
         names, size = sequence.block_names, self._block_size
         if not sequence.cache_root or len(names) >= num_blocks:

@@ -18,7 +18,7 @@ class BlockPool(Protocol):
     def num_free(self) -> int: ...
 
     def allocate(self, count: int) -> list[int] | None:
-        """Return `count` blocks, or None when so many are not free."""
+        """Return `count` blocks, or None when fewer are free."""
         ...
 
     def release(self, blocks: list[int]) -> None:

@@ -10,11 +10,11 @@ from sys import maxsize
 from backend.paged_kv.block_names import BlockName
 
 UNPLANNED = maxsize  # the step of a copy that no step carries out yet
-STALE = 8  # times that the pool was filled anew since a block was used: then it gives way, whoever else has more
+STALE_POOL_FILLS = 8  # after which an unused block is evicted before others, also of tenants that hold more
 
 
 class HostBlock:
-    """A block in host memory. What was copied to it is there for all copies that the same step or a later one makes."""
+    """A block in host memory; copies of the same step and of later ones can read its content."""
 
     __slots__ = ("block", "name", "read", "tenant", "used", "written")
 
@@ -28,9 +28,9 @@ class HostBlock:
 
 
 class HostPool:
-    """Host blocks by their names. Whose tenant has the most of them beyond its floor gives way first, the least
-    recently used of its blocks; so a tenant's flood drives out its own. What nobody has asked for in a long time gives
-    way before, down to its tenant's floor: those who come no more would keep their share for ever.
+    """Host blocks by their names. The victim is the tenant furthest above its floor, by its least recently used block,
+    so that a flood evicts the flooding tenant's own blocks. Stale blocks are evicted before, down to their tenant's
+    floor, because a tenant that left would otherwise keep its share for ever.
 
     Storing a block and asking for one are O(1), but where a tenant's last block goes: then tenants are looked at by how
     many blocks they have.
@@ -56,7 +56,7 @@ class HostPool:
         return self._by_name.get(name)
 
     def limit(self, tenant: str, floor: int) -> None:
-        """Let the tenant keep so many blocks whatever others need. All floors together fit the pool."""
+        """Never evict the tenant's last `floor` blocks for others. All floors together fit the pool."""
         self._leave_excess(tenant)
         self._floors.pop(tenant, None)
         if floor:
@@ -98,7 +98,7 @@ class HostPool:
         oldest = next(iter(self._by_name.values()), None)
         if oldest is None:
             return None
-        is_stale = self._stored - oldest.used > STALE * self.num_blocks
+        is_stale = self._stored - oldest.used > STALE_POOL_FILLS * self.num_blocks
         if is_stale and (oldest.tenant == tenant or self._excess(oldest.tenant) > 0):
             return oldest
         largest = tenant if self._excess(tenant) >= self._most else next(iter(self._by_excess[self._most]))

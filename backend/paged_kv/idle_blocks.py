@@ -1,12 +1,12 @@
-"""The idle blocks of one tenant, in the order in which they are given up.
+"""The idle blocks of one tenant, in the order of eviction.
 
-What one holder left is a chain: it comes back whole, when the next turn of a conversation does, or not at all. Of a
-tenant's chains the one of least worth goes first, its last block before those that it follows on. What several
-conversations begin with lives as long as any that follows on it.
+The blocks that one holder left are a chain: the next turn of a conversation reuses all of it, or none. The tenant's
+chain of least worth is evicted first, its last block before its earlier ones. A beginning that several conversations
+share stays as long as any chain that follows on it.
 
-Who gives way is not decided here, and not by any worth: blocks have stamps of when they were left, and giving one up
-takes the tenant's oldest stamp, whichever block it is. So a tenant has as many idle blocks, and as old ones, as if the
-least recently used had gone, and what is said of its own blocks is nothing to others.
+The victim among tenants is not chosen here, nor by worth: blocks have stamps of when they were left, and an eviction
+takes the tenant's oldest stamp, for any block. So a tenant has idle blocks of the same number and age as under least
+recently used, and hints about its own blocks do not affect other tenants.
 """
 
 from collections import OrderedDict, deque
@@ -16,8 +16,8 @@ from sys import maxsize
 from typing import Generic, Protocol, TypeVar
 
 PLAIN, WANTED, COMMON = 0, -1, -2
-"""The kinds of chains of which nothing was said, of what was preempted and comes back for certain, and of what several
-share. Those above 0 are for whoever knows more, who gives chains that are expected back at like times one kind."""
+"""Kinds of chains: without a hint, of a preempted sequence that will come back, and shared by several. Kinds above 0
+are the caller's, one for chains that are expected back at similar times."""
 
 
 class Block(Protocol):
@@ -29,7 +29,7 @@ class Block(Protocol):
 
 
 class IdleChain:
-    """The blocks that one holder left at a time, those that nobody has taken since."""
+    """The blocks that one holder left at a time and that no sequence has taken since."""
 
     __slots__ = ("blocks", "expects", "is_held", "kind", "left_at", "num_stamps", "since", "tenant")
 
@@ -116,7 +116,7 @@ class IdleBlocks(Generic[B]):
         self._chains.setdefault(kind, OrderedDict())[chain] = None
 
     def give_up(self, most: int, since: int) -> list[B]:
-        """Take out the blocks of least worth: at least one and at most so many, and none for a stamp younger than
+        """Take out the blocks of least worth: at least one and at most `most`, and none for a stamp younger than
         `since`; 0: any.
         """
         left = most
@@ -164,7 +164,7 @@ class IdleBlocks(Generic[B]):
             assert shared is not None and self._worth is not None
             oldest = next(iter(self._left), None)
             if oldest is None or (shared.since < oldest.since and self._worth(COMMON, shared) < least):
-                return None  # nobody follows on it: whoever does was left with it, or before
+                return None  # no chain follows on it: its followers were left with it or before
         return chosen
 
     def _forget(self, chain: IdleChain) -> None:
@@ -180,7 +180,7 @@ class IdleBlocks(Generic[B]):
             self._giving_way = None
 
     def _unstamp(self, chain: IdleChain, most: int) -> int:
-        """Take stamps of a chain, at most so many; returns their number."""
+        """Remove at most `most` stamps of a chain; return their number."""
         count = min(most, chain.num_stamps)
         chain.num_stamps -= count
         while self._stamps and not self._stamps[0].num_stamps:

@@ -1,22 +1,22 @@
-"""What is kept of the idle blocks, on the accounts of the tenants that it is kept for, and for how long."""
+"""Accounts of idle blocks that floors and pins keep: block-seconds by tenant."""
 
 from collections import Counter
 
 
 class KeptAccounts:
-    """Counts idle blocks that are kept whatever others need, by the tenants whose floor or pin keeps them.
+    """Counts unevictable idle blocks by the tenants whose floor or pin keeps them.
 
     A block that two tenants have pinned is on the account of both.
     """
 
     def __init__(self) -> None:
-        self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
+        self.now = 0.0  # seconds of the engine's clock, set by the owner of the clock
         self._blocks: dict[str, int] = {}
         self._block_seconds: dict[str, float] = {}  # until `_since`
         self._since: dict[str, float] = {}
 
     def add(self, tenant: str, blocks: int) -> None:
-        """Keep so many blocks more for the tenant, or fewer, from now on."""
+        """From now on keep `blocks` more for the tenant; negative: fewer."""
         before = self._blocks.get(tenant, 0)
         if before:
             self._block_seconds[tenant] = self.block_seconds(tenant, self.now)

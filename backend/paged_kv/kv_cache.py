@@ -1,4 +1,4 @@
-"""The KV pool as tensors, and what a block costs in bytes."""
+"""The KV pool as tensors, and the bytes of a block."""
 
 import math
 import mmap

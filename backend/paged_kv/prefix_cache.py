@@ -1,10 +1,9 @@
-"""The prefix cache keeps full blocks of KV memory by what they hold, so that who begins with the same tokens shares
-them.
+"""The prefix cache keeps full KV blocks by the hash of their content; prompts with the same first tokens share them.
 
-A block's name stands for its tokens, all tokens before them, and whatever else its keys and values depend on (the chain
-of hashes in `block_names`). A block that has a name is full, and nobody writes to it again. Those who hold it are
-counted; one that nobody holds is idle, and its memory is anybody's: the tenant whose idle blocks were used the longest
-ago gives way (by which of its own is said in `idle_blocks`), up to what its floor keeps. Those that are pinned stay.
+A block's name stands for its tokens, all tokens before them, and all else that its keys and values depend on (the chain
+of hashes in `block_names`). A named block is full and is not written again. Its holders are counted; a block without
+holders is idle and evictable. The victim is the tenant whose idle blocks were used the longest ago, down to its floor;
+`idle_blocks` chooses among the tenant's blocks. Pinned blocks are never evicted.
 """
 
 from collections import Counter
@@ -20,7 +19,7 @@ from backend.paged_kv.kept_accounts import KeptAccounts
 
 
 class Holder(Hashable, Protocol):
-    """Whoever may hold a block."""
+    """A holder of blocks: a sequence, for the scheduler."""
 
     @property
     def tenant(self) -> str: ...
@@ -33,13 +32,22 @@ class CachedBlock(Generic[H]):
     """A full block that has a name. Its contents are there once the step that computes them is done."""
 
     __slots__ = (
-        *("block", "chain", "holders", "is_common", "is_copied", "is_wanted", "name", "pinned_for", "step", "tenant"),
+        "block",
+        "chain",
+        "holders",
+        "is_common",
+        "is_copied",
+        "is_wanted",
+        "name",
+        "pinned_for",
+        "step",
+        "tenant",
     )
 
     def __init__(self, name: BlockName, block: int, step: int, holder: H, is_copied: bool = False) -> None:
-        self.name: BlockName | None = name  # None: what it holds cannot be trusted, and nobody finds it any more
+        self.name: BlockName | None = name  # None: its content cannot be trusted and is not found any more
         self.block = block
-        self.step = step  # that computes its last token: whatever is launched behind that step may read it
+        self.step = step  # that computes its last token: work launched behind that step may read it
         self.is_copied = is_copied  # from host memory, by that step, and not computed by its first holder
         self.is_wanted = False  # idle, and its last holder was preempted: it will come back for it
         self.holders: dict[H, None] = {holder: None}  # in the order in which they came
@@ -144,7 +152,7 @@ class PrefixCache(Generic[H]):
         return self._by_block.get(block)
 
     def limit(self, tenant: str, floor: int, ceiling: int | None) -> None:
-        """Keep so many idle blocks of the tenant whatever others need, and at most `ceiling`; None: any number."""
+        """Never evict the tenant's last `floor` idle blocks for others; keep at most `ceiling`, None: any number."""
         idle = self.num_idle_of(tenant)
         self._keep(tenant, min(floor, idle) - min(self._floors.get(tenant, 0), idle))
         self.num_floor_blocks += floor - self._floors.pop(tenant, 0)
@@ -266,7 +274,7 @@ class PrefixCache(Generic[H]):
         return evicted
 
     def pin(self, cached: CachedBlock[H]) -> None:
-        """Keep an idle block whatever others need; `pinned_for` says for whom."""
+        """Make an idle block unevictable; `pinned_for` says for which tenants."""
         self._leave_idle(cached)
         self.num_pinned += 1
 
@@ -321,8 +329,9 @@ class PrefixCache(Generic[H]):
             self._evict_first(tenant, excess)
 
     def _evict_first(self, tenant: str, count: int, since: int = 0) -> int:
-        """Give up idle blocks of a tenant, at least one and at most so many, while some were used before `since`; 0:
-        any. Returns their number.
+        """Evict idle blocks of a tenant that were used before `since` (0: any), at least one and at most `count`.
+
+        Returns their number.
         """
         idle = self._idle[tenant]
         floor, before, blocks = self._floors.get(tenant, 0), len(idle), list[int]()
@@ -367,7 +376,7 @@ class PrefixCache(Generic[H]):
             del self._idle[cached.tenant]
 
     def _keep(self, tenant: str, blocks: int) -> None:
-        """Note that the tenant's floor keeps so many idle blocks more, or fewer."""
+        """Note that the tenant's floor keeps `blocks` more idle blocks; negative: fewer."""
         if blocks:
             self._num_kept += blocks
             self.kept.add(tenant, blocks)

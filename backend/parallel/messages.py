@@ -21,7 +21,7 @@ _OF_SEQUENCE = [field.name for field in fields(NewSequence)]
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """What a rank has to know to load its part of a model. It is the first that it is told."""
+    """The first message to a rank: how to load its part of the model."""
 
     rank: int
     size: int

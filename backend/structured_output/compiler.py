@@ -1,9 +1,9 @@
-"""Has grammars compiled before the sequences that ask for them are queued, within what each owner may take of it.
+"""Has grammars compiled before their sequences are queued, within each owner's bounds.
 
-What nobody has seen yet is compiled in a process that is killed when it takes too long, and then once more in the one
-that will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, its keys in turns,
-and what it has compiled is kept for it, and for nobody else, up to a number of bytes: how soon an answer begins tells
-nobody what others ask for.
+A new grammar is compiled in a process that is killed when it takes too long, and then once more in the process that
+will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, its keys in turns, and
+its compiled grammars are cached for it alone, up to a number of bytes: the latency of an answer does not reveal other
+owners' grammars.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from backend.structured_output.processes import ForkedProcess, GrammarProcesses,
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 32  # of a key's, behind the one that is compiled
-KEY_SHARE = 0.5  # of what an owner's may take, that one key's may whatever its other keys use
+MAX_WAITING_PER_KEY = 32  # grammars behind the one that is compiled
+KEY_SHARE = 0.5  # of its owner's bound, which one key's grammars may take even while other keys use theirs
 WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
 NO_ANSWER = "answers cannot be constrained at present: grammar processes do not answer"
 
 
 class TooManyGrammars(Exception):
-    """The key has too many grammars waiting to be compiled, or too much compiled for what it runs at present."""
+    """The key has too many grammars waiting to be compiled, or in use."""
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class GrammarCompiler:
     def start(self) -> None:
         """Have the processes start that the first grammar needs, which takes seconds where the vocabulary is large.
 
-        What is wrong with it is logged, and told whoever asks for a grammar.
+        A failure is logged, and told to every request that asks for a grammar.
         """
         self._threads.submit(self.processes.matching, 0).add_done_callback(_log_failure)
 
@@ -185,8 +185,8 @@ class GrammarCompiler:
         if (found := self._find(grammar)) is not None:
             return self._use(found, key)
         whose = grammar.owner, key
-        if self._waiting[whose] > MOST_WAITING:
-            raise TooManyGrammars(f"{MOST_WAITING} grammars wait to be compiled, which is the most that may")
+        if self._waiting[whose] > MAX_WAITING_PER_KEY:
+            raise TooManyGrammars(f"{MAX_WAITING_PER_KEY} grammars wait to be compiled, which is the most that may")
         self._waiting[whose] += 1
         try:
             # a key has one of its grammars wait for its owner's turn, so that its owner's keys take turns

@@ -1,15 +1,15 @@
-"""What crosses between the engine and its grammar processes: frames over Unix sockets, and the answers to steps.
+"""The messages between the engine and its grammar processes: frames over Unix sockets, and the answers to steps.
 
-A frame is a length, then bytes. What a step asks for is not sent: it is numbers in the memory that all share (see
-`SharedLayout`), so that nobody encodes or copies for each token more than it must:
+A frame is a length, then bytes. A step's question is not sent: it is numbers in shared memory (see `SharedLayout`),
+which spares encoding and copies for each token:
 
     [number of the question, number of slots that are new, number of rows, then for each new slot: slot, 4 numbers of
     its grammar's key, 1 where forced tokens are of use; then for each row: its place in the step, slot, start, length,
     1 if the last token is the newest that its slot has sampled]
 
-A row has the mask of its slot filled, for the token that follows an output of this length. Of an output, what is before
-`start` is as it was when it was last asked about. A negative number says that a question is being written. What is
-answered of all rows together is sent (`StepAnswer`), the rest is in that memory.
+A row has the mask of its slot filled, for the token that follows an output of this length. The tokens of an output
+before `start` are unchanged since its last question. A negative number marks a question that is being written. The
+answer for all rows together is sent (`StepAnswer`), the rest is in shared memory.
 """
 
 import socket
@@ -23,7 +23,7 @@ NEW_SLOT_INTS = KEY_INTS + 2
 ROW_INTS = 5
 _LENGTH = struct.Struct("<I")
 _ANSWER = struct.Struct("=iii")
-MOST_BYTES = 1 << 28  # of a frame
+MAX_FRAME_BYTES = 1 << 28  # of a frame
 
 
 class RowStatus(IntEnum):
@@ -53,7 +53,7 @@ def receive_frame(link: socket.socket) -> bytes:
     longer than its timeout.
     """
     (length,) = _LENGTH.unpack(_receive(link, _LENGTH.size))
-    if length > MOST_BYTES:
+    if length > MAX_FRAME_BYTES:
         raise OSError(f"a frame of {length} bytes")
     return _receive(link, length)
 

@@ -1,8 +1,8 @@
 """A grammar process: started by `GrammarProcesses`, it holds the vocabulary as llguidance has it, and forks others.
 
-Making that takes seconds for a large vocabulary, a fork some milliseconds: so those that compile what nobody has seen
-yet, and those that match, can be killed at any time. The process itself only forks, and ends with its link; the others
-end with it.
+Loading a large vocabulary takes seconds, a fork some milliseconds: so the processes that compile new grammars, and
+the processes that match, can be killed at any time. This process only forks, and ends with its link; its forks end with
+it.
 """
 
 import ctypes
@@ -38,10 +38,10 @@ from backend.structured_output.frames import (
     send_frame,
 )
 from backend.structured_output.matching import SlotMatcher
-from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup, StructuredOutputOptions
+from backend.structured_output.process_setup import MAX_FORCED_TOKENS, ProcessSetup, StructuredOutputOptions
 
-NICE = 10  # of a process that compiles: those that generate go first, and it still goes on
-TICK = 0.01  # seconds in which the clock of a process may stand still
+COMPILE_NICENESS = 10  # of a process that compiles: those that generate go first, and it still goes on
+CLOCK_TICK_SECONDS = 0.01  # in which the clock of a process may stand still
 _PR_SET_PDEATHSIG = 1
 _KEY_BYTES = 4 * KEY_INTS
 
@@ -120,7 +120,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 class _HeapUse(ctypes.Structure):
-    """The `struct mallinfo2` of glibc: what a process has allocated."""
+    """The `struct mallinfo2` of glibc: the allocated bytes of a process."""
 
     _names = "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in _names]
@@ -140,7 +140,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
     """Compile one grammar after the other, to say whether and at what cost. The process is killed where one takes more
     than it may.
     """
-    os.nice(NICE)
+    os.nice(COMPILE_NICENESS)
     _interrupt_nobody()
     _limit_memory(setup.options.compile_bytes)
     mask = ctypes.create_string_buffer(4 * setup.layout.num_words)
@@ -158,7 +158,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
             error, is_too_complex = str(invalid), invalid.is_too_complex
         signal.setitimer(signal.ITIMER_PROF, 0)
         seconds, num_bytes = time.process_time() - began, max(0, _heap_bytes() - before)
-        seconds = seconds or min(time.perf_counter() - began_at, TICK)
+        seconds = seconds or min(time.perf_counter() - began_at, CLOCK_TICK_SECONDS)
         del matcher
         answer = {
             "error": error,
@@ -183,7 +183,7 @@ class _Slot(NamedTuple):
 
 
 class _Matching:
-    """A process that matches: one thread answers steps, another compiles what was found fit for it.
+    """A matching process: one thread answers steps, another compiles grammars that were found valid.
 
     Compiling gives the interpreter free, so that steps are answered meanwhile.
     """
@@ -290,10 +290,10 @@ class _Matching:
             if self._bytes[begin:end] == self._none:
                 status = RowStatus.NOTHING
         words[layout.statuses + slot] = status
-        count = min(len(forced), MOST_FORCED) if known.may_jump else 0
+        count = min(len(forced), MAX_FORCED_TOKENS) if known.may_jump else 0
         words[layout.num_forced + slot] = count
         if count > 1:
-            place = layout.forced + slot * MOST_FORCED
+            place = layout.forced + slot * MAX_FORCED_TOKENS
             words[place : place + count] = array("i", forced[:count])
         return status, count
 

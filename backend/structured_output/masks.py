@@ -1,8 +1,8 @@
 """The device's side of constrained rows: asks the processes that match for a step's masks, and takes them over.
 
-Whoever matches can fail: it is killed when it takes too long, or ends when it takes too much memory. Then the row that
-it was working on ends, and the others' matchers are made again in its successor from the outputs so far, which are in
-memory that all share. What a step's rows have in common crosses in a few numbers, because the device waits for it.
+A matching process can fail: it is killed when it takes too long, or ends when it takes too much memory. Then the row
+that it was working on ends, and the other rows' matchers are made again in its successor from the outputs so far, which
+are in memory that all processes share. A step's request crosses in a few numbers, because the device waits for it.
 """
 
 import logging
@@ -22,7 +22,7 @@ from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 from backend.structured_output.frames import RowStatus, StepAnswer, receive_answer
-from backend.structured_output.process_setup import MOST_FORCED, ProcessSetup
+from backend.structured_output.process_setup import MAX_FORCED_TOKENS, ProcessSetup
 from backend.structured_output.processes import GrammarProcesses, MatchingProcess, NoGrammarProcess
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class _Shared:
         self.nanoseconds = words[: layout.masks].view(np.int64)
         self.masks = torch.from_numpy(words[layout.masks : layout.newest].reshape(seqs, -1))
         self.newest, self.statuses, self.num_forced = words[layout.newest : layout.forced].reshape(3, seqs)
-        self.forced = words[layout.forced : layout.working_on].reshape(seqs, MOST_FORCED)
+        self.forced = words[layout.forced : layout.working_on].reshape(seqs, MAX_FORCED_TOKENS)
         self.working_on = words[layout.working_on : layout.questions]
         self.questions = words[layout.questions : layout.outputs].reshape(-1, layout.question_ints)
         self.outputs = words[layout.outputs :].reshape(seqs, -1)
@@ -210,7 +210,7 @@ class TokenMasks:
         asked.extend(chain.from_iterable(rows))
         self._new.difference_update(new)
         question = self._shared.questions[index]
-        question[0] = -1  # whoever reads it may still be at the one before, for which nobody has waited
+        question[0] = -1  # the process may still read the question before, whose answer nobody awaited
         question[1 : len(asked) + 1] = asked
         question[0] = self._number
         with suppress(OSError):

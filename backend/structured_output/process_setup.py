@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from backend.structured_output.frames import HEAD_INTS, NEW_SLOT_INTS, ROW_INTS
 
-MOST_FORCED = 64  # tokens that are told to be forced at a time
+MAX_FORCED_TOKENS = 64  # that are told to be forced at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class StructuredOutputOptions:
 class SharedLayout:
     """The memory that all share: where each part begins, in words of 32 bits. Most have an entry for each slot.
 
-    The engine writes questions, outputs and newest tokens; who matches writes the rest before it answers, and keeps the
-    newest tokens in the outputs. Pages that nobody has written to take no memory.
+    The engine writes questions, outputs and newest tokens; the matching process writes the rest before it answers, and
+    keeps the newest tokens in the outputs. Unwritten pages take no memory.
     """
 
     def __init__(self, num_seqs: int, max_model_len: int, num_words: int, num_processes: int) -> None:
@@ -34,7 +34,7 @@ class SharedLayout:
         self.statuses = self.newest + num_seqs  # [slots], of `RowStatus`
         self.num_forced = self.statuses + num_seqs  # [slots]
         self.forced = self.num_forced + num_seqs  # [slots, MOST_FORCED], tokens that the grammar forces next
-        self.working_on = self.forced + num_seqs * MOST_FORCED  # [processes], the slot that each works on, or -1
+        self.working_on = self.forced + num_seqs * MAX_FORCED_TOKENS  # [processes], the slot that each works on, or -1
         self.question_ints = HEAD_INTS + num_seqs * (NEW_SLOT_INTS + ROW_INTS)  # at most
         self.questions = self.working_on + num_processes  # [processes, question_ints], what each is asked, see `frames`
         self.outputs = self.questions + num_processes * self.question_ints  # [slots, max_model_len], tokens
@@ -43,7 +43,7 @@ class SharedLayout:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSetup:
-    """Says what a grammar process has to know, as its first frame in JSON."""
+    """The first frame to a grammar process, in JSON."""
 
     tokenizer_path: str
     vocab_size: int

@@ -60,8 +60,8 @@ class ForkedProcess:
 class MatchingProcess(ForkedProcess):
     """A process that matches. One thread asks for steps; any may have grammars compiled, one at a time.
 
-    It waits for a step at an eventfd. Who is woken by a socket is expected to go on where the other leaves off, on its
-    processor, and so would interrupt the step whose masks it is to fill meanwhile.
+    It waits for a step at an eventfd. Linux wakes a socket's reader on the writer's processor, where it would interrupt
+    the step whose masks it is to fill meanwhile.
     """
 
     def __init__(self, pid: int, links: list[socket.socket], doorbell: int) -> None:
@@ -80,7 +80,7 @@ class MatchingProcess(ForkedProcess):
         os.close(self._doorbell)
 
     def compile(self, grammar: Grammar) -> None:
-        """Have it compile a grammar that was found fit for it, beside whatever steps ask for.
+        """Have the process compile a grammar that was found valid, beside the masks that steps ask for.
 
         Raises `GrammarInvalid`, and `EOFError` or `OSError` where the process is gone.
         """
@@ -99,7 +99,7 @@ class MatchingProcess(ForkedProcess):
 class GrammarProcesses:
     """Owns the processes of one engine; every method may be called by any thread, and blocks.
 
-    They are started when one is first asked for. Whoever finds one gone asks for another in its place.
+    They are started when one is first asked for. A caller that finds one gone asks for another in its place.
     """
 
     def __init__(self, setup: ProcessSetup) -> None:

@@ -31,13 +31,13 @@ from backend.errors import InvalidRequest, ModelLoadError
 from backend.text.control_tokens import PLAIN, ControlTokens, Marking
 
 Message = Mapping[str, Any]
-MAX_SOURCE = 2**20  # characters; the longest templates in use have some 20,000
+MAX_SOURCE_CHARS = 2**20  # the longest templates in use have some 20,000
 CPU_SECONDS = 0.5  # of one rendering: 2,048 messages take 20 ms
 MAX_CHARACTERS = 2**24  # of one value, and of all output: four times what the largest body can hold
-MAX_NUMBER = 10**6  # as an argument: a width, a count or an indentation
+MAX_ARGUMENT = 10**6  # as an argument: a width, a count or an indentation
 MAX_BITS = 4096  # of an integer
-LOOK_EVERY = 64  # steps, between two looks at the clock
-SHORT = 4096  # characters or items, that cost no time
+STEPS_PER_CLOCK_CHECK = 64  # steps, between two looks at the clock
+CHEAP_LENGTH = 4096  # characters or items, that cost no time
 _SEQUENCES = (str, bytes, list, tuple)
 T = TypeVar("T")
 _WIDTH = re.compile(r"[%{][^%{}]{0,40}\d{7,}")  # in a format, as in "%10000000d"
@@ -111,7 +111,7 @@ class ChatTemplate:
             if control.count(text) != control.count(neutral):
                 raise TemplateError("a text in them spells a control token of the model: leave it out")
             return text
-        except Exception as exc:  # a template is code of its own: it can raise whatever Python can
+        except Exception as exc:  # a template is a program: it can raise any of Python's exceptions
             reason = control.plain(_reason(exc)) if control else _reason(exc)
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", "messages") from exc
 
@@ -124,7 +124,7 @@ class ChatTemplate:
         return template
 
     def _try_out(self, origin: str) -> None:
-        """Refuse a template that fails on a greeting. Whatever else it says against one may be its rule."""
+        """Refuse a template that overruns on a greeting. Its other errors may be its own rules about messages."""
         try:
             self._rendered(self._template, _GREETING, True, {})
         except TemplateOverrun as exc:
@@ -185,8 +185,8 @@ def _reason(exc: Exception) -> str:
 
 
 def _bounded(source: str) -> str:
-    if len(source) > MAX_SOURCE:
-        raise ValueError(f"it has {len(source):,} characters, at most {MAX_SOURCE:,} are read")
+    if len(source) > MAX_SOURCE_CHARS:
+        raise ValueError(f"it has {len(source):,} characters, at most {MAX_SOURCE_CHARS:,} are read")
     return source
 
 
@@ -271,7 +271,7 @@ class Guard(threading.local):
     def step(self) -> None:
         """Raises `TemplateOverrun` when the time is over."""
         self.steps += 1
-        if not self.steps % LOOK_EVERY and time.thread_time() > self.deadline:
+        if not self.steps % STEPS_PER_CLOCK_CHECK and time.thread_time() > self.deadline:
             raise TemplateOverrun(f"it takes more than {CPU_SECONDS:g} s of CPU")
 
     def loop(self, iterable: Iterable[Any]) -> Iterator[Any]:
@@ -295,7 +295,7 @@ class Guard(threading.local):
 
     def grown(self, value: T) -> T:
         """Return the same value, which may be longer than those it was made of."""
-        if isinstance(value, _SEQUENCES) and len(value) > SHORT:
+        if isinstance(value, _SEQUENCES) and len(value) > CHEAP_LENGTH:
             self.step()
             _check_size(len(value))
         return value
@@ -391,8 +391,8 @@ def _check_size(size: int) -> None:
 
 def _check_call(name: str, value: Any, *args: Any) -> None:
     """Check a filter of a value, or a method of it: none may pad, repeat, format or replace beyond all measure."""
-    if name in _SIZED and any(isinstance(arg, int) and arg > MAX_NUMBER for arg in args):
-        raise TemplateOverrun(f"it asks {name} for more than {MAX_NUMBER:,} of something")
+    if name in _SIZED and any(isinstance(arg, int) and arg > MAX_ARGUMENT for arg in args):
+        raise TemplateOverrun(f"it asks {name} for more than {MAX_ARGUMENT:,} of something")
     if name in {"format", "format_map"} and isinstance(value, str):
         _check_format(value)
     if name == "replace" and len(args) > 1 and all(isinstance(text, str) for text in (value, *args[:2])):

@@ -1,9 +1,9 @@
-"""The control tokens of a prompt are its chat template's alone: what a request says is text, whatever it spells.
+"""The control tokens of a prompt are its chat template's alone: all content of a request is text.
 
 While a template is rendered, the control tokens in its own texts are written in lone surrogates, their twins. No text
-of a request has one, since JSON's strings are Unicode; and a twin stands for one character, so that a template does
-with texts what it always does. Each character of the rendered prompt then tells who has written it, and a control token
-that is not the template's is cut in two before it is encoded.
+of a request has one, since JSON's strings are Unicode; and a twin stands for one character, so that a template's text
+operations are unchanged. Each character of the rendered prompt then shows its author, and a control token that is not
+the template's is cut in two before it is encoded.
 """
 
 import re

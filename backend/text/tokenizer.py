@@ -23,7 +23,7 @@ from backend.text.token_bytes import TokenBytes, byte_decoding
 INLINE_CHARS = 2048  # encoded on the calling thread in well under a millisecond; longer texts go to the pool
 _ENCODE_THREADS = 2
 _NORMALIZED_CHARS = 4  # most characters that a normalizer makes one of (NFC, NFKC)
-_PARTS_AT_ONCE = 256  # that are encoded, of a `PartedText`
+_PARTS_PER_CALL = 256  # that are encoded, of a `PartedText`
 _BEFORE = "\n"  # a part, so that no tokenizer takes it for the beginning of a text
 _FILL_IN_THE_MIDDLE = [  # what stands before the text before, before the text behind, and before the answer
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5
@@ -130,7 +130,7 @@ class Tokenizer:
         behind = list[int]()
         if add_special_tokens:
             ids, behind = _around(ids, self.encode(first, True))
-        while len(ids) <= most and (some := list(islice(parts, _PARTS_AT_ONCE))):
+        while len(ids) <= most and (some := list(islice(parts, _PARTS_PER_CALL))):
             encodings = self._core.encode_batch_fast([_BEFORE + part for part in some], add_special_tokens=False)
             for part, encoding in zip(some, encodings, strict=True):
                 begins_alike = encoding.ids[: len(before)] == before
@@ -244,7 +244,7 @@ def _read_core(path: Path) -> tokenizers.Tokenizer:
         )
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as exc:  # the library raises plain Exception for whatever it cannot read
+    except Exception as exc:  # the library raises plain Exception for unreadable files
         raise ModelLoadError(f"{path}: not a tokenizer of the tokenizers library: {exc}; download it again") from exc
 
 

@@ -1,7 +1,7 @@
-"""Calibration steps as batches: the rows, slots and blocks of steps that only their time is wanted of.
+"""Calibration steps as batches: rows, slots and blocks of steps that run only to be timed.
 
-They run while no sequence has a slot. They read blocks, whatever these hold, and store nothing; slots are told anew who
-has them when they are given to sequences.
+They run while no sequence has a slot. They read the blocks' present contents and store nothing; a slot is set up anew
+when a sequence takes it.
 """
 
 import time
@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
-from backend.calibration_steps import APART, CalibrationStep, Series
+from backend.calibration_steps import SERIES_RATIO, CalibrationStep, Series
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 
-REPEATS = 5  # of each shape, where there is time
+REPEATS_PER_SHAPE = 5  # of each shape, where there is time
 READ_BYTES = 64 * 2**20  # of keys and values on a CPU, more than its caches hold: other pages stay untouched
 
 Measured = list[tuple[CalibrationStep, float]]
@@ -35,7 +35,7 @@ def batch_of(step: CalibrationStep, config: EngineConfig, num_blocks: int) -> Ba
         first += width
     admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1) for slot in range(rows)]  # nothing is left of who had it
     sampled, token_ids = list(range(decodes)), [0] * (step.num_prefills * step.length)
-    return Batch(*(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted), stores=False)
+    return Batch(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted, stores=False)
 
 
 def measure(
@@ -44,10 +44,10 @@ def measure(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Run calibration steps for about so many seconds; returns what each took, which `run` returns.
+    """Run calibration steps for about `seconds`; return the time of each, as `run` returned it.
 
-    Series are gone on with in turn, so that a slow device has some steps of each kind, and left where their next step
-    might not end in time. What time is left goes to repeats, of the shortest first.
+    Series advance in turn, so that a slow device has some steps of each kind, and a series is left where its next step
+    might not end in time. The remaining time goes to repeats, the shortest first.
     """
     until = clock() + seconds
     measured: Measured = []
@@ -55,11 +55,11 @@ def measure(
     while begun:
         steps, before = begun.popleft()
         step = next(steps, None)
-        if step is not None and clock() + APART * before < until:
+        if step is not None and clock() + SERIES_RATIO * before < until:
             took = run(step)
             measured.append((step, took))
             begun.append((steps, took))
-    for step, took in sorted(measured, key=itemgetter(1)) * (REPEATS - 1):
+    for step, took in sorted(measured, key=itemgetter(1)) * (REPEATS_PER_SHAPE - 1):
         if clock() + took < until:
             measured.append((step, run(step)))
     return measured

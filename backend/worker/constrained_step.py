@@ -112,6 +112,6 @@ class ConstrainedStep:
             output.token_ids[row] = NO_TOKEN_ALLOWED
         for row, slot in self._taken.slots.items():
             if output.token_ids[row] == NO_TOKEN_ALLOWED and (end := self._masks.only_end(slot)) is not None:
-                output.token_ids[row] = end  # whatever forbids the end, such as `min_tokens`: nothing else may follow
+                output.token_ids[row] = end  # even where `min_tokens` forbids the end: nothing else may follow
         forced = {row: tokens[1:] for row, tokens in self._taken.forced.items() if output.token_ids[row] >= 0}
         output.forced = forced or None

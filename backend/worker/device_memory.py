@@ -1,4 +1,4 @@
-"""A GPU's memory, once the weights are there, is divided by measuring what a step takes, not by guessing."""
+"""A GPU's memory behind the weights is divided by measuring a step's use, not by guessing."""
 
 from dataclasses import dataclass
 

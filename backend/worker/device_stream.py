@@ -1,7 +1,7 @@
 """A stream runs one device's work in order: queued when launched, done when waited for. CPU and CUDA differ here.
 
-Copies of blocks to and from the host's memory have an order of their own, beside that of the work: what a launch is to
-copy may run at any time from then on, behind the copies of the launches before it, and has run before its work begins.
+Copies of blocks to and from the host's memory have an order of their own, beside that of the work: a launch's copies
+may run at any time from then on, behind the copies of earlier launches, and are done before its work begins.
 """
 
 import time

@@ -70,7 +70,7 @@ class DeviceThread:
     def _guarded(self, part: Callable[[], None]) -> None:
         try:
             part()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the loop must hear of it
+        except BaseException as error:  # noqa: BLE001 - the loop must hear of every error
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

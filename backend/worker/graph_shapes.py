@@ -21,7 +21,7 @@ from backend.scheduler.batch import Batch
 
 MAX_PROMPTS = 16
 MAX_TOKENS = 8192
-FEWEST_PLACES = 64  # for decodes beside prompts
+MIN_DECODE_PLACES = 64  # for decodes beside prompts
 FINE, COARSE = 8, 64  # steps between sizes of decodes alone, up to and beyond FINE_UNTIL
 FINE_UNTIL = 256
 TOKENS_STEP = 128  # between sizes of steps with prompts, or a quarter of the power of two below
@@ -70,7 +70,7 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 def place_sizes(max_num_seqs: int) -> list[int]:
     """Return the places for decodes beside prompts: none, then powers of two from 64, and `max_num_seqs` itself."""
-    sizes, size = [0], FEWEST_PLACES
+    sizes, size = [0], MIN_DECODE_PLACES
     while size < max_num_seqs:
         sizes.append(size)
         size *= 2

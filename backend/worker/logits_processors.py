@@ -17,7 +17,7 @@ from backend.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from backend.scheduler.batch import NO_TOKEN_ALLOWED, NewSequence
 from backend.worker.device_stream import on_device
 
-HISTORY = MAX_BAD_WORD_TOKENS - 1  # newest tokens of an output that a bad word can end
+HISTORY_TOKENS = MAX_BAD_WORD_TOKENS - 1  # newest tokens of an output that a bad word can end
 WORD_BITS = 32
 _ANY, _NONE = -1, -2  # in the beginning of a bad word, and where an output has no token yet
 
@@ -44,7 +44,7 @@ class LogitsProcessors:
         words = -(-vocab_size // WORD_BITS)
         self.apply_token_bitmask = ops.apply_token_bitmask
         self.bitmasks = torch.zeros((max_num_seqs, words), dtype=torch.int32, device=device)
-        self.newest = torch.full((max_num_seqs, HISTORY), _NONE, dtype=torch.int64, device=device)
+        self.newest = torch.full((max_num_seqs, HISTORY_TOKENS), _NONE, dtype=torch.int64, device=device)
 
     def admit(self, admitted: NewSequence) -> None:
         """Note that a sequence takes the slot; what the slot held before is forgotten."""
@@ -72,8 +72,8 @@ class LogitsProcessors:
             if rules.bitmask is not None:
                 self.bitmasks[slot].copy_(rules.bitmask)
             if rules.bad_words is not None:
-                output = admitted.token_ids[admitted.num_prompt_tokens :][-HISTORY:]
-                self.newest[slot].copy_(self.on_device([_NONE] * (HISTORY - len(output)) + output, torch.int64))
+                output = admitted.token_ids[admitted.num_prompt_tokens :][-HISTORY_TOKENS:]
+                self.newest[slot].copy_(self.on_device([_NONE] * (HISTORY_TOKENS - len(output)) + output, torch.int64))
 
     def on_device(self, numbers: object, dtype: torch.dtype) -> Tensor:
         return on_device(numbers, dtype, self._device)
@@ -126,7 +126,7 @@ class ProcessedRows:
         for row, rules in self.rows.items():
             if rules.bad_words is not None:
                 ends, beginnings = rules.bad_words
-                newest = known.newest[rules.admitted.slot, HISTORY - beginnings.shape[1] :]
+                newest = known.newest[rules.admitted.slot, HISTORY_TOKENS - beginnings.shape[1] :]
                 are_next = ((beginnings == newest) | (beginnings == _ANY)).all(1)
                 most = torch.where(are_next, -torch.inf, torch.inf).to(logits.dtype)
                 logits[row].scatter_reduce_(0, ends, most, "amin")

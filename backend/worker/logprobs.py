@@ -1,8 +1,8 @@
 """Log probabilities of tokens, of the model's own logits: before temperature, penalties, biases and masks.
 
-Only rows that ask are scored. Of sampled rows the log-softmax is taken before the sampler changes their logits, and
-what is asked is picked from it once their tokens are drawn. Prompts are scored at every position, in slices of rows.
-What is picked waits in memory of the host that a device can write to without being waited for.
+Only rows that ask are scored. For sampled rows the log-softmax is taken before the sampler changes their logits, and
+the requested entries are picked from it once their tokens are drawn. Prompts are scored at every position, in slices of
+rows. Picked entries are copied without a wait to pinned memory of the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ ComputeLogits = Callable[[Tensor], Tensor]
 
 
 class Scores:
-    """The log probabilities of all tokens for some rows. What is picked of them later takes next to no memory."""
+    """The log probabilities of all tokens for some rows; picked entries take next to no memory."""
 
     def __init__(self, logits: Tensor, most: int) -> None:
         """Score `logits` [rows, vocab] fp32, which may change from then on, and find the `most` most likely tokens."""
@@ -45,7 +45,7 @@ class Scores:
 
 @dataclass(slots=True)
 class Picked:
-    """What is picked of some rows, on its way to the host."""
+    """Picked log probabilities of some rows, on their way to the host."""
 
     values: Tensor  # [rows, 1 + most] fp32
     numbers: Tensor  # [rows, 1 + most] int64

@@ -31,7 +31,7 @@ from backend.worker.sampler import SlotSampler, TokenChoice
 from backend.worker.staging import Layout, Staged, Stager
 from backend.worker.swapper import Swapper
 
-FORETELLING = 0.25  # of a step, that its output waits at most for the masks of the step behind it
+MASK_WAIT_SHARE_OF_STEP = 0.25  # of a step, that its output waits at most for the masks of the step behind it
 
 
 class StepSampler(Protocol):
@@ -44,7 +44,7 @@ class StepSampler(Protocol):
 
 @dataclass(slots=True)
 class StepAhead:
-    """What the step behind a launched one has to know of it; no runner, for a runner keeps its last."""
+    """The facts about a launched step that the next step needs; without a reference to the runner, which keeps it."""
 
     staged: Staged
     running: Running
@@ -84,19 +84,19 @@ class LaunchedStep:
         if self.constrained is not None:
             self.constrained.complete(output)
         if (behind := self.work.behind) is not None:
-            behind.foretell(output, slots, FORETELLING * elapsed)
+            behind.foretell(output, slots, MASK_WAIT_SHARE_OF_STEP * elapsed)
         return output
 
 
 class ModelRunner:
-    """An `Executor` over one decoder, the same for every device: what differs is the stream that the work runs in.
+    """An `Executor` over one decoder, the same for every device: only the device stream differs.
 
     `launch` stages a batch on the host and queues its work; what the device remembers of each slot between steps (its
     block table, its last token) is read and written by that work alone, in the order of the launches.
 
-    A step for which there is no memory has written nothing that it would not write again, up to its last tokens, which
-    take none. It may be launched once more under its number, or another in its place. A number that is not above those
-    before begins anew: nobody waits for what is in flight.
+    A step that runs out of memory has written only what a repetition would write again. It may be launched once more
+    under its number, or another in its place. A number that is not above the earlier ones begins anew, and abandons the
+    steps in flight.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class ModelRunner:
         self.stager.release(self._staged.popleft())
 
     def failure(self, step: int, error: Exception) -> DeviceError:
-        """Return what a failure means: torch reports whatever CUDA does, after most of which nothing can be trusted."""
+        """Return the error for a failed step; after most of CUDA's errors the device cannot be trusted again."""
         if not is_out_of_memory(error):
             return DeviceError(explained(f"step {step} failed on {self.device}", error))
         self._device_stream.recover()
         return MemoryExhausted(f"no memory on {self.device} for step {step}: {error}")
 
     def _forget_unfinished(self) -> None:
-        """Forget whatever was staged: it is lost, or belongs to a generation that was interrupted at any point."""
+        """Forget all staged steps: they are lost, or belong to a generation that was interrupted."""
         if self.stager.in_use:
             self._device_stream.recover()  # the device may be reading it
             self.stager.release_all()
@@ -178,7 +178,7 @@ class ModelRunner:
             thread.submit(self._warm_device).result()
 
     def calibrate(self, seconds: float) -> calibration.Measured:
-        """Run steps of many shapes for about so many seconds, before anything else runs; returns what each took."""
+        """Run steps of many shapes for about `seconds`, before any other step; return the time of each."""
         if self._device_stream.captures:
             with ThreadPoolExecutor(1) as thread:  # as in `warm_up`
                 return thread.submit(self._calibrate, seconds).result()
@@ -226,7 +226,7 @@ class ModelRunner:
 
     def _make_graphs(self) -> StepGraphs:
         assert self._logits is not None
-        self._memory.zero_()  # places of no tokens, whatever was staged before
+        self._memory.zero_()  # an empty batch, with nothing left of earlier staging
         try:
             return StepGraphs(GraphShapes(self.config), self._device_stream, self._compute_padded, self._logits)
         except Exception as error:

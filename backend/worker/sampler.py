@@ -4,12 +4,12 @@
     -> end tokens forbidden before `min_tokens` -> logit bias -> repetition, frequency and presence penalties
     -> greedy rows: argmax; other rows: temperature -> min-p -> top-k -> top-p -> draw
 
-What forbids a token is in no order with a bias: nothing finite brings a token back. A row that has none left has the
-choice of a token whose logit is -inf.
+Bans and biases commute: no finite bias brings a banned token back. In a row without allowed tokens one whose logit is
+-inf is drawn.
 
 Every filter is a cut-off on a row's own logits, and equal logits are kept or cut together, so that neither the order
 of a sort nor the neighbours of a row can change what it draws. The draw inverts the cumulative distribution at a number
-hashed from (seed, position): a request draws the same tokens whatever its batch, as far as its logits are the same.
+hashed from (seed, position): a request draws the same tokens in every batch, as far as its logits are the same.
 
 Powers are of 2, because on a CPU torch takes four times as long for those of e, and more where a logit is -inf.
 """

@@ -28,7 +28,7 @@ class SimulatedStep:
 
 
 class SimulatedExecutor:
-    """Runs steps one after the other in real time, as a device would; `idle` is what it waited for work in between.
+    """Runs steps one after the other in real time, as a device would; `idle` is its wait for work in between.
 
     The wait before the first step after the device has drained counts only when `plan` was late: callers that measure
     idleness keep the device loaded.
@@ -40,7 +40,7 @@ class SimulatedExecutor:
         token: TokenRule = lambda slot, position: 0,
         runs_ahead: bool = True,
     ) -> None:
-        """Steps that take no time are not run ahead of whoever waits for them: say so with `runs_ahead`."""
+        """`runs_ahead` is False for a device whose steps take no time: none is launched before the last is read."""
         self.runs_ahead = runs_ahead
         self._step_time = step_time
         self._token = token

@@ -1,7 +1,7 @@
 """Staging turns a batch's lists into numbers for the device: where every token goes, which rows are sampled.
 
 Nothing is allocated for a step. Host memory is a ring of as many pieces as steps may be in flight: a piece is written
-when its step is launched and free again when the step has been waited for, or when nobody will.
+when its step is launched and free again when the step has been waited for or abandoned.
 """
 
 from collections import deque

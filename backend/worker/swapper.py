@@ -102,7 +102,7 @@ def _pin(memory: Tensor, device: torch.device) -> None:
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     except RuntimeError as error:
         with suppress(RuntimeError):
-            torch.zeros(1, device=device)  # CUDA tells it once more, and would tell whoever calls it next
+            torch.zeros(1, device=device)  # CUDA reports the error again, and would report it to its next caller
         asked = show_bytes(memory.nbytes)
         raise ConfigError(
             f"swap_space_bytes asks for {asked}, and no GPU can reach as much of the host: {error}"
@@ -122,7 +122,7 @@ def _rows(blocks: Tensor) -> Tensor:
 
 
 def _runs(pairs: Iterable[tuple[int, int]], most: int) -> Iterator[_Run]:
-    """Yield runs of neighbours on the host, of at most so many, from pairs of a host block and one of the device."""
+    """Yield runs of at most `most` neighbours on the host, from pairs of a host block and a device block."""
     first, blocks = 0, list[int]()
     for host_block, block in sorted(pairs):
         if blocks and (host_block != first + len(blocks) or len(blocks) == most):

@@ -12,17 +12,17 @@ from fleet.fleet import Fleet
 from fleet.retries import RetryBudget
 from fleet.view import ReplicaView
 from gateway.doctor.finding import Finding
-from gateway.doctor.snapshot import SECONDS
+from gateway.doctor.snapshot import WINDOW_SECONDS
 
 PATH = "/admin/v1/diagnosis"
-PATIENCE = 8.0  # seconds for a replica's answer, of which its first takes 3; the doctor waits 10 for the router's
-STALE = 60.0  # seconds, after which a look is too old to compare with
+ANSWER_SECONDS = 8.0  # for a replica's answer, of which its first takes 3; the doctor waits 10 for the router's
+STALE_SECONDS = 60.0  # after which a look is too old to compare with
 
 
 class FleetDiagnosis:
     """Compares two looks at the fleet that are `SECONDS` apart or more, and asks every replica meanwhile.
 
-    The later look is kept for the next comparison, and what was found for those who ask within `SECONDS` of it.
+    The later look is kept for the next comparison, and its findings for questions within `SECONDS` of it.
     """
 
     def __init__(self, fleet: Fleet, budget: RetryBudget, client: httpx.AsyncClient, key: str) -> None:
@@ -37,7 +37,7 @@ class FleetDiagnosis:
         `SECONDS` at least.
         """
         async with self._lock:
-            if self._last is None or self._fleet.clock() - self._last.at >= SECONDS:
+            if self._last is None or self._fleet.clock() - self._last.at >= WINDOW_SECONDS:
                 await self._diagnose()
         return {"findings": [finding.to_json() for finding in self._found]}
 
@@ -49,10 +49,10 @@ class FleetDiagnosis:
 
     async def _before(self) -> Look:
         """Return the last look if it is recent enough, else look and wait `SECONDS`."""
-        if self._last is not None and self._fleet.clock() - self._last.at <= STALE:
+        if self._last is not None and self._fleet.clock() - self._last.at <= STALE_SECONDS:
             return self._last
         first = self._look()
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(WINDOW_SECONDS)
         return first
 
     def _look(self) -> Look:
@@ -73,13 +73,13 @@ class FleetDiagnosis:
     async def _ask(self, view: ReplicaView) -> list[Finding] | str:
         """Return the findings of one replica, or why there are none to be had."""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 reply = await self._client.get(f"{view.replica.admin}{PATH}", headers=self._headers)
             if reply.status_code != httpx.codes.OK:
                 return f"its admin port answers {reply.status_code}"
             return [Finding.of(entry) for entry in orjson.loads(reply.content)["findings"]]
         except TimeoutError:
-            return f"no answer within {PATIENCE:g} s"
+            return f"no answer within {ANSWER_SECONDS:g} s"
         except httpx.HTTPError as error:
             return str(error) or type(error).__name__
         except (KeyError, TypeError, ValueError) as error:

@@ -12,9 +12,9 @@ from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding, Severity
 from quotas.policy.units import show_wait
 
-FAR = 3.0  # times the mean backlog of the others: prompts that go to where they are cached may well leave twice
-LEAST_SECONDS = 5.0  # above that mean: less is one long prompt, or a burst that has just come
-NAMED = 3  # replicas whose evidence is told
+BACKLOG_RATIO = 3.0  # to the mean of the others: prompts that go to where they are cached may well leave twice
+MIN_BACKLOG_SECONDS = 5.0  # above that mean: less is one long prompt, or a burst that has just come
+MAX_NAMED_REPLICAS = 3  # replicas whose evidence is told
 OWN = frozenset({"draining"})  # findings of replicas that the router has better ones for
 
 
@@ -25,7 +25,7 @@ class Look:
     at: float
     replicas: tuple[ReplicaSummary, ...]
     num_available: int  # that requests may go to
-    retries_left: bool  # second attempts may be made, whoever asks
+    retries_left: bool  # second attempts may be made, for every tenant
 
     def those(self, condition: Condition) -> list[ReplicaSummary]:
         return [one for one in self.replicas if one.condition is condition]
@@ -104,7 +104,7 @@ def all_silent(window: Window) -> Finding | None:
         return None
     return Finding(
         "all_silent",
-        "no replica has told its state lately, and the router goes by what it knew last",
+        "no replica has told its state lately, and the router goes by their last states",
         _each({one.name: _silence(one) for one in look.replicas}),
         "see that the router has a core of its own, and reaches the replicas' admin ports",
         Severity.SERIOUS,
@@ -164,7 +164,7 @@ def imbalance(window: Window) -> Finding | None:
     name = max(work, key=work.__getitem__)
     most = work.pop(name)
     mean = sum(work.values()) / len(work)
-    if most < FAR * mean or most - mean < LEAST_SECONDS:
+    if most < BACKLOG_RATIO * mean or most - mean < MIN_BACKLOG_SECONDS:
         return None
     return Finding(
         "imbalance",
@@ -195,7 +195,7 @@ def versions_differ(window: Window) -> Finding | None:
         _told(window.after, lambda one: one.version),
         "versions_differ",
         "another version of Sluice than that of the other replicas",
-        "it passes with a rolling update; if it stays, update those that were left behind",
+        "it passes with a rolling update; if it stays, update the older replicas",
     )
 
 
@@ -244,8 +244,8 @@ def _each(told: Mapping[str, str]) -> str:
     """Return what is told of the only replica, or of each of the first ones."""
     if len(told) == 1:
         return next(iter(told.values()))
-    more = [f"and {len(told) - NAMED} more"] if len(told) > NAMED else []
-    return "; ".join([f"{name}: {text}" for name, text in islice(told.items(), NAMED)] + more)
+    more = [f"and {len(told) - MAX_NAMED_REPLICAS} more"] if len(told) > MAX_NAMED_REPLICAS else []
+    return "; ".join([f"{name}: {text}" for name, text in islice(told.items(), MAX_NAMED_REPLICAS)] + more)
 
 
 def _undiagnosed(unasked: Mapping[str, str]) -> list[Finding]:
@@ -265,7 +265,7 @@ def _undiagnosed(unasked: Mapping[str, str]) -> list[Finding]:
 def retries_spent(window: Window) -> Finding | None:
     if window.before.retries_left or window.after.retries_left:
         return None
-    most = nlargest(NAMED, window.after.replicas, key=lambda one: one.retried)
+    most = nlargest(MAX_NAMED_REPLICAS, window.after.replicas, key=lambda one: one.retried)
     retried = ", ".join(f"{one.retried} of {one.attempts} at {one.name}" for one in most if one.retried)
     return Finding(
         "retries_spent",

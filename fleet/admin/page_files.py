@@ -1,4 +1,4 @@
-"""The files of a router's admin page: its own, and those that it has in common with a gateway's."""
+"""The files of a router's admin page: its own, and the shared ones of a gateway's page."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,9 +8,23 @@ from gateway.admin.page_files import page_files
 
 DIRECTORY = Path(__file__).parent / "page"
 SHARED = (
-    *("colours.css", "style.css", "tables.css", "now.css", "windows.css", "icon.svg"),
-    *("api.js", "detail.js", "dom.js", "freshness.js", "plain_table.js", "poller.js", "sign_in.js", "summary.js"),
-    *("table.js", "text.js", "units.js"),
+    "colours.css",
+    "style.css",
+    "tables.css",
+    "now.css",
+    "windows.css",
+    "icon.svg",
+    "api.js",
+    "detail.js",
+    "dom.js",
+    "freshness.js",
+    "plain_table.js",
+    "poller.js",
+    "sign_in.js",
+    "summary.js",
+    "table.js",
+    "text.js",
+    "units.js",
 )
 
 

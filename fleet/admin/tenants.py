@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Place:
-    """The work of one tenant on one replica, as it told, with what is on its way there."""
+    """The work of one tenant on one replica, by the replica's state and the requests on their way there."""
 
     name: str
     waiting: int = 0

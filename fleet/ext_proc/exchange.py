@@ -16,17 +16,21 @@ from starlette.types import Message, Scope
 from fleet.ext_proc.messages import KIND, ProcessingResponse
 from gateway.http.responses import Headers
 
-KNOWN_CLIENTS = 4096  # addresses that need not be read again
+MAX_CACHED_CLIENTS = 4096  # addresses that need not be read again
 FULL_DUPLEX_STREAMED = 4
 OVERWRITE = 2  # what a header was before
-PIECE = 60 * 1024  # bytes of a body: some gateways take no more than 64 KiB in a message
+PIECE_BYTES = 60 * 1024  # of a body: some gateways take no more than 64 KiB in a message
 DESTINATION = "x-gateway-destination-endpoint"
 LOAD_BALANCING, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"  # namespaces of metadata
 ACKNOWLEDGED = {
     kind: ProcessingResponse(**{kind: {}})
     for kind in (
-        *("request_headers", "request_body", "request_trailers"),
-        *("response_headers", "response_body", "response_trailers"),
+        "request_headers",
+        "request_body",
+        "request_trailers",
+        "response_headers",
+        "response_body",
+        "response_trailers",
     )
 }
 
@@ -139,8 +143,11 @@ class Exchange:
             self._is_over = kind == "response_trailers" or part.end_of_stream
 
     async def _hand_back(self, kind: str, body: bytes, is_last: bool) -> None:
-        for start in range(0, max(len(body), 1), PIECE):
-            piece = {"body": body[start : start + PIECE], "end_of_stream": is_last and start + PIECE >= len(body)}
+        for start in range(0, max(len(body), 1), PIECE_BYTES):
+            piece = {
+                "body": body[start : start + PIECE_BYTES],
+                "end_of_stream": is_last and start + PIECE_BYTES >= len(body),
+            }
             mutation = {"response": {"body_mutation": {"streamed_response": piece}}}
             await self._write(ProcessingResponse(**{kind: mutation}))
 
@@ -172,7 +179,7 @@ def _scope(given: Iterable[Any]) -> Scope:
     }
 
 
-@lru_cache(KNOWN_CLIENTS)
+@lru_cache(MAX_CACHED_CLIENTS)
 def _client(forwarded: bytes) -> str:
     """Return the address that the gateway itself has added; "" where that is none."""
     last = forwarded.rpartition(b",")[2].strip().decode("latin-1")

@@ -2,8 +2,8 @@
 far as an endpoint picker reads or writes them.
 
 They are written down here, and not taken from the package `xds-protos`, because that one installs its own copies of
-`opentelemetry.proto` and `google.api` over those of the exporters that this program sends spans with. What is not named
-here is skipped, as protobuf has it; names of types are our own, since only numbers travel.
+`opentelemetry.proto` and `google.api` over the copies that our span exporters use. Fields that are not named here are
+skipped, as protobuf has it; names of types are our own, since only numbers travel.
 """
 
 from typing import Any

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH = "grpc.health.v1.Health"
 SERVING, NOT_SERVING = 1, 2
-LEAST_MESSAGE = 4 * 2**20  # bytes; what gRPC takes by default
+MIN_MESSAGE_BYTES = 4 * 2**20  # what gRPC takes by default
 
 
 def handlers(serving: Serving, is_ready: Callable[[], bool]) -> list[Any]:
@@ -41,7 +41,7 @@ def handlers(serving: Serving, is_ready: Callable[[], bool]) -> list[Any]:
         async def read() -> Any:
             try:
                 message = await context.read()
-            except DecodeError:  # whoever sends such is no gateway
+            except DecodeError:  # the sender is no gateway
                 return None
             return None if message is grpc.aio.EOF else message
 
@@ -121,7 +121,7 @@ class _Picker:
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
-    largest = max(LEAST_MESSAGE, settings.max_body_bytes)  # a gateway may send a body in one piece
+    largest = max(MIN_MESSAGE_BYTES, settings.max_body_bytes)  # a gateway may send a body in one piece
     return [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", largest)]
 
 

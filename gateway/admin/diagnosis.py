@@ -9,7 +9,7 @@ from typing import Any
 from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding
 from gateway.doctor.findings import findings, past_findings
-from gateway.doctor.snapshot import SECONDS, Samples, Snapshot
+from gateway.doctor.snapshot import WINDOW_SECONDS, Samples, Snapshot
 
 STALE = 60.0  # seconds, after which a snapshot is too old to compare with
 REMEMBERED = 300.0  # seconds: what went wrong a few minutes ago is asked for when somebody has come to look
@@ -52,7 +52,7 @@ class Diagnosis:
     async def report(self) -> Json:
         """Return the findings: at once where they were asked for in the last minute, else after `SECONDS`."""
         async with self._lock:
-            if self._last is None or self._clock() - self._last.at >= SECONDS:
+            if self._last is None or self._clock() - self._last.at >= WINDOW_SECONDS:
                 await self._look()
         return {"findings": [finding.to_json() for finding in self._found]}
 
@@ -65,7 +65,7 @@ class Diagnosis:
         """Return the findings of now, and those of the last minutes that no longer hold."""
         found = findings(before, after)
         at, text = next(((at, text) for at, text in self._past if after.at - at <= REMEMBERED), (after.at, b""))
-        if after.at - at <= SECONDS:
+        if after.at - at <= WINDOW_SECONDS:
             return found
         samples, known = Samples.parse(zlib.decompress(text).decode()), {finding.name for finding in found}
         return ranked(found + [past for past in past_findings(at, samples, after) if past.name not in known])
@@ -75,7 +75,7 @@ class Diagnosis:
         if self._last is not None and self._clock() - self._last.at <= STALE:
             return self._last
         first = await self._snapshot()
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(WINDOW_SECONDS)
         return first
 
     async def _snapshot(self) -> Snapshot:

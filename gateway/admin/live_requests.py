@@ -37,8 +37,17 @@ def phases(summary: RequestSummary) -> list[TimelineSpan]:
 
 
 _ORDER = (
-    *("auth", "body", "reserve", "queue", "prefill", "preempted", "resumed"),
-    *("first token", "decode", "settle", "end"),
+    "auth",
+    "body",
+    "reserve",
+    "queue",
+    "prefill",
+    "preempted",
+    "resumed",
+    "first token",
+    "decode",
+    "settle",
+    "end",
 )
 
 

@@ -17,7 +17,7 @@ from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord
 from quotas.policy.units import show_size
 
-INLINE = 8_192  # bytes that are parsed, or rendered, on the loop itself: a millisecond at most
+INLINE_BYTES = 8_192  # that are parsed, or rendered, on the loop itself: a millisecond at most
 RETRY_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class BodyReader:
         """Read the body and return what `parse` makes of it. Raises `ApiError` and `ClientGone`."""
         parts = BodyParts(scope, receive, self._max_body_bytes, self._timeout)
         try:
-            if parts.max_size <= INLINE:
+            if parts.max_size <= INLINE_BYTES:
                 return parse(await _read_small(parts))
             if parts.max_size <= BLOCK_BYTES:  # a connection buffers as much of any request
                 return await self._read(parts, tenant, parse)
@@ -66,7 +66,7 @@ class BodyReader:
 
     async def offload(self, tenant: str, size: int, function: Callable[[], T]) -> T:
         """Run a function whose time grows with `size`, in bytes: on the thread if that is large."""
-        if size <= INLINE:
+        if size <= INLINE_BYTES:
             return function()
         async with self._thread_lock.hold(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._thread, function)
@@ -93,7 +93,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def _reserve_bytes(self, tenant: str, key: str, size: int) -> AsyncIterator[None]:
-        """Hold so many of the bytes that a key and its tenant may have unparsed."""
+        """Hold `size` of the bytes that a key and its tenant may have unparsed."""
         of_key, of_tenant = self._semaphore(tenant, key), self._semaphore(tenant, None)
         async with of_key.hold(size, self._timeout), of_tenant.hold(size, self._timeout):
             yield

@@ -11,8 +11,8 @@ from gateway.openai.replies import Chunks, TokenUsage
 
 
 class Progress:
-    """Counts the tokens of an answer that were written, all its choices together, and says after each write how many:
-    to a router, by which it is known what a client had if this process is lost.
+    """Counts the written tokens of an answer's choices and tells a router the number after each write, so that the
+    router knows the delivered part if this process is lost.
     """
 
     __slots__ = ("_num_tokens",)
@@ -21,7 +21,6 @@ class Progress:
         self._num_tokens = 0
 
     def after(self, more: int) -> bytes:
-        """Returns what is written after so many more tokens."""
         self._num_tokens += more
         return sse.progress(self._num_tokens)
 
@@ -30,9 +29,9 @@ class ChoiceWriter:
     """Writes one choice's events. The tokens that are pending when a write is due share it, and with `continuous_usage`
     one event, with the number of tokens that the choice has by then.
 
-    Once the stream has begun, text is written right where tokens are delivered, by a plain call. Whatever may have to
-    wait, or may end the stream, is written by the coroutine: the first token and the last, text in which a stop string
-    may be complete, and all that comes while the client reads too slowly.
+    Once the stream has begun, text is written right where tokens are delivered, by a plain call. Writes that may
+    wait or end the stream are the coroutine's: the first token and the last, text in which a stop string may be
+    complete, and all text while the client reads too slowly.
     """
 
     __slots__ = ("_chunks", "_num_written", "_progress", "_response", "_text", "_usage")

@@ -22,7 +22,7 @@ from gateway.api.engine_request import ClientDeadlines
 from gateway.errors import BadRequest
 
 FOLLOWUP, LATEST_FOLLOWUP = b"x-sluice-expect-followup", 3600.0  # seconds
-LONGEST = 30 * 86_400.0  # seconds; a longer wait is taken for no deadline
+MAX_DEADLINE_SECONDS = 30 * 86_400.0  # a longer wait is taken for no deadline
 FIRST, LAST, INTERVAL = "first", "last", "interval"
 Headers = Iterable[tuple[bytes, bytes]]
 NONE = ClientDeadlines()
@@ -82,14 +82,14 @@ def _duration(name: bytes, value: bytes, unit: float) -> float:
     seconds = _number(value) * unit
     if not seconds > 0:
         raise _wrong(name, value, "a number above 0")
-    return seconds if seconds <= LONGEST else inf
+    return seconds if seconds <= MAX_DEADLINE_SECONDS else inf
 
 
 def _until(name: bytes, value: bytes, now: float) -> float:
     seconds = _unix(value) - now
     if not isfinite(seconds):
         raise _wrong(name, value, "a moment such as 2027-01-31T12:00:00Z, or Unix seconds")
-    return max(seconds, 0.0) if seconds <= LONGEST else inf
+    return max(seconds, 0.0) if seconds <= MAX_DEADLINE_SECONDS else inf
 
 
 def _unix(value: bytes) -> float:

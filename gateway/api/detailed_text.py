@@ -26,7 +26,7 @@ from gateway.openai.replies import Choice, Chunks
 from gateway.openai.requests import GenerationRequest
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 
-SLICE = 64  # tokens whose log probabilities are made JSON at once: with 20 each, in about a millisecond
+TOKENS_PER_SLICE = 64  # tokens whose log probabilities are made JSON at once: with 20 each, in about a millisecond
 
 Members = dict[str, Any]
 Arrays = dict[str, list[Any]]
@@ -74,8 +74,8 @@ class Telling:
 async def _in_slices(tokens: Sequence[ToldToken], make: Callable[[Sequence[ToldToken]], Arrays]) -> Members:
     """Returns the arrays that are made of tokens as JSON, where the event loop has its turns between slices of them."""
     arrays: dict[str, list[bytes]] = {}
-    for start in range(0, max(len(tokens), 1), SLICE):
-        for name, array in make(tokens[start : start + SLICE]).items():
+    for start in range(0, max(len(tokens), 1), TOKENS_PER_SLICE):
+        for name, array in make(tokens[start : start + TOKENS_PER_SLICE]).items():
             arrays.setdefault(name, []).append(orjson.dumps(array)[1:-1])
         await asyncio.sleep(0)
     return {name: orjson.Fragment(b"[%b]" % b",".join(filter(None, parts))) for name, parts in arrays.items()}
@@ -144,8 +144,8 @@ class DetailedText(TextStream):
         token_ids, text = self.prompt.token_ids, self.prompt.text
         skips = text is None or len(self.telling.tokenizer.decode(token_ids, skip_special_tokens=False)) != len(text)
         starts = _Starts(self.telling.tokenizer, skips, (), 0)
-        for start in range(0, len(token_ids), 16 * SLICE):
-            starts.push(token_ids[start : start + 16 * SLICE])
+        for start in range(0, len(token_ids), 16 * TOKENS_PER_SLICE):
+            starts.push(token_ids[start : start + 16 * TOKENS_PER_SLICE])
             await asyncio.sleep(0)
         computed = self.sequence.prompt_logprobs
         logprobs = None if computed is None else [None, *computed]
@@ -204,8 +204,8 @@ class DetailedText(TextStream):
 async def told_choices(
     texts: Sequence[TextStream], choices: list[Choice], num_answers: int, num_shown: int
 ) -> list[Choice]:
-    """Returns the choices that the client gets, with all that it is told of them: of so many answers in a row to one
-    prompt, as many as it wants to see, the ones whose tokens were the likeliest first, if those are not all.
+    """Return the choices that the client gets, with their details: of each prompt's `num_answers` choices in a row the
+    `num_shown` with the highest mean log probability, best first, or all in their order.
     """
     shown: list[Choice] = []
     for first in range(0, len(choices), num_answers):
@@ -251,8 +251,8 @@ class _Starts:
 
 
 class DetailedChoiceWriter(ChoiceWriter):
-    """Writes one choice's events, each with what is told of its tokens. An echoed prompt comes first, in several events
-    where its log probabilities are many.
+    """Writes one choice's events, each with the details of its tokens. An echoed prompt comes first, in several events
+    where it has many log probabilities.
     """
 
     __slots__ = ("_detailed", "_is_begun")
@@ -284,8 +284,8 @@ class DetailedChoiceWriter(ChoiceWriter):
     async def _write_prompt(self, text: str) -> None:
         telling = self._detailed.telling
         tokens = [] if telling.request.details.top is None else await self._detailed.told_of_prompt()
-        for start in range(0, max(len(tokens), 1), SLICE):
-            told = telling.members(tokens[start : start + SLICE])
+        for start in range(0, max(len(tokens), 1), TOKENS_PER_SLICE):
+            told = telling.members(tokens[start : start + TOKENS_PER_SLICE])
             await self._response.stream(self._chunks.text("" if start else text, self._usage, told))
 
     def _events(self, pieces: list[str]) -> list[bytes]:

@@ -27,7 +27,7 @@ from gateway.openai.requests import (
 )
 from gateway.openai.requests import Prompt as GivenPrompt
 
-PROMPT_TAIL = 8  # the last ids of a prompt, with which a completion may share a character
+PROMPT_TAIL_TOKENS = 8  # the last ids of a prompt, with which a completion may share a character
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Prompt:
     tail: tuple[int, ...] | list[int]
     text: str | None = None  # with which the answer begins, if its client wants the prompt back
     begun: str = ""  # what it has of the answer's message already
-    is_content: bool = False  # the answer is its content, whatever stands in it
+    is_content: bool = False  # all text of the answer is content: neither reasoning nor calls
 
 
 class Dialect:
@@ -123,7 +123,7 @@ class CompletionDialect(Dialect):
             if request.suffix:
                 token_ids = await self._around(request, frontend, tenant, token_ids)
             text = await self._echoed(request, frontend, tenant, given, token_ids) if request.echo else None
-            prompts.append(Prompt(token_ids, () if request.suffix else token_ids[-PROMPT_TAIL:], text))
+            prompts.append(Prompt(token_ids, () if request.suffix else token_ids[-PROMPT_TAIL_TOKENS:], text))
             await asyncio.sleep(0)  # many short prompts do not hold the loop
         return prompts
 

@@ -1,4 +1,4 @@
-"""The base of every endpoint: each request gets an answer, whatever happens, and ends in exactly one outcome."""
+"""The base of every endpoint: each request gets an answer, also after an error, and ends in exactly one outcome."""
 
 import logging
 from collections.abc import Callable, Sequence

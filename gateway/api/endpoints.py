@@ -111,7 +111,7 @@ def _has(template: ResponseTemplate | None, names: tuple[str, ...]) -> bool:
 
 
 class LimitsEndpoint(Endpoint):
-    """Answers GET /v1/limits with the limits of the caller and what is left of them."""
+    """Answers GET /v1/limits with the limits of the caller and the rest of each."""
 
     async def answer(self, call: Call) -> Outcome:
         frontend = self.frontend
@@ -201,7 +201,7 @@ class LoadsEndpoint(Endpoint):
 
 
 class ServerInfoEndpoint(Endpoint):
-    """Answers GET /server_info, by which SGLang's router knows what a replica serves."""
+    """Answers GET /server_info, from which SGLang's router learns a replica's model."""
 
     async def answer(self, call: Call) -> Outcome:
         _policy_of_asker(self, call)

@@ -45,7 +45,7 @@ class Generation(Protocol):
         ...
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
-        """End a stream whose text has reached a stop string after so many of its tokens."""
+        """End a stream whose text has reached a stop string after `num_tokens` of its tokens."""
         ...
 
     async def settle(self) -> None:
@@ -65,7 +65,7 @@ class RequestCharge(Protocol):
         """The headers of the answer: what is left of the limits."""
         ...
 
-    was_served: bool  # set by whoever answered it: otherwise it is given back
+    was_served: bool  # set by the endpoint that answered: otherwise the charge is returned
 
     def close(self) -> None:
         """Settle what was charged."""
@@ -81,7 +81,7 @@ class KVMemory(NamedTuple):
 
 
 class EngineClient(Protocol):
-    """Asks the engine. Whatever refuses raises an `ApiError`, whose headers tell what is left of the limits."""
+    """Asks the engine. Every refusal raises an `ApiError`, whose headers tell what is left of the limits."""
 
     @property
     def refused_tenants(self) -> Set[str]:

@@ -1,4 +1,4 @@
-"""Says what the engine is asked for by one HTTP request: plain values, which may cross to another process."""
+"""The engine's part of one HTTP request: plain values, which may cross to another process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,13 +106,13 @@ class EngineRequest:
 
 
 def ask_of(sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | None = None) -> Ask:
-    """Returns the most that these sequences of one request may use, of which so many in a row answer one prompt."""
+    """Return the most that one request's sequences may use; each prompt has `num_answers` of them in a row."""
     num_prompt_tokens = sum(len(one.prompt) for one in sequences[::num_answers])
     return Ask(1, num_prompt_tokens, sum(one.token_limit - len(one.prompt) for one in sequences), attempt=attempt)
 
 
 def _later(seed: int, count: int) -> int:
-    """Returns the seed that comes so many after this one, in 64 bits with a sign."""
+    """Return `seed + count`, wrapped to 64 bits with a sign."""
     return (seed + count + 2**63) % 2**64 - 2**63
 
 

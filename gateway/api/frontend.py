@@ -13,14 +13,14 @@ from gateway.errors import BadRequest, ModelNotFound, context_exceeded
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.conversation import Conversation
-from gateway.openai.limits import CUT_CONTEXTS, Limits
+from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
 from gateway.tenants.effective_policy import EffectivePolicies, EffectivePolicy, KVShape
 
-BYTES_PER_TOKEN = 8  # decoding a token takes as long as rendering so many bytes of text
-WORD_BYTES = 64  # encoding a word takes as long as rendering so many bytes of text
+BYTES_PER_TOKEN = 8  # of text that render in the time of decoding a token
+WORD_BYTES = 64  # of text that render in the time of encoding a word
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class ServedModel:
     limits: Limits
     default_max_tokens: int | None
     end_tokens: frozenset[int]
-    tool_followup: float | None  # seconds after an answer in which whoever offers tools is expected to come again
+    tool_followup: float | None  # seconds after an answer to a request with tools in which its follow-up is expected
     kv_shape: KVShape
     has_grammars: bool = False  # answers can be made to match something
     clamps_max_tokens: bool = True  # to what the context leaves, where a client asks for more
@@ -63,8 +63,9 @@ class Frontend:
         return policy
 
     def check_model(self, model: str | None, policy: EffectivePolicy | None) -> None:
-        """Raises `ModelNotFound` for a model that is not served, and for one that a tenant may not use, who is not told
-        either which is. None: the model that is served; and whoever asks may know.
+        """Raise `ModelNotFound` for a model that is not served, and alike for one that the tenant may not use.
+
+        A `model` of None is the served one; without a `policy` the caller may know every model.
         """
         is_known = policy is None or policy.allows_model(self.model.name)
         if model is None:
@@ -89,7 +90,7 @@ class Frontend:
         time, so that another tenant finds a thread.
         """
         context = self.model.limits.max_model_len
-        most = CUT_CONTEXTS * context if is_cut else context
+        most = MAX_CUT_CONTEXTS * context if is_cut else context
         fewest = self.tokenizer.fewest_tokens(text)
         if fewest > most:
             raise context_exceeded(fewest, context, param, at_least=True)

@@ -39,7 +39,8 @@ Result = TypeVar("Result")
 class GenerationEndpoint(Endpoint):
     """Serves generations of one dialect.
 
-    Whatever happens, leaving the scope ends the sequences and settles the quota, and exactly one outcome is counted.
+    Leaving the scope, also by an error or a cancellation, ends the sequences, settles the quota and counts exactly one
+    outcome.
     """
 
     def __init__(self, frontend: Frontend, dialect: Dialect) -> None:
@@ -79,7 +80,7 @@ class GenerationEndpoint(Endpoint):
         num_bytes = call.record.body_bytes
         dialect.bound(request, service_class.max_reasoning_tokens, frontend)
         params = GenerationParams(
-            *(request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes), beginnings, attempt
+            request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes, beginnings, attempt
         )
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
@@ -217,7 +218,7 @@ def _writer(
 
 
 def _token_usage(texts: Sequence[TextStream], num_answers: int) -> TokenUsage:
-    """Returns the usage of a request in which so many texts in a row answer one prompt, which counts once."""
+    """Return the usage of a request in which each prompt has `num_answers` texts in a row and counts once."""
     sequences = [text.sequence for text in texts]
     return TokenUsage(
         prompt_tokens=sum(len(sequence.prompt) for sequence in sequences[::num_answers]),

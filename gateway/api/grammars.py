@@ -9,7 +9,7 @@ from backend.structured_output.processes import NoGrammarProcess
 from gateway.errors import BadRequest
 from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar, TooComplexGrammar
 
-GRAMMAR = "grammar"  # the field that errors name, until whoever knows what the client called it says so
+GRAMMAR = "grammar"  # field named in errors until the dialect replaces it by the client's
 RETRY_SECONDS = 1.0
 
 

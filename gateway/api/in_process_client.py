@@ -178,7 +178,7 @@ class InProcessClient:
     ) -> Grant:
         """Charge what the sequences may use. Raises `ApiError`, and records in the event log why.
 
-        A request that no limit counts is served whatever the store says.
+        A request that no limit counts is served even when the store is away.
         """
         record.reserving = self.service.telemetry.clock()
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
@@ -315,10 +315,9 @@ def _usage(
 ) -> Usage:
     """Returns what a request has used so far: nothing, not even one request, before anything was computed for it.
 
-    What a prompt has found in the prefix cache counts among its input tokens, once any of it was computed: the last
-    token always is, unless it is forked. A prompt of which so many streams in a row are answers counts once, as for the
-    one that came furthest. Of a stream that was stopped, its tenant pays for what was delivered; of any other, for what
-    was generated.
+    A prompt's hits in the prefix cache count among its input tokens once any of it was computed: the last token always
+    is, unless it is forked. A prompt with `num_answers` streams in a row counts once, as for the stream that came
+    furthest. For a stopped stream its tenant pays the delivered tokens; for any other, the generated ones.
     """
     now = service.admission.clock()
     processed, cached, generated, block_seconds = 0, 0, 0, 0.0

@@ -1,4 +1,4 @@
-"""Names the blocks of prompts as they arrive: by their names the engine finds what it has computed before."""
+"""Names the blocks of prompts as they arrive: by their names the engine finds cached blocks."""
 
 import asyncio
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from backend.paged_kv.block_names import BlockNames, Tokens
 from backend.scheduler.sequence import Sequence
 
 BLOCKS_AT_ONCE, TOKENS_AT_ONCE = 128, 2048  # what takes a quarter of a millisecond, in which the event loop is held
-MOST_ROOTS = 1024  # that are remembered, of a tenant or of a salt of its clients
+MAX_ROOTS = 1024  # that are remembered, of a tenant or of a salt of its clients
 
 
 class NameablePrompt(Tokens, Protocol):
@@ -26,7 +26,7 @@ class PromptNames:
         self._names = names
         self._block_size = block_size
         self._at_once = max(1, min(BLOCKS_AT_ONCE, TOKENS_AT_ONCE // block_size))
-        self._root = lru_cache(MOST_ROOTS)(names.root)
+        self._root = lru_cache(MAX_ROOTS)(names.root)
 
     def begin(self, sequences: Iterable[NameablePrompt], scope: str, salt: str | None) -> None:
         """Say who may share the blocks of these sequences: all of the scope; with a salt, those of the scope that have

@@ -9,14 +9,15 @@ from backend.stream import TokenStream
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError
 from quotas.quotas import Grant
 
-STORE_RETRY = 1.0  # seconds
+STORE_RETRY_SECONDS = 1.0
 
 
 class QuotaExtender:
     """Reserves more tokens for the answers of one request while the block runs.
 
-    An answer that needs more than its tenant may have at the moment pauses and delays nobody. If there is no more after
-    `EXTEND_TIMEOUT`, or a budget is spent, `fail` is called with the `QuotaError` once the answer has paused.
+    An answer that needs more than the rest of its tenant's limits pauses, which delays no other request. If the limit
+    has no room after `EXTEND_TIMEOUT`, or a budget is spent, `fail` is called with the `QuotaError` once the answer has
+    paused.
     """
 
     def __init__(self, grant: Grant, admission: Admission, fail: Callable[[QuotaError], object]) -> None:
@@ -68,7 +69,7 @@ class QuotaExtender:
                 if isinstance(error, BudgetSpent) or asyncio.get_running_loop().time() > give_up:
                     return error
                 wait = error.retry_after if isinstance(error, LimitExceeded) else None
-                await asyncio.sleep(min(wait or STORE_RETRY, EXTEND_TIMEOUT))
+                await asyncio.sleep(min(wait or STORE_RETRY_SECONDS, EXTEND_TIMEOUT))
             else:
                 return None
 

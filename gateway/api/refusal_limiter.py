@@ -3,15 +3,15 @@
 A refused request counts 1, and 1 more for each 64 KiB that was read of its body, up to `MOST_SECONDS` of the rate.
 Two rates hold:
 
-- An API key may have so many requests a second refused for what they are (400, 404, 413 ...). Beyond that the gateway
+- An API key may have `refused_per_second` faulty requests refused (400, 404, 413 ...). Beyond that the gateway
   answers 429 before it reads a body, until the excess has been waited out.
-- A key is sent twice as many refusals of any kind a second, and an address that has shown no valid key (401, unknown
-  paths) as many as a key. A refusal beyond the rate is delayed for the refusals before it, not for its own body, which
-  delays those that come after: the sender of one body that is too large learns so at once. A valid key behind the same
-  address is not delayed.
+- A key is sent twice as many refusals of any kind a second, and an address without a valid key (401, unknown paths)
+  as many as a key. A refusal beyond the rate is delayed by the refusals before it, not by its own body, which delays
+  later ones: the sender of one body that is too large learns so at once. A valid key behind the same address is not
+  delayed.
 
-A tenant has the rate of `TENANT_KEYS` keys, and none of its keys is kept out for refusals of another: while more of
-them have requests refused, each refusal costs its own key the more, so that they share that rate.
+A tenant has the rate of `KEY_RATES_PER_TENANT` keys, and none of its keys is kept out for another's refusals: while
+more keys have requests refused, each refusal costs its own key more, so that they share that rate.
 """
 
 from collections import OrderedDict
@@ -26,8 +26,8 @@ from quotas.policy.units import show_wait
 BURST_SECONDS = 1.0  # seconds of a rate that may come at once
 MAX_DELAY = 30.0  # seconds that a refusal is delayed
 MOST_SECONDS = 10.0  # of a rate, that the body of one refusal may cost
-REFUSALS_SHARE = 2.0  # refusals of any kind, for each request that may be refused for what it is
-TENANT_KEYS = 2  # keys whose rate a tenant has
+REFUSALS_PER_FAULT = 2.0  # refusals of any kind, for each request that may be refused for what it is
+KEY_RATES_PER_TENANT = 2  # keys whose rate a tenant has
 MAX_OWNERS = 16_384  # tenants, or networks: the latest are remembered
 
 
@@ -40,7 +40,7 @@ class RefusalLimiter:
         self.on_suspect: list[Callable[[str], object]] = []  # called with each tenant that joins them
         self._clock = clock
         self._requests = _Buckets(per_second)
-        self._refusals = _Buckets(per_second * REFUSALS_SHARE)
+        self._refusals = _Buckets(per_second * REFUSALS_PER_FAULT)
         self._addresses = _Buckets(per_second)
 
     def check(self, tenant: str, key: str) -> None:
@@ -54,9 +54,7 @@ class RefusalLimiter:
             )
 
     def count(self, error: ApiError, tenant: str | None, key: str | None, peer: str, num_bytes: int) -> float:
-        """Count a refusal of a request of whose body so many bytes were read, and return the seconds by which it is to
-        be delayed.
-        """
+        """Count a refusal after `num_bytes` of the body were read, and return the seconds by which to delay it."""
         if error.status >= 500:
             return 0.0
         now, num_blocks = self._clock(), num_bytes // BLOCK_BYTES
@@ -89,15 +87,15 @@ class _Buckets:
         return 0.0 if bucket is None else bucket.wait(now)
 
     def take(self, owner: str, key: str | None, num_blocks: int, now: float) -> float:
-        """Take what a refusal costs that follows so many blocks of a body, and return the seconds until what was taken
-        before it is covered.
+        """Charge a refusal that came after `num_blocks` of a body, and return the seconds until earlier charges are
+        covered.
         """
         before = self._buckets.pop(owner, {})
         buckets = self._buckets[owner] = {one: bucket for one, bucket in before.items() if not bucket.is_full(now)}
         if len(self._buckets) > MAX_OWNERS:
             self._buckets.popitem(last=False)
         bucket = buckets.setdefault(key, _Bucket(self.rate, now))
-        share = max(1.0, len(buckets) / TENANT_KEYS)
+        share = max(1.0, len(buckets) / KEY_RATES_PER_TENANT)
         bucket.draw(share)
         seconds = bucket.wait(now)
         bucket.draw(share * min(num_blocks, MOST_SECONDS * self.rate))

@@ -76,7 +76,7 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
 
 class Shortcut:
     """Hands the routes that carry the load straight to their endpoints, past the router's middleware: an endpoint
-    answers whatever happens. It is no coroutine itself, which every wake-up of a request would pass through.
+    answers every error itself. This is no coroutine, which every wake-up of a request would pass through.
     """
 
     def __init__(

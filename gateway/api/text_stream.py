@@ -14,7 +14,7 @@ from gateway.openai.replies import Choice
 from gateway.openai.replies import FinishReason as ToldReason
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 
-PARSED_AT_ONCE = 256  # tokens of an answer that is parsed when it is whole: a millisecond or two
+TOKENS_PARSED_AT_ONCE = 256  # tokens of an answer that is parsed when it is whole: a millisecond or two
 
 
 class TextStream:
@@ -111,7 +111,7 @@ class TextStream:
         for count, token_id in enumerate(self._kept, 1):
             pieces.append(self._detokenizer.push((token_id,)))
             self.message.push(pieces[-1])
-            if not count % PARSED_AT_ONCE:
+            if not count % TOKENS_PARSED_AT_ONCE:
                 await asyncio.sleep(0)  # others have their turn
         return "".join(pieces)
 

@@ -57,7 +57,7 @@ def _utc_day(text: str) -> date:
 def _future(text: str) -> datetime:
     moment = words.expires(text)
     if moment <= datetime.now(UTC):
-        raise ValueError("is past: such a key opens nothing")
+        raise ValueError("is past: the key would open nothing")
     return moment
 
 

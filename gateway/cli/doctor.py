@@ -14,28 +14,27 @@ from gateway.doctor.causes import ranked
 from gateway.doctor.check import Check, Verdict, problem
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.findings import findings
-from gateway.doctor.snapshot import SECONDS, DoctorError
-from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, rule
+from gateway.doctor.snapshot import WINDOW_SECONDS, DoctorError
+from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, rule
 from gateway.table import printable
 from gateway.tenants.key_store import KeyStore
 
 ADMIN_URL = "http://127.0.0.1:8001"
-NAMED = 3  # replicas, of those that share a trouble
+MAX_NAMED_REPLICAS = 3  # of the replicas that share a trouble
 KEY_VARIABLE = "SLUICE_ADMIN_KEY"
 
 NOTES = """\
 It takes the flags and the variables of `sluice serve`, checks the machine and the configuration, and serves nothing.
-With --live it looks twice at a gateway that runs, by its admin port, and names what is wrong with it. A router is asked
-what is wrong with its fleet and with each replica. The admin key is that of --key-file, else of SLUICE_ADMIN_KEY, else
-of the file admin-key in the state directory; SSL_CERT_FILE names the authorities that a TLS certificate is checked
-against.
+With --live it looks twice at a running gateway, by its admin port, and names its troubles. A router is asked for the
+troubles of its fleet and of each replica. The admin key is that of --key-file, else of SLUICE_ADMIN_KEY, else of the
+file admin-key in the state directory; SSL_CERT_FILE names the authorities that a TLS certificate is checked against.
 Exit status: 0, or 1 when there is a problem, with --live a serious trouble. docs/diagnosis.md has examples."""
 
 
 def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="what is wrong with a machine, a configuration, or a running gateway",
+        help="find faults of a machine, a configuration, or a running gateway",
         usage="sluice doctor [flags of serve]\n       sluice doctor --live [URL] [--key-file FILE]",
         epilog=NOTES,
     )
@@ -82,7 +81,7 @@ def _diagnose(namespace: Namespace) -> int:
             found = gateway.own_findings()
         else:
             before = gateway.snapshot()
-            time.sleep(SECONDS)
+            time.sleep(WINDOW_SECONDS)
             found = findings(before, gateway.snapshot())
             now = {finding.name for finding in found}
             found = ranked(found + [past for past in gateway.own_findings() if past.name not in now])
@@ -92,7 +91,9 @@ def _diagnose(namespace: Namespace) -> int:
 
 def _told(found: Iterable[Finding]) -> Iterable[str]:
     lines = [_as_consequence(finding) if finding.cause else _as_cause(finding) for finding in found]
-    return lines or [f"ok       nothing is wrong, as far as {SECONDS:g} s and the metrics of the last minutes show"]
+    return lines or [
+        f"ok       nothing is wrong, as far as {WINDOW_SECONDS:g} s and the metrics of the last minutes show"
+    ]
 
 
 def _as_cause(finding: Finding) -> str:
@@ -106,15 +107,15 @@ def _as_consequence(finding: Finding) -> str:
 
 def _whose(finding: Finding) -> str:
     """Return the names of the replicas that have it, of many the first ones, as the beginning of a line."""
-    first, others = finding.replicas[:NAMED], finding.replicas[NAMED:]
+    first, others = finding.replicas[:MAX_NAMED_REPLICAS], finding.replicas[MAX_NAMED_REPLICAS:]
     more = f" and {len(others)} more" if others else ""
     return f"{', '.join(first)}{more}: " if first else ""
 
 
 def _admin_key(namespace: Namespace) -> str:
     source, key = _found_key(namespace)
-    if not is_token(key, MIN_ADMIN_KEY):
-        raise DoctorError(f"{source} must hold the admin key, {rule(MIN_ADMIN_KEY)}: see --key-file")
+    if not is_token(key, MIN_ADMIN_KEY_CHARS):
+        raise DoctorError(f"{source} must hold the admin key, {rule(MIN_ADMIN_KEY_CHARS)}: see --key-file")
     return key
 
 

@@ -1,4 +1,4 @@
-"""`sluice explain` and `sluice replay`: what the core decided, read off its event log."""
+"""`sluice explain` and `sluice replay`: the core's decisions, read from its event log."""
 
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path

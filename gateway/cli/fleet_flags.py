@@ -16,7 +16,7 @@ from gateway.tenants.auth import pepper_of
 from gateway.tenants.key_store import KeyStore
 from quotas.errors import StoreUnavailable
 
-STORE_TIMEOUT = 1.0  # seconds; no request waits for this answer
+STORE_TIMEOUT_SECONDS = 1.0  # no request waits for this answer
 
 SETTINGS = {
     "policy": "the replicas' policy file, or folder of them; edits take effect at once",
@@ -101,7 +101,7 @@ def add_fleet_flags(parser: ArgumentParser) -> None:
         "--replica-ca-file",
         metavar="FILE",
         type=Path,
-        help="certificate (PEM) of who signs those of the replicas (default: whom the system trusts)",
+        help="certificate (PEM) of the authority that signs the replicas' (default: the system's authorities)",
     )
 
 
@@ -134,7 +134,7 @@ def _announced(model: str, settings: Settings, by_address: bool) -> Any:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Announcements]:
         async with _store_url(settings) as url:
-            store = RedisStore.at(url, STORE_TIMEOUT)
+            store = RedisStore.at(url, STORE_TIMEOUT_SECONDS)
             try:
                 with suppress(StoreUnavailable):  # it is connected to as soon as it is there
                     await store.connect()

@@ -1,6 +1,6 @@
 """The `sluice` command parses its arguments, runs a subcommand and turns errors into messages and exit statuses.
 
-Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted, 141 nobody reads on.
+Exit status: 0 done, 1 it could not be done, 2 a usage error, 130 interrupted, 141 the reader closed the pipe.
 """
 
 import logging

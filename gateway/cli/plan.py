@@ -1,4 +1,4 @@
-"""`sluice plan`: what a model takes of a GPU's memory, how many sequences fit, and the least time its steps can take.
+"""`sluice plan`: a model's use of a GPU's memory, the number of sequences that fit, and the least time of its steps.
 
 From the model's config.json: no GPU, and of the weights at most what their files say of themselves."""
 
@@ -37,7 +37,7 @@ _ASSUMED = {
 _SIZE, _COUNT = argument(units.size), argument(units.count)
 _RATES = {"G": 1e9, "T": 1e12, "P": 1e15}
 TOKEN_BUDGET = 2048  # of a step, unless max_num_seqs is larger
-LARGEST_BATCH = 512  # in the table, unless max_num_seqs is larger
+MAX_TABLE_BATCH = 512  # in the table, unless max_num_seqs is larger
 
 
 def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
@@ -240,8 +240,8 @@ def _ms(seconds: float) -> str:
 
 def _batches(max_num_seqs: int) -> list[int]:
     """Return the powers of two up to the largest batch of the table, and the limit itself."""
-    powers = [2**power for power in range(max(LARGEST_BATCH, max_num_seqs).bit_length())]
-    return sorted({*(batch for batch in powers if batch <= max(LARGEST_BATCH, max_num_seqs)), max_num_seqs})
+    powers = [2**power for power in range(max(MAX_TABLE_BATCH, max_num_seqs).bit_length())]
+    return sorted({*(batch for batch in powers if batch <= max(MAX_TABLE_BATCH, max_num_seqs)), max_num_seqs})
 
 
 def _rate(text: str) -> float:

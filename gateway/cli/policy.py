@@ -1,4 +1,4 @@
-"""`sluice policy`: check policy files, show what they come to, compare two, ask what one says of a request."""
+"""`sluice policy`: check policy files, show the effective policy, compare two, explain one for a request."""
 
 import sys
 import time
@@ -148,7 +148,7 @@ def add_policy_command(commands: "_SubParsersAction[Any]") -> None:
     policy = commands.add_parser("policy", help="check, show and compare policy files", description=__doc__)
     policy.set_defaults(parser=policy)
     actions = policy.add_subparsers(title="commands", metavar="COMMAND")
-    check = actions.add_parser("check", help="say what is wrong, with file, line and column; exit status 0 or 1")
+    check = actions.add_parser("check", help="list all problems with file, line and column; exit status 0 or 1")
     check.add_argument("paths", metavar="PATH", type=Path, nargs="+", help=f"{PATH}; each is checked by itself")
     add_flags(
         check,
@@ -170,7 +170,7 @@ def add_policy_command(commands: "_SubParsersAction[Any]") -> None:
     diff.set_defaults(run=_diff)
     explain = actions.add_parser(
         "explain",
-        help="say which class and limits a request has, what is left, whether it would pass",
+        help="show a request's class and limits, the rest of each limit, and whether it would pass",
         epilog=EXIT_STATUS,
     )
     _explain_arguments(explain)
@@ -243,7 +243,7 @@ def _warn_of_unnamed(policy: Policy, settings: Settings) -> None:
     try:
         records = KeyStore(settings.state_dir).records()
     except (KeyStoreError, OSError):
-        return  # whoever checks a policy need not be the gateway's user
+        return  # the user who checks a policy need not be the gateway's
     for line in unnamed_tenant_lines(policy, records) if policy.tenants else ():
         print(f"warning: a stored key's tenant is not named: {line}", file=sys.stderr)
 

@@ -21,7 +21,7 @@ TELEMETRY = {
     "otlp_protocol": "how the collector is spoken to: OTLP over gRPC, or protobuf over HTTP",
     "trace_sample_ratio": "of requests without a trace of their own, that are traced, here and at the replica",
     "trace_slow_seconds": "wait for the first byte of an answer from which a request is traced anyway",
-    "trace_max_per_second": "most requests traced in a second, whatever asks for it; of one tenant a quarter",
+    "trace_max_per_second": "most requests traced in a second; a quarter of it for one tenant",
 }
 
 

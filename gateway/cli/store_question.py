@@ -16,7 +16,7 @@ STORE_FLAGS = {
     "redis_url": "the quota store of the gateways, as they were given it; auto: a gateway's private one in DIR",
     "state_dir": "the gateway's state directory, with its private store and its keys",
 }
-TIMEOUT = 5.0  # seconds; nobody's request waits for this answer
+ANSWER_SECONDS = 5.0  # nobody's request waits for this answer
 
 
 def ask_store(settings: Settings, question: Callable[[RedisStore], Awaitable[T]]) -> T:
@@ -44,7 +44,7 @@ def _url(settings: Settings) -> Iterator[str]:
 
 
 async def _answer(url: str, question: Callable[[RedisStore], Awaitable[T]]) -> T:
-    store = RedisStore.at(url, TIMEOUT)
+    store = RedisStore.at(url, ANSWER_SECONDS)
     try:
         await store.connect()
         return await question(store)

@@ -1,4 +1,4 @@
-"""`sluice usage`: what tenants have used, as settled, by UTC day; and what it costs where the policy has a price."""
+"""`sluice usage`: the settled use of tenants by UTC day, and its cost where the policy has a price."""
 
 import sys
 from argparse import Namespace, _SubParsersAction
@@ -14,8 +14,8 @@ from gateway.tenants.usage import LEDGER_DAYS, by_tenant, usage_csv, usage_entri
 PRICES = "policy file, or folder of them, with the prices; auto: the built-in policy, which has none"
 
 NOTES = """\
-Prices are those of the policy as it is now (--policy), whatever they were on the day. The store is the one that a
-gateway with the same --redis-url and --state-dir keeps; a running gateway books every few seconds what was used."""
+Prices are those of the present policy (--policy), for past days too. The store is the one that a gateway with the same
+--redis-url and --state-dir keeps; a running gateway books its use every few seconds."""
 
 
 def add_usage_command(commands: "_SubParsersAction[Any]") -> None:

@@ -6,18 +6,18 @@ from gateway.doctor.reasons import is_own_limit, is_paused, plain_reason
 from gateway.doctor.snapshot import Snapshot, Window
 from quotas.policy.units import show_wait
 
-FULL = 0.9  # of the KV blocks: the forecast of what those running will need holds back about the rest
-SMALL = 0.5  # of max_num_seqs: below it a step reads all weights for less than half of the answers it could serve
-IDLE = 0.7  # of the time: two steps in flight keep a device busy for 0.95 of it and more while there is work
-LEAST_KEPT = 0.01  # of the KV blocks: less by floors is not worth a word
-PREEMPTED = 0.05  # of those that join the batch: each is computed twice, so that is what throughput loses
-LEAST_PREEMPTIONS = 3.0  # fewer are what a forecast that is right nine times in ten costs
-SLOWER = 3.0  # a step with a prompt in it, than one of decodes alone: less is not felt as a pause
-FELT = 0.1  # seconds between two tokens that a reader notices, for classes without a target
+FULL_SHARE_OF_POOL = 0.9  # of the KV blocks: the forecast of what those running will need holds back about the rest
+SMALL_BATCH_SHARE = 0.5  # of max_num_seqs: below it a step reads all weights for less than half of the possible rows
+MIN_BUSY_SHARE = 0.7  # of the time: two steps in flight keep a device busy for 0.95 of it and more while there is work
+MIN_KEPT_SHARE_OF_POOL = 0.01  # of the KV blocks: less by floors is not worth a word
+PREEMPTED_SHARE = 0.05  # of those that join the batch: each is computed twice, so that is what throughput loses
+MIN_PREEMPTIONS = 3.0  # fewer are what a forecast that is right nine times in ten costs
+SLOWDOWN_RATIO = 3.0  # a step with a prompt in it, than one of decodes alone: less is not felt as a pause
+NOTICED_GAP_SECONDS = 0.1  # between two tokens that a reader notices, for classes without a target
 LATE_TOKENS = 0.1  # of the requests that end: targets are meant for nine in ten
-PLANNING = 0.05  # of a step: what the design allows the event loop
-MISPRICED = 0.5  # of a step's time: a machine that others use too is off by less in half of the steps
-LEAST_STEPS = 20.0  # from which means say something
+PLANNING_SHARE_OF_STEP = 0.05  # of a step: what the design allows the event loop
+MISPRICED_SHARE_OF_STEP = 0.5  # of a step's time: a machine that others use too is off by less in half of the steps
+MIN_STEPS = 20.0  # from which means say something
 STALLED_SECONDS = 2.0  # without a step: longer than any but a step of very many tokens on a CPU
 
 STEP = "sluice_step_duration_seconds"
@@ -40,12 +40,12 @@ def stalled(window: Window) -> Finding | None:
 def small_batches(window: Window) -> Finding | None:
     kv = min(window.before.kv_share, window.after.kv_share)
     size, most = window.mean("sluice_batch_size"), window.after.engine["max_num_seqs"]
-    is_full = kv >= FULL or (_waits_for_memory(window.before) and _waits_for_memory(window.after))
-    if not is_full or not window.both("waiting") or not 0 < size <= SMALL * most:
+    is_full = kv >= FULL_SHARE_OF_POOL or (_waits_for_memory(window.before) and _waits_for_memory(window.after))
+    if not is_full or not window.both("waiting") or not 0 < size <= SMALL_BATCH_SHARE * most:
         return None
     kept = window.throughout("sluice_kv_blocks_kept") / window.after.engine["kv_blocks"]
-    by_floors = f", {kept:.0%} kept idle by floors" if kept >= LEAST_KEPT else ""
-    rest = "" if kv >= FULL else "; what those running may still need of the others leaves no room for one more"
+    by_floors = f", {kept:.0%} kept idle by floors" if kept >= MIN_KEPT_SHARE_OF_POOL else ""
+    rest = "" if kv >= FULL_SHARE_OF_POOL else "; the rest is held back for the answers that run"
     return Finding(
         "small_batches",
         "batches are small, for want of KV memory",
@@ -59,7 +59,7 @@ def small_batches(window: Window) -> Finding | None:
 def preemptions(window: Window) -> Finding | None:
     lost = window.increase("sluice_preemptions_total", cause="memory")
     joined = window.increase("sluice_batch_joined_total")
-    if lost < LEAST_PREEMPTIONS or lost < PREEMPTED * joined:
+    if lost < MIN_PREEMPTIONS or lost < PREEMPTED_SHARE * joined:
         return None
     recomputed = window.increase("sluice_recomputed_tokens_total")
     return Finding(
@@ -86,7 +86,7 @@ def lost_steps(window: Window) -> Finding | None:
 def low_utilisation(window: Window) -> Finding | None:
     busy = window.increase("sluice_device_busy_seconds_total") / window.seconds
     waits = [row for row in window.after.waiting if not is_own_limit(row["reason"])]
-    if busy >= IDLE or not waits or not window.both("waiting") or window.count(STEP) < LEAST_STEPS:
+    if busy >= MIN_BUSY_SHARE or not waits or not window.both("waiting") or window.count(STEP) < MIN_STEPS:
         return None
     lag = window.after.samples.total("sluice_loop_lag_seconds")
     return Finding(
@@ -102,9 +102,9 @@ def low_utilisation(window: Window) -> Finding | None:
 def long_prefills(window: Window) -> Finding | None:
     mixed = max(window.mean(STEP, kind=kind) for kind in ("mixed", "prefill"))
     decode = window.mean(STEP, kind="decode") or _since_start(window, "decode")
-    target = _tightest_token_time(window) or FELT
+    target = _tightest_token_time(window) or NOTICED_GAP_SECONDS
     is_answering = window.count(STEP, kind="decode") or window.count(STEP, kind="mixed")
-    if not is_answering or not decode or mixed < SLOWER * decode or mixed <= target:
+    if not is_answering or not decode or mixed < SLOWDOWN_RATIO * decode or mixed <= target:
         return None
     tokens = window.increase("sluice_prefill_tokens_total") / max(1.0, window.increase("sluice_prefill_chunks_total"))
     return Finding(
@@ -120,7 +120,7 @@ def long_prefills(window: Window) -> Finding | None:
 def slow_answers(window: Window) -> Finding | None:
     missed = window.increase("sluice_slo_misses_total", target="time_per_output_token")
     ended = window.increase("sluice_requests_total", outcome="completed")
-    if missed < LEAST_PREEMPTIONS or missed < LATE_TOKENS * ended:
+    if missed < MIN_PREEMPTIONS or missed < LATE_TOKENS * ended:
         return None
     return Finding(
         "slow_answers",
@@ -132,19 +132,19 @@ def slow_answers(window: Window) -> Finding | None:
 
 def slow_planning(window: Window) -> Finding | None:
     planning, step = window.mean("sluice_planning_duration_seconds"), window.mean(STEP)
-    if window.count(STEP) < LEAST_STEPS or planning <= PLANNING * step:
+    if window.count(STEP) < MIN_STEPS or planning <= PLANNING_SHARE_OF_STEP * step:
         return None
     return Finding(
         "slow_planning",
         "the scheduler takes long to plan a step, and the device waits for it",
-        f"{planning * 1e6:.0f} us for a step of {step * 1e3:.2f} ms, of which {PLANNING:.0%} is meant for it",
+        f"{planning * 1e6:.0f} us for a step of {step * 1e3:.2f} ms; the bound is {PLANNING_SHARE_OF_STEP:.0%}",
         "give the process a faster or less busy core; `sluice doctor` says whether the scheduler is compiled",
     )
 
 
 def prices_off(window: Window) -> Finding | None:
     drift = window.throughout("sluice_price_drift_ratio")
-    if drift < MISPRICED:
+    if drift < MISPRICED_SHARE_OF_STEP:
         return None
     return Finding(
         "prices_off",

@@ -14,8 +14,8 @@ from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
 from quotas.policy.policy_file import PolicyError
 
-LEAST_SPACE = 2**30  # bytes: the store's log, the audit log and an event log fit
-SOON = 30  # days before a certificate ends
+MIN_FREE_BYTES = 2**30  # the store's log, the audit log and an event log fit
+EXPIRY_WARNING_DAYS = 30  # days before a certificate ends
 SECRETS = ("pepper", "admin-key", "keys.json")
 
 
@@ -75,7 +75,7 @@ def _contents(directory: Path) -> Check:
         return problem("state", str(error))
     free = shutil.disk_usage(directory).free
     found = f"{directory}: {len(keys)} keys, {free / 2**30:.1f} GiB of disk free"
-    if free < LEAST_SPACE:
+    if free < MIN_FREE_BYTES:
         return warning("state", found, "free some: the quota store writes there, and so do logs")
     return ok("state", found)
 
@@ -92,7 +92,7 @@ def policy(settings: Settings) -> Check:
         more = f" (and {len(rest)} more)" if rest else ""
         return problem("policy", f"{first}{more}", f"`sluice policy check {settings.policy}` names all")
     if settings.policy is None:
-        return ok("policy", f"the built-in one, which limits nobody; version {current.version}")
+        return ok("policy", f"the built-in one, which limits no tenant; version  {current.version}")
     return ok("policy", f"{len(current.classes)} classes, {len(current.tenants)} tenants, version {current.version}")
 
 
@@ -123,7 +123,11 @@ def tls(settings: Settings) -> Check:
         return problem("tls", f"{settings.tls_cert_file}: {error}", "make it anew; certificate and key belong together")
     days = (expires - datetime.now(UTC)).days
     found = f"{settings.tls_cert_file} ends on {expires:%Y-%m-%d}, in {days} days"
-    return ok("tls", found) if days >= SOON else warning("tls", found, "renew it, then restart: it is read at start")
+    return (
+        ok("tls", found)
+        if days >= EXPIRY_WARNING_DAYS
+        else warning("tls", found, "renew it, then restart: it is read at start")
+    )
 
 
 def _without_tls(settings: Settings) -> Check:

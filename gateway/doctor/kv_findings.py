@@ -1,33 +1,35 @@
-"""Findings about KV memory that is cached: what is given up too soon, never found again, or kept from those in need."""
+"""Findings about cached KV memory: blocks evicted too soon, never found again, or kept while requests need memory."""
 
 from admission.explain import REASONS
 from gateway.doctor.finding import Finding
 from gateway.doctor.reasons import plain_reason
 from gateway.doctor.snapshot import Json, Snapshot, Window
 
-RECOMPUTED = 0.1  # of the tokens of prefills: twice what preemptions may cost, see `engine_findings.PREEMPTED`
-LOST = 0.5  # of the hits that there were before: less than that comes and goes with what is asked
-LEAST_HITS = 0.05  # of the prompt tokens, before: who found less has little to lose
-GIVEN_UP = 0.1  # of the pool's blocks: less is what a full cache gives up for what is new
-NEVER = 0.01  # of the prompt tokens: what tenants who ask alike by chance would find
+RECOMPUTED_SHARE = 0.1  # of the tokens of prefills: twice what preemptions may cost, see `PREEMPTED_SHARE`
+LOST_HITS_SHARE = 0.5  # of the hits that there were before: less than that comes and goes with what is asked
+MIN_HIT_SHARE = 0.05  # of the prompt tokens, before: who found less has little to lose
+EVICTED_SHARE_OF_POOL = 0.1  # of the pool's blocks: less is what a full cache gives up for what is new
+UNSHARED_HIT_SHARE = 0.01  # of the prompt tokens: what tenants who ask alike by chance would find
 LEAST_TOKENS = 100_000.0  # of prompts, from which it is known what they begin with; in `thrashing`, those of before too
-LEAST_JOINED = 10.0  # sequences; fewer may be as different as they like
-LEAST_REQUESTS = 10  # of a tenant, none of which had a prompt that is pinned
-STARVING = 0.1  # of the pool's blocks: less, and memory would be full all the same
+MIN_JOINED = 10.0  # sequences; fewer may be as different as they like
+MIN_REQUESTS = 10  # of a tenant, none of which had a prompt that is pinned
+STARVING_SHARE_OF_POOL = 0.1  # of the pool's blocks: less, and memory would be full all the same
 
 JOINED = "sluice_batch_joined_total"
 QUERIES, HITS = "sluice_prefix_cache_queries_total", "sluice_prefix_cache_hits_total"
 
 
 def thrashing(window: Window) -> Finding | None:
-    """Blocks are given up, and what they held is computed again: by whoever lost it, or by those who come back."""
+    """Blocks are evicted and their tokens computed again, by the preempted sequence or by the prompt's next turn."""
     given_up, joined = window.increase("sluice_prefix_cache_evictions_total"), window.increase(JOINED)
-    if given_up < GIVEN_UP * window.after.engine["kv_blocks"] or joined < LEAST_JOINED:
+    if given_up < EVICTED_SHARE_OF_POOL * window.after.engine["kv_blocks"] or joined < MIN_JOINED:
         return None
     found_before, found = _hit_share(window), _hits(window)
     prefilled, again = window.increase("sluice_prefill_tokens_total"), window.increase("sluice_recomputed_tokens_total")
-    loses_hits = found_before >= LEAST_HITS and found < LOST * found_before and bool(window.increase(QUERIES))
-    recomputes = again > 0 and again >= RECOMPUTED * prefilled
+    loses_hits = (
+        found_before >= MIN_HIT_SHARE and found < LOST_HITS_SHARE * found_before and bool(window.increase(QUERIES))
+    )
+    recomputes = again > 0 and again >= RECOMPUTED_SHARE * prefilled
     if not (loses_hits or recomputes):
         return None
     hits = f"; {found:.0%} of the prompt tokens were found in the prefix cache, {found_before:.0%} before"
@@ -45,7 +47,7 @@ def thrashing(window: Window) -> Finding | None:
 def cache_never_hits(window: Window) -> Finding | None:
     samples = window.after.samples
     asked, found = samples.total(QUERIES), samples.total(HITS)
-    if asked < LEAST_TOKENS or found >= NEVER * asked or not window.increase(QUERIES):
+    if asked < LEAST_TOKENS or found >= UNSHARED_HIT_SHARE * asked or not window.increase(QUERIES):
         return None
     return Finding(
         "cache_never_hits",
@@ -62,7 +64,7 @@ def starving_floor(window: Window) -> Finding | None:
     kept, blocks = window.throughout("sluice_kv_blocks_kept"), window.after.engine["kv_blocks"]
     keeper, its_bytes = _keeper(window.after)
     waiting = min(_waits_for_memory(window.before, keeper), _waits_for_memory(window.after, keeper))
-    if kept < STARVING * blocks or not waiting:
+    if kept < STARVING_SHARE_OF_POOL * blocks or not waiting:
         return None
     return Finding(
         "starving_floor",
@@ -87,9 +89,9 @@ def pin_never_hits(window: Window) -> Finding | None:
         "pinned prompts are not found",
         f"the prompts pinned for {row['name']}{others}, of {row['pinned_blocks']:,} blocks, were found "
         f"{row['pinned_reuses']:,} times since the start, and not lately; {kept} for {row['requests']:,} requests",
-        f"see that prefix_cache.pinned of {row['name']} is word for word what its requests send as system message (a "
+        f"see that prefix_cache.pinned of {row['name']} equals the system message of its requests word for word (a "
         "line's end and cache_salt count, and a chat template may put tools or a date before it), or leave it out of "
-        "the policy; what is above kv_bytes is not kept either",
+        "the policy; pins above kv_bytes are not kept either",
     )
 
 
@@ -98,9 +100,9 @@ def _is_pinned_in_vain(before: Json | None, row: Json) -> bool:
     if before is None or not row["pinned_blocks"] or row["running"]:
         return False
     if not row["kv_pinned_bytes"]:
-        return bool(not row["pinned_reuses"] and row["requests"] >= LEAST_REQUESTS)
+        return bool(not row["pinned_reuses"] and row["requests"] >= MIN_REQUESTS)
     is_unused = before["kv_pinned_bytes"] and before["pinned_reuses"] == row["pinned_reuses"]
-    return bool(is_unused and row["requests"] - before["requests"] >= LEAST_REQUESTS)
+    return bool(is_unused and row["requests"] - before["requests"] >= MIN_REQUESTS)
 
 
 def _hits(window: Window) -> float:

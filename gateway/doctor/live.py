@@ -8,7 +8,7 @@ import httpx
 from gateway.doctor.finding import Finding
 from gateway.doctor.snapshot import PATHS, DoctorError, Snapshot
 
-SECONDS = 10.0  # that an answer may take
+ANSWER_SECONDS = 10.0  # that an answer may take
 
 
 class LiveGateway:
@@ -18,7 +18,7 @@ class LiveGateway:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        self._client = httpx.Client(timeout=SECONDS, headers={"authorization": f"Bearer {key}"})
+        self._client = httpx.Client(timeout=ANSWER_SECONDS, headers={"authorization": f"Bearer {key}"})
         self._url = url.rstrip("/")
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Checks of the machine, whatever is to be served on it."""
+"""Checks of the machine alone, not of the model or the settings."""
 
 import ctypes
 import platform
@@ -59,7 +59,7 @@ def kernels(features: str | None = None) -> Check:
             f"compiled for this processor ({shown}), but their sums depend on the batch: a seed may draw another text",
             "report the processor and the compiler's version; nothing else is wrong",
         )
-    return ok("kernels", f"compiled for this processor ({shown}); they agree with the reference, whatever the batch")
+    return ok("kernels", f"compiled for this processor ({shown}); they agree with the reference in every batch")
 
 
 def core() -> Check:

@@ -22,7 +22,7 @@ from gateway.tenants.cache_limits import KVPool, room_problems
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy_file import PolicyError
 
-SPARE_MEMORY = 0.1  # of what is free: for requests, logits and libraries
+SPARE_MEMORY_SHARE = 0.1  # of what is free: for requests, logits and libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _memory(settings: Settings, config: ModelConfig) -> Check:
         f"weights {show_bytes(plan.weights)} and KV {show_bytes(plan.kv)} ({plan.num_blocks:,} blocks, "
         f"{plan.max_model_len:,} tokens a request) of {show_bytes(plan.free)} free"
     )
-    if plan.weights + plan.kv > (1 - SPARE_MEMORY) * plan.free:
+    if plan.weights + plan.kv > (1 - SPARE_MEMORY_SHARE) * plan.free:
         return warning("memory", found, "leave a tenth free, or the kernel may end the process: --kv-memory-bytes")
     return ok("memory", found)
 

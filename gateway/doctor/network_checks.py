@@ -34,7 +34,7 @@ def otel() -> Check:
     objections = otel_variables.ignored(os.environ)
     if not objections:
         return ok("otel", "every OTEL_* variable that is set is obeyed")
-    return warning("otel", "; ".join(objections), "unset what is not meant for this gateway")
+    return warning("otel", "; ".join(objections), "unset the variables that are not meant for this gateway")
 
 
 def collector(settings: Settings) -> Check:

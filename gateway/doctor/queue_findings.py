@@ -7,14 +7,14 @@ from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.reasons import is_own_limit, plain_reason
 from gateway.doctor.snapshot import Json, Window
 
-LATE = 0.1  # of those admitted: a target is meant for nine in ten
-LEAST_ADMISSIONS = 5.0  # fewer say nothing of a tenth
-FLOODING = 0.8  # of all that wait, or are refused: the others are hardly there
-LEAST_FLOOD = 10  # requests; fewer are no flood
-LEAST_ESTIMATES = 30.0  # with fewer, one that fails in ten and one in four look alike
-HELD = 0.75  # of the estimates: nine in ten are meant to, and of 30 three standard errors are 0.16
-EARLY_RETRIES = 0.5  # of those who come back: a client's jitter may make a few early
-TENANTS_NAMED = 3
+LATE_SHARE = 0.1  # of those admitted: a target is meant for nine in ten
+MIN_ADMISSIONS = 5.0  # fewer say nothing of a tenth
+FLOODING_SHARE = 0.8  # of all that wait, or are refused: the others are hardly there
+MIN_FLOOD_REQUESTS = 10  # fewer are no flood
+MIN_ESTIMATES = 30.0  # with fewer, one that fails in ten and one in four look alike
+HELD_SHARE = 0.75  # of the estimates: nine in ten are meant to, and of 30 three standard errors are 0.16
+EARLY_RETRY_SHARE = 0.5  # of those who come back: a client's jitter may make a few early
+MAX_NAMED_TENANTS = 3
 
 SERVERS_REASONS = {  # of `sluice_refusals_total`, with the remedy
     "quota_store": "see that Redis runs, is reached within --redis-timeout and takes writes; on_store_outage in the "
@@ -56,7 +56,7 @@ def held_by_own_limit(window: Window) -> Finding | None:
     held = [row for row in _throughout(window) if is_own_limit(row["reason"])]
     if not held:
         return None
-    tenants = Counter(row["tenant"] for row in held).most_common(TENANTS_NAMED)
+    tenants = Counter(row["tenant"] for row in held).most_common(MAX_NAMED_TENANTS)
     names = ", ".join(f"{name} ({count})" for name, count in tenants)
     reason = plain_reason(held[0]["reason"])
     return Finding(
@@ -78,7 +78,7 @@ def above_target(window: Window) -> list[Finding]:
 def _class_above_target(window: Window, name: str, target: float) -> Finding | None:
     late = window.above(target, "sluice_queue_time_seconds", **{"class": name})
     oldest = window.after.samples.total("sluice_queue_oldest_age_seconds", **{"class": name})
-    many = late.total >= LEAST_ADMISSIONS and late.share >= LATE
+    many = late.total >= MIN_ADMISSIONS and late.share >= LATE_SHARE
     if not many and oldest <= target:
         return None
     evidence = [f"{late.count:.0f} of {late.total:.0f} that were admitted had waited longer than {late.bound:g} s"]
@@ -99,7 +99,7 @@ def flood_of_work(window: Window) -> Finding | None:
     rows = window.after.tenants
     waiting = sum(row["waiting"] for row in rows)
     top = max(rows, key=lambda row: row["waiting"], default=None)
-    if top is None or waiting < LEAST_FLOOD or top["waiting"] < FLOODING * waiting:
+    if top is None or waiting < MIN_FLOOD_REQUESTS or top["waiting"] < FLOODING_SHARE * waiting:
         return None
     if not any(row["requests"] or row["running"] or row["waiting"] for row in rows if row is not top):
         return None  # nobody else is there to be disturbed
@@ -107,11 +107,11 @@ def flood_of_work(window: Window) -> Finding | None:
     return Finding(
         "flooding_tenant",
         f"tenant {top['name']} floods the queue",
-        f"{top['waiting']} of {waiting} that wait are its own, and {top['running']} of its run; it had "
+        f"{top['waiting']} of {waiting} waiting requests are its own, and {top['running']} of its requests run; it had "
         f"{top['share']:.0%} of the engine's time in the last minute; no other tenant's request waits for longer than "
         f"{others:.1f} s",
-        "others are served by their weights all the same; bound it in the policy with queued_requests, "
-        "concurrent_requests or a rate, and ask its owner what it does",
+        "other tenants still get their shares; bound this one in the policy with queued_requests, "
+        "concurrent_requests or a rate, and ask its owner about the traffic",
     )
 
 
@@ -119,7 +119,7 @@ def flood_of_refusals(window: Window) -> Finding | None:
     before = {row["name"]: row["refused"] for row in window.before.tenants}
     refused = {row["name"]: row["refused"] - before.get(row["name"], 0) for row in window.after.tenants}
     total, name = sum(refused.values()), max(refused, key=refused.__getitem__, default="")
-    if total < LEAST_FLOOD or refused[name] < FLOODING * total:
+    if total < MIN_FLOOD_REQUESTS or refused[name] < FLOODING_SHARE * total:
         return None
     return Finding(
         "refused_tenant",
@@ -133,7 +133,7 @@ def refusing(window: Window) -> Finding | None:
     """Find requests that are refused, or fail, for reasons that the server must mend and not their tenants."""
     counts = {reason: window.increase("sluice_refusals_total", reason=reason) for reason in SERVERS_REASONS}
     total = sum(counts.values())
-    if total < LEAST_FLOOD:
+    if total < MIN_FLOOD_REQUESTS:
         return None
     reason = max(counts, key=counts.__getitem__)
     counted = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
@@ -149,7 +149,7 @@ def refusing(window: Window) -> Finding | None:
 def early_retries(window: Window) -> Finding | None:
     early = window.increase("sluice_retries_total", honoured="false")
     every = window.increase("sluice_retries_total")
-    if early < LEAST_FLOOD or early < EARLY_RETRIES * every:
+    if early < MIN_FLOOD_REQUESTS or early < EARLY_RETRY_SHARE * every:
         return None
     return Finding(
         "early_retries",
@@ -164,7 +164,7 @@ def estimates_off(window: Window) -> Finding | None:
     early = window.count("sluice_estimate_error_seconds", **first, side="early")
     late = window.count("sluice_estimate_error_seconds", **first, side="late")
     total = early + late
-    if total < LEAST_ESTIMATES or early >= HELD * total:
+    if total < MIN_ESTIMATES or early >= HELD_SHARE * total:
         return None
     return Finding(
         "estimates_off",
@@ -179,17 +179,17 @@ def promises_broken(window: Window) -> Finding | None:
     """Find tenants whose newest estimates of first tokens did not hold, at both ends of the window."""
     metric, newest = "sluice_tenant_estimate_coverage_ratio", {"token": "first", "window": "100"}
     before, after = (samples.by_label(metric, "tenant", **newest) for samples in window.both_samples)
-    broken = {name: share for name, share in after.items() if max(share, before.get(name, share)) < HELD}
+    broken = {name: share for name, share in after.items() if max(share, before.get(name, share)) < HELD_SHARE}
     if not broken:
         return None
-    worst = sorted(broken, key=broken.__getitem__)[:TENANTS_NAMED]
+    worst = sorted(broken, key=broken.__getitem__)[:MAX_NAMED_TENANTS]
     names = ", ".join(f"{name} ({broken[name]:.0%})" for name in worst)
     return Finding(
         "promises_broken",
         "first tokens come later than these tenants are told",
         f"of their last 100 estimates held: {names}; nine in ten are meant to. {len(broken)} of {len(after)} tenants",
-        "if they are few, their prompts or bursts are not what they were: bound those by rate or queued_requests; if "
-        "they are most, something outside the engine takes its time: other processes on its cores, a throttled device",
+        "few tenants: their prompts or bursts have changed; bound them by rate or queued_requests. Most tenants: the "
+        "engine loses time to something outside: other processes on its cores, a throttled device",
     )
 
 

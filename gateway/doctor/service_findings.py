@@ -4,16 +4,16 @@ from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Json, Window
 from quotas.policy.units import show_wait
 
-SLOW_STORE = 0.025  # seconds of a call: a request waits for one of them, a twentieth of an urgent class's target
-SLOW_CALLS = 0.5  # of the calls: a store that is far away is slow for all
-LEAST_CALLS = 5.0
-LAG = 0.05  # seconds: longer than the time a token may take in an urgent class
-LONG_LAG = 0.5  # seconds: probes and deadlines suffer as well
+SLOW_STORE_SECONDS = 0.025  # of a call: each request waits for one, a twentieth of an urgent class's target
+SLOW_CALL_SHARE = 0.5  # of the calls: a store that is far away is slow for all
+MIN_CALLS = 5.0
+LAG_SECONDS = 0.05  # longer than the time a token may take in an urgent class
+LONG_LAG_SECONDS = 0.5  # probes and deadlines suffer as well
 LATE_SHARE = 0.05  # of the time: as much as planning may take of a step
-STALE = 1.0  # seconds: ten exchanges
+STALE_SECONDS = 1.0  # ten exchanges
 _DEBTS = ("replicas", "staleness_seconds")
 SLOW_READER = "its client reads slowly"  # how the admin API begins its reason
-NAMED = 3
+MAX_NAMED = 3
 
 
 def store_away(window: Window) -> Finding | None:
@@ -25,15 +25,15 @@ def store_away(window: Window) -> Finding | None:
         "store_away",
         "the quota store does not answer" if is_away else "the quota store was away",
         f"sluice_store_connected is {0 if is_away else 1}, {outages:.0f} outages began in {window.seconds:.1f} s",
-        "see that Redis runs, has room on its disk and is reached within --redis-timeout, the log says what it lacks; "
-        "tenants are served as their on_store_outage says",
+        "see that Redis runs, has room on its disk and is reached within --redis-timeout (the log names the error); "
+        "meanwhile tenants are served by their on_store_outage",
         Severity.SERIOUS if is_away else Severity.WARNING,
     )
 
 
 def store_slow(window: Window) -> Finding | None:
-    slow = window.above(SLOW_STORE, "sluice_store_latency_seconds")
-    if slow.total < LEAST_CALLS or slow.share < SLOW_CALLS or _is_starved(window):
+    slow = window.above(SLOW_STORE_SECONDS, "sluice_store_latency_seconds")
+    if slow.total < MIN_CALLS or slow.share < SLOW_CALL_SHARE or _is_starved(window):
         return None  # a starved process reads every answer late: `late_loop` says it
     mean = window.mean("sluice_store_latency_seconds")
     return Finding(
@@ -60,7 +60,7 @@ def store_fails(window: Window) -> Finding | None:
 
 def fairness_local(window: Window) -> Finding | None:
     replicas, staleness = (window.after.samples.total(f"sluice_debts_{what}") for what in _DEBTS)
-    if replicas < 2 or staleness <= STALE:
+    if replicas < 2 or staleness <= STALE_SECONDS:
         return None
     return Finding(
         "fairness_local",
@@ -75,23 +75,23 @@ def slow_clients(window: Window) -> Finding | None:
     if not slow:
         return None
     blocks = sum(row["kv_blocks"] for row in slow)
-    tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:NAMED])
+    tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:MAX_NAMED])
     return Finding(
         "slow_clients",
-        "clients do not read what they asked for",
+        "clients do not read their answers",
         f"{len(slow)} of {len(window.after.live)}, of {tenants}: {_named(slow)}; they hold {blocks} KV blocks",
-        "nobody else waits for them; what makes no progress for --write-timeout is cut. Many: a proxy before the "
-        "gateway buffers or is overloaded",
+        "other requests are not delayed; an answer without progress for --write-timeout is cut. Many: a proxy before "
+        "the gateway buffers or is overloaded",
     )
 
 
 def _named(rows: list[Json]) -> str:
-    return ", ".join(f"{row['id']} ({str(row['reason']).removeprefix(SLOW_READER + ': ')})" for row in rows[:NAMED])
+    return ", ".join(f"{row['id']} ({str(row['reason']).removeprefix(SLOW_READER + ': ')})" for row in rows[:MAX_NAMED])
 
 
 def late_loop(window: Window) -> Finding | None:
     lag, late = window.after.samples.total("sluice_loop_lag_seconds"), window.increase("sluice_loop_late_seconds_total")
-    if lag <= LAG and not _is_starved(window):
+    if lag <= LAG_SECONDS and not _is_starved(window):
         return None
     cpu = window.increase("process_cpu_seconds_total") / window.seconds
     return Finding(
@@ -101,7 +101,7 @@ def late_loop(window: Window) -> Finding | None:
         f"the process had {cpu:.1f} cores",
         "leave it a core of its own: lower --threads, or give the process more CPU; `sluice doctor` compares threads "
         "with cores",
-        Severity.SERIOUS if lag > LONG_LAG else Severity.WARNING,
+        Severity.SERIOUS if lag > LONG_LAG_SECONDS else Severity.WARNING,
     )
 
 
@@ -137,8 +137,7 @@ def lost_telemetry(window: Window) -> Finding | None:
         "lost_telemetry",
         "telemetry is lost",
         f"{', '.join(found)} in {window.seconds:.1f} s",
-        "see that the collector at --otlp-endpoint runs and keeps up, and that whoever reads the log does; requests "
-        "do not suffer",
+        "see that the collector at --otlp-endpoint and the reader of the log run and keep up; requests do not suffer",
     )
 
 

@@ -58,7 +58,7 @@ def _unescaped(value: str) -> str:
 PATHS = ("overview", "tenants", "queue", "requests", "policy")
 """Below /admin/v1/: what a snapshot is made of, beside the metrics."""
 
-SECONDS = 3.0
+WINDOW_SECONDS = 3.0
 """Between two snapshots: some hundred steps, and longer than any step that is well."""
 
 Json = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Checks of the quota store: that it answers, may be used, is near, and keeps what it is told."""
+"""Checks of the quota store: that it answers, may be used, is near, and keeps its data."""
 
 import asyncio
 import time
@@ -18,10 +18,10 @@ from quotas.policy.units import show_wait
 from quotas.store.redis_store import RedisStore
 
 CONNECT_SECONDS = 3.0
-PINGS = 5
-FAR = 0.005  # seconds: a request waits for the store before it waits for anything else
-SKEW = 1.0  # seconds between the store's clock and ours: limits run on its clock, expiry of keys on ours
-NEARLY_FULL = 0.8  # of maxmemory: with noeviction a full store refuses
+NUM_PINGS = 5
+FAR_SECONDS = 0.005  # a request waits for the store before it waits for anything else
+SKEW_SECONDS = 1.0  # between the store's clock and ours: limits run on its clock, expiry of keys on ours
+NEARLY_FULL_SHARE = 0.8  # of maxmemory: with noeviction a full store refuses
 
 
 def store(settings: Settings) -> list[Check]:
@@ -58,7 +58,7 @@ def _ask(url: str) -> tuple[Mapping[str, Any], float, float]:
     """Return INFO, the seconds of the quickest PING, and the seconds that the server's clock is ahead."""
     with Redis.from_url(url, socket_timeout=CONNECT_SECONDS, socket_connect_timeout=CONNECT_SECONDS) as client:
         info: Mapping[str, Any] = client.info()
-        seconds = min(_timed(client) for _ in range(PINGS))
+        seconds = min(_timed(client) for _ in range(NUM_PINGS))
         server, micros = client.time()
         return info, seconds, server + micros / 1e6 - time.time()
 
@@ -77,14 +77,14 @@ def judge(where: str, info: Mapping[str, Any], seconds: float, skew: float) -> l
     if not info.get("aof_enabled"):
         found = "it keeps no append-only log, so a crash sets tenants' budgets back to its last snapshot, or to nothing"
         checks.append(warning("store", found, "set appendonly yes, with appendfsync everysec"))
-    if seconds > FAR:
+    if seconds > FAR_SECONDS:
         found = f"{where} answers after {show_wait(seconds)}, and every request waits for that"
         checks.append(warning("store", found, "put it nearer to the gateway"))
-    if abs(skew) > SKEW:
+    if abs(skew) > SKEW_SECONDS:
         found = f"its clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} ours"
         checks.append(warning("store", found, "have NTP keep both right"))
     used, most = info.get("used_memory", 0), info.get("maxmemory", 0)
-    if most and used > NEARLY_FULL * most:
+    if most and used > NEARLY_FULL_SHARE * most:
         found = f"it uses {used / 2**20:,.0f} of at most {most / 2**20:,.0f} MiB"
         checks.append(warning("store", found, "raise its maxmemory: when it is full it refuses to count"))
     return checks

@@ -111,7 +111,7 @@ class Acceptor:
 
 
 def _shut(sock: socket.socket) -> None:
-    """Shut the connection down: whatever the loop does with it, it finds it closed."""
+    """Shut the connection down, so that every later use by the loop finds it closed."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 

@@ -1,8 +1,8 @@
-"""Tells whose an IP address is, as far as it shows: limits by address are for whoever may use all of a network."""
+"""The network to which a limit by address applies: a client may use all addresses of its own."""
 
 from ipaddress import IPv6Address, ip_network
 
-SITE_BITS = 64  # an IPv6 subscriber has all addresses that share so many leading bits
+SITE_BITS = 64  # leading bits that all addresses of an IPv6 subscriber share
 
 
 def network_of(address: str) -> str:

@@ -98,8 +98,8 @@ class HangupWatcher:
 
 
 class DiscardPace:
-    """Shares out how fast connections may send what nobody reads, such as the rest of a body that was refused: else it
-    would cost its sender nothing to keep the loop busy with it.
+    """Limits the rate at which all connections together may send discarded bytes, such as the rest of a refused body:
+    otherwise a sender could keep the loop busy at no cost.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

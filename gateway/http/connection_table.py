@@ -1,14 +1,14 @@
 """The connections that a port holds, and which of them is closed for a new one when there are too many.
 
-A new connection cannot show a key before it is accepted, so it is not refused while another one would lose less. At the
-limit this one is evicted, the first of the list that there is:
+A new connection cannot show a key before it is accepted, so it is not refused while the loss of another would be less.
+At the limit a connection is evicted, the first of this list that exists:
 
-1. a stranger, on which no request has shown a valid key yet, or whose refusal is delayed: the oldest, and no trickle of
-   bytes makes one younger;
-2. one that has shown a key and waits for its next request: the one that has waited longest;
+1. a stranger, on which no request has shown a valid key yet, or whose refusal is delayed: the oldest by the time of its
+   acceptance, so that a trickle of bytes does not help;
+2. a connection that has shown a key and waits for its next request: the longest waiting;
 3. an incomplete upload of a tenant that has more than half of all connections: the oldest.
 
-Strangers keep a quarter of all connections at the cost of 2 and 3: otherwise a flood of them would leave nobody the
+Strangers keep a quarter of all connections at the cost of 2 and 3: otherwise a flood of them would leave new clients no
 time to show a key. A request that has shown a key and is there with all of its body is never evicted.
 """
 
@@ -20,7 +20,7 @@ from typing import Protocol
 
 from gateway.http.address import network_of
 
-STRANGERS_SHARE = 4  # strangers keep 1 / so many of all connections
+STRANGERS_DIVISOR = 4  # unauthenticated connections may always hold a quarter of all
 
 
 class ConnectionLimitReached(Exception):
@@ -190,7 +190,7 @@ class _Group:
     def victim(self) -> ConnectionEntry | None:
         """Returns the connection to evict, by the order above; None if none may be."""
         strangers = self.entries[ConnectionState.STRANGER]
-        if len(strangers) * STRANGERS_SHARE > self.limit:
+        if len(strangers) * STRANGERS_DIVISOR > self.limit:
             return next(iter(strangers))
         return next(chain(self.entries[ConnectionState.IDLE], self._excessive_uploads(), strangers), None)
 

@@ -1,6 +1,6 @@
 """Lets web pages of other origins call the API, as the Fetch standard has browsers ask (CORS protocol).
 
-Who calls shows a key in a header, and never a cookie: a page can do no more than whoever has the key.
+A caller shows its key in a header, never in a cookie, so a page can do no more than the key's holder.
 """
 
 import re

@@ -17,10 +17,10 @@ from pydantic_core.core_schema import ErrorType
 
 from gateway.errors import BadRequest, RequestTooLarge
 
-BLOCK_BYTES = 65_536  # that are scanned at once: well under a millisecond
+BLOCK_BYTES = 65_536  # scanned at once, in well under a millisecond
 MAX_ELEMENTS = 16_384
-MIN_TOKEN_IDS = 131_072  # that a body may have, whatever the context: 5 ms of parsing
-MAX_FIELDS = 96  # in one JSON object; each that a model does not know is an error to describe
+MIN_TOKEN_IDS = 131_072  # in a body, also where the context is shorter: 5 ms of parsing
+MAX_FIELDS = 96  # in one JSON object; each unknown field is an error to describe
 NAMELESS = '""'  # stands for a field whose name is empty
 _DIGITS_AND_SPACE = b"0123456789 \t\r\n"
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b",:[{")

@@ -24,7 +24,7 @@ TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection'
 
 
 _OK = STATUS_LINE[200]
-_CHUNK = b"%x\r\n%b\r\n"  # of so many bytes (RFC 9112, 7.1)
+_CHUNK = b"%x\r\n%b\r\n"  # size in bytes, and content (RFC 9112, 7.1)
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte != ord("\t"))  # of which no header's value has any
 
 
@@ -119,7 +119,7 @@ class Exchange:
         self._callback = None
 
     def end(self) -> None:
-        """Call back, because the client has gone or counts as gone; whoever watches later is called back soon."""
+        """Call back, because the client has gone or counts as gone; a later watcher is called back soon."""
         self._is_over = True
         callback, self._callback = self._callback, None
         if callback is not None:
@@ -146,7 +146,7 @@ def show_key(scope: Scope, tenant: str) -> None:
 
 
 class ClientGone(Exception):
-    """The client disconnected before its request was complete, so nobody is left to answer."""
+    """The client disconnected before its request was complete, so there is no answer to send."""
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) -> bytes:
@@ -314,7 +314,7 @@ class RequestScope:
             self.end(error.outcome)
 
     def abort(self) -> None:
-        """Cancel the block and drop the connection with whatever was not yet written to it."""
+        """Cancel the block and drop the connection with its unwritten bytes."""
         self.end(Outcome.DISCONNECTED)
         if self._transport is not None:
             self._transport.abort()
@@ -358,7 +358,7 @@ class ActiveRequests:
         return not self._closed.is_set()
 
     async def delay(self, seconds: float, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait so many seconds before a request is refused, or until new requests are, or until its client is gone.
+        """Delay a refusal by `seconds`, or until the server drains, or until the client is gone.
 
         Its connection, which would lose a refusal, is then the first to make room for another.
         """

@@ -103,8 +103,8 @@ class ResponseWriter:
             await self.reply(error.to_body(), error.status, encode_headers(error.headers()))
 
     async def _start_stream(self, events: bytes) -> bytes:
-        """Send the headers of a stream once, and return what of the events they did not take along. Whoever else has a
-        part to send meanwhile waits until they are sent.
+        """Send the headers of a stream once, and return the rest of `events` that was not sent with them. Other writers
+        wait until they are sent.
         """
         if self._starting is None:
             self._starting = asyncio.Lock()

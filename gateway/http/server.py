@@ -35,7 +35,7 @@ def open_port(host: str, port: int, prefix: str = "--") -> socket.socket:
 
 @contextmanager
 def open_ports(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
-    """Yield so many sockets bound to one port, among which the kernel divides its connections. Raises `ListenError`."""
+    """Yield `count` sockets bound to one port, among which the kernel divides its connections. Raises `ListenError`."""
     with open_port(host, port) as alone:  # or another gateway's port could be shared unnoticed
         if count == 1:
             yield [alone]
@@ -212,7 +212,7 @@ class Server(HttpServer):
         await super().shutdown(sockets)
 
     async def _wait(self, seconds: float) -> None:
-        """Wait so many seconds, or until `end` is called."""
+        """Wait `seconds`, or until `end` is called."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._hurry.wait()

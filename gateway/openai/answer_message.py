@@ -15,7 +15,7 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 def new_call_id(length: int | None) -> str:
-    """Returns an id of a call; of so many letters and digits, where a chat template takes no others."""
+    """Return a new call id, of `length` letters and digits where a chat template takes no others."""
     if length is None:
         return f"call_{urandom(12).hex()}"
     return "".join([_ALPHABET[byte % len(_ALPHABET)] for byte in urandom(length)])
@@ -50,7 +50,7 @@ class AnswerMessage:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more belongs to it, whatever its text goes on with."""
+        """Whether the message is complete: no later text can belong to it."""
         return self.is_single and self.has_calls and not self._parser.is_in_call
 
     @property
@@ -121,7 +121,7 @@ def _whole(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MessageChunks(ChatChunks):
-    """Makes the events of a streamed choice whose text is parsed: those of what its message has got since the last."""
+    """Makes the events of a streamed choice whose text is parsed: the parts of its message since the last event."""
 
     __slots__ = ("_message", "_told")
 

@@ -111,7 +111,7 @@ def _vocabulary(tokenizer: Tokenizer, end_tokens: frozenset[int]) -> Vocabulary:
     special = {
         text: token_id
         for text, token_id in tokenizer.added_tokens.items()
-        # llguidance takes tokens in angle brackets for special, whatever the tokenizer says
+        # llguidance takes tokens in angle brackets for special, also against the tokenizer
         if text not in ends and (text in tokenizer.special_tokens or (text.startswith("<") and text.endswith(">")))
     }
     return Vocabulary(special, ends, tuple(sorted(end_tokens)))

@@ -14,7 +14,7 @@ from gateway.openai.messages import Message, message_size, template_messages
 from gateway.openai.template_variables import known_variables, read_variables
 from gateway.openai.tools import ToolUse, read_tools
 
-MESSAGE_BYTES = 128  # rendering a message takes as long as rendering so many bytes of text
+MESSAGE_BYTES = 128  # of text that render in the time of a message's frame
 
 
 @dataclass(frozen=True, slots=True)

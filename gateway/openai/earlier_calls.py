@@ -1,7 +1,7 @@
 """The calls of earlier turns as a chat template takes them.
 
-Clients send back what a model has answered, of this server or of another: arguments that are no JSON, several calls at
-once, ids of another length. No template takes all of that, and a message that one refuses would end its conversation.
+Clients send back answers of this server's model or another's: arguments that are no JSON, several calls at once, ids of
+another length. No template takes all of these, and a refused message would end its conversation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ def _with_arguments(messages: Sequence[Message], form: Callable[[Any], Any]) -> 
 
 
 def _with_ids(messages: Sequence[Message], length: int) -> list[Message]:
-    """Returns messages whose ids of calls have so many letters and digits, as the template wants them."""
+    """Return the messages with call ids of `length` letters and digits, as the template wants them."""
 
     def fitting(call_id: str) -> str:
         fits = len(call_id) == length and call_id.isascii() and call_id.isalnum()

@@ -1,4 +1,4 @@
-"""What the formats of a JSON schema mean: a pattern of texts, bounds of numbers, or nothing."""
+"""The formats of a JSON schema as a pattern of texts, bounds of numbers, or nothing."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Has a JSON schema say what is enforced, and tells by its place what it says beyond that."""
+"""Reduces a JSON schema to its enforced part, and lists the places of the rest."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -61,8 +61,8 @@ def enforce(schema: Any, param: str, is_strict: bool = True) -> list[str]:
     """Rewrite a schema to what is enforced of it; returns the places of keywords that are left out, each as `param` and
     a JSON pointer. What says nothing is left out without a word.
 
-    Raises `InvalidGrammar` about the field `param`, for a strict schema with the first such place. That it passes does
-    not say that it is a schema: whoever compiles it says the rest. O(values), without recursion; of values that are no
+    Raises `InvalidGrammar` about the field `param`, for a strict schema with the first of these places. A value that
+    passes may still be no valid schema: the compiler says the rest. O(values), without recursion; of values that are no
     schemas only the depth is looked at.
     """
     if isinstance(schema, dict) and "x-guidance" in schema:
@@ -81,7 +81,7 @@ def enforce(schema: Any, param: str, is_strict: bool = True) -> list[str]:
 
 
 def places_of(schema: Any, keyword: str, most: int = 3) -> list[str]:
-    """Returns the JSON pointers of the first so many places of a keyword, in a schema that was checked."""
+    """Return the JSON pointers of the first `most` places of a keyword, in a checked schema."""
     found = (f"{place.pointer}/{keyword}" for place in _schemas(schema) if keyword in place.value)
     return list(islice(found, most))
 
@@ -97,8 +97,8 @@ def _schemas(
     seen: dict[int, Any] | None = None,
 ) -> Iterator[_Place]:
     """Yields a schema and all within it that are objects, in their order in the text, but for those that were `seen`.
-    `check_other` is told of arrays and objects that are no schemas and hold none, and of whatever lies too deep, and
-    how deep that is.
+    `check_other` is told of arrays and objects that are no schemas and hold none, and of values that lie too deep, with
+    their depth.
     """
     seen = {} if seen is None else seen
     waiting: list[tuple[Any, bool, int, _Way]] = [(schema, True, 0, way)]  # whether it is a schema, or holds schemas
@@ -152,8 +152,8 @@ def located(complaint: str, source: str) -> str:
 
 
 class _Rewriter:
-    """Rewrites one schema by rules. A rule is told where its keyword stands, rewrites what it says, and returns False
-    where nothing can enforce that.
+    """Rewrites one schema by rules. A rule gets the place of its keyword, rewrites its value, and returns False where
+    it cannot be enforced.
     """
 
     def __init__(self, root: Any, param: str, is_strict: bool) -> None:

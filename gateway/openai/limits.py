@@ -8,7 +8,7 @@ from gateway.errors import BadRequest, context_exceeded
 from gateway.http.json_body import shown
 from gateway.openai.foreign_fields import Ignored
 
-CUT_CONTEXTS = 4  # contexts that a prompt may be long of which the last tokens are kept
+MAX_CUT_CONTEXTS = 4  # contexts that a prompt may be long of which the last tokens are kept
 
 
 @dataclass(frozen=True, slots=True)

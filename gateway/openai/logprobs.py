@@ -1,7 +1,7 @@
 """Writes log probabilities as OpenAI's API and vLLM's do: of chats, of completions, and of prompts.
 
 A token that is no whole text, such as a part of a character, is spelled by its bytes: as escapes in chats ("\\xf0"),
-and behind "bytes:" in completions, as OpenAI does. The logarithm of no probability at all is `LEAST`, as in vLLM.
+and behind "bytes:" in completions, as OpenAI does. The logarithm of no probability at all is `MIN_LOGPROB`, as in vLLM.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from backend.scheduler.batch import TokenLogprobs
 from backend.text.tokenizer import Tokenizer
 
-LEAST = -9999.0  # JSON has no infinity
+MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class ToldToken(NamedTuple):
@@ -55,7 +55,7 @@ class Spelling:
 
 
 def chat_logprobs(tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> dict[str, list[Any]]:
-    """Returns the content of a chat choice's `logprobs`, with so many of the most likely tokens at each position."""
+    """Return the content of a chat choice's `logprobs`, with the `top` most likely tokens at each position."""
     content = []
     for token_id, _, found in tokens:
         assert found is not None, "an answer's tokens all follow another"
@@ -67,7 +67,7 @@ def chat_logprobs(tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> 
 
 def _chat_entry(token_id: int, logprob: float, spelling: Spelling) -> dict[str, Any]:
     data = list(spelling.data(token_id))
-    return {"token": spelling.in_chat(token_id), "logprob": max(logprob, LEAST), "bytes": data}
+    return {"token": spelling.in_chat(token_id), "logprob": max(logprob, MIN_LOGPROB), "bytes": data}
 
 
 def completion_logprobs(tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> dict[str, list[Any]]:
@@ -79,7 +79,7 @@ def completion_logprobs(tokens: Sequence[ToldToken], spelling: Spelling, top: in
         name = spelling.in_completion(token_id)
         told["text_offset"].append(offset)
         told["tokens"].append(name)
-        told["token_logprobs"].append(None if found is None else max(found.logprob, LEAST))
+        told["token_logprobs"].append(None if found is None else max(found.logprob, MIN_LOGPROB))
         told["top_logprobs"].append(None if found is None else _most_likely(name, found, spelling, top))
     return told
 
@@ -88,8 +88,8 @@ def _most_likely(name: str, found: TokenLogprobs, spelling: Spelling, top: int) 
     """Returns log probabilities by token; of tokens that are spelled alike, that of the most likely one."""
     likely: dict[str, float] = {}
     for token_id, logprob in zip(found.token_ids[:top], found.logprobs[:top], strict=True):
-        likely.setdefault(spelling.in_completion(token_id), max(logprob, LEAST))
-    likely.setdefault(name, max(found.logprob, LEAST))
+        likely.setdefault(spelling.in_completion(token_id), max(logprob, MIN_LOGPROB))
+    likely.setdefault(name, max(found.logprob, MIN_LOGPROB))
     return likely
 
 
@@ -104,6 +104,6 @@ def _of_prompt(token_id: int, found: TokenLogprobs | None, spelling: Spelling, t
     ranked = zip(found.token_ids[:top], found.logprobs[:top], range(1, top + 1), strict=False)
     entries = [(token_id, found.logprob, found.rank), *ranked]
     return {
-        str(one): {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": spelling.in_chat(one)}
+        str(one): {"logprob": max(logprob, MIN_LOGPROB), "rank": rank, "decoded_token": spelling.in_chat(one)}
         for one, logprob, rank in entries
     }

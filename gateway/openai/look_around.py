@@ -13,7 +13,7 @@ _UNREADABLE = re.compile(r"\\(?:[bBkZ]|[1-9])")  # a word's boundary, or what a 
 
 
 class LookArounds:
-    """Those of one schema."""
+    """The look-arounds of one schema."""
 
     def __init__(self) -> None:
         self._complements: dict[str, str | None] = {}

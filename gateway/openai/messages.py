@@ -22,7 +22,7 @@ from gateway.openai.foreign_fields import (
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 64
 MAX_CALLS = 128  # in one message
-MAX_CALL_ID = 256  # characters
+MAX_CALL_ID_CHARS = 256
 
 Message = Mapping[str, Any]
 
@@ -92,7 +92,7 @@ class CalledFunction(TypedDict, total=False):
 
 @with_config(EXACT)
 class MessageCall(TypedDict, total=False):
-    id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None
+    id: Annotated[str, Field(max_length=MAX_CALL_ID_CHARS)] | None
     type: Literal["function"] | None
     function: Required[
         Annotated[CalledFunction, known_object(CalledFunction, "messages[].tool_calls[].function.", echoes=ECHOES)]
@@ -108,7 +108,7 @@ class ChatMessage(TypedDict, total=False):
     content: Annotated[str | None, BeforeValidator(_flatten_content)]
     name: str | None
     tool_calls: Annotated[list[_MessageCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None
-    tool_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None
+    tool_call_id: Annotated[str, Field(max_length=MAX_CALL_ID_CHARS)] | None
     reasoning_content: str | None
     reasoning: str | None  # as vLLM calls it too
     refusal: str | None  # in place of content

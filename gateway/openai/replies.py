@@ -83,8 +83,8 @@ def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenU
 class Chunks:
     """Makes the events of one streamed choice: `start`, any number of `text`, `finish`, and perhaps `usage`.
 
-    What all of them share is encoded once, when the stream begins; what a dialect's have of their own is written below
-    as the JSON that it is. An event that is given a `usage` includes it.
+    Their common part is encoded once, when the stream begins; a dialect's own part is written below as JSON text. An
+    event that is given a `usage` includes it.
     """
 
     __slots__ = ("_fields", "_head", "_include_usage", "_text_head", "_text_tail")

@@ -20,7 +20,7 @@ from gateway.openai.bodies import (
 )
 from gateway.openai.conversation import Conversation, read_conversation
 from gateway.openai.foreign_fields import Ignored
-from gateway.openai.limits import CUT_CONTEXTS, Limits, token_ids
+from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits, token_ids
 from gateway.openai.sampling import sampling_of
 from gateway.openai.structured import read_grammar
 
@@ -29,8 +29,8 @@ Prompt = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TokenDetails:
-    """What a client wants to know of tokens beside their text. Counts are of the most likely tokens at each position,
-    besides the one that is there; None: no log probabilities.
+    """The requested details of tokens. Counts are numbers of most likely tokens at each position, besides the actual
+    one; None: no log probabilities.
     """
 
     top: int | None = None  # of the answer
@@ -63,7 +63,7 @@ class GenerationRequest:
     is_prompt_alone: bool = False  # and ends with it
     answers_field: str = "n"  # the one that says how many answers there are
     bad_words: tuple[str, ...] = ()  # which the answer does not complete
-    kept_tokens: int | None = None  # of the prompt, the last so many; -1: as many as leave room for the answer
+    kept_tokens: int | None = None  # last tokens of the prompt that are kept; -1: as many as leave room for the answer
     cache_salt: str | None = None  # its blocks are shared only with requests that have the same
     top_field: str = "logprobs"  # the one that says how many of the likeliest tokens are told of
     length_field: str = "max_tokens"  # the one that bounds the answer
@@ -140,7 +140,7 @@ class DetokenizeRequest:
 
 
 def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
-    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
+    """Parse any body. Raises `ApiError`, and nothing else."""
     body = CHAT.read(raw, ignored := limits.ignored())
     top, length = body.get("top_logprobs"), body.get("max_completion_tokens")
     if top and not body.get("logprobs"):
@@ -164,7 +164,7 @@ def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
 
 
 def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest:
-    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
+    """Parse any body. Raises `ApiError`, and nothing else."""
     body = COMPLETION.read(raw, ignored := limits.ignored())
     echo, best_of, n = bool(body.get("echo")), body.get("best_of"), body.get("n") or 1
     top, top_of_prompt = body.get("logprobs"), body.get("prompt_logprobs")
@@ -223,7 +223,7 @@ def _check_best_of(body: CompletionBody, best_of: int, n: int) -> None:
 
 
 def parse_tokenize_request(raw: JsonBody, limits: Limits | None = None) -> TokenizeRequest:
-    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
+    """Parse any body. Raises `ApiError`, and nothing else."""
     ignored = Ignored() if limits is None else limits.ignored()
     body = TOKENIZE.read(raw, ignored)
     prompt, messages = body.get("prompt"), body.get("messages")
@@ -240,7 +240,7 @@ def parse_tokenize_request(raw: JsonBody, limits: Limits | None = None) -> Token
 
 
 def parse_detokenize_request(raw: JsonBody, limits: Limits) -> DetokenizeRequest:
-    """Parse a body. Raises `ApiError`, and nothing else, whatever it is."""
+    """Parse any body. Raises `ApiError`, and nothing else."""
     body = DETOKENIZE.read(raw, ignored := limits.ignored())
     tokens = token_ids(body["tokens"], "tokens", limits, least=0)
     return DetokenizeRequest(model=body.get("model"), tokens=tokens, ignored=ignored)
@@ -321,7 +321,7 @@ def _kept_tokens(body: GenerationBody) -> int | None:
 
 def _prompts(prompt: Any, limits: Limits, are_cut: bool) -> tuple[Prompt, ...]:
     """Returns the prompts, which may be longer than the context if they `are_cut`."""
-    most = CUT_CONTEXTS * limits.max_model_len if are_cut else limits.max_model_len
+    most = MAX_CUT_CONTEXTS * limits.max_model_len if are_cut else limits.max_model_len
     if not isinstance(prompt, list) or (prompt and type(prompt[0]) is int):
         return (_prompt(prompt, "prompt", limits, most),)
     if not 1 <= len(prompt) <= MAX_PROMPTS:

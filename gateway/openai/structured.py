@@ -1,4 +1,4 @@
-"""Reads what the text of an answer has to match: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+"""Reads the constraint on an answer's text: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Required

@@ -1,4 +1,4 @@
-"""What a request tells the chat template beside its messages: documents, variables of its own, how much to reason."""
+"""A request's inputs to the chat template beside its messages: documents, variables, reasoning effort."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal

@@ -18,8 +18,8 @@ from quotas.errors import QuotaError
 
 log = logging.getLogger(__name__)
 
-PERIOD = 1.0  # seconds between two announcements
-LOOK = 0.1  # seconds until it is looked again whether the server has begun to serve
+PERIOD_SECONDS = 1.0  # between two announcements
+LOOK_SECONDS = 0.1  # until it is looked again whether the server has begun to serve
 
 
 class AnnouncementWriter(Protocol):
@@ -61,7 +61,7 @@ class Announcer:
                 self._is_away = True
             else:
                 self._is_away = False
-            await asyncio.sleep(PERIOD if self._is_there else LOOK)
+            await asyncio.sleep(PERIOD_SECONDS if self._is_there else LOOK_SECONDS)
 
     async def tell(self) -> None:
         """Announce the replica if it serves, and take that back once it does no more. Raises `QuotaError`."""

@@ -1,10 +1,9 @@
 """The beginnings of prompts that a replica has cached, by their digests, as routers are told of them.
 
-A digest stands for so many bytes of a prompt, and so for about as large a part of its tokens: it is cached as long as
-the block that holds the last of them is. What follows the last digest of a prompt has none: the rest of the prompt and
-the answer, with which the next turn of a conversation begins. So many bytes of it are told to be cached behind that
-digest, as long as one prompt alone has ended there: where two do that are not each other's next turn, such as those
-behind a system prompt that they have in common, nothing is.
+A digest stands for a fixed number of a prompt's bytes, and so for about the same part of its tokens: it is cached as
+long as the block with the last of these tokens. The rest of the prompt behind its last digest, and the answer, have no
+digest; the next turn of the conversation begins with both. The number of their cached bytes is told for that digest
+while only one conversation has ended there: for prompts that share no more than a system prompt, nothing is told.
 """
 
 from collections import OrderedDict, deque
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.sequence import Sequence
-from gateway.replica.digests import BLOCK
+from gateway.replica.digests import BLOCK_BYTES
 from gateway.replica.fleet_secret import Beginnings
 from gateway.replica.state import Changes
 
@@ -54,12 +53,12 @@ class CachedBeginnings:
         digests = beginnings.digests
         may_have_tail = bool(digests) and self._is_alone(digests[-1], sequence)
         for index, digest in enumerate(digests):
-            block = int((index + 1) * BLOCK * tokens_a_byte) // self._block_size - 1
+            block = int((index + 1) * BLOCK_BYTES * tokens_a_byte) // self._block_size - 1
             self._cut(digest)
             if 0 <= block < len(names) and self._cache.named(names[block]) is not None:
                 self._know(digest, names[block])
         if may_have_tail:
-            self._append(digests[-1], sequence, len(digests) * BLOCK, tokens_a_byte)
+            self._append(digests[-1], sequence, len(digests) * BLOCK_BYTES, tokens_a_byte)
 
     def _is_alone(self, digest: bytes, sequence: Sequence) -> bool:
         """Whether nobody is known whose prompt ended with this digest, or had it, but turns before this one."""
@@ -69,7 +68,7 @@ class CachedBeginnings:
         return sequence.num_cached_tokens >= tail.num_tokens
 
     def _append(self, digest: bytes, sequence: Sequence, begins: int, tokens_a_byte: float) -> None:
-        """Note what is cached of a sequence behind its prompt's last digest, which stands for so many bytes."""
+        """Note the bytes cached of a sequence behind its prompt's last digest, which ends at byte `begins`."""
         names, cache = sequence.block_names, self._cache
         cached = next((n for n in range(len(names), 0, -1) if cache.named(names[n - 1]) is not None), 0)
         tokens = cached * self._block_size
@@ -103,7 +102,7 @@ class CachedBeginnings:
         return {digest.hex(): self._tails[digest].num_bytes for digest in digests if digest in self._tails}
 
     def _follow(self) -> None:
-        """Have the cache tell of each block that it gives up, after whoever else is told."""
+        """Have the cache tell of each block that it evicts, after its earlier observer."""
         self._is_following = True
         tell_others = self._cache.evicted
 

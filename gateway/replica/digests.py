@@ -1,15 +1,15 @@
-"""Digests of the beginnings of a prompt, under a secret of the fleet: a router needs no tokenizer, and what it keeps or
-is told of a cache says nothing of any prompt.
+"""Digests of the beginnings of a prompt, under a secret of the fleet: a router needs no tokenizer, and its knowledge of
+a cache reveals nothing about any prompt.
 
 A prompt is taken as the bytes of its body from the messages on, or from the plain prompt: the next turn of a
-conversation begins with the same. Beginnings are those of whole blocks of `BLOCK` bytes, each digest that of the one
-before and its block, so that prompts with the same beginning share the digests of it, wherever a message ends. Nothing
-is parsed, so that no body can keep a router busy.
+conversation begins with the same bytes. A digest covers one block of `BLOCK_BYTES` and the digest before it, so that
+prompts with the same beginning share its digests, wherever a message ends. Nothing is parsed, so no body can keep a
+router busy.
 """
 
 from hashlib import blake2b
 
-BLOCK = 512  # bytes
+BLOCK_BYTES = 512
 MAX_BLOCKS = 512  # a prompt goes by its first 256 KiB
 DIGEST_BYTES = 12
 
@@ -23,8 +23,8 @@ def prompt_bytes(body: bytes) -> bytes:
 def beginnings(text: bytes, scope: str, secret: bytes) -> tuple[bytes, ...]:
     """Return the digests of a text's beginnings, for those who share the cache: the `scope`."""
     digest, found = scope.encode("utf-8", "surrogatepass"), []
-    for end in range(BLOCK, min(len(text), BLOCK * MAX_BLOCKS) + 1, BLOCK):
-        block = len(digest).to_bytes(2) + digest + text[end - BLOCK : end]
+    for end in range(BLOCK_BYTES, min(len(text), BLOCK_BYTES * MAX_BLOCKS) + 1, BLOCK_BYTES):
+        block = len(digest).to_bytes(2) + digest + text[end - BLOCK_BYTES : end]
         digest = blake2b(block, key=secret, digest_size=DIGEST_BYTES).digest()
         found.append(digest)
     return tuple(found)

@@ -1,4 +1,4 @@
-"""The secret that a router and its replicas have in common, and what they make with it.
+"""The secret that a router and its replicas share, and their signatures and digests under it.
 
 It is derived from the pepper that their keys are hashed with, so there is none to configure.
 """

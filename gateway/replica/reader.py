@@ -1,4 +1,4 @@
-"""Reads off the core what a router and an autoscaler should know of a replica. Reading changes no decision."""
+"""Reads a replica's state for routers and autoscalers off the core. Reading changes no decision."""
 
 import secrets
 from collections import Counter
@@ -10,13 +10,13 @@ from admission.step_times.step_time import StepWork, prefill_pairs
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.sequence import Sequence
 from gateway.replica.beginnings import CachedBeginnings
-from gateway.replica.state import PAIRS, KVTokens, LoadTotals, ReplicaState, StepCost, WaitingWork
+from gateway.replica.state import PAIRS_COEFFICIENT, KVTokens, LoadTotals, ReplicaState, StepCost, WaitingWork
 from gateway.telemetry.request_record import RequestRecord
 from gateway.version import VERSION
 
 MAX_TENANTS = 1000  # in a state: those with the most work waiting
 BYTES_PER_TOKEN = 4.0  # until a request has been seen
-SHARE = 0.05  # of the newest request in the mean
+NEWEST_SHARE = 0.05  # of the newest request in the mean
 
 
 class ReplicaReader:
@@ -46,7 +46,7 @@ class ReplicaReader:
         if record.beginnings.digests and record.timelines:
             self.beginnings.computed(record.beginnings, record.timelines[0].sequence)
         if tokens and record.body_bytes:
-            self._bytes_per_token += SHARE * (record.body_bytes / tokens - self._bytes_per_token)
+            self._bytes_per_token += NEWEST_SHARE * (record.body_bytes / tokens - self._bytes_per_token)
 
     def state(self, draining: bool, since: int = 0) -> ReplicaState:
         """Returns the state now, with what has become of cached beginnings since an event. O(running + tenants that
@@ -124,8 +124,8 @@ class ReplicaReader:
         }
 
     def _prefill_seconds(self, token_seconds: float, tokens: int, pairs: int) -> float:
-        """Returns the seconds of so many tokens of prompts, and so many pairs of one and another that it attends to."""
-        return tokens * token_seconds + pairs * self._core.step_time.fitted.coefficients[PAIRS]
+        """Return the seconds of prefilling `tokens` with `pairs` of a query and a key."""
+        return tokens * token_seconds + pairs * self._core.step_time.fitted.coefficients[PAIRS_COEFFICIENT]
 
     def _token_seconds(self) -> float:
         """Returns the seconds of a token of prefill in a step that carries as many as the decodes of now leave room

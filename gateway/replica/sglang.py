@@ -1,4 +1,4 @@
-"""Writes what SGLang's servers tell of themselves, by which its router and others balance and know a replica. Pure.
+"""Writes the documents by which SGLang's router and others know and balance replicas. Pure.
 
 The fields are those of SGLang's `/v1/loads`, `/server_info` and `/model_info` that smg reads (its
 `SchedulerLoadSnapshot`, `ServerInfo` and `ModelInfo`); all are of one rank, and none is of a tenant.
@@ -14,7 +14,7 @@ Document = dict[str, Any]
 
 
 def loads(totals: LoadTotals, now: datetime) -> Document:
-    """Return the body of /v1/loads, the same whatever sections its query asks to `include`."""
+    """Return the body of /v1/loads, the same for all sections that a query may `include`."""
     requests, usage = totals.running + totals.waiting, totals.held_tokens / totals.total_tokens
     load: Document = {
         "dp_rank": 0,

@@ -1,11 +1,11 @@
-"""What a replica tells of itself: `GET /admin/v1/state` to our router, and totals to those of others. Pure."""
+"""A replica's documents about itself: `GET /admin/v1/state` for our router, and totals for other routers. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-PAIRS = 5  # the place of the coefficient among those of the step-time model
+PAIRS_COEFFICIENT = 5  # the place of the coefficient among those of the step-time model
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StepCost:
     @property
     def pair_seconds(self) -> float:
         """The seconds of one pair of a prompt's token and one that it attends to."""
-        return self.coefficients[PAIRS] if len(self.coefficients) > PAIRS else 0.0
+        return self.coefficients[PAIRS_COEFFICIENT] if len(self.coefficients) > PAIRS_COEFFICIENT else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,8 @@ class EngineFields(BaseSettings):
         "model",
         "HOW",
         "text",
-        "what becomes of control tokens that a chat's messages, tools or calls spell, such as <|im_end|>: text is text "
-        "as any other; parsed are the tokens themselves, by which whoever is quoted in a chat may forge its turns",
+        "how control tokens (<|im_end|>) are read that a chat's messages, tools or calls spell: text keeps them plain "
+        "text; parsed makes them the tokens themselves, by which a quoted page may forge turns of the chat",
     )
 
     max_num_seqs: int = setting("engine", "N", 256, "most sequences in one step", ge=1, le=65_536)
@@ -81,8 +81,8 @@ class EngineFields(BaseSettings):
         "engine",
         "on|off",
         "on",
-        "on: steps of many shapes are run for what they take, for a second before the first request and then for less "
-        "than 1 % of the time in which there is none; tenants are charged by the prices that they show",
+        "on: steps of many shapes are timed, for a second before the first request and then for less than 1 % of the "
+        "idle time; tenants are charged by the prices that follow from the measured times",
     )
     prefill_share: float = setting(
         "engine",
@@ -97,14 +97,14 @@ class EngineFields(BaseSettings):
         "engine",
         "HOW",
         "clamp",
-        "what becomes of a request whose max_tokens the context does not leave beside its prompt: clamp: its answer "
-        "has what is left, as the header x-sluice-max-tokens says, and ends with length; refuse: a 400",
+        "how to answer a request whose prompt and max_tokens exceed the context: clamp: max_tokens is lowered to the "
+        "rest of the context (header x-sluice-max-tokens), and the answer ends with length; refuse: a 400",
     )
     default_max_tokens: IntOrAuto = setting(
         "engine",
         "TOKENS",
         None,
-        "max_tokens of a request that names none; auto: what its context leaves a chat, 16 for a completion",
+        "max_tokens of a request that names none; auto: the rest of the context for a chat, 16 for a completion",
         ge=1,
     )
     tool_followup: float = setting(
@@ -143,9 +143,9 @@ class EngineFields(BaseSettings):
         "engine",
         "HOW",
         "deadline",
-        "what to do about more work than the machine can do: refuse what would be late, give up what has waited too "
-        "long (CoDel), only bound the queue, or nothing; unbounded lifts max_waiting and the bounds of the policy's "
-        "classes, the others keep both",
+        "overload control: refuse requests that would be late (deadline), drop requests that have waited too long "
+        "(controlled_delay, as CoDel), or only bound the queue; unbounded lifts max_waiting and the bounds of the "
+        "policy's classes, the others keep both",
     )
     batching: Literal[
         "continuous",
@@ -268,8 +268,8 @@ class EngineFields(BaseSettings):
         "memory",
         "BYTES",
         ByteSize(0),
-        "host memory for KV blocks that are given up and worth two copies, such as 4GiB; 0: what is given up is "
-        "computed again. On a CPU more --kv-memory-bytes is better: both are the host's",
+        "host memory to which evicted KV blocks that are worth two copies are swapped, such as 4GiB; 0: evicted blocks "
+        "are computed again. On a CPU more --kv-memory-bytes is better: both are the host's",
         ge=0,
     )
     kv_allocation: Literal["paged", "contiguous"] = setting(

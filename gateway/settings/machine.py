@@ -7,8 +7,8 @@ from pathlib import Path
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 ADMIN_CONNECTIONS = 32
 SPARE_FILES = 64 + ADMIN_CONNECTIONS  # descriptors kept for weights, logs and libraries beside the connections
-MOST_CONNECTIONS = 4096  # the highest default
-LEAST_CONNECTIONS = 16  # the lowest default
+MAX_DEFAULT_CONNECTIONS = 4096  # the highest default
+MIN_DEFAULT_CONNECTIONS = 16  # the lowest default
 GC_THRESHOLDS = (50_000, 20, 100)  # a request makes thousands of objects, and hardly ever a cycle
 _STATM = Path("/proc/self/statm")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -33,11 +33,11 @@ def usable_cores(cpu_max: Path = CPU_MAX) -> int:
 
 
 def most_connections() -> int:
-    """Returns how many connections this process may open files for, from `LEAST_CONNECTIONS` to `MOST_CONNECTIONS`."""
+    """Return the number of connections for which this process may open files, between the defaults' bounds."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, max(LEAST_CONNECTIONS, hard - SPARE_FILES))
+        return MAX_DEFAULT_CONNECTIONS
+    return min(MAX_DEFAULT_CONNECTIONS, max(MIN_DEFAULT_CONNECTIONS, hard - SPARE_FILES))
 
 
 def allow_files(needed: int) -> bool:

@@ -4,8 +4,8 @@ import re
 from itertools import pairwise
 
 MAX_KEY = 512  # characters, each a byte
-MIN_ADMIN_KEY = 16  # characters
-LEAST_DISTINCT = 8  # characters; 32 random hexadecimal digits have fewer once in 10^8
+MIN_ADMIN_KEY_CHARS = 16
+MIN_DISTINCT_CHARS = 8  # 32 random hexadecimal digits have fewer once in 10^8
 MAKE_ONE = "`openssl rand -hex 32` prints a good one"
 _PLACEHOLDER = re.compile(
     r"replace|change[-_ ]?(me|it)|placeholder|your[-_ ]|example|fill[-_ ]?in|hexadecimal|password|letmein"
@@ -26,8 +26,8 @@ def weakness(secret: str) -> str | None:
     sequence such as 0123456789abcdef are found.
     """
     distinct = len(set(secret))
-    if distinct < LEAST_DISTINCT:
-        return f"has only {distinct} distinct characters, at least {LEAST_DISTINCT} are needed; {MAKE_ONE}"
+    if distinct < MIN_DISTINCT_CHARS:
+        return f"has only {distinct} distinct characters, at least {MIN_DISTINCT_CHARS} are needed; {MAKE_ONE}"
     if secret in (secret + secret)[1:-1]:
         return f"repeats itself; {MAKE_ONE}"
     if _sequential(secret) > len(secret) // 2:

@@ -49,7 +49,7 @@ class SettingFields(EngineFields):
         "PATH",
         None,
         "policy file, or folder of them: classes, tenants and their limits; edits take effect while serving; auto: "
-        "the built-in policy, which limits nobody",
+        "the built-in policy, without limits",
     )
     redis_url: UrlOrAuto = setting(
         "quotas",
@@ -101,7 +101,7 @@ class SettingFields(EngineFields):
         "network",
         "N",
         most_connections,
-        "most connections at once; for one more another is closed, first of those that have shown no key",
+        "most connections at once; a further one evicts another, first of all one that has shown no key",
         ge=1,
     )
     max_connections_per_peer: IntOrAuto = setting(
@@ -130,8 +130,8 @@ class SettingFields(EngineFields):
         "network",
         "ignore|refuse",
         "ignore",
-        "what becomes of a request's fields that this API does not have and an answer does not depend on: ignored, "
-        "as the header x-sluice-ignored tells, or refused with a 400; those that would change it are refused always",
+        "how unknown request fields are treated that would not change the answer: ignored, as the header "
+        "x-sluice-ignored tells, or refused with a 400; unknown fields that would change it are always refused",
     )
     max_body_bytes: ByteSize = setting(
         "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024
@@ -288,7 +288,7 @@ class SettingFields(EngineFields):
         "telemetry",
         "N",
         40.0,
-        "most requests traced in a second, whatever asks for it; of one tenant a quarter",
+        "most requests traced in a second; a quarter of it for one tenant",
         gt=0,
         le=100_000,
     )
@@ -296,7 +296,7 @@ class SettingFields(EngineFields):
         "telemetry",
         "N",
         5.0,
-        "most engine steps traced in a second, of those that served traced requests",
+        "most engine steps with traced requests that are traced in a second",
         ge=0,
         le=1000,
     )

@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 
 from pydantic import ByteSize, SecretStr, field_validator, model_validator
 
-from gateway.settings.machine import LEAST_CONNECTIONS, MOST_CONNECTIONS, SPARE_FILES, most_http_workers
-from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, placeholder, rule, weakness
+from gateway.settings.machine import MAX_DEFAULT_CONNECTIONS, MIN_DEFAULT_CONNECTIONS, SPARE_FILES, most_http_workers
+from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, placeholder, rule, weakness
 from gateway.settings.setting_fields import SettingFields
 
-MIN_DEMO_KEY = 8  # characters
-OPEN_FILES = MOST_CONNECTIONS + SPARE_FILES  # needed by the highest default
+MIN_DEMO_KEY_CHARS = 8
+OPEN_FILES = MAX_DEFAULT_CONNECTIONS + SPARE_FILES  # needed by the highest default
 FEW_FILES = (
-    f"this process may not open more files; for {MOST_CONNECTIONS} connections raise its limit to {OPEN_FILES} "
+    f"this process may not open more files; for {MAX_DEFAULT_CONNECTIONS} connections raise its limit to {OPEN_FILES} "
     "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
 )
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
@@ -45,7 +45,7 @@ class Settings(SettingFields):
     @property
     def has_few_files(self) -> bool:
         """Returns whether the default of `max_connections` is lower than it would be with more open files."""
-        return "max_connections" not in self.model_fields_set and self.max_connections < MOST_CONNECTIONS
+        return "max_connections" not in self.model_fields_set and self.max_connections < MAX_DEFAULT_CONNECTIONS
 
     @property
     def served_name(self) -> str:
@@ -58,12 +58,12 @@ class Settings(SettingFields):
     @field_validator("demo_key")
     @classmethod
     def _demo_key_is_a_bearer_token(cls, key: SecretStr | None) -> SecretStr | None:
-        return _refuse(_token(key, MIN_DEMO_KEY), placeholder)
+        return _refuse(_token(key, MIN_DEMO_KEY_CHARS), placeholder)
 
     @field_validator("admin_key")
     @classmethod
     def _admin_key_is_strong(cls, key: SecretStr | None) -> SecretStr | None:
-        return _refuse(_token(key, MIN_ADMIN_KEY), weakness)
+        return _refuse(_token(key, MIN_ADMIN_KEY_CHARS), weakness)
 
     @field_validator("redis_url")
     @classmethod
@@ -183,7 +183,7 @@ def _files_suffice(settings: Settings) -> str | None:
     needed, room = settings.open_files, limit - SPARE_FILES
     if limit == resource.RLIM_INFINITY or needed <= limit:
         return None
-    lower = f"lower it to {room}, or " if room >= LEAST_CONNECTIONS else ""
+    lower = f"lower it to {room}, or " if room >= MIN_DEFAULT_CONNECTIONS else ""
     return (
         f"--max-connections {settings.max_connections} needs {settings.max_connections} + {SPARE_FILES} = {needed} "
         f"open files, and this process may open {limit}: {lower}raise that limit to {max(needed, OPEN_FILES)} (`ulimit "

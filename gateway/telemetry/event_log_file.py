@@ -18,7 +18,7 @@ UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
 """The errors of reading a file of text when it is absent, cut off, damaged or no text."""
 FLUSH_SECONDS = 0.5  # the longest that a line waits to be written
 
-Later = Callable[[float, Callable[[], None]], object]  # calls a function so many seconds from now
+Later = Callable[[float, Callable[[], None]], object]  # (seconds from now, function)
 
 
 class EventLogError(Exception):

@@ -19,7 +19,7 @@ from gateway.version import VERSION
 
 log = logging.getLogger(__name__)
 
-TIMEOUT = 5.0  # seconds for one export, its retries included
+EXPORT_TIMEOUT_SECONDS = 5.0  # for one export, its retries included
 NAME = "sluice"  # of the service
 SCOPE = InstrumentationScope(NAME)
 
@@ -54,7 +54,11 @@ class Collector:
         TLS files, proxies and compression are as the standard variables say, such as OTEL_EXPORTER_OTLP_CERTIFICATE.
         """
         make = grpc if self.protocol == "grpc" else http
-        timeout = otel_variables.milliseconds("OTEL_BSP_EXPORT_TIMEOUT", TIMEOUT) if signal == "traces" else TIMEOUT
+        timeout = (
+            otel_variables.milliseconds("OTEL_BSP_EXPORT_TIMEOUT", EXPORT_TIMEOUT_SECONDS)
+            if signal == "traces"
+            else EXPORT_TIMEOUT_SECONDS
+        )
         return make(
             endpoint=self.url(signal),
             headers=dict(self.headers),

@@ -128,7 +128,7 @@ class StoreCall:
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request from its first byte to its last; who serves it fills it in, and nobody writes it after."""
+    """One request from its first byte to its last; its endpoint fills it in, and it does not change afterwards."""
 
     request_id: str
     method: str
@@ -146,7 +146,7 @@ class RequestRecord:
     sampling: SamplingParams | None = None  # as the client asked
     streams: bool = False
     num_choices: int = 1
-    num_answers: int = 1  # to each prompt: so many choices in a row
+    num_answers: int = 1  # choices for each prompt, which follow one another
     service_class: str | None = None
     policy_version: str | None = None
     asked: Asked | None = None  # what its tenant's limits were asked for
@@ -242,8 +242,10 @@ class RequestRecord:
 
 
 def num_cached_tokens(sequences: list[Sequence], num_answers: int) -> int:
-    """Returns how many prompt tokens were found in the prefix cache, where so many sequences in a row have one prompt:
-    for the one of them that found the fewest, since the others may have them from it.
+    """Return the prompt tokens found in the prefix cache, each prompt counted once.
+
+    A prompt's `num_answers` sequences follow one another; the one with the fewest hits counts, because the others may
+    have found its blocks.
     """
     if num_answers == 1:
         return sum([sequence.num_cached_tokens for sequence in sequences])

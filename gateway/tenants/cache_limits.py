@@ -1,4 +1,4 @@
-"""Keeps the engine's limits on cached KV memory at what the policy says, and refuses policies that leave no room."""
+"""Keeps the engine's limits on cached KV memory at the policy's values, and refuses policies that leave no room."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from backend.roofline import show_bytes
 from quotas.policy.policy import Policy
 from quotas.policy.policy_diff import changed_tenants
 
-TURN = 100  # tenants whose limits change before others have a turn on the event loop
+TENANTS_PER_TURN = 100  # tenants whose limits change before others have a turn on the event loop
 
 
 class CachedMemory(Protocol):
-    """The engine's view of idle cached blocks: what is kept for a tenant, and the most that it may have."""
+    """The engine's view of idle cached blocks: floors and ceilings of tenants."""
 
     def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None: ...
 
@@ -72,7 +72,6 @@ def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
 
 
 def show_blocks(blocks: int, pool: KVPool) -> str:
-    """Return so many blocks in bytes and by their number."""
     return f"{show_bytes(blocks * pool.block_bytes)} ({blocks} block{'' if blocks == 1 else 's'})"
 
 
@@ -93,7 +92,7 @@ class CacheLimiter:
         """Have the limits of this policy hold from now on; floors are lowered before any is raised."""
         before, self._policy, self._in_force = self._in_force, policy, policy
         for index, tenant in enumerate(await asyncio.to_thread(self._changed, before, policy, [*self._others])):
-            if index % TURN == TURN - 1:
+            if index % TENANTS_PER_TURN == TENANTS_PER_TURN - 1:
                 await asyncio.sleep(0)
             self._limit(tenant)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 0.2  # seconds; an edit is taken up after one to three of them
+INTERVAL_SECONDS = 0.2  # an edit is taken up after one to three of them
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
@@ -37,7 +37,7 @@ class FileWatcher:
         files: Callable[[], Iterable[Path]],
         changed: Callable[[], Awaitable[object]],
         read: Signature,
-        interval: float = INTERVAL,
+        interval: float = INTERVAL_SECONDS,
     ) -> None:
         self._files = files
         self._changed = changed

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from quotas.reservation import Usage
 
-INTERVAL = 2.0  # seconds
+INTERVAL_SECONDS = 2.0
 
 
 class UsageStore(Protocol):
@@ -16,9 +16,9 @@ class UsageStore(Protocol):
 
 
 class KeptUsage:
-    """Books what is kept as usage of its tenant, without a key and without requests; whole byte-seconds, each once.
+    """Books kept idle memory as usage of its tenant, without a key and without requests; whole byte-seconds, each once.
 
-    With those of requests they add up to all that the tenant was charged for.
+    Together with its requests' byte-seconds they add up to the tenant's whole charge.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class KeptUsage:
         """Book again and again, for as long as the server runs, and once more as it ends."""
         try:
             while True:
-                await asyncio.sleep(INTERVAL)
+                await asyncio.sleep(INTERVAL_SECONDS)
                 self.book()
         finally:
             self.book()

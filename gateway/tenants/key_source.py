@@ -33,7 +33,7 @@ class KeyChange:
 
 
 class _Keys(NamedTuple):
-    """All keys, by id, and what they follow from."""
+    """All keys, by id, and their sources."""
 
     stored: Mapping[str, KeyRecord]
     policy: Policy | None
@@ -42,7 +42,7 @@ class _Keys(NamedTuple):
 
 
 class KeySource:
-    """Keeps `ring` at what the files say. Edits that make no sense change nothing, and are logged.
+    """Keeps `ring` equal to the files. Invalid edits change nothing, and are logged.
 
     Raises `KeyStoreError`, also when there would be no key at all to begin with.
     """
@@ -207,7 +207,7 @@ class UnknownKey(KeyStoreError):
 
 
 class RotatedAlready(KeyStoreError):
-    """A key would have three secrets: whoever uses the older of its two was promised its time."""
+    """A key would have three secrets: its older secret was promised to hold until `until`."""
 
     def __init__(self, key_id: str, until: datetime) -> None:
         super().__init__(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from gateway.settings.secret_rules import MIN_ADMIN_KEY, is_token, rule
+from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, rule
 from quotas.policy.policy import SCOPES
 from quotas.policy.problems import quoted
 from quotas.policy.words import tenant_name
@@ -92,9 +92,9 @@ class KeyStore:
         path = self.admin_key_path
         fresh = f"{ADMIN_PREFIX}{secrets.token_hex(ADMIN_BYTES)}\n"
         key = self._secret(path, fresh.encode()).decode("latin-1").strip()
-        if not is_token(key, MIN_ADMIN_KEY):
+        if not is_token(key, MIN_ADMIN_KEY_CHARS):
             raise KeyStoreError(
-                f"{path} must hold {rule(MIN_ADMIN_KEY)}: restore it, or delete it to have a new one made"
+                f"{path} must hold {rule(MIN_ADMIN_KEY_CHARS)}: restore it, or delete it to have a new one made"
             )
         return key
 

@@ -11,11 +11,11 @@ from quotas.errors import QuotaError
 
 log = logging.getLogger(__name__)
 
-CHECK_INTERVAL = 0.02  # seconds between checks for a tenant that was denied a block
-RENEW = 1.0  # seconds between renewals of a lease that suffices
-RETRY = 0.2  # seconds between attempts to get what other replicas hold
-HEADROOM = 1.25  # of what is needed, so that growth seldom waits for a renewal
-IDLE = 30.0  # seconds without demand, after which a tenant is forgotten until it comes back
+CHECK_SECONDS = 0.02  # between checks for a tenant that was denied a block
+RENEW_SECONDS = 1.0  # between renewals of a lease that suffices
+RETRY_SECONDS = 0.2  # between attempts to get what other replicas hold
+HEADROOM_RATIO = 1.25  # of what is needed, so that growth seldom waits for a renewal
+IDLE_SECONDS = 30.0  # without demand, after which a tenant is forgotten until it comes back
 
 
 class LeaseStore(Protocol):
@@ -28,8 +28,8 @@ class LeaseStore(Protocol):
 
 
 class KVAllowances(Protocol):
-    """The engine's view of tenants' KV memory, in blocks: what each may hold, what it asks for, and what the longest of
-    its sequences may come to need.
+    """The engine's view of tenants' KV memory, in blocks: each tenant's allowance, its demand, and the largest possible
+    need of one of its sequences.
     """
 
     def allow(self, tenant: str, blocks: int | None) -> None: ...
@@ -68,7 +68,7 @@ class KvLeases:
         self._wake = asyncio.Event()
 
     def use(self, tenant: str, limit: int | None, blocks: int) -> None:
-        """Announce a request of the tenant that may need so many blocks.
+        """Announce a request of the tenant that may need `blocks`.
 
         `limit` is in bytes as its policy says now; None means that there is none.
         """
@@ -91,7 +91,7 @@ class KvLeases:
         """Renew leases for as long as the server runs."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), CHECK_INTERVAL if self.leases else None)
+                await asyncio.wait_for(self._wake.wait(), CHECK_SECONDS if self.leases else None)
             self._wake.clear()
             await self.renew_due()
 
@@ -103,8 +103,8 @@ class KvLeases:
             await asyncio.gather(*(self._renew(tenant, lease, longest[tenant]) for tenant, lease in due))
 
     def _is_due(self, tenant: str, lease: _Lease) -> bool:
-        denied = RETRY if lease.is_short else 0.0
-        return self._clock() >= lease.renewed + (denied if self._memory.is_denied(tenant) else RENEW)
+        denied = RETRY_SECONDS if lease.is_short else 0.0
+        return self._clock() >= lease.renewed + (denied if self._memory.is_denied(tenant) else RENEW_SECONDS)
 
     async def _renew(self, tenant: str, lease: _Lease, longest: int) -> None:
         """Renew one lease; `longest` is the blocks that the longest sequence of the tenant may come to need."""
@@ -113,7 +113,7 @@ class KvLeases:
         if demand:
             lease.wanted_at = now
         limit = max(lease.limit, longest * self._block_bytes)
-        wanted = min(round(demand * HEADROOM) * self._block_bytes, limit)
+        wanted = min(round(demand * HEADROOM_RATIO) * self._block_bytes, limit)
         try:
             granted, seconds = await self._store.lease_kv(tenant, limit, wanted)
         except QuotaError as error:
@@ -121,7 +121,7 @@ class KvLeases:
             return
         lease.renewed, lease.expires, lease.is_short = now, now + seconds, granted < wanted
         self._set(tenant, lease, granted // self._block_bytes)
-        if not longest and not demand and now > lease.wanted_at + IDLE and self.leases.get(tenant) is lease:
+        if not longest and not demand and now > lease.wanted_at + IDLE_SECONDS and self.leases.get(tenant) is lease:
             del self.leases[tenant]
             self._memory.allow(tenant, None)
 

@@ -49,7 +49,7 @@ class Edition:
 
 
 class LivePolicy:
-    """Holds the policy in force; `current` is replaced whole, and whoever has taken one keeps it.
+    """Holds the policy in force; `current` is replaced whole, so a reader's earlier one does not change.
 
     An edit that is not valid changes nothing: `problem` says what is wrong until another edit mends it. Raises
     `PolicyError` when there is no valid policy to begin with.

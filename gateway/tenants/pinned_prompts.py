@@ -10,9 +10,9 @@ from gateway.tenants.cache_limits import KVPool, floors_of, show_blocks
 from quotas.policy.policy import Policy
 from quotas.policy.problems import quoted
 
-PROBES = ("A", "7", "\n")  # what users say first, as different as it may be
-REMEMBERED = 1024  # prompts whose tokens are not worked out again for every policy
-MOST_SHARE = 2  # one in so many blocks may be pinned
+PROBES = ("A", "7", "\n")  # first user messages, as different as possible
+MAX_CACHED_PROMPTS = 1024  # whose tokens are not worked out again for every policy
+POOL_BLOCKS_PER_PINNABLE = 2  # half of the pool may be pinned
 
 
 class PinnedPrompts:
@@ -21,11 +21,12 @@ class PinnedPrompts:
     def __init__(self, tokenizer: Tokenizer, block_size: int) -> None:
         self._tokenizer = tokenizer
         self.block_size = block_size
-        self.tokens = lru_cache(REMEMBERED)(self._tokens)
+        self.tokens = lru_cache(MAX_CACHED_PROMPTS)(self._tokens)
 
     def _tokens(self, system: str) -> tuple[int, ...]:
-        """Return the tokens, in whole blocks, with which a conversation begins that has this system prompt, whatever
-        its user says. Raises `InvalidRequest` for one that the model's chat template does not take.
+        """Return the tokens, in whole blocks, that every conversation with this system prompt begins with.
+
+        Raises `InvalidRequest` for a prompt that the model's chat template does not take.
         """
         first, *others = (self._conversation(system, user) for user in PROBES)
         alike = [len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, other)))) for other in others]  # noqa: B905
@@ -57,7 +58,7 @@ def pinned_problems(policy: Policy, pool: KVPool, prompts: PinnedPrompts) -> Ite
 
 def _too_many(policy: Policy, pool: KVPool, blocks: dict[str, int]) -> Iterator[tuple[str, str]]:
     """Yield the largest pin if all together take more than their share, or leave no room for the longest sequence."""
-    pinned, share = sum(blocks.values()), pool.num_blocks // MOST_SHARE
+    pinned, share = sum(blocks.values()), pool.num_blocks // POOL_BLOCKS_PER_PINNABLE
     floors = sum(floors_of(policy, pool).values())
     room = min(share, pool.num_blocks - pool.longest - floors)
     if pinned <= max(room, 0):

@@ -14,7 +14,7 @@ from quotas.store.replica_name import ReplicaName
 
 log = logging.getLogger(__name__)
 
-HEARTBEATS = 6  # within the time of a lease
+HEARTBEATS_PER_LEASE = 6  # within the time of a lease
 
 
 @contextmanager
@@ -39,7 +39,7 @@ async def open_quotas(settings: Settings, url: str) -> AsyncIterator[Quotas]:
         await store.connect()
     except StoreUnavailable as error:
         log.error("serving without the quota store, as each tenant's policy says: %s", error)
-    quotas = Quotas(store, settings.quota_lease / HEARTBEATS)
+    quotas = Quotas(store, settings.quota_lease / HEARTBEATS_PER_LEASE)
     try:
         async with beside(quotas.run()):
             yield quotas

@@ -1,4 +1,4 @@
-"""The headers that tell a client what is left of its limits.
+"""The headers with the rest of a client's limits.
 
 `x-ratelimit-*` are OpenAI's: of requests and of tokens, the limit that leaves the smallest share. `RateLimit-Policy`
 and `RateLimit` name every limit with a window (draft-ietf-httpapi-ratelimit-headers-10).
@@ -17,7 +17,7 @@ DAYS = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 30}
 
 
 class RateHeaders:
-    """Writes the headers of these limits. What is the same for every request is worked out once."""
+    """Writes the headers of these limits; their constant part is made once."""
 
     def __init__(self, limits: Sequence[Limit]) -> None:
         windowed = [(index, limit) for index, limit in enumerate(limits) if limit.window is not None]

@@ -1,4 +1,4 @@
-"""Tells other replicas what tenants are served here, and the core what they are served elsewhere."""
+"""Exchanges tenants' engine time: tells other replicas of the service here, and the core of the service elsewhere."""
 
 import asyncio
 import logging
@@ -14,8 +14,8 @@ from quotas.store.served_sums import ServedElsewhere
 
 log = logging.getLogger(__name__)
 
-PERIOD = 0.1  # seconds between exchanges where there are several replicas
-ALONE = 1.0  # seconds after which a replica that is alone looks for others
+PERIOD_SECONDS = 0.1  # between exchanges where there are several replicas
+ALONE_SECONDS = 1.0  # after which a replica that is alone looks for others
 
 
 class Sums(Protocol):
@@ -37,7 +37,7 @@ def share_debts(settings: Settings, store: RedisStore, admission: Admission, cor
 class SharedDebts:
     """Exchanges what tenants were served with the other replicas, on the event loop; the core never waits for it.
 
-    While the store is away each replica is fair by what it serves itself, and `staleness` says for how long.
+    While the store is away each replica is fair by its own service alone, and `staleness` says for how long.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SharedDebts:
                 is_away = True
             else:
                 is_away = False
-            await asyncio.sleep(PERIOD if self.replicas > 1 else ALONE)
+            await asyncio.sleep(PERIOD_SECONDS if self.replicas > 1 else ALONE_SECONDS)
 
     async def exchange(self) -> None:
         """Tell what was served here, and charge what was served elsewhere. Raises `QuotaError`; a later call

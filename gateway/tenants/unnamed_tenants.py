@@ -6,7 +6,7 @@ from gateway.tenants.key_store import KeyRecord
 from quotas.policy.policy import Policy
 from quotas.policy.problems import did_you_mean
 
-MAX_TENANTS = 20  # tenants
+MAX_LISTED_TENANTS = 20
 
 
 def describe_unnamed(policy: Policy, tenant: str) -> str:
@@ -30,10 +30,12 @@ def unnamed_keys(policy: Policy, records: Iterable[KeyRecord]) -> Mapping[str, l
 
 
 def unnamed_tenant_lines(policy: Policy, records: Iterable[KeyRecord]) -> list[str]:
-    """Return a line for each such tenant, the first `MAX_TENANTS` of them; none where all are named."""
+    """Return a line for each such tenant, the first `MAX_LISTED_TENANTS` of them; none where all are named."""
     found = sorted(unnamed_keys(policy, records).items())
-    lines = [f"{tenant} ({_keys(ids)}): {describe_unnamed(policy, tenant)}" for tenant, ids in found[:MAX_TENANTS]]
-    return lines + ([f"and {len(found) - MAX_TENANTS} more tenants"] if len(found) > MAX_TENANTS else [])
+    lines = [
+        f"{tenant} ({_keys(ids)}): {describe_unnamed(policy, tenant)}" for tenant, ids in found[:MAX_LISTED_TENANTS]
+    ]
+    return lines + ([f"and {len(found) - MAX_LISTED_TENANTS} more tenants"] if len(found) > MAX_LISTED_TENANTS else [])
 
 
 def _keys(ids: list[str]) -> str:

@@ -116,8 +116,8 @@ def _if(condition: bool, cell: str) -> tuple[str, ...]:
 
 
 LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
-PIECE = 1000  # ledgers
-AT_ONCE = 32  # questions in one write: their answers keep an event loop for a millisecond
+PIECE_LEDGERS = 1000
+CALLS_PER_WRITE = 32  # questions in one write: their answers keep an event loop for a millisecond
 
 
 class TooManyLedgers(Exception):
@@ -143,8 +143,8 @@ async def read_ledgers(
         raise TooManyLedgers(len(ledgers))
     if tenant is None:
         ledgers = await asyncio.to_thread(_in_order, ledgers)
-    for start in range(0, len(ledgers), AT_ONCE):
-        some = ledgers[start : start + AT_ONCE]
+    for start in range(0, len(ledgers), CALLS_PER_WRITE):
+        some = ledgers[start : start + CALLS_PER_WRITE]
         for (name, day), usage in zip(some, await store.usages(some), strict=True):
             yield name, day, usage
 
@@ -161,7 +161,7 @@ def entries_of(tenant: str, day: date, usage: Batch) -> list[Entry]:
 
 def _in_order(ledgers: list[Ledger]) -> list[Ledger]:
     """Sort in pieces: of all at once, others would wait for the interpreter."""
-    pieces = (ledgers[start : start + PIECE] for start in range(0, len(ledgers), PIECE))
+    pieces = (ledgers[start : start + PIECE_LEDGERS] for start in range(0, len(ledgers), PIECE_LEDGERS))
     return list(merge(*(sorted(piece, key=_place) for piece in pieces), key=_place))
 
 

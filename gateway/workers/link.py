@@ -1,8 +1,8 @@
 """Frames over the Unix socket between the engine's process and an HTTP worker.
 
 A frame is a kind, a JSON part and a binary part: `<BII`, with the lengths of both, and these. All that is sent in one
-turn of the event loop shares a write. What a worker sends is JSON and numbers, of which the engine's process executes
-nothing; the other way, what a worker is set up with is pickled.
+turn of the event loop shares a write. A worker sends only JSON and numbers, so that it cannot make the engine's process
+execute code; the worker's setup, in the other direction, is pickled.
 """
 
 import asyncio

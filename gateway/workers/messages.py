@@ -27,7 +27,7 @@ Message = list[Any]
 
 @dataclass(slots=True)
 class Setup:
-    """Says what an HTTP worker has to know before it serves. It is pickled, and so never sent by a worker."""
+    """The setup of an HTTP worker. It is pickled, and therefore never sent by a worker."""
 
     settings: Settings
     model: ServedModel
@@ -71,9 +71,19 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
     """Returns a request as a message, and its token ids as 32-bit numbers."""
     sampling, deadlines = request.sampling, request.deadlines
     drawn = [
-        *(sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.top_p, sampling.top_k),
-        *(sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty),
-        *(sampling.seed, sampling.stop_token_ids, sampling.ignore_eos, _constraints(sampling)),
+        sampling.max_tokens,
+        sampling.min_tokens,
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.repetition_penalty,
+        sampling.seed,
+        sampling.stop_token_ids,
+        sampling.ignore_eos,
+        _constraints(sampling),
     ]
     until = [_known(deadlines.first_token), _known(deadlines.last_token), _known(deadlines.interval)]
     token_ids = array("I")
@@ -81,13 +91,30 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
     for prompt in prompts:
         token_ids.extend(prompt)
     message = [
-        *(request.id, request.tenant, request.key),
-        *([len(prompt) for prompt in prompts], request.max_tokens, drawn),
-        *(request.service_tier, request.service_class, request.priority_class),
-        *(request.token_interval, request.first_token_target, request.first_token_by, request.done_by),
-        *(until, deadlines.is_relative, request.body_bytes, request.streams, request.may_stop, request.cache_salt),
-        *(request.num_answers, request.expects_followup, request.attempt),
-        *([digest.hex() for digest in request.beginnings.digests], request.beginnings.num_bytes),
+        request.id,
+        request.tenant,
+        request.key,
+        [len(prompt) for prompt in prompts],
+        request.max_tokens,
+        drawn,
+        request.service_tier,
+        request.service_class,
+        request.priority_class,
+        request.token_interval,
+        request.first_token_target,
+        request.first_token_by,
+        request.done_by,
+        until,
+        deadlines.is_relative,
+        request.body_bytes,
+        request.streams,
+        request.may_stop,
+        request.cache_salt,
+        request.num_answers,
+        request.expects_followup,
+        request.attempt,
+        [digest.hex() for digest in request.beginnings.digests],
+        request.beginnings.num_bytes,
     ]
     return message, token_ids.tobytes()
 
@@ -203,13 +230,27 @@ def record_message(record: RequestRecord) -> Message:
     """Returns what is known of a request when the engine is asked, or when it ends without that."""
     trace = record.trace
     return [
-        *(record.request_id, record.method, record.path),
+        record.request_id,
+        record.method,
+        record.path,
         [f"{trace.trace_id:x}", trace.span_id, trace.parent_id, trace.client_samples, trace.state],
-        *(record.began, record.began_ns, record.num_retries),
-        *(record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices),
+        record.began,
+        record.began_ns,
+        record.num_retries,
+        record.tenant,
+        record.key,
+        record.model,
+        record.operation,
+        record.streams,
+        record.num_choices,
         record.num_answers,
-        *(record.service_class, record.policy_version, record.response_id),
-        *(record.body_bytes, record.authenticated, record.body_read, record.ignored),
+        record.service_class,
+        record.policy_version,
+        record.response_id,
+        record.body_bytes,
+        record.authenticated,
+        record.body_read,
+        record.ignored,
     ]
 
 

@@ -187,7 +187,7 @@ class RemoteRequest:
         return is_new
 
     def stop(self, index: int, num_tokens: int) -> None:
-        """End a stream, whose text has reached a stop string after so many of its tokens."""
+        """End a stream whose text has reached a stop string after `num_tokens` of its tokens."""
         if self._generation is not None:
             self._generation.stop(self._generation.streams[index], num_tokens)
 

@@ -93,7 +93,7 @@ class ServedWorker:
     def _lost(self) -> None:
         """End all that the worker had: its clients have lost their connections."""
         self._is_lost = True
-        with ExitStack() as ending:  # each of these, whatever another one raises
+        with ExitStack() as ending:  # all of these run, even when one raises
             ending.callback(self._on_lost)
             for done in self._updates.values():
                 ending.callback(done.set_result, None)

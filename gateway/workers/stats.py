@@ -14,7 +14,7 @@ from gateway.telemetry.metrics.registry import Family, HistogramSeries, Kind, Po
 from gateway.workers.link import FrameKind
 from gateway.workers.worker_client import WorkerClient
 
-INTERVAL = 1.0  # seconds
+REPORT_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ async def report(client: WorkerClient, table: ConnectionTable, deliveries: Deliv
     """Report to the engine's process, as long as the worker runs."""
     loop_late = 0.0
     while True:
-        due = time.monotonic() + INTERVAL
-        await asyncio.sleep(INTERVAL)
+        due = time.monotonic() + REPORT_SECONDS
+        await asyncio.sleep(REPORT_SECONDS)
         loop_late += max(0.0, time.monotonic() - due)
         stats = [
             [table.num(state) for state in ConnectionState],
@@ -63,7 +63,7 @@ def add_latencies(deliveries: DeliveryMetrics, latencies: list[Any]) -> None:
 
 
 class PoolStats:
-    """The figures of all workers of a pool. What those that have died had counted still counts."""
+    """The figures of all workers of a pool, including the last counts of dead workers."""
 
     def __init__(self, num_workers: int, num_up: Callable[[], int]) -> None:
         """`num_up` says how many workers serve."""

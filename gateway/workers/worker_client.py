@@ -229,7 +229,7 @@ class WorkerClient:
         ]
 
     def stop(self, number: int, index: int, num_tokens: int) -> None:
-        """End one stream of a request after so many of its tokens: those that still come are nobody's."""
+        """End one stream of a request after `num_tokens` of its tokens; later ones are dropped."""
         self._streams.pop(number + index, None)
         self.link.send(FrameKind.STOP, [number, index, num_tokens])
 

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 class StepClock:
-    """Ticks for all who wait, every so many seconds while anybody does."""
+    """Wakes all waiters every `seconds`, while there are any."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

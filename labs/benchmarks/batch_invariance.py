@@ -1,4 +1,4 @@
-"""Is a text with a seed the same whatever runs beside it, and memory the same whatever was run?
+"""Is a text with a seed the same in every batch, and memory the same after every workload?
 python -m labs.benchmarks.batch_invariance
 
 The embedded model, offline, with the kernels that serve by default. Random requests at temperature 1, many with

@@ -38,7 +38,7 @@ prefix_sharing: {family: [victim, friend]}
 TENANTS, NEIGHBOUR = ("attacker", "victim", "friend"), "neighbour"
 NUM_TOKENS = 512  # of a prompt of ids; of one of words it is about this
 NUM_WORDS = 62
-SALTED = 10  # one pair in so many tries a salt
+PAIRS_PER_SALTED = 10  # one pair in ten tries a salt
 LEVEL = 0.01  # of the test; the confidence of intervals is its complement
 FRACTION = 0.05  # of a hit's effect, beyond which a difference would be called a leak
 RESAMPLES = 1000
@@ -213,7 +213,7 @@ def _measure_pair(clients: dict[str, Client], random: Random, prompt: Callable[[
     series.own.append(attacker.ask(of_nobody))
     series.of_friend.append(friend.ask(of_victim))
     series.of_victim.append(victim.ask(of_victim))
-    if len(series.own) % SALTED == 1:
+    if len(series.own) % PAIRS_PER_SALTED == 1:
         series.salted.append(attacker.ask(of_nobody, salt="victim"))
 
 

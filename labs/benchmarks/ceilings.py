@@ -6,7 +6,7 @@ Beside what is judged there stand two figures of the same requests on the same m
 The bound is arithmetic. A step has at most 512 tokens and a fixed part, so that each token takes at least its 512th of
 that besides its own time. All good requests had their time within the run, but for what tokens may come after it at
 0.1 s each; so no order has more of them than the best by value for time fill it with (the fractional knapsack of
-Dantzig, 1957). "Answers unknown" is the same for whoever cannot know how long an answer will be before it ends: then
+Dantzig, 1957). "Answers unknown" is the same for a policy that cannot know an answer's length before its end: then
 each takes, and is worth, the mean over all answers; it bounds means, not each run.
 
 The look-ahead is a schedule that exists. It knows all arrivals and lengths from the start, and no tenants but the light
@@ -89,7 +89,7 @@ def _seconds_by(end: float, arrival: Arrival) -> float:
     prompt, more = least_seconds(arrival)
     due = _due(arrival)
     part = max(0.0, min(1.0, (end - due) / (PER_TOKEN * max(1, arrival.output_tokens - 1))))
-    return prompt + more * part * part  # later tokens take longer: the square is less than what so many take
+    return prompt + more * part * part  # later tokens take longer: the square is a lower bound
 
 
 def _best(left: float, seconds: Sequence[float], values: Sequence[float]) -> float:
@@ -106,7 +106,7 @@ def _best(left: float, seconds: Sequence[float], values: Sequence[float]) -> flo
 
 
 class Chosen:
-    """Requests that can all be in time on a machine that takes so many seconds for each."""
+    """Requests that can all be in time on one machine."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[float, float, float]] = []  # when each comes, its seconds, and when it is due

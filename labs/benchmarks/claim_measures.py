@@ -481,7 +481,7 @@ def _mean_duration(policy: str, arrivals: Sequence[Arrival]) -> float:
 
 
 def _seconds_until(policy: str, arrivals: Sequence[Arrival], count: int) -> float:
-    """Returns the time at which so many requests are over."""
+    """Return the time at which `count` requests are over."""
     run = SimulatedRun(_policy(policy), arrivals, DEVICE, Objective())
     if policy.startswith("learned_rank"):
         _teach(run)

@@ -42,7 +42,7 @@ WAYS = (b"", PROBE[:-9], b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-l
 
 
 def hold(port: int, count: int, stop: Event) -> None:
-    """Keep so many connections, by all ways in turn, and replace those that are closed."""
+    """Keep `count` connections open, by all ways in turn, and replace closed ones."""
     poller, held = select.epoll(), dict[int, socket.socket]()
     num_opened, began = 0, time.monotonic()
     while not stop.is_set() and _has_parent():
@@ -133,7 +133,7 @@ class Tenant:
         return seen
 
     async def _ask(self, seen: Seen, until: float) -> None:
-        """Send requests on a timetable, whatever has become of those before; each takes from when it was due."""
+        """Send requests on a timetable (open loop); latency counts from the time that each was due."""
         due = time.monotonic()
         async with asyncio.TaskGroup() as group:
             while due < until:

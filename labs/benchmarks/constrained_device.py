@@ -18,7 +18,7 @@ from backend.scheduler.batch import Batch, StepOutput
 from backend.structured_output.masks import TokenMasks
 from backend.worker.constrained_step import ConstrainedStep, MaskBuffers
 from backend.worker.device_stream import CpuStream
-from backend.worker.model_runner import FORETELLING
+from backend.worker.model_runner import MASK_WAIT_SHARE_OF_STEP
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class SimulatedStep:
         if self.constrained is not None:
             self.constrained.complete(self.output)
         if self.behind is not None:
-            self.behind.foretell(self.output, self.slots, FORETELLING * self.output.elapsed)
+            self.behind.foretell(self.output, self.slots, MASK_WAIT_SHARE_OF_STEP * self.output.elapsed)
         return self.output
 
     def note_tokens(self) -> None:

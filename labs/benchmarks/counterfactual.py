@@ -53,7 +53,7 @@ class Regrets:
 
     @property
     def good_itself(self) -> float:
-        """The share of the refusals of requests that would have been good themselves, whatever that cost others."""
+        """The share of refused requests that would have been good themselves, not counting their cost to others."""
         return sum(replay.was_good for replay in self.replays) / self.looked if self.looked else 0.0
 
     @property

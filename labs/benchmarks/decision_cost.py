@@ -102,7 +102,7 @@ class Machine:
         raise AssertionError("a hopeless request was admitted")
 
     def press(self, waiting: int) -> float:
-        """Seconds of deciding that a newcomer with a deadline may wait, beside so many others that have one."""
+        """Seconds of deciding that a newcomer with a deadline may wait, beside `waiting` others that have one."""
         scheduler = self.core.scheduler
         for joined in list(scheduler.running.values())[RUNNING:]:
             self.core.finish(joined, FinishReason.CANCELLED, self._now)

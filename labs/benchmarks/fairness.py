@@ -9,7 +9,7 @@ P, the most that a tenant had paid ahead, and M, the most that one ran up betwee
 
 The ledger may be wrong about the device. So the same is asked of true costs (`true_costs`): the shares of
 equal tenants with different requests, the growth of their gap, and what a tenant gains that leaves early, splits its
-work, or says of its requests whatever may help (`strategies`), by the worst of seeds nothing was tuned with.
+work, or declares false lengths (`strategies`), by the worst of seeds nothing was tuned with.
 
 Throughput is compared on one finite set of requests, all there from the start: the time until the last is done, under
 first come, first served over that under the fair order. While all tenants have work waiting, the orders serve different

@@ -7,8 +7,8 @@ weight, at any time of a run, in multiples of R times the gap of one replica: th
 them drifts apart on it while all four have work there.
 
 Each replica learns 0.1 s late what the others have served, or 0.5 s late, or never, as if each were alone. Of the fleet
-that changes, each replica is left out with a chance of one in five, each third of the time another: whoever is back
-begins anew.
+that changes, each replica is left out with a chance of one in five, each third of the time another: a returning
+replica begins anew.
 
 What sharing costs is the processor time of an exchange, on both sides of a store on this machine.
 """
@@ -120,7 +120,7 @@ class Replica:
 
 
 class Fleet:
-    """Replicas that learn of each other so many slices late, or never."""
+    """Replicas that learn of each other `late` slices late, or never (None)."""
 
     def __init__(self, seed: int, weights: Mapping[str, float], late: int | None) -> None:
         self.now = 0.0
@@ -238,7 +238,7 @@ def _reach(random: Random, live: Sequence[int]) -> Reach:
 def _show_costs(report: Report, tenants: Sequence[int]) -> None:
     with tempfile.TemporaryDirectory() as directory, EmbeddedStore(Path(directory)) as url:
         rows = [asyncio.run(_cost(url, number)) for number in tenants]
-    report.add_table("an exchange of two replicas that each serve so many tenants, on each side", rows)
+    report.add_table("an exchange of two replicas by the number of tenants that each serves, on each side", rows)
     of_ten = float(str(rows[0]["replica, us"]))
     report.at_most(
         "an exchange of ten tenants, share of its replica's processor at ten a second", of_ten * 10 / 1e6, 0.01

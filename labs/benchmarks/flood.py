@@ -2,7 +2,7 @@
 
 `sluice serve` with the embedded model on one core, clients on another, real HTTP. A light tenant sends short requests
 on a timetable. Beside it, in turn: a tenant that keeps all slots busy in closed loops (behaved), one that sends the
-same requests at four times what the server can complete, whatever comes of them (flood), and the same flood under
+same requests in an open loop at four times what the server can complete (flood), and the same flood under
 first come, first served. What the server can complete is measured first.
 """
 

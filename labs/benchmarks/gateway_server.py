@@ -39,7 +39,7 @@ from backend.worker import calibration
 from backend.worker.model_runner import ModelRunner
 from backend.worker.simulated import SimulatedExecutor, TokenRule
 from gateway.admin.port import open_admin_port
-from gateway.app import SWITCH_INTERVAL, TenantSources, serve, serve_engine
+from gateway.app import SWITCH_INTERVAL_SECONDS, TenantSources, serve, serve_engine
 from gateway.http.server import open_ports
 from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
@@ -170,7 +170,7 @@ async def _serve(
         model = replace(model, runner=cast("ModelRunner", executor))
     else:
         executor = SimulatedExecutor(device, word, device.takes_time)
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

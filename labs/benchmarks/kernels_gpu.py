@@ -292,7 +292,7 @@ def main() -> int:
     rows: list[dict[str, object]] = []
     for found in measure_kernels(device, dtype, peaks):
         rows.append(asdict(found) | {"fraction": found.fraction})
-        if options.json:  # whatever ends this later
+        if options.json:  # after each one, in case this is ended
             options.json.write_text(json.dumps({"peaks": asdict(peaks), "kernels": rows, "wrong": wrong}, indent=1))
         name = f"{found.kernel:28}{found.shape:12}{found.workload:18}"
         figures = f"{found.seconds * 1e6:10.1f}{found.num_bytes / 1e6:9.2f}{found.floor * 1e6:10.1f}"

@@ -5,9 +5,9 @@ sequences, a host pool of half of the device's memory. Each workload is served i
 beside them in one contiguous run for each request, as memory was allocated before paging: for all that it declares,
 which is 1,024 tokens of answer, and for exactly as many as it will have, which nobody could know.
 
-Figures are byte-seconds over the run, by tenant and exact at every event: what is held, by whoever is charged for it;
-what of that has room for tokens that no step has computed or is computing; what is cached and idle, by who used it
-last; and what the host has. Waste is the second of the first: over the run, of the worst tenant, in the worst minute.
+Figures are byte-seconds over the run, by tenant and exact at every event: what is held, by the charged tenant;
+its part with room for tokens that no step has computed or is computing; idle cached blocks, by their last user; and the
+host's blocks. Waste is the second of the first: over the run, of the worst tenant, in the worst minute.
 What the steps in flight are writing is shown beside it, and not in it; so is what they may still write for those
 that have ended.
 

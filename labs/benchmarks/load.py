@@ -181,7 +181,7 @@ class Clients:
             self._receive_unfinished()
 
     def stream_for(self, seconds: float) -> None:
-        """Receive for so many seconds. Raises `BadAnswer` when a stream ends within them."""
+        """Receive for `seconds`. Raises `BadAnswer` when a stream ends within them."""
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             self._receive_unfinished()

@@ -57,7 +57,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def num_writes() -> int:
-    """Returns how often this process has called the system to write, to sockets or to whatever else."""
+    """Return how often this process has called the system to write, to sockets and files."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["syscw"])
 

@@ -1,7 +1,8 @@
 """A tenant whose traffic never ends, in a process of its own: python -m labs.benchmarks.neighbour PORT KEY STREAMS
 
-It keeps so many streams going, each a prompt of its own and an answer of `OUTPUT` tokens, until its input ends. To each
-line of it, it answers with one of JSON: how many requests it has sent. It ends with status 1 when one was not answered.
+It keeps STREAMS streams going, each with a prompt of its own and an answer of `OUTPUT` tokens, until its input ends. It
+answers each line of input with the number of requests that it has sent, as JSON, and ends with status 1 when a request
+was not answered.
 """
 
 import json

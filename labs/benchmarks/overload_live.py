@@ -6,7 +6,7 @@ the model's context. Every request is a stream, says in its headers how long it 
 between two, and is good when both held; waits are counted from the moment it was due.
 
 Capacity is what the server completes a second while `CROWD` requests are always there. As many are then offered, and
-twice as many, whatever comes of them; what is due in the first tenth of that time is not counted. A refusal takes from
+twice as many, in an open loop; requests due in the first tenth of that time are not counted. A refusal takes from
 before its request is written, over a connection that is there already, until its last byte is read.
 """
 

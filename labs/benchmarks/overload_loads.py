@@ -102,7 +102,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What several tenants ask for, for so many seconds: Poisson, with the burst or without, or as it was recorded."""
+    """The requests of several tenants: Poisson, with the burst or without, or as they were recorded."""
 
     name: str
     parts: tuple[Part, ...]

@@ -80,9 +80,15 @@ def _asked() -> tuple[bytes, Fresh]:
     pseudo = [(":method", "POST"), (":path", PATH), (":authority", "models.internal"), (":scheme", "http")]
     headers = [
         *pseudo,
-        *[("authorization", f"Bearer {KEY}"), ("content-type", "application/json"), ("x-request-id", "0" * 32)],
-        *[("user-agent", "OpenAI/Python 1.70.0"), ("accept", "application/json"), ("x-forwarded-for", "10.0.0.9")],
-        *[("content-length", str(len(body))), ("x-forwarded-proto", "http"), ("x-stainless-lang", "python")],
+        ("authorization", f"Bearer {KEY}"),
+        ("content-type", "application/json"),
+        ("x-request-id", "0" * 32),
+        ("user-agent", "OpenAI/Python 1.70.0"),
+        ("accept", "application/json"),
+        ("x-forwarded-for", "10.0.0.9"),
+        ("content-length", str(len(body))),
+        ("x-forwarded-proto", "http"),
+        ("x-stainless-lang", "python"),
     ]
     head = _told(request_headers={"headers": _header_map(headers)})
     return head, Fresh(_told(request_body={"body": body, "end_of_stream": True}))

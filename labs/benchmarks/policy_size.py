@@ -42,9 +42,27 @@ LEDGERS = 10_000  # at most, all of today
 BOOKED_AT_ONCE = 50
 PREFIX = "/admin/v1"
 QUESTIONS = (
-    *("overview", "tenants", "tenants?contains=t0000", "tenants/t00007", "requests", "queue", "kv", "policy"),
-    *("policy?contains=t0000", "policy/text", "keys", "keys?contains=t0000", "refusals", "usage", "usage?by=key"),
-    *("usage.csv", "budgets", "audit", "diagnosis", "state", "metrics"),
+    "overview",
+    "tenants",
+    "tenants?contains=t0000",
+    "tenants/t00007",
+    "requests",
+    "queue",
+    "kv",
+    "policy",
+    "policy?contains=t0000",
+    "policy/text",
+    "keys",
+    "keys?contains=t0000",
+    "refusals",
+    "usage",
+    "usage?by=key",
+    "usage.csv",
+    "budgets",
+    "audit",
+    "diagnosis",
+    "state",
+    "metrics",
 )
 Sources = dict[str, bytes]
 

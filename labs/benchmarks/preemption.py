@@ -2,7 +2,7 @@
 
 Llama-3-8B on an A100 (simulated, published step times; 2 MiB of keys and values a block), 512 tokens a step, twice as
 many requests as it can serve from the start on, with lengths drawn as in `labs.benchmarks.overload`, prompts
-half as long. They are admitted whatever they may still need (`memory=optimistic`), so that
+half as long. They are admitted when their prompts fit (`memory=optimistic`), so that
 memory runs out all the time, with a host pool for half of the device's. A copy of a block takes what a stated bandwidth
 makes of it, beside the steps in flight as on a GPU, or as a part of its step as on a CPU. Each seed's requests are the
 same under each rule: the measured choice is judged beside always swapping and never swapping, by the tokens that are

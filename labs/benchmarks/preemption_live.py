@@ -106,7 +106,7 @@ class LiveEngine:
         return self.block_bytes / self.model.engine_config.block_copy_seconds
 
     def run(self, rule: str, bandwidth: float | None, seed: int, conversations: int) -> LiveRun:
-        """Serve them all, over a link of so many bytes a second; None: as fast as this machine copies."""
+        """Serve them all, over a link of `bandwidth` bytes a second; None: as fast as this machine copies."""
         real = self.model.engine_config.block_copy_seconds
         copy = real if bandwidth is None else self.block_bytes / bandwidth
         device = Throttled(self.model.runner, max(0.0, copy - real))

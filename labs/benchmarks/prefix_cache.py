@@ -105,7 +105,7 @@ def traced(path: Path, requests: int) -> list[Arrival]:
 
 
 def lru_found(arrivals: Iterable[Arrival], blocks: int) -> list[int]:
-    """The tokens of each prompt that an exact LRU of so many blocks has, of prompts that come one after the other."""
+    """Return the tokens of each prompt that an exact LRU of `blocks` has cached, for prompts one after the other."""
     cache: OrderedDict[tuple[str, int, int], None] = OrderedDict()
     found = []
     for arrival in arrivals:

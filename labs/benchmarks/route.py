@@ -73,7 +73,7 @@ def _streams(load: Load) -> float:
 
 
 def _open_many(port: int, count: int, seconds: float, report: Report) -> None:
-    """So many streams at once, each of which has to have all its events."""
+    """Keep `count` streams open at once, each of which has to have all its events."""
     body = {"model": "embedded", "messages": MESSAGES, "stream": True}
     load = closed_loop(port, Fresh(post(PATH, body, KEY)), count, max(seconds, 2.0))
     report.notes.append(f"{count} streams at a time through the router: {_streams(load):.0f} streams/s, all complete")

@@ -44,7 +44,7 @@ def _policy(device: Device, machines: int) -> SimulatedPolicy:
 
 
 def _together(device: Device, machines: int) -> Device:
-    """Returns so many devices as one, which share each step evenly."""
+    """Return one device with the speed of several that share each step evenly."""
 
     def seconds(work: StepWork) -> float:
         counts = (getattr(work, field) for field in STEP_COUNTS)

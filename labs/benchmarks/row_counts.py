@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     for name in ("oneDNN, tiles", "compiled kernels"):
         usual = Spread.of([run["excess p50, share"] for run in shares[name]]).median
-        report.at_most(f"{name}: excess of a step of so many rows for the first time, share of it", usual, 0.01)
+        report.at_most(f"{name}: excess of the first step with a number of rows, share of it", usual, 0.01)
     return report.finish(options.results)
 
 

@@ -16,7 +16,7 @@ from backend.sampling_params import SamplingParams
 from backend.sizing import EngineOptions
 from labs.benchmarks.report import Report, Spread, scenario_parser
 
-ANSWERS, PROMPT = 16, 1_000  # to one prompt of so many tokens
+ANSWERS, PROMPT = 16, 1_000  # to one prompt of 1,000 tokens
 OF_ONE = 1.2
 
 

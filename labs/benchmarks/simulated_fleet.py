@@ -12,7 +12,7 @@ from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.replicas import ReplicaAddress
 from fleet.view import OpenRequest, ReplicaView
-from gateway.replica.digests import BLOCK, MAX_BLOCKS
+from gateway.replica.digests import BLOCK_BYTES, MAX_BLOCKS
 from gateway.replica.fleet_secret import Beginnings
 from gateway.replica.reader import ReplicaReader
 from labs.simulation.arrival import Arrival
@@ -145,7 +145,7 @@ def _among_polls(arrivals: Iterable[Arrival], poll: Callable[[float], object]) -
 
 def digests_of(arrival: Arrival) -> tuple[bytes, ...]:
     """Return digests of a prompt's beginnings, as a router would have them of its bytes: its tenant's alone."""
-    tokens = BLOCK // BYTES_PER_TOKEN
+    tokens = BLOCK_BYTES // BYTES_PER_TOKEN
     ends = range(tokens, min(arrival.prompt_tokens, tokens * MAX_BLOCKS) + 1, tokens)
     content = arrival.content
     found = []

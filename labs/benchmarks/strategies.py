@@ -103,7 +103,7 @@ class LeavingLoop(Loop):
 
 
 class Leavers(CoreObserver):
-    """The strategist's clients, who leave once they have so many tokens."""
+    """The strategist's clients, who leave once they have `tokens` tokens."""
 
     def __init__(self, loop: LeavingLoop, tokens: float) -> None:
         self._loop, self._tokens = loop, tokens

@@ -33,7 +33,7 @@ from backend.structured_output.compiler import GrammarCompiler
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
 from backend.structured_output.processes import GrammarProcesses
-from gateway.app import SWITCH_INTERVAL
+from gateway.app import SWITCH_INTERVAL_SECONDS
 from labs.benchmarks.constrained_device import ConstrainedDevice
 from labs.benchmarks.json_schemas import SEED, try_schemas
 from labs.benchmarks.report import Report, scenario_parser
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--step-ms", type=float, nargs="*", default=STEPS_MS, help="how long steps take")
     parser.add_argument("--token-us", type=float, default=TOKEN_US, help="longer for each token beyond one a row")
     options = parser.parse_args(arguments)
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     report = Report("structured_device", options.quick)
     taken = try_schemas(options.folder, options.schemas, SEED).taken
     Random(SEED).shuffle(taken)
@@ -115,8 +115,12 @@ def _measure(
 ) -> dict[float, dict[str, "_Measured"]]:
     """Returns what was measured by the length of steps, and by what was done with forced tokens."""
     setup = ProcessSetup(
-        *(str(vocabulary.path), vocabulary.size, vocabulary.end_tokens),
-        *(ENGINE.max_num_seqs, ENGINE.max_model_len, StructuredOutputOptions()),
+        str(vocabulary.path),
+        vocabulary.size,
+        vocabulary.end_tokens,
+        ENGINE.max_num_seqs,
+        ENGINE.max_model_len,
+        StructuredOutputOptions(),
     )
     processes = GrammarProcesses(setup)
     compiler = GrammarCompiler(processes, sys.maxsize)

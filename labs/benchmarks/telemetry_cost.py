@@ -88,7 +88,7 @@ def _gateway(sink_port: int, ratio: str | None, core: int, *, instant: bool = Tr
 
 
 def _turns(run: int, names: list[str]) -> list[str]:
-    """In another order each time: whoever comes after the exporter's work is no worse off than others."""
+    """Rotate the order each time, so that no variant always follows the exporter's work."""
     return names[run % 3 :] + names[: run % 3]
 
 

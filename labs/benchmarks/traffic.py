@@ -1,4 +1,4 @@
-"""Clients of several tenants against one server, some on a timetable whatever the server does, some in closed loops.
+"""Clients of several tenants against one server, some in open loops on a timetable, some in closed loops.
 
 Each request in flight has a connection of its own, as many as that takes. Waits are counted from the moment a request
 was due, so that a client which falls behind its timetable makes them longer, not shorter.
@@ -98,7 +98,7 @@ class Traffic:
             connection.sock.close()
 
     def connect(self, connections: int) -> None:
-        """Have so many idle ones, so that requests find theirs made."""
+        """Open idle connections in advance, so that requests need not wait for one."""
         self._idle += [self._connect() for _ in range(connections)]
 
     def run(

@@ -37,7 +37,7 @@ class Mix(NamedTuple):
         return rates.prefill * self.prompt + self.output * (rates.decode + rates.decode_context * self.prompt)
 
     def requests(self, random: Random, seconds: float) -> list[Arrival]:
-        """Returns more requests than would fill so many seconds of the device, all there from the start."""
+        """Return more requests than would fill `seconds` of the device, all there from the start."""
         return [self.request(random) for _ in range(SLOTS + round(AMPLE * seconds / self.seconds))]
 
     def request(self, random: Random) -> Arrival:
@@ -77,7 +77,7 @@ def show_shares(report: Report, seeds: Sequence[int], moments: Sequence[float]) 
         | {f"{moment:g} s": Spread.of([gaps[n] for _, _, gaps in runs]) for n, moment in enumerate(moments)}
         for group, runs in found.items()
     ]
-    report.add_table("the largest gap in true engine time, seconds, after so many", gaps)
+    report.add_table("the largest gap in true engine time, seconds, by the time since the start", gaps)
     every = [run for runs in found.values() for run in runs]
     worst = max(abs(share * len(true) - 1) for _, true, _ in every for share in true.values())
     report.at_most("true share of an equal tenant, off a fair one by, worst tenant and seed", worst, 0.02)

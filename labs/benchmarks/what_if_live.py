@@ -1,7 +1,7 @@
 """What a simulation says of limits, beside what a gateway did: its event log under load, simulated with its own policy.
 
 Tenants of the embedded model are held to one kind of limit each and offered more than it allows, on a timetable of
-Poisson arrivals: whatever is refused changes nothing for what comes. Answers end where the model ends them, mostly long
+Poisson arrivals: refusals do not change later arrivals. Answers end where the model ends them, mostly long
 before the tokens that were declared and reserved. The log is then served by simulation, on the step times that were
 measured, under the policy that it was recorded with.
 """

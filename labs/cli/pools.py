@@ -1,7 +1,7 @@
 """`sluice pools`: whether prompts and answers are better served by devices of their own.
 
-Requests meet each split of so many devices in the simulator, in which a link carries keys and values from the devices
-that compute prompts to those that go on; nothing is served."""
+The simulator serves the requests with each split of the devices; a link carries keys and values from prefill devices to
+decode devices. No real device is used."""
 
 from argparse import Namespace, _SubParsersAction
 from collections.abc import Iterator, Sequence
@@ -57,19 +57,19 @@ def add_pools_command(commands: "_SubParsersAction[Any]") -> None:
     group = add_policy(parser)
     number = group.add_mutually_exclusive_group()
     number.add_argument(
-        *("--devices",), metavar="N", type=argument(_devices), default=DEVICES,
+        "--devices", metavar="N", type=argument(_devices), default=DEVICES,
         help=f"devices that are split in every way, from 2 to {MOST} (default: {DEVICES})",
     )  # fmt: skip
     number.add_argument(
-        *("--split",), metavar="P:D", type=argument(_split),
+        "--split", metavar="P:D", type=argument(_split),
         help="the one split to simulate beside as many devices together: P compute prompts, D go on",
     )  # fmt: skip
     group.add_argument(
-        *("--link-gbps",), metavar="X", type=argument(_above_zero), default=GIGABITS,
+        "--link-gbps", metavar="X", type=argument(_above_zero), default=GIGABITS,
         help=f"gigabits a second with which each device of the first pool sends (default: {GIGABITS:g})",
     )  # fmt: skip
     group.add_argument(
-        *("--link-latency",), metavar="S", type=argument(_at_least_zero), default=1e-4,
+        "--link-latency", metavar="S", type=argument(_at_least_zero), default=1e-4,
         help="seconds of a transfer beside its bytes (default: 0.0001)",
     )  # fmt: skip
     add_objective(parser)
@@ -154,9 +154,20 @@ def _at(load: float | None, namespace: Namespace, policy: SimulatedPolicy, traff
 
 def _report(found: Sequence[PoolFigures]) -> str:
     heading = (
-        *("devices", "good", "good a second and device", "completed"),
-        *("first token in time", "p50", "p99", "tokens in time", "p50", "p99"),
-        *("prefill busy", "decode busy", "link busy", "waits for it"),
+        "devices",
+        "good",
+        "good a second and device",
+        "completed",
+        "first token in time",
+        "p50",
+        "p99",
+        "tokens in time",
+        "p50",
+        "p99",
+        "prefill busy",
+        "decode busy",
+        "link busy",
+        "waits for it",
     )
     return f"{table(heading, [_row(one) for one in found], numeric=frozenset(heading[1:]))}\n{_advice(found)}"
 
@@ -164,11 +175,18 @@ def _report(found: Sequence[PoolFigures]) -> str:
 def _row(one: PoolFigures) -> tuple[str, ...]:
     apart = not one.split.together
     return (
-        *(str(one.split), format_percent(one.goodput), format_number(one.good_rate), format_number(one.completed)),
-        *(format_percent(one.first_token_share), *_times(one.first_token)),
-        *(format_percent(one.per_token_share), *_times(one.per_token)),
-        *(format_percent(one.prefill_busy), format_percent(one.decode_busy)),
-        *(format_percent(one.link_busy) if apart else NOTHING, format_duration(one.link_wait) if apart else NOTHING),
+        str(one.split),
+        format_percent(one.goodput),
+        format_number(one.good_rate),
+        format_number(one.completed),
+        format_percent(one.first_token_share),
+        *_times(one.first_token),
+        format_percent(one.per_token_share),
+        *_times(one.per_token),
+        format_percent(one.prefill_busy),
+        format_percent(one.decode_busy),
+        format_percent(one.link_busy) if apart else NOTHING,
+        format_duration(one.link_wait) if apart else NOTHING,
     )
 
 

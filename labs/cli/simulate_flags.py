@@ -21,13 +21,13 @@ def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
     """Adds the flags that say what is simulated; returns their group, and that of those of which one may be given."""
     group = parser.add_argument_group("traffic")
     group.add_argument(
-        *("--trace", "--log"), metavar="FILE", type=Path, required=True, help="recorded requests and their lengths"
+        "--trace", "--log", metavar="FILE", type=Path, required=True, help="recorded requests and their lengths"
     )
     group.add_argument(
         "--format", choices=["auto", *FORMATS], default="auto", help="format of the trace (default: auto)"
     )
     group.add_argument(
-        *("--columns",), metavar="C", type=_columns, default=NO_COLUMNS,
+        "--columns", metavar="C", type=_columns, default=NO_COLUMNS,
         help=f"what the columns of a table are: time=Timestamp,prompt=Request,output=Response; fields are "
         f"{', '.join(FIELDS)}",
     )  # fmt: skip
@@ -109,12 +109,12 @@ def add_objective(parser: ArgumentParser) -> Any:
     """Adds the flags that say which requests are good; returns the group of the report's."""
     group, good = parser.add_argument_group("report"), Objective()
     group.add_argument(
-        *("--good-first-token",), metavar="S", type=_positive,
+        "--good-first-token", metavar="S", type=_positive,
         help="a good request has its first token within S seconds (default: as each policy promises its class; "
         f"{good.first_token:g} where a policy promises nothing)",
     )  # fmt: skip
     group.add_argument(
-        *("--good-per-token",), metavar="S", type=_positive,
+        "--good-per-token", metavar="S", type=_positive,
         help=f"and then a token every S seconds on average (default: as promised, or {good.per_token:g})",
     )  # fmt: skip
     return group

@@ -38,7 +38,7 @@ def read_traffic_of(namespace: Namespace) -> Traffic:
     """
     with progress("reading", "entries", None) as read:
         traffic = read_traffic(
-            *(namespace.trace, namespace.format, lambda path: _followed(read_event_log(path), read)), namespace.columns
+            namespace.trace, namespace.format, lambda path: _followed(read_event_log(path), read), namespace.columns
         )
     return traffic._replace(device=_device(namespace.device, traffic.device), facts=_facts_used(namespace, traffic))
 
@@ -126,8 +126,8 @@ def at_load(
     devices: int = 1,
     option: str = "--load",
 ) -> tuple[Workload, float | None]:
-    """Return the used part of the trace sped up to `load` times the capacity of so many devices, and the capacity of
-    one, which a run measures. Raises `OptionError` about the option that says the load.
+    """Return the used part of the trace sped up to `load` times the capacity of `devices`, and the capacity of one,
+    which a run measures. Raises `OptionError` about the `option` of the load.
     """
     if load is None:
         return workload, None

@@ -47,7 +47,7 @@ def add_tune_command(commands: "_SubParsersAction[Any]") -> None:
     add_policy(parser)
     add_objective(parser)
     parser.add_argument(
-        *("--budget",), metavar="N", type=argument(_budget), default=BUDGET,
+        "--budget", metavar="N", type=argument(_budget), default=BUDGET,
         help=f"search for as long as simulating all requests N times takes (default: {BUDGET})",
     )  # fmt: skip
     parser.set_defaults(run=_tune, parser=parser, compare=[], sweep=None, seeds=1)

@@ -30,7 +30,6 @@ class Predicted:
         return self._tariff.estimate(len(sequence.prompt), self.output(sequence), sequence.num_pinned_tokens)
 
     def learn(self, tenant: str, prompt: Listed[int], max_tokens: int, output: int) -> None:
-        """Learn from an answer of so many tokens."""
         self._predictor.observe(features_of(tenant, prompt, max_tokens), output)
 
     def ended(self, sequence: Sequence) -> None:

@@ -48,7 +48,7 @@ class Arrival(NamedTuple):
     content: Content | None = None  # of its prompt and its answer; None: nobody knows, and it shares nothing
     more_contents: tuple[Content | None, ...] = ()  # of its other prompts
     begins: tuple[int, ...] = ()  # the first tokens of its prompt, by which orders may guess its answer's length
-    num_answers: int = 1  # to each prompt: so many in a row are one, which counts once
+    num_answers: int = 1  # to each prompt, which counts once
     group: int | None = None  # of one prompt alone: which of the request's it is, where several answers are wanted
     expects: float | None = None  # seconds after its answer in which its client says that it comes again
     turns: tuple[Turn, ...] = ()  # that its session goes on with, one after another, where it is answered

@@ -1,8 +1,8 @@
 """What simulated prompts and answers share: blocks have names by what a trace says of contents, which holds no token.
 
-Contents are known in units of so many tokens from the beginning on. The id of a unit stands for its tokens and all
-before them, so that two prompts share as much as their ids agree in. Whatever a trace says nothing about has no name,
-and is never found.
+Contents are known in units of a fixed number of tokens from the beginning. The id of a unit stands for its tokens and
+all before them, so that two prompts share as much as their ids agree in. Tokens without an id in the trace have no name
+and are never found.
 """
 
 from itertools import count
@@ -56,7 +56,7 @@ class SimulatedNames:
         self._contents.pop(sequence.id, None)
 
     def name(self, sequence: Sequence, num_blocks: int) -> None:
-        """Name the first so many blocks of a sequence, as far as what they hold is known."""
+        """Name the first `num_blocks` blocks of a sequence, as far as their content is known."""
         if sequence.id not in self._contents:
             return
         scope, content = self._contents[sequence.id]

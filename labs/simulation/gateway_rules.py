@@ -38,7 +38,7 @@ class SimulatedGrant(Protocol):
         ...
 
     def extend(self, tokens: int, now: float) -> None:
-        """Let the answers have so many tokens more. Raises `GatewayRefused`, and then changes nothing."""
+        """Let the answers have more tokens. Raises `GatewayRefused`, and then changes nothing."""
         ...
 
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:

@@ -41,7 +41,7 @@ class Host:
         self._requests += 1
 
     def launch(self, rows: int, now: float, done_at: float) -> float:
-        """Launch a step of so many rows, behind those in flight, which are done at a time; returns when it begins."""
+        """Launch a step behind the steps in flight, which are done at `done_at`; return when it begins."""
         delivered = self._rows if done_at > now else 0
         seconds = self._time.seconds(delivered, self._requests)
         self._rows, self._requests = rows, 0

@@ -258,7 +258,7 @@ class Loop:
         heappush(self._timers, (time, next(self._number), act))
 
     def _ended(self, sequence: Sequence) -> None:
-        """Note that an answer has ended, in whatever way; with the last of its request the request has."""
+        """Note that an answer has ended, with any outcome; the last one of a request ends the request."""
         self._sessions.ended(sequence)
         self._host.serve()
         request = self._requests.pop(sequence, None)
@@ -316,7 +316,7 @@ class Loop:
         return StepOutput(step.batch.step, self._sampled_tokens.of_step(step.batch), step.elapsed)
 
     def _copy(self, copies: int, now: float) -> float:
-        """Let a step make so many copies that is planned now; returns by how many seconds they prolong it."""
+        """Let the step that is planned now make `copies`; return by how many seconds they prolong it."""
         seconds = copies * self._engine.block_copy_seconds
         if not (copies and self._engine.copies_run_ahead):
             return seconds

@@ -6,7 +6,7 @@ order=fair,weights=gold:4+free:1       weights by tenant, joined by +
 kv_tokens=10000                        memory in tokens instead of num_blocks
 prefix_cache=off                       without a prefix cache
 num_host_blocks=9000,block_copy_seconds=84e-6   blocks in the host's memory, and how long copying one takes
-speculate=4,acceptance=0.7,draft=0.05  tokens drafted for each row (smart:4: up to so many, chosen for each step), the
+speculate=4,acceptance=0.7,draft=0.05  tokens drafted for each row (smart:4: up to 4, chosen for each step), the
                                        share accepted (by tenant: one:0.8+two:0.5), and what a drafted token costs
 """
 
@@ -90,7 +90,12 @@ def make_simulated_policy(
 
 def recorded_policy(served: Served) -> SimulatedPolicy:
     return SimulatedPolicy(
-        *("as recorded", served.core, served.engine, served.scheduling_policy, served.targets, served.prior),
+        "as recorded",
+        served.core,
+        served.engine,
+        served.scheduling_policy,
+        served.targets,
+        served.prior,
     )
 
 

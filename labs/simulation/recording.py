@@ -176,7 +176,7 @@ def _targets(arrived: list[Entry]) -> tuple[ClassTarget, ...]:
 
 
 def _requests(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
-    """Returns each HTTP request, whatever became of it."""
+    """Return every HTTP request, with any outcome."""
     lengths = _answer_lengths(sequences)
     return [_request(line, time, asked, log, sequences, lengths) for line, time, asked in _all_read(log)]
 

@@ -47,7 +47,7 @@ class Speculation:
         return self.acceptance.get(tenant, self.acceptance.get("", 0.0))
 
     def expected(self, tenant: str, drafted: int) -> float:
-        """Returns the tokens that a row brings on average: one, and those accepted of so many drafted."""
+        """Return the mean number of tokens of a row: one, and the accepted ones of `drafted`."""
         rate = self.acceptance_of(tenant)
         return sum(rate**count for count in range(drafted + 1))
 

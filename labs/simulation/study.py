@@ -54,7 +54,7 @@ class Study:
         return len(self.policies) * self.seeds * self.workload.size
 
     def run(self, progress: Progress = lambda requests: None) -> "Results":
-        """Run all; the results have the same order whatever `jobs`. `progress` is called as requests end, of all
+        """Run all; the results have the same order for every `jobs`. `progress` is called as requests end, of all
         `size`.
         """
         tasks = [(policy, seed) for policy, seed in product(self.policies, range(1, self.seeds + 1))]

@@ -153,7 +153,7 @@ class CountedGrant(UncountedGrant):
     began: float
 
     def extend(self, tokens: int, now: float) -> None:
-        """Reserves so many tokens more. Raises `GatewayRefused`."""
+        """Reserve more tokens. Raises `GatewayRefused`."""
         try:
             self.limiter.extend(self.charge, tokens, self.began + now)
         except QuotaRefused as refusal:

@@ -27,12 +27,12 @@ class EmbeddedStore:
     One thread keeps it: starts it, waits for its end and starts it again. The kernel ends the server with that thread,
     however the process ends. `start` and `stop` block; a coroutine calls them by `asyncio.to_thread`.
 
-    Gateways on one state directory share one server. Whoever has the folder's owner lock runs it; the others hold a
-    connection, and when that ends the first to get the lock runs a server on the same data. What a crashed gateway left
-    behind, a socket where nothing listens or a server that still runs, is replaced.
+    Gateways on one state directory share one server. The gateway with the folder's owner lock runs it; the others hold
+    a connection, and when that ends the first to get the lock runs a server on the same data. A crashed gateway's stale
+    socket or running server is replaced.
 
-    What the server has answered it has written: that survives its end and its being killed. A crash of the machine
-    loses at most what was written in its last two seconds.
+    The server writes before it answers, so that answered calls survive its end and SIGKILL. A crash of the machine
+    loses at most the writes of its last two seconds.
     """
 
     def __init__(

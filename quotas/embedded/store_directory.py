@@ -1,9 +1,9 @@
-"""The folder of the embedded store: its data, its socket, its log, and the two locks that say who may do what.
+"""The folder of the embedded store: its data, its socket, its log, and its two locks.
 
 owner           locked by the gateway that runs the server
 lock            locked by the server itself, and holds its process id: no other may open the same data
 socket          where it listens
-log, log.1      what it says
+log, log.1      its log
 appendonlydir/  its data (appendonly.aof before Redis 7)
 """
 
@@ -70,7 +70,7 @@ class StoreDirectory:
         return manifest if manifest.exists() else self.path / "appendonly.aof"
 
     def try_lock(self, name: str) -> FileIO | None:
-        """Lock the file of this name and return it, for whoever keeps it open, or None where another process has it."""
+        """Lock the file of this name and return it; open, it holds the lock. None where another process has it."""
         try:
             descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             file = FileIO(descriptor, "r+")

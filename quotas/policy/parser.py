@@ -346,7 +346,7 @@ def _read_sharing(section: Section | None, tenants: Collection[str], is_whole: b
         groups[group] = tuple(sorted(members))
         node = section.node(group) if section else None
         if section and isinstance(node, Items) and len(node.nodes) == 1:
-            section.wrong(group, "has one tenant, who shares with nobody: name two or more, or leave the group out")
+            section.wrong(group, "has a single tenant: name two or more, or leave the group out")
     return groups
 
 
@@ -373,7 +373,7 @@ class KnownFile(NamedTuple):
 
 
 class KnownTenants:
-    """What the texts of tenants mean, for as long as the classes and defaults stay as they are."""
+    """The parsed texts of tenants, valid for unchanged classes and defaults."""
 
     def __init__(self) -> None:
         self.files: dict[str, KnownFile] = {}

@@ -59,8 +59,8 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """Of a tenant's KV memory that is cached and in nobody's use: the bytes that are kept for it whatever others need,
-    the most that it may have, and the system prompts that stay whatever others need.
+    """Limits on a tenant's idle cached KV memory: bytes that are never evicted for others, most bytes, and system
+    prompts that are never evicted.
     """
 
     floor: int = 0
@@ -166,10 +166,10 @@ class Policy:
         return self.tenants.get(name, self.default)
 
     def cache_scope(self, tenant: str) -> str:
-        """Return the name of those among whom the tenant may find cached prefixes: that of the tenant alone, or of its
-        group as it is now, where nobody finds what members left who are none any more.
+        """Return the name of the scope in which the tenant finds cached prefixes: the tenant alone, or its group with
+        its present members, who find no blocks of former members.
 
-        The two never meet, whatever a tenant or a group is called.
+        Names of tenants and of groups never collide.
         """
         for group, members in self.prefix_sharing.items():
             if tenant in members:

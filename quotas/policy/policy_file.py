@@ -1,6 +1,6 @@
 """Policy files: one file, or all *.yaml and *.yml of a folder, read as one policy.
 
-Whatever is wrong with any of them is reported at once, each thing as `file:line:column: field: what`.
+All problems of all files are reported at once, each as `file:line:column: field: problem`.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -158,8 +158,8 @@ def _price() -> Schema:
 def _prefix_cache() -> Schema:
     size = _text(SIZE, "Such as 64MiB; 0B for none.")
     return _fields(
-        "KV memory that is cached for the tenant and in nobody's use.",
-        floor=size | {"description": "What is kept whatever others need, such as 64MiB; default: none."},
+        "The tenant's cached KV memory that no request uses.",
+        floor=size | {"description": "The part that is never evicted for others, such as 64MiB; default: none."},
         ceiling={"anyOf": [size | {"description": "The most, such as 1GiB."}, {"const": UNLIMITED}]},
         pinned={
             "anyOf": [

@@ -16,8 +16,8 @@ from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
 from quotas.store.redis_link import number_word, word, words
 from quotas.store.scripts import Script, Source
 
-SHORT = 32  # bytes of a string, from which on its length takes bytes of its own
-SMALL = 128  # likewise of an integer
+SHORT_STRING_BYTES = 32  # of a string, from which on its length takes bytes of its own
+SMALL_INTEGER = 128  # likewise of an integer
 
 
 def packed(values: Sequence[int | str]) -> bytes:
@@ -27,9 +27,9 @@ def packed(values: Sequence[int | str]) -> bytes:
 
 def _packed(value: int | str) -> bytes:
     if isinstance(value, int):
-        return value.to_bytes(1) if value < SMALL else b"\xcf" + value.to_bytes(8)
+        return value.to_bytes(1) if value < SMALL_INTEGER else b"\xcf" + value.to_bytes(8)
     text = value.encode()
-    head = bytes([0xA0 | len(text)]) if len(text) < SHORT else b"\xda" + len(text).to_bytes(2)
+    head = bytes([0xA0 | len(text)]) if len(text) < SHORT_STRING_BYTES else b"\xda" + len(text).to_bytes(2)
     return head + text
 
 
@@ -45,13 +45,13 @@ LETTERS = {
 }
 BY_REQUEST = frozenset({Resource.REQUESTS, Resource.CONCURRENT_REQUESTS})
 LONGEST = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 31}  # days
-SPARE = 3600.0  # seconds that state outlives the moment at which it equals none
+SPARE_SECONDS = 3600.0  # that state outlives the moment at which it equals none
 NO_KEY = "*"
-ARGUMENTS = 10  # as lua/account.lua names them
+NUM_ARGUMENTS = 10  # as lua/account.lua names them
 
 
 def state_key(tenant: str) -> str:
-    """Return the key of a tenant's state. One hash slot holds all of the tenant's keys, whatever its name."""
+    """Return the key of a tenant's state. One hash slot holds all of the tenant's keys, for any name."""
     return f"{PREFIX}:{{{quote(tenant, safe='', errors='surrogatepass')}}}"
 
 
@@ -97,7 +97,7 @@ class Levels(NamedTuple):
     """The used part of each limit, scaled, at a time in microseconds, and the generation of the store's state that
     answered.
 
-    The numbers are unpacked from the answer's doubles only when somebody asks.
+    The numbers are unpacked from the answer's doubles on the first use.
     """
 
     generation: bytes
@@ -138,7 +138,7 @@ class Account:
         ]
         self.scopes = tuple(scope for scope in _scopes(self.limits) if scope)
         self.keys = [self.state, *([self._key_levels] if any(limit.key for limit in self.limits) else [])]
-        self.life = SPARE + max((_life(limit) for limit in self.limits), default=0.0)
+        self.life = SPARE_SECONDS + max((_life(limit) for limit in self.limits), default=0.0)
         self._fewest_requests = _least(limit for limit in self.limits if limit.resource in BY_REQUEST)
         self._fewest_tokens = _least(limit for limit in self.limits if limit.resource not in BY_REQUEST)
         self.reservations: dict[str, TrackedReservation] = {}
@@ -260,7 +260,7 @@ class Account:
         return packed([len(self.limits), own, key_name(self.key), *(cell for column in columns for cell in column)])
 
     def _head(self, source: Source, extra: int) -> bytes:
-        count = 3 + len(self.keys) + ARGUMENTS + extra
+        count = 3 + len(self.keys) + NUM_ARGUMENTS + extra
         call = words(b"EVALSHA", source.digest, b"%d" % len(self.keys), *self.keys)
         return b"*%d\r\n" % count + call + self._constants
 
@@ -300,7 +300,7 @@ def _window(limit: Limit) -> int | str:
 
 
 def _life(limit: Limit) -> float:
-    """Return the seconds after which nothing is left of whatever was used."""
+    """Return the seconds after which no use counts any more."""
     match limit.window:
         case Rate(seconds=seconds, burst=burst):
             return seconds * burst / limit.amount

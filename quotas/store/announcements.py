@@ -1,4 +1,4 @@
-"""What the replicas of a fleet say of themselves in the store, each for as long as it says it again.
+"""Announcements of a fleet's replicas in the store, each valid for a time and renewed by its replica.
 
 Of a fleet there is one key, `sluice:replicas:{name}`: `since`, when its first replica announced itself, and of each
 replica until when that counts, by the store's clock, and what it says. It expires with the last of them.
@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from quotas.store.scripts import Script, ScriptRunner
 
-LIFE = 5.0  # seconds for which an announcement counts
+LIFE_SECONDS = 5.0  # for which an announcement counts
 
 
 class Announced(NamedTuple):
@@ -28,8 +28,8 @@ class Announcements:
         self._key = f"sluice:replicas:{{{quote(fleet, safe='')}}}".encode()
         self._runner = runner
 
-    async def announce(self, replica: str, said: bytes, life: float = LIFE) -> Announced:
-        """Have what a replica says count for so many seconds from now on, instead of what it said before."""
+    async def announce(self, replica: str, said: bytes, life: float = LIFE_SECONDS) -> Announced:
+        """Replace the replica's announcement by `said`, which counts for `life` seconds."""
         return await self._ask(replica, round(life * 1e6), said)
 
     async def leave(self, replica: str) -> Announced:

@@ -1,11 +1,11 @@
-"""Requests that begin, go on or end while the store is away, as the policy of their tenant says.
+"""Requests that begin, go on or end during an outage of the store, by their tenant's `on_store_outage`.
 
 closed   none begins
 open     all begin; no limit counts them now
-lease    those begin that fit into what the store has set aside for this replica (quotas/store/slices.py)
+lease    requests begin that fit into this replica's slices (quotas/store/slices.py)
 
-When the store is back it takes over those that still run, and is charged for those that have ended, once: of `open`
-whatever the limits hold, of `lease` what was set aside for it. A budget is charged in the period of the return.
+When the store is back it takes over the requests that still run, and is charged once for the ended ones: with `open`
+also beyond the limits, with `lease` from the slices. A budget is charged in the period of the return.
 """
 
 from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ class OutageFallback:
         """
         slices = self._slices_for(account, ask, policy, reason)
         if slices and not self._name.give_up():
-            raise StoreUnavailable(f"{reason}, and what was set aside cannot be noted as spent") from reason
+            raise StoreUnavailable(f"{reason}, and the slice cannot be noted as spent") from reason
         for slice_ in slices:
             slice_.spend(ask)
         states = _last_seen(account)
@@ -147,7 +147,7 @@ class OutageFallback:
                 return ()
         slices = self.slices.fitting(account, ask)
         if slices is None:
-            raise StoreUnavailable(f"{reason}, and what was set aside for this replica does not suffice") from reason
+            raise StoreUnavailable(f"{reason}, and this replica's slice does not suffice") from reason
         return slices
 
 

@@ -22,8 +22,8 @@ from quotas.store.redis_link import RedisLink, command, copy_of
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT = 1.0  # seconds for the handshake, in the background
-FIRST_DELAY, LONGEST_DELAY = 0.02, 1.0  # seconds between attempts to connect
+CONNECT_SECONDS = 1.0  # for the handshake, in the background
+FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.02, 1.0  # between attempts to connect
 NOT_SERVING = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)  # LOADING ends the connection itself
 NOT_SERVING_CODES = ("BUSY", "MISCONF", "NOREPLICAS")  # for which redis-py has no class
 PROBE = command(b"SET", b"sluice:probe", b"1", b"PX", b"1000")  # a write: a server that stores nothing still reads
@@ -44,7 +44,7 @@ class RedisClient:
         self.timeout = timeout
         self.prepare = prepare
         self._pool = ConnectionPool.from_url(
-            url, protocol=2, socket_timeout=None, socket_connect_timeout=CONNECT_TIMEOUT
+            url, protocol=2, socket_timeout=None, socket_connect_timeout=CONNECT_SECONDS
         )
         self.returned = asyncio.Event()  # set with each new connection
         self.num_outages = 0
@@ -162,7 +162,7 @@ class RedisClient:
             except QuotaError as error:
                 self._refused, self._reason = error, StoreUnavailable(str(error))
                 self._outage_begins(error)
-                delay = random.uniform(0.5, 1) * min(max(2 * delay, FIRST_DELAY), LONGEST_DELAY)
+                delay = random.uniform(0.5, 1) * min(max(2 * delay, FIRST_DELAY_SECONDS), MAX_DELAY_SECONDS)
                 self._attempted.set()
                 continue
             self._ended.clear()
@@ -199,15 +199,15 @@ class RedisClient:
     async def _connected(self) -> RedisLink:
         connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
+            async with asyncio.timeout(CONNECT_SECONDS):
                 await connection.connect()  # type: ignore[no-untyped-call]
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, RedisError | OSError):
-                reason = str(error) or f"it takes no connection within {CONNECT_TIMEOUT:g} s"
+                reason = str(error) or f"it takes no connection within {CONNECT_SECONDS:g} s"
                 raise StoreUnavailable(f"the quota store cannot be reached: {reason}") from error
             raise
-        link = RedisLink(connection, CONNECT_TIMEOUT, self._on_end)
+        link = RedisLink(connection, CONNECT_SECONDS, self._on_end)
         try:
             await self._check_link(link)
         except BaseException:

@@ -14,10 +14,10 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from quotas.errors import ConnectionLost, StoreUnavailable
 
-CHECKS = 4  # in the time that an answer may take: between two, the loop reads whatever has come
+CHECKS_PER_TIMEOUT = 4  # in the time that an answer may take: between two, the loop reads all input
 NOT_ENOUGH = object()  # what the reader returns while an answer is incomplete
-WRITE_TOGETHER = 64  # commands, at most: the store works on them while a long turn goes on
-GRACE = 0.005  # seconds in which the loop reads once more, before a command without an answer is given up
+MAX_COMMANDS_PER_WRITE = 64  # commands, at most: the store works on them while a long turn goes on
+GRACE_SECONDS = 0.005  # in which the loop reads once more, before a command without an answer is given up
 
 
 def copy_of(error: StoreUnavailable) -> StoreUnavailable:
@@ -26,13 +26,14 @@ def copy_of(error: StoreUnavailable) -> StoreUnavailable:
 
 
 class RedisLink(asyncio.Protocol):
-    """A pipeline in which commands of one turn of the loop share writes, of `WRITE_TOGETHER` each. The first that gets
-    no answer in time ends the link. It takes over the transport of a connection that redis-py has made, so that nothing
-    but a plain call is between the transport and the answers.
+    """A pipeline in which commands of one turn of the loop share writes, of `MAX_COMMANDS_PER_WRITE` each.
 
-    Only time that this process attended to counts: between two checks of what is awaited, however late the second
-    comes, no more than the time that was meant to pass. A loop that stands still for seconds, or a machine that starves
-    it, so costs the store nothing: what it answered meanwhile is read before anything is judged.
+    The first command without an answer in time ends the link. The link takes over the transport of a connection that
+    redis-py has made, so that only a plain call is between the transport and the answers.
+
+    Only time in which this process ran counts: between two checks, however late the second comes, at most the planned
+    interval. So a loop that stands still for seconds, or a starved machine, is not taken for a slow store: its answers
+    are read before the deadline is judged.
     """
 
     def __init__(
@@ -69,12 +70,12 @@ class RedisLink(asyncio.Protocol):
             answer.set_exception(copy_of(self._ended))
             return answer
         if self._watch is None:
-            self._check_in(self.timeout / CHECKS)
+            self._check_in(self.timeout / CHECKS_PER_TIMEOUT)
         self._awaited.append((answer, self._attended + self._since_check()))
         if not self._outgoing:
             self._loop.call_soon(self._write)
         self._outgoing.append(packed)
-        if len(self._outgoing) == WRITE_TOGETHER:
+        if len(self._outgoing) == MAX_COMMANDS_PER_WRITE:
             self._write()
         return answer
 
@@ -136,7 +137,7 @@ class RedisLink(asyncio.Protocol):
             self.end(StoreUnavailable(f"the quota store did not answer within {self.timeout * 1000:g} ms"))
             return
         self._suspect = oldest if is_overdue else None
-        self._check_in(GRACE if is_overdue else self.timeout / CHECKS)
+        self._check_in(GRACE_SECONDS if is_overdue else self.timeout / CHECKS_PER_TIMEOUT)
 
     def _check_in(self, seconds: float) -> None:
         self._checked_at, self._pause = self._loop.time(), seconds

@@ -1,6 +1,6 @@
 """The store on Redis (6.2 or later) or Valkey: each decision is one script, run atomically on the server's clock.
 
-Of a tenant there is one hash, `sluice:{tenant}`:
+A tenant has one hash, `sluice:{tenant}`:
 
     now, generation              the latest time seen (us), and which life of this state it is
     requests/min, tokens/day..   level of each of the tenant's limits (lua/level.lua)
@@ -33,13 +33,13 @@ from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
 from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
 
-LEASE = 30.0  # seconds
-TIMEOUT = 0.25  # seconds
+LEASE_SECONDS = 30.0
+TIMEOUT_SECONDS = 0.25
 
 
 class RedisStore:
-    """The store on Redis or Valkey, one per process. What a dead process holds is free again a lease after its last
-    heartbeat.
+    """The store on Redis or Valkey, one per process. A dead process's reservations are free again a lease after its
+    last heartbeat.
 
     Every call is atomic, and raises `StoreUnavailable` within a bounded time if the store does not answer. `limits` are
     those that requests are charged to, the tenant's own before its key's.
@@ -48,7 +48,7 @@ class RedisStore:
     def __init__(
         self,
         runner: ScriptRunner,
-        lease: float = LEASE,
+        lease: float = LEASE_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         name: ReplicaName | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class RedisStore:
 
     @classmethod
     def at(
-        cls, url: str, timeout: float = TIMEOUT, lease: float = LEASE, name: ReplicaName | None = None
+        cls, url: str, timeout: float = TIMEOUT_SECONDS, lease: float = LEASE_SECONDS, name: ReplicaName | None = None
     ) -> "RedisStore":
         """Return a store at `url`, as redis-py takes it; `timeout` is the most seconds that a call waits."""
         return cls(ScriptRunner(url, timeout), lease, name=name)
@@ -108,9 +108,7 @@ class RedisStore:
 
     @property
     def returned(self) -> asyncio.Event:
-        """An event that is set each time the store is reached again; whoever waits for it clears it and calls
-        `heartbeat`.
-        """
+        """An event that is set each time the store is reached again; its waiter clears it and calls `heartbeat`."""
         return self._runner.client.returned
 
     async def close(self) -> None:
@@ -156,7 +154,7 @@ class RedisStore:
         return reservation, granted, levels
 
     async def extend(self, reservation: Reservation, more_output: int) -> None:
-        """Charge so many more output tokens to every limit, or charge nothing and raise `QuotaRefused`; in an outage as
+        """Charge `more_output` tokens to every limit, or charge nothing and raise `QuotaRefused`; in an outage as
         `reserve`.
         """
         if (found := self._replica.find(reservation.id)) is None:

@@ -10,7 +10,7 @@ from quotas.store.account import Account, Levels, TrackedReservation, replica_fi
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
-ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
+MAX_ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
 NO_ASK = Ask(0, 0, 0)
 CHARGE_AGAIN, CHARGE_FIRST = 0, -1  # how lua/restore.lua charges: what a reclaim gave back, or all
 DAY = 86_400_000_000  # microseconds
@@ -50,7 +50,7 @@ class ReplicaReservations:
         account.reservations[tracked.reservation.id] = tracked
         try:
             answer = await self._decide(Script.RESERVE, account, tracked.reservation.ask, tracked.field)
-        except BaseException:  # whatever interrupts, it may have been charged
+        except BaseException:  # after any interruption it may have been charged
             self._uncertain.add(account.state)
             self.forget(account, tracked)
             raise
@@ -63,7 +63,7 @@ class ReplicaReservations:
         return tracked.granted, levels
 
     async def supersede(self, account: Account, attempt: Attempt) -> None:
-        """Undo what earlier attempts of a request have charged, at whatever replica; it settles nothing of them."""
+        """Undo the charges of a request's earlier attempts at any replica, without settling them."""
         await self._runner.call(Script.SUPERSEDE, (account.state,), attempt.request.encode())
 
     def add_local(self, account: Account, tracked: TrackedReservation) -> None:
@@ -97,10 +97,10 @@ class ReplicaReservations:
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
 
     async def adopt(self, account: Account) -> list[TrackedReservation]:
-        """Have the store take over what was granted locally, whatever its limits hold now, and return those
-        reservations, of which `settle_ended` settles those that are over.
+        """Have the store take over the local reservations, also beyond its limits, and return them; `settle_ended`
+        settles the ended ones.
 
-        If this is interrupted, a later call takes them over, once.
+        After an interruption a later call takes them over, once.
         """
         await self.renew(account)  # a store that lost its state is told the rest first
         today = (await self.levels(account)).now // DAY
@@ -125,7 +125,7 @@ class ReplicaReservations:
             await self.reclaim(account.state)
             self._met.add(account.state)
         source = self._runner.scripts[script]
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             known = account.generation
             answer = await self._runner.run(script, account.command(script, source, ask, field, rest))
             match answer[0]:
@@ -139,7 +139,7 @@ class ReplicaReservations:
                     await self.renew(account)
                 case _:
                     return answer
-        raise StoreFault(f"the quota store did not {script} in {ATTEMPTS} attempts")
+        raise StoreFault(f"the quota store did not {script} in {MAX_ATTEMPTS} attempts")
 
     async def settle(self, account: Account, tracked: TrackedReservation) -> None:
         """Settle a reservation that is over. If this is interrupted, the next heartbeat does it."""

@@ -1,8 +1,8 @@
 """The name by which the store knows a replica, kept on disk so that its next life has it again.
 
-What a dead replica has set aside for an outage (slices.py) counts as spent, because it may have been. Its next life can
-tell: the name is on disk only while nothing is spent that the store does not know. So who finds it gives back what was
-set aside under it, and who does not begins under another one.
+A dead replica's slices (slices.py) count as spent, because they may have been. Its next life can tell: the name is on
+disk only while the store knows of all spending. So a replica that finds its name gives back the slices under it, and a
+replica without one begins under a new name.
 """
 
 import os

@@ -79,7 +79,7 @@ def _source(names: tuple[str, ...], parts: Mapping[str, str]) -> Source:
     return Source(text, sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
-OLDEST = (6, 2)
+OLDEST_VERSION = (6, 2)
 
 
 async def check_server(link: RedisLink) -> None:
@@ -90,7 +90,7 @@ async def check_server(link: RedisLink) -> None:
     except NoPermissionError as error:
         raise StoreUnsuitable(f"the user of the quota store needs the permission +info: {error}") from error
     version = info.get("redis_version", "0.0")
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_VERSION:
         raise StoreUnsuitable(f"the quota store is Redis {version}: it must be 6.2 or later, or Valkey")
     if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
         raise StoreUnsuitable(

@@ -1,15 +1,15 @@
-"""What all replicas of a fleet have served each tenant, as sums in the store that never fall.
+"""The engine time that all replicas of a fleet have served each tenant, as sums in the store that never fall.
 
-Of a fleet there are three keys, `sluice:fleet:{name}:` and
+A fleet has three keys, `sluice:fleet:{name}:` and
 
     served      by tenant, the sum of what all replicas ever served it, those that are gone as well
     changed     by tenant, the version in which its sum changed last
     replicas    by replica, the ordinal of what it added last and when it was heard of; and the version
 
 One call adds what this replica has served since the last, and reads the sums that others have changed: its cost goes
-by the tenants that were served, not by those that there are. What a lost connection leaves open is sent again under the
-same ordinal, so that it is added once. A tenant that nobody has served for `LIFE` leaves the store, and a replica
-forgets it, or all, after half of that: what it reads later is only where it begins to count.
+by the number of served tenants, not of all. An exchange that a lost connection leaves open is sent again under the same
+ordinal, so that it is added once. A tenant that no replica has served for `LIFE_SECONDS` leaves the store, and a
+replica forgets it after half of that: its next reading is only where it begins to count.
 """
 
 import secrets
@@ -20,8 +20,8 @@ from urllib.parse import quote
 
 from quotas.store.scripts import Script, ScriptRunner
 
-LIFE = 3600.0  # seconds
-COUNTS = 10.0  # seconds for which a replica that is not heard of counts as live
+LIFE_SECONDS = 3600.0
+LIVE_SECONDS = 10.0  # for which a replica that is not heard of counts as live
 MICRO = 1_000_000  # the store keeps whole millionths
 
 
@@ -60,14 +60,14 @@ class ServedSums:
         """
         now = self._clock()
         self._totals.update(served)
-        if now > self._answered + LIFE / 2:
+        if now > self._answered + LIFE_SECONDS / 2:
             self._begin()
         if not self._adding:
             totals = {tenant: int(total * MICRO) for tenant, total in self._totals.items()}
             self._adding = {one: more for one, total in totals.items() if (more := total - self._added.get(one, 0)) > 0}
             self._totals.clear()
             self._ordinal += bool(self._adding)
-        spans = (b"%d" % (COUNTS * MICRO), b"%d" % (LIFE * MICRO))
+        spans = (b"%d" % (LIVE_SECONDS * MICRO), b"%d" % (LIFE_SECONDS * MICRO))
         words = [word for tenant, more in self._adding.items() for word in (_name(tenant), b"%d" % more)]
         head = (self._replica.encode(), b"%d" % self._ordinal, self._version, *spans)
         self._version, replicas, *sums = await self._runner.call(Script.EXCHANGE, self._keys, *head, *words)
@@ -89,7 +89,9 @@ class ServedSums:
             self._others[tenant] = others, now
             if others > before:
                 served[tenant] = (others - before) / MICRO
-        while self._others and (oldest := next(iter(self._others))) and self._others[oldest][1] < now - LIFE / 2:
+        while (
+            self._others and (oldest := next(iter(self._others))) and self._others[oldest][1] < now - LIFE_SECONDS / 2
+        ):
             del self._others[oldest]
         return served
 

@@ -13,7 +13,7 @@ from quotas.store.replica import ReplicaReservations, all_of
 
 Amounts = tuple[int, int, int]  # of requests, input and output tokens
 NOTHING_ASKED: Amounts = (0, 0, 0)
-SHORTEST = 0.5  # seconds: demand is not extrapolated from less
+MIN_WINDOW_SECONDS = 0.5  # demand is not extrapolated from less
 
 
 class Demand:
@@ -50,20 +50,20 @@ class Demand:
         return self._largest == self._largest_before == NOTHING_ASKED
 
     def within(self, seconds: float, now: float) -> Ask:
-        """Return the amounts to expect in so many seconds if demand goes on; no less than the largest request."""
-        ratio = seconds / max(now - self._turned_before, SHORTEST)
+        """Return the expected amounts of `seconds` if demand goes on; no less than the largest request."""
+        ratio = seconds / max(now - self._turned_before, MIN_WINDOW_SECONDS)
         largest = map(max, self._largest, self._largest_before)
         expected = (round((one + before) * ratio) for one, before in zip(self._asked, self._asked_before, strict=True))
         return Ask(*map(max, largest, expected))
 
 
-SAFETY = 0.9  # of the lease: the store must not end a slice before its replica has, and clocks differ in pace
+SAFE_SHARE_OF_LEASE = 0.9  # the store must not end a slice before its replica has, and clocks differ in pace
 
 
 class Slice:
     """Amounts of each limit of `account`, in units, that the store has set aside for this replica.
 
-    What is spent stays spent until the store has charged it; only then may it be spent once more.
+    Spent amounts stay spent until the store has charged them.
     """
 
     def __init__(self, account: Account, field: bytes, lease: float, now: float) -> None:
@@ -131,7 +131,7 @@ class Slice:
         """Take the store's answer to a request that was made at the time `asked`."""
         count = len(self._granted)
         self._granted, self._target = list(answer[:count]), list(answer[count:])
-        self._expires = asked + self._lease * SAFETY
+        self._expires = asked + self._lease * SAFE_SHARE_OF_LEASE
 
     def _costs(self, ask: Ask) -> list[int]:
         return [ask.of(limit.resource) for limit in self.account.limits]
@@ -146,7 +146,7 @@ class Slice:
 
 
 class Slices:
-    """All slices of this process: one of a tenant's own limits, whatever key is used, and one of those of each key.
+    """All slices of this process: one of each tenant's limits for all keys, and one of each key's own limits.
 
     A slice is asked for with the first request, renewed with each heartbeat, and given back when no request comes.
     """

@@ -21,7 +21,7 @@ from quotas.store.scripts import Script, ScriptRunner
 ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
 PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
-PER_CALL = b"200"  # keys that one SCAN looks at, so that others are not kept waiting
+KEYS_PER_SCAN = b"200"  # keys that one SCAN looks at, so that others are not kept waiting
 
 Ledger = tuple[str, date]
 """The tenant and the UTC day of a ledger."""
@@ -74,7 +74,7 @@ class UsageLedger:
         cursor = b"0"
         while True:
             try:
-                scan = (b"SCAN", cursor, b"MATCH", PATTERN, b"COUNT", PER_CALL)
+                scan = (b"SCAN", cursor, b"MATCH", PATTERN, b"COUNT", KEYS_PER_SCAN)
                 cursor, names = await self._runner.client.execute(*scan)
             except NoPermissionError as error:
                 raise StoreUnsuitable(

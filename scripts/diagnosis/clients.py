@@ -31,7 +31,7 @@ class Answers:
 
 @contextmanager
 def clients(server: ServerProcess, key: str, number: int, **body: Any) -> Iterator[Answers]:
-    """So many that ask one thing after another, until the block is left."""
+    """Run `number` clients that ask one thing after another, until the block is left."""
     answers, stop = Answers(), threading.Event()
     threads = [threading.Thread(target=_ask, args=(server, key, body, answers, stop)) for _ in range(number)]
     for thread in threads:
@@ -59,7 +59,7 @@ def _ask(server: ServerProcess, key: str, body: dict[str, Any], answers: Answers
 
 
 def request(prompt_tokens: int = 8, max_tokens: int = 64, **more: Any) -> dict[str, Any]:
-    """A prompt of so many tokens, and an answer of exactly so many."""
+    """A prompt of `prompt_tokens` and an answer of exactly `max_tokens`."""
     return {
         "model": "embedded",
         "prompt": [2 + number % 500 for number in range(prompt_tokens)],

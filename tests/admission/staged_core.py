@@ -56,7 +56,7 @@ class StagedCore(ClockedCore):
         may_have: int | None = None,
         **fields: Any,
     ) -> Sequence:
-        """A prompt of given tokens shares blocks with others of its tenant, one of so many shares none.
+        """A prompt of given tokens shares blocks with others of its tenant, a prompt given by its length shares none.
 
         `may_have`: the tokens of the answer that it may generate at first. Raises `AdmissionRefused`.
         """

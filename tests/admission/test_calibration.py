@@ -33,7 +33,7 @@ def answered(calibration: EstimateCalibration, guess: Forecast, first: float, la
 
 
 def learned(first: float, last: float, level: int = 0) -> EstimateCalibration:
-    """Enough was answered after so many seconds, of which 1 and 10 were expected."""
+    """Enough requests were answered after these seconds, of which 1 and 10 were expected."""
     calibration = EstimateCalibration(0.4)
     for _ in range(ENOUGH):
         answered(calibration, estimate(), first, last, level)
@@ -76,7 +76,7 @@ def test_what_is_likely_comes_sooner_than_what_is_told() -> None:
     )
 
 
-def test_whoever_expires_before_its_first_token_broke_the_first_promise() -> None:
+def test_a_request_that_expires_before_its_first_token_broke_the_first_promise() -> None:
     calibration = EstimateCalibration(0.4)
     waits = make_sequence()
     track(calibration, waits, estimate())
@@ -87,7 +87,7 @@ def test_whoever_expires_before_its_first_token_broke_the_first_promise() -> Non
     )
 
 
-def test_whoever_expires_in_its_answer_kept_the_first_and_counts_as_one_of_those_that_took_longer() -> None:
+def test_a_request_that_expires_in_its_answer_kept_the_first_and_counts_as_late() -> None:
     calibration = EstimateCalibration(0.4)
     for n in range(ENOUGH):
         answered(calibration, estimate(), first=1.0, last=float(n))
@@ -131,7 +131,7 @@ def test_a_promise_that_has_passed_is_a_miss_before_its_token_comes() -> None:
     assert calibration._first[0].broken == broken + 10, "each counts once"
 
 
-def test_whoever_leaves_after_its_promise_has_passed_had_it_broken() -> None:
+def test_a_client_that_leaves_after_its_promise_has_passed_had_it_broken() -> None:
     calibration = EstimateCalibration(0.4)
     waits = make_sequence()
     track(calibration, waits, estimate())

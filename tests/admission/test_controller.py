@@ -23,7 +23,7 @@ def crowded(count: int, max_preemptions: int) -> tuple[ClockedCore, list[Sequenc
     return machine, sequences
 
 
-def test_whoever_is_preempted_counts_as_waiting_even_where_no_step_was_planned() -> None:
+def test_a_preempted_sequence_counts_as_waiting_even_where_no_step_was_planned() -> None:
     machine, sequences = crowded(2, max_preemptions=8)
     in_vain = 0
     while machine.scheduler.has_work:
@@ -36,7 +36,7 @@ def test_whoever_is_preempted_counts_as_waiting_even_where_no_step_was_planned()
     assert in_vain
 
 
-def test_nothing_is_kept_of_whoever_loses_its_memory_for_good() -> None:
+def test_nothing_is_kept_of_a_sequence_that_loses_its_memory_for_good() -> None:
     machine, sequences = crowded(4, max_preemptions=0)
     ended = []
     while machine.scheduler.has_work:

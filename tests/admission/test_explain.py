@@ -161,7 +161,7 @@ def test_a_real_wait_names_the_tenant_that_was_served_first() -> None:
     assert "1 request of globex was due earlier; max_num_seqs sequences were running" in told
 
 
-def test_a_step_without_memory_is_told_by_whoever_gave_way_for_it() -> None:
+def test_a_step_without_memory_is_told_by_its_victims() -> None:
     log = [*LOG[:8], ["lost", 3.5, 3, ["r-0"]], ["plan", 4.0, 3, 0, 0, [["r-0", 15]], [], None, None, []]]
     assert explain(map(json.dumps, log), "r")[-5:-1] == [
         "    2.500 s  preempted: the device had no memory for step 3; it will be computed again",
@@ -200,7 +200,7 @@ def test_a_wait_that_ends_otherwise_than_with_a_slot_is_told_too() -> None:
     ]
 
 
-def test_whoever_has_not_ended_when_the_log_does_is_told_so() -> None:
+def test_a_request_that_has_not_ended_when_the_log_does_is_told_so() -> None:
     assert explain(LINES[:6], "r")[3] == "    1.500 s  still waiting when the log ended, for 1.500 s"
     assert explain(LINES[:7], "r")[-1] == "    2.000 s  had not ended when the log did"
 
@@ -213,7 +213,7 @@ def test_whoever_has_not_ended_when_the_log_does_is_told_so() -> None:
         ("deadline", "preempted", "ended: it lost its memory as often as it may, and nobody else could give any"),
     ],
 )
-def test_whoever_was_given_up_is_told_why(overload: str, reason: str, told: str) -> None:
+def test_a_request_that_was_given_up_is_told_why(overload: str, reason: str, told: str) -> None:
     header = [*HEADER[:3], {"overload": overload}, *HEADER[4:]]
     log = [header, LOG[2], ["plan", 1.5, 0, 3, 0, [], [], None, None, [["r-0", reason]]]]
     assert explain(map(json.dumps, log), "r")[3:] == [

@@ -62,7 +62,7 @@ def test_short_answers_share_the_slot_that_comes_free() -> None:
     assert departures.steps_until(6, 5 * 600.0, 0, 600.0) == 1000
 
 
-def test_whoever_outlives_what_was_expected_of_it_is_expected_like_those_that_did() -> None:
+def test_an_answer_that_outlives_its_expected_length_is_expected_as_long_as_others_that_did() -> None:
     lengths = OutputLengths()
     for length in [20] * 90 + [900] * 10:
         lengths.observe("t", LONG, length)
@@ -143,7 +143,7 @@ class Machine(ClockedCore):
 
 @pytest.mark.parametrize("known", [False, True])
 def test_nine_long_streams_on_eight_slots_and_a_newcomer_is_told_so(known: bool) -> None:
-    """It was told the time of its prompt, whatever was known of how long answers are."""
+    """It was told the time of its prompt, with or without knowledge of lengths of answers."""
     machine = Machine()
     if known:
         finished = [machine.arrive(LONG) for _ in range(SLOTS)]

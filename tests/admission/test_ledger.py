@@ -33,7 +33,7 @@ def test_what_sequences_are_charged_adds_up_to_the_time_that_the_device_was_busy
 
 
 def test_no_request_is_expected_to_cost_more_than_in_steps_of_its_own() -> None:
-    """Also where a fit found that steps take their time whatever they do, and the next that they do not."""
+    """Also where a fit found only a fixed time of steps, and the next fit one that grows with their work."""
     model = StepTimeModel(StepTime((0.002, 0.0, 1e-15, 0.0, 0.0, 0.0, 0.0)))
     tariff = EngineTimeTariff(model)
     decodes = Batch(0, 2, [0, 1], [5, 5], [1, 1], [], [0, 1])

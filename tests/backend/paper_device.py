@@ -44,13 +44,13 @@ class PaperDevice:
         self._copies += [(batch, False, host_block, block) for host_block, block in batch.swap_in]
 
     def copy(self, count: int) -> None:
-        """Run the next so many copies, if there are as many."""
+        """Run the next `count` copies, if there are as many."""
         for _ in range(min(count, len(self._copies))):
             _, is_out, source, target = self._copies.popleft()
             self._copy_out(source, target) if is_out else self._copy_in(source, target)
 
     def forced(self, batch: Batch, count: int) -> dict[int, list[int]]:
-        """Return so many tokens as can only follow those that a batch has sampled, for every other of its rows."""
+        """Return tokens that can only follow those that a batch has sampled, for every other of its rows."""
         found = {}
         for index, slot in list(enumerate(batch.sampled_slots))[count % 2 :: 2]:
             tokens = list(self.known[slot])

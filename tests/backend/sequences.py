@@ -16,6 +16,6 @@ def make_sequence(
     ends: Iterable[int] = (END,),
     **fields: Any,
 ) -> Sequence:
-    """Makes a sequence of a prompt, or one of so many tokens, that may generate `output` tokens."""
+    """Make a sequence of a prompt, or of one with that number of tokens, that may generate `output` tokens."""
     tokens = [TOKEN] * prompt if isinstance(prompt, int) else prompt
     return Sequence(name, tenant, tokens, SamplingParams(), output, 0, frozenset(ends), **fields)

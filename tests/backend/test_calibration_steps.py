@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.calibration_steps import LONG, calibration_series
+from backend.calibration_steps import LONG_CONTEXT_TOKENS, calibration_series
 from backend.config import EngineConfig
 
 
@@ -18,7 +18,7 @@ def test_an_engine_of_any_size_has_steps_that_it_can_compute(
     assert length < 3 or series
     for step in (step for each in series for step in each):
         assert 0 < step.num_tokens <= budget and step.num_decodes + step.num_prefills <= seqs
-        assert max(step.context, step.start + step.length) <= min(length, LONG + 1)
+        assert max(step.context, step.start + step.length) <= min(length, LONG_CONTEXT_TOKENS + 1)
 
 
 def test_steps_of_a_series_grow_little_by_little() -> None:

@@ -32,7 +32,7 @@ def test_another_source_or_another_python_has_another_directory(monkeypatch: pyt
     assert directory_name(contents) != name
 
 
-def test_whatever_compiled_modules_import_of_ours_counts_among_their_sources() -> None:
+def test_our_modules_that_compiled_ones_import_count_among_their_sources() -> None:
     known = sources()
     for name in MODULES:
         tree = ast.parse(known[f"{name.replace('.', '/')}.py"])

@@ -232,7 +232,7 @@ def test_a_stop_string_without_text_is_refused(checkpoints: dict[str, Path]) -> 
 
 
 class InterruptedExecutor:
-    """Whoever waits for its fifth step is interrupted."""
+    """Interrupts the wait for its fifth step."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

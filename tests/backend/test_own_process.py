@@ -1,4 +1,4 @@
-"""Processes of this program's own modules run the sources of the process that starts them, whatever is installed."""
+"""Processes of this program's own modules run the sources of their parent, not an installed version."""
 
 import os
 import shutil

@@ -78,7 +78,7 @@ def test_who_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
     wait_for_release(tmp_path / "lock")
 
 
-def test_a_group_is_asked_first_and_ended_whoever_of_it_is_left(tmp_path: Path) -> None:
+def test_a_group_is_asked_first_and_then_its_last_member_is_ended(tmp_path: Path) -> None:
     asked = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(flush=True); signal.pause()"
     process = subprocess.Popen(**bound(driver(tmp_path / "lock", asked)), stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""The image's health check asks where the gateway listens, whatever the settings have made of that."""
+"""The image's health check asks where the gateway listens, under all settings of that."""
 
 import re
 import subprocess

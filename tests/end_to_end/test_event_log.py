@@ -131,7 +131,7 @@ def test_what_a_request_found_in_the_cache_is_replayed_explained_and_simulated(
     assert policy["runs"][0]["hit_rate"] == pytest.approx(found / (first["usage"]["prompt_tokens"] + prompt))
 
 
-def test_whoever_asks_for_what_the_log_does_not_have_is_told_where_ids_are(
+def test_a_question_about_an_id_that_the_log_lacks_says_where_ids_are(
     recordings: tuple[Recording, Recording], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (log, _), _ = recordings

@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def a_prompt(blocks: int) -> list[int]:
-    """Token ids that no other prompt begins with: so many blocks of them and one more."""
+    """Token ids that no other prompt begins with: `blocks` blocks of them and one more."""
     return [random.randrange(5, 500) for _ in range(blocks * BLOCK + 1)]
 
 

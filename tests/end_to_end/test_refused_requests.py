@@ -69,7 +69,7 @@ def test_others_routers_are_told_what_is_public_and_nothing_of_a_tenant(site: Si
         ("/tokenize", b'{"prompt": "Hi."}'),
     ],
 )
-def test_a_tenant_whose_limit_is_spent_is_told_so_whatever_it_sends(site: Site, path: str, body: bytes) -> None:
+def test_a_tenant_whose_limit_is_spent_is_told_so_for_any_body(site: Site, path: str, body: bytes) -> None:
     site.send("spent")
     reply = site.send("spent", body, path)
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -157,7 +157,7 @@ def test_a_refusal_for_the_store_is_ours_and_says_when_to_come_back(site: Site) 
     assert 1 <= int(reply.headers["retry-after"]) <= 5 and "x-should-retry" not in reply.headers
 
 
-def test_the_rule_is_the_tenants_whatever_class_it_asks_for(site: Site) -> None:
+def test_the_rule_is_the_tenants_in_every_class(site: Site) -> None:
     """No request of a lower class goes through where one of a higher class, of the same tenant, would not."""
     for tenant, served in (("paying", True), ("strict", False)):
         statuses = [site.ask(tenant, service_tier=tier).status_code for tier in ("priority", "flex")]

@@ -73,7 +73,7 @@ def write_replicas(folder: Path, replicas: list[ServerProcess]) -> Path:
 def fleet_site(
     folder: Path, policy: str, *flags: str, count: int = 2, route: tuple[str, ...] = ()
 ) -> Iterator[FleetSite]:
-    """Run so many replicas with these flags, and a router before them with its own, while the block runs. It is told of
+    """Run `count` replicas with these flags, and a router before them with its own, while the block runs. It is told of
     the replicas by a file unless its flags say otherwise.
     """
     file, state = folder / "policy.yaml", folder / "state"

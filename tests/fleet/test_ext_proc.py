@@ -11,7 +11,7 @@ import grpc
 import orjson
 import pytest
 
-from fleet.ext_proc.exchange import PIECE
+from fleet.ext_proc.exchange import PIECE_BYTES
 from fleet.ext_proc.messages import KIND, HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 from fleet.ext_proc.server import EXT_PROC, HEALTH, NOT_SERVING, SERVING, handlers
 from fleet.picker import RoundRobin
@@ -69,8 +69,12 @@ async def test_trailers_are_answered_last_both_ways(gateway: PaperGateway) -> No
     begun, part, _ = answer(b"x", b"")
     await gateway.exchange(head(), *body(WHOLE, ends=False), TRAILERS, begun, part, ANSWER_TRAILERS)
     assert gateway.kinds == [
-        *("request_headers", "request_body", "request_trailers"),
-        *("response_headers", "response_body", "response_trailers"),
+        "request_headers",
+        "request_body",
+        "request_trailers",
+        "response_headers",
+        "response_body",
+        "response_trailers",
     ]
     assert gateway.handed_back("request_body") == (WHOLE, [False])
     assert outcomes(gateway) == {"completed": 1}
@@ -96,7 +100,7 @@ async def test_no_piece_is_larger_than_a_gateway_takes() -> None:
     for kind in ("request_body", "response_body"):
         whole, ends = gateway.handed_back(kind)
         assert whole == text
-        assert ends == [False] * (len(text) // PIECE) + [True]
+        assert ends == [False] * (len(text) // PIECE_BYTES) + [True]
 
 
 @pytest.mark.parametrize("mode", [NONE, STREAMED, BUFFERED])
@@ -134,7 +138,10 @@ async def test_over_grpc_with_what_it_says_of_its_health() -> None:
         )
         told = [one async for one in process(iter([head(), *body(WHOLE), *answer(b"x")]))]
         assert [one.WhichOneof(KIND) for one in told] == [
-            *("request_headers", "request_body", "response_headers", "response_body")
+            "request_headers",
+            "request_body",
+            "response_headers",
+            "response_body",
         ]
         nobody = [one async for one in process(iter([head(subset=["z:1"]), *body(WHOLE)]))]
         assert [one.immediate_response.status.code for one in nobody] == [503]
@@ -226,7 +233,7 @@ async def test_who_would_not_wait_for_the_one_that_is_picked_is_sent_where_it_is
     assert gateway.refusal[:2] == (429, "deadline_unmeetable")
 
 
-async def test_a_request_counts_once_whatever_is_named_beside_it() -> None:
+async def test_a_request_counts_once_with_any_other_fields() -> None:
     gateway = PaperGateway(PaperFleet(a=never, b=never, c=never))
     fleet = gateway.fleet.fleet
     fleet._picker = RoundRobin()
@@ -342,7 +349,7 @@ async def test_a_replica_that_has_gone_meanwhile_is_no_trouble(gateway: PaperGat
 
 
 @pytest.mark.parametrize("address", ["", "unknown", "1.2.3.4:80", "fe80::1%eth0", "::1", "\xff"])
-async def test_whatever_address_a_client_claims_a_refusal_is_sent(gateway: PaperGateway, address: str) -> None:
+async def test_a_refusal_is_sent_for_any_address_that_a_client_claims(gateway: PaperGateway, address: str) -> None:
     await gateway.exchange(head([("x-forwarded-for", address)], key=None))
     assert gateway.refusal[0] == 401
 

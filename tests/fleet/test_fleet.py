@@ -10,8 +10,8 @@ from fleet.fleet import Fleet
 from fleet.picker import Knowledge, LeastPredicted
 from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
-from fleet.view import SILENCE
-from gateway.replica.digests import BLOCK
+from fleet.view import SILENCE_SECONDS
+from gateway.replica.digests import BLOCK_BYTES
 from gateway.replica.state import Changes
 from tests.fleet.states import IDLE, replica
 from tests.gateway.admin.clock import Clock
@@ -47,7 +47,7 @@ class Three(Fleet):
             self.failed(self.views[f"{name}:8000"], is_unreachable=False)
 
     def cached(self, name: str) -> int:
-        return self.prefixes.cached_bytes(f"{name}:8000", ASK.digests, self.clock()) // BLOCK
+        return self.prefixes.cached_bytes(f"{name}:8000", ASK.digests, self.clock()) // BLOCK_BYTES
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def three() -> Three:
 
 
 def test_a_silent_replica_is_left_out_until_it_tells_its_state(three: Three) -> None:
-    three.pass_time(SILENCE)
+    three.pass_time(SILENCE_SECONDS)
     three.tell("ab")
     assert three.names == "ab"
     three.silent(three.views["c:8000"])
@@ -66,7 +66,7 @@ def test_a_silent_replica_is_left_out_until_it_tells_its_state(three: Three) -> 
 
 
 def test_where_all_are_silent_it_is_the_router_that_is_late(three: Three) -> None:
-    three.pass_time(10 * SILENCE)
+    three.pass_time(10 * SILENCE_SECONDS)
     for view in three.views.values():
         three.silent(view)
     assert three.names == "abc"
@@ -115,7 +115,7 @@ def test_a_replica_tells_what_it_has_cached_and_given_up(three: Three) -> None:
     assert tell(Changes(3, [], digests[1:], is_all=False)) == 1
     assert tell(Changes(9, digests[1:], [], is_all=True)) == 0, "the first is not among all that there are"
     assert tell(Changes(9, digests[:1], [], is_all=False)) == 2
-    assert tell(Changes(9, digests[1:], [], is_all=False, behind={digests[1]: 3 * BLOCK})) == 5
+    assert tell(Changes(9, digests[1:], [], is_all=False, behind={digests[1]: 3 * BLOCK_BYTES})) == 5
     three.answered(ASK, view)
     assert three.cached("a") == 5, "what is behind it is as it was"
     assert tell(Changes(9, digests[1:], [], is_all=False)) == 2

@@ -25,7 +25,7 @@ class Heard(list[list[str]]):
 
 
 async def test_a_file_is_read_at_first_and_when_it_was_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.tenants.file_watch.INTERVAL", 0.001)
+    monkeypatch.setattr("gateway.tenants.file_watch.INTERVAL_SECONDS", 0.001)
     file, heard = tmp_path / "replicas.yaml", Heard()
     with pytest.raises(ReplicasError):
         FileMembership(file)

@@ -64,7 +64,7 @@ def test_the_busier_all_are_the_more_counts_what_would_be_computed_twice(knowled
     knowledge.prefixes.learn("b:8000", LONG.digests, 0.0)
 
     def picked(rate: float, waits: float) -> str:
-        """Where the prompt goes after half a minute of so many requests a second, while both have a backlog."""
+        """Where the prompt goes after half a minute of `rate` requests a second, while both have a backlog."""
         picker = predicted(knowledge)
         both = [view("a", prefill_seconds=waits), view("b", prefill_seconds=waits + 5.0)]
         for number in range(int(30 * rate)):

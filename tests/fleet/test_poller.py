@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from fleet.poller import Poller
-from fleet.view import SILENCE
-from gateway.replica.digests import BLOCK
+from fleet.view import SILENCE_SECONDS
+from gateway.replica.digests import BLOCK_BYTES
 from gateway.replica.state import Changes
 from tests.fleet.states import IDLE
 from tests.fleet.test_fleet import Three
@@ -59,7 +59,7 @@ async def test_each_is_asked_with_the_key_for_what_has_changed() -> None:
         of_a = [str(request.url) for request in asked if request.url.host == "a"]
         assert of_a[0] == "http://a:8001/admin/v1/state?since=0"
         assert of_a[-1] == "http://a:8001/admin/v1/state?since=7"
-        assert fleet.prefixes.cached_bytes("a:8000", (b"\x0a",), fleet.clock()) == BLOCK
+        assert fleet.prefixes.cached_bytes("a:8000", (b"\x0a",), fleet.clock()) == BLOCK_BYTES
 
 
 async def test_one_that_nobody_listens_for_is_gone_at_once() -> None:
@@ -75,7 +75,7 @@ async def test_one_that_tells_no_state_is_gone_after_a_while_and_logged_once(
     fleet = Three()
     async with polling(fleet, b=answer) as asked:
         assert fleet.names == "abc"
-        fleet.pass_time(SILENCE)
+        fleet.pass_time(SILENCE_SECONDS)
         seen = len(asked)
         while len(asked) < seen + 9:
             await asyncio.sleep(0.0001)

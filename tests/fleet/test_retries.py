@@ -1,7 +1,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.retries import FAILURES, FIRST_SECONDS, MOST_SECONDS, RESERVE, SHARE, Ejection, RetryBudget
+from fleet.retries import (
+    FIRST_SECONDS,
+    MAX_FAILURES_IN_A_ROW,
+    MOST_SECONDS,
+    RESERVE_ATTEMPTS,
+    RETRY_SHARE,
+    Ejection,
+    RetryBudget,
+)
 
 
 @given(st.lists(st.booleans(), max_size=400))
@@ -10,7 +18,7 @@ def test_retries_are_a_tenth_of_requests_and_a_reserve_however_they_come(fails: 
     for number, fail in enumerate(fails, 1):
         budget.requested("t")
         granted += fail and budget.take("t")
-        assert granted <= RESERVE + SHARE * number + 1e-6
+        assert granted <= RESERVE_ATTEMPTS + RETRY_SHARE * number + 1e-6
     assert budget.taken == granted
 
 
@@ -19,7 +27,7 @@ def test_a_fleet_that_fails_for_long_is_not_asked_twice_as_much() -> None:
     for _ in range(1000):
         budget.requested("t")
         budget.take("t")
-    assert budget.taken <= RESERVE + 100
+    assert budget.taken <= RESERVE_ATTEMPTS + 100
 
 
 def test_a_tenant_whose_requests_fail_leaves_others_their_second_attempts() -> None:
@@ -27,7 +35,9 @@ def test_a_tenant_whose_requests_fail_leaves_others_their_second_attempts() -> N
     while budget.take("fails"):
         budget.requested("fails")
     assert not budget.is_left_for_all
-    assert [budget.take("other") for _ in range(round(RESERVE) + 1)] == [True] * round(RESERVE) + [False]
+    assert [budget.take("other") for _ in range(round(RESERVE_ATTEMPTS) + 1)] == [True] * round(RESERVE_ATTEMPTS) + [
+        False
+    ]
     for _ in range(200):
         for tenant in ("fails", "other"):
             budget.requested(tenant)
@@ -46,13 +56,13 @@ def test_it_is_left_out_after_failures_in_a_row_and_always_comes_back(events: li
         else:
             ejection.failed(now)
             row += 1
-        assert ejection.is_out(now) == (not success and (was_out or row >= FAILURES))
+        assert ejection.is_out(now) == (not success and (was_out or row >= MAX_FAILURES_IN_A_ROW))
         assert ejection.until <= now + MOST_SECONDS
 
 
 def test_each_time_twice_as_long() -> None:
     ejection, now, lengths = Ejection(), 0.0, []
-    for _ in range(FAILURES - 1):
+    for _ in range(MAX_FAILURES_IN_A_ROW - 1):
         ejection.failed(now)
     for _ in range(8):
         ejection.failed(now)

@@ -47,7 +47,7 @@ async def settle(asked: Asked, lost: str) -> Settlements:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.settlements.PAUSES", (0.0, 1e-9, 1e-9))
+    monkeypatch.setattr("fleet.settlements.PAUSE_SECONDS", (0.0, 1e-9, 1e-9))
 
 
 async def test_another_replica_than_the_lost_one_is_asked_and_once() -> None:

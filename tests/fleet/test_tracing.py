@@ -38,7 +38,7 @@ def is_failed(span: ReadableSpan) -> bool:
 
 
 def traced(ratio: float, **handlers: Handler) -> tuple[PaperFleet, Kept]:
-    """A fleet behind a router that samples so many of the requests that come without a trace."""
+    """A fleet behind a router that samples `ratio` of the requests without a trace."""
     paper, kept = PaperFleet(**handlers), Kept()
     clock = asyncio.get_running_loop().time
     tracing = RouteTracing(clock, cast(BackgroundExporter, kept), TraceSampler(ratio, 2.0, 100.0, waited))
@@ -77,7 +77,7 @@ async def test_a_second_attempt_has_a_span_of_its_own_that_says_why() -> None:
 
 async def test_a_replica_that_is_lost_in_the_middle_ends_both_spans_with_an_error() -> None:
     paper, kept = traced(0.0, a=answering(stream(EVENT, httpx.ReadError("gone"))))
-    await paper.request(headers=client("00"))  # a failure is traced whatever the client says
+    await paper.request(headers=client("00"))  # a failure is traced against the client's decision
     route, attempt = kept.spans
     for span in (route, attempt):
         assert (is_failed(span), dict(span.attributes or {})["error.type"]) == (True, "replica_lost")

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from fleet.view import SILENCE, Condition
+from fleet.view import SILENCE_SECONDS, Condition
 from tests.fleet.states import IDLE, view, work
 
 
@@ -20,7 +20,7 @@ def test_what_is_on_its_way_counts_until_a_state_was_asked_for_after_it() -> Non
 def test_new_requests_go_to_who_has_told_lately_and_does_not_drain() -> None:
     one = view("a", now=1.0)
     assert one.is_available(1.0)
-    assert not one.is_available(1.0 + SILENCE)
+    assert not one.is_available(1.0 + SILENCE_SECONDS)
     one.told(replace(IDLE, draining=True), 5.0, 5.0)
     assert not one.is_available(5.0)
     one.told(IDLE, 6.0, 6.0)
@@ -35,7 +35,7 @@ def test_the_gravest_reason_is_told() -> None:
     assert one.condition(1.5) is Condition.EJECTED
     one.told(replace(IDLE, draining=True), 1.5, 1.5)
     assert one.condition(1.5) is Condition.DRAINING
-    assert one.condition(1.5 + SILENCE) is Condition.SILENT
+    assert one.condition(1.5 + SILENCE_SECONDS) is Condition.SILENT
 
 
 def test_a_restart_is_noticed() -> None:

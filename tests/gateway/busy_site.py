@@ -39,8 +39,8 @@ class Site(TenantSite):
 
     @contextmanager
     def occupied(self, waiting: int = 0) -> Iterator[None]:
-        """The slot is taken by a long answer, and so many more wait for it, until the block is left: each is asked for
-        again when it ends, since a test on a busy machine may take longer than an answer.
+        """The slot is taken by a long answer, and `waiting` more wait for it, until the block is left: each is asked
+        for again when it ends, since a test on a busy machine may take longer than an answer.
         """
         self._leave = False
         with httpx.Client(timeout=PATIENCE) as client, in_threads(*[partial(self._stream, client)] * (1 + waiting)):

@@ -40,7 +40,7 @@ def worker_of(server: ServerProcess, client: RawClient) -> int:
 
 @contextmanager
 def clients_of_each(server: ServerProcess, count: int = 1) -> Iterator[dict[int, list[RawClient]]]:
-    """So many connections to each worker, between which the kernel decides; by process id."""
+    """A number of connections to each worker, between which the kernel decides; by process id."""
     clients: dict[int, list[RawClient]] = {pid: [] for pid in workers(server)}
     opened: list[RawClient] = []
     try:

@@ -128,19 +128,7 @@ class Gateway:
         telemetry = Telemetry(self.engine.clock)
         connections = ConnectionTable(8)
         sources = Sources(
-            *(
-                "paper",
-                self.engine,
-                core,
-                core_telemetry,
-                telemetry,
-                policies,
-                self.store,
-                1024,
-                dict,
-                connections,
-                10.0,
-            )
+            "paper", self.engine, core, core_telemetry, telemetry, policies, self.store, 1024, dict, connections, 10.0
         )
         self.metrics = Metrics(sources)
         names = BlockNames(bytes(32), CONFIG.block_size)

@@ -60,7 +60,7 @@ class RawClient:
         return Reply(response.status, headers, response.read())
 
     def is_closed(self) -> bool:
-        """Whether the server closes, after whatever it still says."""
+        """Whether the server closes after its last bytes."""
         try:
             while self.receive():
                 pass

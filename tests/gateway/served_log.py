@@ -57,7 +57,7 @@ def _visit_alone(site: Site) -> None:
 
 
 def _read(site: Site, tenant: str, pieces: int) -> None:
-    """Ask for a stream of undeclared length, and leave after so many of its lines."""
+    """Ask for a stream of undeclared length, and leave after some of its lines."""
     with httpx.Client(timeout=PATIENCE) as client:
         visible = {"ignore_eos": True, "skip_special_tokens": False}
         reply = client.send(site.send(client, tenant, stream=True, **visible), stream=True)

@@ -109,7 +109,7 @@ def running_server(directory: Path, *flags: str, program: str = "sluice", warm: 
     """
     stdout, stderr = directory / "stdout", directory / "stderr"
     command = ["serve", "--port", "0", "--admin-port", "0"]
-    command += ["--state-dir", str(directory / "state"), "--http-workers", "0"]  # whatever cores there are
+    command += ["--state-dir", str(directory / "state"), "--http-workers", "0"]  # for any number of cores
     command += ["--calibration", "off"]  # it takes a second
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = start(program, [*command, *flags], out, err, warm=warm)

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.background import SLICE, beside, map_in_slices
+from gateway.background import ITEMS_PER_TURN, beside, map_in_slices
 
 
 async def test_everything_is_made_in_order_and_others_have_their_turn() -> None:
@@ -15,19 +15,19 @@ async def test_everything_is_made_in_order_and_others_have_their_turn() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    assert await map_in_slices(range(10 * SLICE), lambda n: 2 * n) == list(range(0, 20 * SLICE, 2))
+    assert await map_in_slices(range(10 * ITEMS_PER_TURN), lambda n: 2 * n) == list(range(0, 20 * ITEMS_PER_TURN, 2))
     task.cancel()
     assert turns >= 9
 
 
 async def test_what_comes_while_it_is_made_is_not_in_it() -> None:
-    items = list(range(2 * SLICE))
+    items = list(range(2 * ITEMS_PER_TURN))
 
     def make(item: int) -> int:
         items.append(item)
         return item
 
-    assert len(await map_in_slices(items, make)) == 2 * SLICE
+    assert len(await map_in_slices(items, make)) == 2 * ITEMS_PER_TURN
 
 
 async def test_nothing_makes_nothing() -> None:

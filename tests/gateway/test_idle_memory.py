@@ -9,10 +9,18 @@ from gateway.idle_memory import GROWN_BYTES, give_back_when_idle
 async def test_the_heap_is_trimmed_once_idle_and_only_where_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter(
         [  # whether it is idle, and how large it is then
-            *[(False, 10), (True, 10), (True, 10)],  # trimmed to 3
-            *[(True, 3), (True, 3.5)],
-            *[(False, 9), (True, 9), (False, 9), (True, 9), (True, 9)],  # trimmed again, to 4
-            *[(True, 4), (True, 4)],
+            (False, 10),
+            (True, 10),
+            (True, 10),  # trimmed to 3
+            (True, 3),
+            (True, 3.5),
+            (False, 9),
+            (True, 9),
+            (False, 9),
+            (True, 9),
+            (True, 9),  # trimmed again, to 4
+            (True, 4),
+            (True, 4),
         ]
     )
     sizes, trimmed = [10.0], list[float]()

@@ -19,7 +19,7 @@ around = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 
 
 @given(around, around)
-def test_a_key_is_masked_whatever_stands_around_it(before: str, behind: str) -> None:
+def test_a_key_is_masked_between_any_texts(before: str, behind: str) -> None:
     text = masked(f"{before}{KEY}{behind}")
     assert KEY not in text and KEY[-20:] not in text
     assert MASK in text

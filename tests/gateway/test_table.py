@@ -20,7 +20,7 @@ def test_a_wide_character_takes_two_columns_and_a_mark_none() -> None:
 
 
 @given(CELLS)
-def test_a_row_is_one_line_whatever_is_in_it(rows: list[tuple[str, str]]) -> None:
+def test_a_row_is_one_line_with_any_content(rows: list[tuple[str, str]]) -> None:
     text = table(("one", "two"), rows)
     assert len(text.splitlines()) == len(rows) + 1
     assert text.replace("\n", "").isprintable()

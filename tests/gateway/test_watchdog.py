@@ -12,12 +12,12 @@ from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
-from gateway.watchdog import INTERVAL, Watchdog
+from gateway.watchdog import CHECK_SECONDS, Watchdog
 from tests.backend.scheduler.bench import make_config
 from tests.backend.stepped_engine import SteppedExecutor
 
 TIMEOUT = 10.0
-LOOKS = round(TIMEOUT / INTERVAL)
+LOOKS = round(TIMEOUT / CHECK_SECONDS)
 
 
 class Bench:
@@ -32,8 +32,8 @@ class Bench:
         self.watchdog = Watchdog(self.engine, self.core, TIMEOUT, self.engine.clock)
         self.stream = self.engine.submit(Sequence("r", "acme", [5, 6, 7], SamplingParams(), 8, 0, frozenset()))
 
-    def look(self, times: int, elapsed: float = INTERVAL) -> bool:
-        """Whether the engine has failed after so many looks."""
+    def look(self, times: int, elapsed: float = CHECK_SECONDS) -> bool:
+        """Whether the engine has failed after a number of looks."""
         for _ in range(times):
             self.watchdog.check(elapsed)
         return self.engine.failed.done()

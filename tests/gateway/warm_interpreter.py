@@ -31,8 +31,14 @@ from backend.bound_process import bound
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
-    *("gateway.cli.main", "gateway.app", "gateway.cli.keys", "gateway.cli.route", "fleet.process", "fleet.membership"),
-    *("encodings.idna", "multiprocessing.synchronize"),  # imported as a server starts
+    "gateway.cli.main",
+    "gateway.app",
+    "gateway.cli.keys",
+    "gateway.cli.route",
+    "fleet.process",
+    "fleet.membership",
+    "encodings.idna",
+    "multiprocessing.synchronize",  # imported as a server starts
 )
 MESSAGE_BYTES = 1 << 16
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "PYTEST_"))}

@@ -95,7 +95,7 @@ def test_tokens_are_those_of_the_sampler_in_torch(
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "digits"), [(True, True, 5), (True, False, 3), (False, True, 3)])
-def test_the_reads_of_the_logits_are_as_many_whatever_the_filters_ask_for(
+def test_the_number_of_reads_of_the_logits_is_independent_of_the_filters(
     top_k: bool, top_p: bool, digits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One for each digit of a cut-off, besides the first and the last that weigh the tiles: seven at most."""

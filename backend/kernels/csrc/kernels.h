@@ -1,6 +1,6 @@
 // The C interface: what Python calls, and what the layers of a decoder call of each other's files.
 //
-// `dtype` is a `DType`; tensors are contiguous and of that type where no other is said. `threads`: at most so many.
+// `dtype` is a `DType`; tensors are contiguous and of that type where no other is said. `threads` is an upper bound.
 #pragma once
 
 #include <cstdint>

@@ -50,7 +50,7 @@ struct Step {
 
 int64_t item_bytes(const Stack& decoder) { return decoder.dtype == FLOAT32 ? 4 : 2; }
 
-// Bytes of a tensor with so many columns, rounded up so that the next begins with a cache line.
+// Bytes of a tensor, rounded up so that the next begins with a cache line.
 int64_t tensor_bytes(const Stack& decoder, int64_t rows, int64_t columns) {
     return (rows * columns * item_bytes(decoder) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
 }
@@ -135,7 +135,7 @@ using namespace sluice;
 
 extern "C" {
 
-// The bytes of memory that a step of so many tokens needs beside its hidden states.
+// The bytes of memory that a step of `tokens` needs beside its hidden states.
 int64_t sluice_layers_scratch(const Stack* decoder, int64_t tokens) {
     return Scratch(*decoder, tokens, nullptr).bytes;
 }

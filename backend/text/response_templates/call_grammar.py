@@ -1,8 +1,8 @@
 """The grammar of an answer with calls is derived from the template that parses it, so that both always agree.
 
-A call is what the template's delimiters and its transform say, around a JSON document of the arguments' schema. Where a
-delimiter is a regular expression, the grammar has what is simplest of it. Text before a call is free up to what opens
-one, if calls are not required, and a block of reasoning always is.
+A call is the template's delimiters and its transform around a JSON document of the arguments' schema. Where a delimiter
+is a regular expression, the grammar has its simplest match. Text before the opening of a call is free if calls are not
+required, and so is a block of reasoning always.
 """
 
 import json
@@ -87,7 +87,7 @@ def content_grammar(
 def reasoning_grammar(
     template: ResponseTemplate, vocabulary: Vocabulary, *, is_reasoning: bool, most_reasoning: int
 ) -> str:
-    """Return the grammar of any answer but for its first block of reasoning, which has at most so many tokens.
+    """Return the grammar of any answer whose first block of reasoning has at most `most_reasoning` tokens.
 
     Raises `UnsupportedReasoning` where no single tokens open and end it.
     """

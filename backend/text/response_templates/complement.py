@@ -24,8 +24,8 @@ from backend.text.response_templates.pattern_syntax import (
 )
 
 FIXED_STEPS = 50  # that reading an expression takes as long as
-MAX_SETS = 16  # different characters and sets of them in an expression
-MAX_LENGTH = 6_000  # characters of what comes of it
+MAX_CHARACTER_SETS = 16  # different characters and sets of them in an expression
+MAX_COMPLEMENT_CHARS = 6_000  # of what comes of it
 _BOUNDS = [*map(ord, "\0\t\x0e !0:A[_`a{"), maxunicode + 1]  # of what "\d", "\w" and "\s" are
 _SPACES = [code for code in range(128, 0x3001) if chr(code).isspace()]
 _END = -1  # the state of a text that is whole
@@ -95,7 +95,7 @@ def _read_back(edges: _Edges) -> str:
 def _either(one: str | None, other: str) -> str:
     if one is None or one == other:
         return other
-    if len(one) + len(other) > MAX_LENGTH:
+    if len(one) + len(other) > MAX_COMPLEMENT_CHARS:
         raise PatternError("its complement is too long")
     return f"(?:{one}|{other})" if one and other else f"(?:{one}{other})?"
 
@@ -103,7 +103,7 @@ def _either(one: str | None, other: str) -> str:
 def _sets(node: Node) -> list[tuple[str, str]]:
     """Return a character of each set that an expression tells from others, and what stands between brackets for it."""
     sources = {re.escape(leaf.char) if isinstance(leaf, Literal) else leaf.source for leaf in _leaves(node)}
-    if len(sources) > MAX_SETS or any(re.search(r"\[.*\\[xuU]", source) for source in sources):
+    if len(sources) > MAX_CHARACTER_SETS or any(re.search(r"\[.*\\[xuU]", source) for source in sources):
         raise PatternError("it names too many characters, or some by their numbers in a set")
     accepts = [re.compile(source, re.DOTALL | re.ASCII).fullmatch for source in sources]
     spaces = _SPACES if any("\\s" in source.lower() for source in sources) else []

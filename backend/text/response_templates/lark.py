@@ -21,10 +21,10 @@ from backend.text.response_templates.pattern_syntax import (
     predicate,
 )
 
-MOST_SPACE = 2  # characters, where an expression allows any number
-MOST_OTHER = 32
+MAX_SPACE_CHARS = 2  # where an expression allows any number
+MAX_OTHER_CHARS = 32
 _IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
-SPACE = f"(/[ \\n]/){{0,{MOST_SPACE}}}"
+SPACE = f"(/[ \\n]/){{0,{MAX_SPACE_CHARS}}}"
 TEXT = "TEXT"  # any, but no special token
 
 
@@ -66,7 +66,7 @@ class Lark:
         return " ".join([self.rule("until", f"{free}? {first}", "[lazy]"), *rest])
 
     def until_token(self, text: str, most: int) -> str | None:
-        """Return what any text is of at most so many tokens that ends with this one; None where that does not begin
+        """Return the rule of any text of at most `most` tokens that ends with `text`; None where `text` does not begin
         with a token of its own, which can be forced.
         """
         first, *rest = self._pieces(text)
@@ -145,7 +145,7 @@ class Lark:
     def _repeat(self, node: Repeat, groups: Mapping[str, str]) -> str | None:
         most = node.most if node.is_greedy else node.least
         if most is None:
-            most = max(node.least, MOST_SPACE if node.part == CharClass("\\s") else MOST_OTHER)
+            most = max(node.least, MAX_SPACE_CHARS if node.part == CharClass("\\s") else MAX_OTHER_CHARS)
         part = self.node(node.part, groups) if most != 0 else ""
         if not part:
             return None if node.least and part is None else ""
@@ -200,9 +200,7 @@ def _is_literal(node: Node) -> bool:
 
 
 def _character(source: str) -> str:
-    """Return one character of a set: of those in ASCII, which the expression has too whatever the engine, and of spaces
-    those that models write.
-    """
+    """Return a class of the set's printable ASCII characters, on which all regex engines agree, and line breaks."""
     accepts = predicate(source)
     codes = [code for code in (0x0A, *range(0x20, 0x7F)) if accepts(chr(code))]
     return f"/[{''.join([f'{chr(92)}x{code:02x}' for code in codes])}]/"

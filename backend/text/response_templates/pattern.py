@@ -4,10 +4,10 @@ The delimiters of a response template may be regular expressions, and these are 
 would let one hold the event loop for minutes, and would have to start again with each token. Here an expression is read
 into a small syntax tree and compiled to a program that is run by simulation (Thompson 1968, Pike's captures), all
 threads at once and one character at a time. The work for a character is bounded by the size of the program, nothing is
-done twice, and it is always known from where on the text may still become a match. What a step does is remembered, so
-that most characters cost one look-up.
+done twice, and it is always known from where on the text may still become a match. Steps are cached, so that most
+characters cost one look-up.
 
-What matches is what Python's `re` would find: the leftmost match, and of those that begin there the one its quantifiers
+A match is the one that Python's `re` would find: the leftmost, and among several there the one that its quantifiers
 prefer. Left out are back-references, look-behind, and look-ahead anywhere but at the end.
 """
 
@@ -31,8 +31,8 @@ from backend.text.response_templates.pattern_syntax import (
     read,
 )
 
-MAX_PROGRAM = 1000  # instructions
-_REMEMBERED = 4096  # steps of one pattern
+MAX_INSTRUCTIONS = 1000
+_MAX_CACHED_STEPS = 4096  # steps of one pattern
 
 
 # Instructions: a program is a list of them, and a thread stands at one by its index.
@@ -122,8 +122,8 @@ class _Compiler:
         return then
 
     def _add(self, instruction: _Instruction) -> int:
-        if len(self.program) >= MAX_PROGRAM:
-            raise PatternError(f"it compiles to more than {MAX_PROGRAM:,} instructions")
+        if len(self.program) >= MAX_INSTRUCTIONS:
+            raise PatternError(f"it compiles to more than {MAX_INSTRUCTIONS:,} instructions")
         self.program.append(instruction)
         return len(self.program) - 1
 
@@ -158,7 +158,7 @@ class Pattern:
         key = (threads, char, begins, is_start)
         found = self._steps.get(key)
         if found is None:
-            if len(self._steps) >= _REMEMBERED:
+            if len(self._steps) >= _MAX_CACHED_STEPS:
                 self._steps.clear()
             found = self._steps[key] = self._make_step(*key)
         return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from sys import maxunicode
 
-MAX_SOURCE = 1000  # characters
+MAX_PATTERN_CHARS = 1000
 MAX_REPEATS = 200  # of a counted repetition
 _CLASSES = frozenset("dDwWsS")
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
@@ -84,8 +84,8 @@ Node = Literal | CharClass | Concat | Alternation | Repeat | Group | Ahead | Sta
 
 def read(source: str) -> tuple[Node, tuple[str, ...]]:
     """Return the tree of an expression and the names of its groups. Raises `PatternError`."""
-    if len(source) > MAX_SOURCE:
-        raise PatternError(f"it has {len(source):,} characters, at most {MAX_SOURCE:,} are read")
+    if len(source) > MAX_PATTERN_CHARS:
+        raise PatternError(f"it has {len(source):,} characters, at most {MAX_PATTERN_CHARS:,} are read")
     reader = _Reader(source)
     return reader.read(), tuple(reader.groups)
 

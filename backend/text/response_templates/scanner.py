@@ -1,11 +1,11 @@
-"""Finds the next of several delimiters in text that comes in pieces, whatever the pieces."""
+"""Finds the next of several delimiters in text that comes in pieces, independent of where the pieces are cut."""
 
 import re
 from dataclasses import dataclass
 
 from backend.text.response_templates.pattern import AHEAD_SLOT, Pattern, Saves
 
-MAX_DELIMITER = 1024  # characters of one; a longer beginning of a delimiter is text
+MAX_DELIMITER_CHARS = 1024  # of one; a longer beginning of a delimiter is text
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _saved(positions: tuple[int, ...], saves: Saves, at: int) -> tuple[int, ...]
 
 
 class Scanner:
-    """Looks for the delimiters of a watch. `text` is what has been pushed and not taken yet.
+    """Looks for the delimiters of a watch. `text` is the pushed text that was not taken yet.
 
     `find` returns the first delimiter as soon as it is certain that it is the first; where there is none, `num_free`
     characters of the text can no longer belong to one. Both depend on the text alone, not on how it was pushed.
@@ -105,7 +105,7 @@ class Scanner:
 
     __slots__ = ("_at", "_base", "_is_idle", "_longest", "_pairs", "_runs", "_watch", "text")
 
-    def __init__(self, watch: Watch, longest: int | None = MAX_DELIMITER) -> None:
+    def __init__(self, watch: Watch, longest: int | None = MAX_DELIMITER_CHARS) -> None:
         self.text = ""
         self._base = 0  # characters that were taken; positions count them too
         self._longest = longest
@@ -144,7 +144,7 @@ class Scanner:
         return min(held, default=self._at) - self._base
 
     def take(self, count: int) -> str:
-        """Return so many characters of the beginning of the text, which is left without them."""
+        """Remove and return the first `count` characters of the text."""
         taken, self.text = self.text[:count], self.text[count:]
         self._base += len(taken)
         return taken

@@ -101,7 +101,7 @@ class ResponseTemplate:
         if self.anchor_literals:
             ends = [at + len(one) for one in self.anchor_literals if (at := prompt.rfind(one)) >= 0]
             return prompt[max(ends, default=len(prompt)) :]
-        return _after_last(self._anchor, prompt[-_ANCHORED:])
+        return _after_last(self._anchor, prompt[-_ANCHOR_TAIL_CHARS:])
 
     def needs(self, text: str) -> bool:
         """Return True if a special token's text may be part of a delimiter."""
@@ -121,7 +121,7 @@ class ResponseTemplate:
         return Watch(patterns), tuple(opened)
 
 
-_ANCHORED = 4096  # characters of the end of a prompt that an anchor's expression is looked for in
+_ANCHOR_TAIL_CHARS = 4096  # of the end of a prompt that an anchor's expression is looked for in
 
 
 def _after_last(anchor: Pattern, text: str) -> str:

@@ -27,7 +27,7 @@ export function replicasTable(root, open) {
       told("hit_share", "Cache hits", percent, { note: "of prompt tokens since its start, those found cached", ...MAJOR }),
       quantity("open_requests", "Open", whole, { note: "requests of this router that it has to answer", ...MINOR }),
       quantity("attempts", "Sent", compact, { note: "requests, since this router's start", ...MINOR }),
-      quantity("retried", "Retried", compact, { note: "those of them then sent to another", ...MINOR }),
+      quantity("retried", "Retried", compact, { note: "requests then sent to another replica", ...MINOR }),
       told("version", "Version", (version) => (version ? shown(version, 24) : "–"), { numeric: false, ...LEAST }),
     ],
     key: ({ name }) => name,

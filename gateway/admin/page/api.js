@@ -71,7 +71,7 @@ export function failure(promise) {
   );
 }
 
-/** A segment of a path, whatever it holds. */
+/** Any text as one segment of a path. */
 export function segment(text) {
   return encodeURIComponent(String(text).toWellFormed());
 }

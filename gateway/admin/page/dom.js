@@ -1,4 +1,4 @@
-// Elements without markup: whatever a string holds, it becomes text or an attribute's value, never HTML.
+// Elements without markup: every string becomes text or an attribute's value, never HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -11,7 +11,7 @@ const HEIGHT = 216; // of the picture at most, in pixels
 const LARGEST = 16; // side of a square with its gap
 const SMALLEST = 5;
 const HINT = "Point at a square to read whose it is.";
-const USE = 2 ** 20; // there are fewer owners: a cell is an owner and so many times its use
+const USE = 2 ** 20; // more than there are owners: a cell is its owner plus USE times its use
 
 export class Pool {
   #kv = null;

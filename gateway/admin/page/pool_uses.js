@@ -14,7 +14,7 @@ export const USES = [
   { name: "held", words: "held by one sequence" },
   { name: "shared", words: "shared by several sequences" },
   { name: "reserved", words: "reserved for one that waits" },
-  { name: "idle", words: "idle, and cached for whoever begins with the same" },
+  { name: "idle", words: "idle, and cached for prompts with the same beginning" },
   { name: "pinned", words: "idle, and pinned by the policy" },
 ];
 

@@ -5,7 +5,7 @@ import { setAttribute, svg } from "./dom.js";
 const NUM_SLOTS = 8;
 export const OTHERS = "others";
 export const FREE = "free";
-const LOYALTY = 12; // a tenant keeps its slot while it is among so many
+const LOYALTY = 12; // a tenant keeps its slot while it is among this many of the largest
 
 /** The strokes over each slot's colour in a tile of 6 by 6: told apart without seeing colour. */
 const PATTERNS = [

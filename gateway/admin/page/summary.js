@@ -59,7 +59,7 @@ export function fillGauges(gauges) {
   fillChildren(byId("gauges"), gauges, gauge, fillGauge);
 }
 
-/** Whoever has no first token yet, in the queue or in its prefill. */
+/** The sequences without a first token, queued or in prefill. */
 function waits({ oldest_wait: oldest }) {
   return oldest > 0 ? `sequences, oldest waits ${age(oldest)}` : "sequences";
 }

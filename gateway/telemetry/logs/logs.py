@@ -25,8 +25,8 @@ TOO_SLOW = "stderr was not read fast enough"
 class LogWriter(logging.Handler):
     """Writes log lines to a file descriptor from a thread of its own.
 
-    While nobody reads, lines beyond `max_pending_bytes` are dropped and counted, as are lines that cannot be written.
-    Their number and the reason are logged once a line is written again.
+    While the reader stands still, lines beyond `max_pending_bytes` are dropped and counted, as are lines that cannot be
+    written. Their number and the reason are logged once a line is written again.
     """
 
     def __init__(self, fd: int, max_pending_bytes: int = MAX_PENDING_BYTES) -> None:

@@ -8,12 +8,12 @@ from gateway.telemetry.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 
-MAX_TEXT = 200  # characters of what a client chose
+MAX_TEXT_CHARS = 200  # of what a client chose
 
 
 class RequestLog:
-    """A listener of `Telemetry`. Of what a client sent it logs the path, the model's name, the field that a refusal is
-    about and fields of other servers that were ignored, and nothing else.
+    """A listener of `Telemetry`. Of a client's input it logs only the path, the model's name, the field of a refusal
+    and the ignored fields of other servers.
 
     Failures are warnings; requests that need no key and succeed, such as probes and scrapes, are logged for debugging.
     """
@@ -32,12 +32,12 @@ class RequestLog:
         ended, error = request.ended or request.began, request.error
         fields = {
             "method": request.method,
-            "path": request.path[:MAX_TEXT],
+            "path": request.path[:MAX_TEXT_CHARS],
             "status": request.status,
             "outcome": request.outcome,
             "code": None if error is None else error.code or error.type,
             "param": None if error is None else error.discreet_param,
-            "error": None if error is None else error.discreet_message[:MAX_TEXT],
+            "error": None if error is None else error.discreet_message[:MAX_TEXT_CHARS],
             "request_id": request.request_id,
             "trace_id": request.trace.trace,
             "tenant": request.tenant,
@@ -46,7 +46,7 @@ class RequestLog:
             "retries": request.num_retries,
         }
         if request.ignored:
-            fields["ignored"] = ", ".join(sorted(set(request.ignored)))[:MAX_TEXT]
+            fields["ignored"] = ", ".join(sorted(set(request.ignored)))[:MAX_TEXT_CHARS]
         if request.operation is not None:
             fields |= self._generation(request, ended)
         return fields
@@ -76,7 +76,7 @@ class RequestLog:
             }
         return matched | {
             "operation": request.operation,
-            "model": request.model and request.model[:MAX_TEXT],
+            "model": request.model and request.model[:MAX_TEXT_CHARS],
             "class": request.service_class,
             "response_id": request.response_id,
             "prompt_tokens": prompt_tokens,

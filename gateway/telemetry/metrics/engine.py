@@ -54,7 +54,7 @@ class EngineMetrics:
         registry.total(
             "sluice.late_tokens", "Tokens sampled after their sequence had ended.", lambda: counters.late_tokens
         )
-        registry.total("sluice.padding_tokens", "Tokens computed for nobody.", lambda: counters.padding_tokens)
+        registry.total("sluice.padding_tokens", "Tokens computed as padding.", lambda: counters.padding_tokens)
         registry.total("sluice.recomputed_tokens", "Tokens computed again.", lambda: counters.recomputed_tokens)
         preemptions = Family("sluice.preemptions", Kind.COUNTER, "", "Sequences that lost their memory.", ("cause",))
         registry.read(preemptions, self._preemptions)

@@ -10,8 +10,8 @@ from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
 ESTIMATE_ERROR = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
-WINDOWS = (100, 300)  # of the newest estimates
-LEAST = 50  # estimates of a window; of fewer, no share is told
+WINDOW_ESTIMATES = (100, 300)  # of the newest estimates
+MIN_ESTIMATES = 50  # of a window; of fewer, no share is told
 TOKENS = ("first", "last")
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -20,23 +20,23 @@ class HeldWindows:
     """The newest estimates, and the share of them that held."""
 
     def __init__(self) -> None:
-        self._held: deque[bool] = deque(maxlen=max(WINDOWS))
-        self._counts = dict.fromkeys(WINDOWS, 0)  # of those that held
+        self._held: deque[bool] = deque(maxlen=max(WINDOW_ESTIMATES))
+        self._counts = dict.fromkeys(WINDOW_ESTIMATES, 0)  # of those that held
 
     def add(self, held: bool) -> None:
         known = len(self._held)
-        for size in WINDOWS:
+        for size in WINDOW_ESTIMATES:
             self._counts[size] += held - (self._held[known - size] if known >= size else 0)
         self._held.append(held)
 
     def share(self, size: int) -> float:
-        """Returns the share of the newest `size` that held; 1 until `LEAST` are known."""
+        """Returns the share of the newest `size` that held; 1 until `MIN_ESTIMATES` are known."""
         known = min(size, len(self._held))
-        return self._counts[size] / known if known >= LEAST else 1.0
+        return self._counts[size] / known if known >= MIN_ESTIMATES else 1.0
 
 
 class EstimateMetrics:
-    """Holds each request that has ended against what it was told, in all, by class and by tenant."""
+    """Compares each ended request with its promised estimates, in all, by class and by tenant."""
 
     def __init__(self, registry: Registry, core: Controller, classes: ClassNames) -> None:
         self._core, self._classes, self._tenants = core, classes, TenantLabels()
@@ -52,10 +52,12 @@ class EstimateMetrics:
         self._of_classes: dict[tuple[str, str], HeldWindows] = {}  # by class and token
         self._of_tenants = {(OTHER, token): HeldWindows() for token in TOKENS}
         by_class = ("class", "token", "window")
-        recent = Family("sluice.estimate.recent_coverage", Kind.GAUGE, "1", "Of the newest, those that held.", by_class)
+        recent = Family("sluice.estimate.recent_coverage", Kind.GAUGE, "1", "Share of the newest that held.", by_class)
         registry.read(recent, self._shares_of_classes)
         by_tenant = ("tenant", "token", "window")
-        of_tenants = Family("sluice.tenant.estimate.coverage", Kind.GAUGE, "1", "Those of a tenant.", by_tenant)
+        of_tenants = Family(
+            "sluice.tenant.estimate.coverage", Kind.GAUGE, "1", "Share of a tenant's that held.", by_tenant
+        )
         registry.read(of_tenants, lambda: _shares(self._of_tenants))
 
     def ended(self, record: RequestRecord) -> None:
@@ -105,4 +107,4 @@ def _held(timeline: SequenceTimeline, told: float, came: float | None) -> bool |
 
 
 def _shares(windows: dict[tuple[str, str], HeldWindows]) -> list[Point]:
-    return [((*key, str(size)), held.share(size)) for key, held in windows.items() for size in WINDOWS]
+    return [((*key, str(size)), held.share(size)) for key, held in windows.items() for size in WINDOW_ESTIMATES]

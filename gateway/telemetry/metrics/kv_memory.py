@@ -1,4 +1,4 @@
-"""Metrics of KV memory: what its blocks are used for, and what the prefix cache finds, gives up and swaps."""
+"""Metrics of KV memory: the use of its blocks, and the prefix cache's hits, evictions and swaps."""
 
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.scheduler import Scheduler
@@ -18,11 +18,11 @@ class KVMetrics:
         kv = self._accounts
         registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: self._config.num_blocks)
         registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: kv.num_held)
-        registry.gauge("sluice.kv.blocks_shared", "Those that several sequences hold.", lambda: kv.num_shared)
-        registry.gauge("sluice.kv.blocks_reserved", "Those kept for sequences that wait.", lambda: kv.num_reserved)
-        registry.gauge("sluice.kv.blocks_cached", "Idle KV blocks: cached, and held by nobody.", lambda: kv.num_idle)
-        registry.gauge("sluice.kv.blocks_kept", "Those that floors keep.", lambda: kv.num_kept)
-        registry.gauge("sluice.kv.blocks_pinned", "Those that pinned prompts keep.", lambda: kv.num_pinned)
+        registry.gauge("sluice.kv.blocks_shared", "KV blocks with several holders.", lambda: kv.num_shared)
+        registry.gauge("sluice.kv.blocks_reserved", "KV blocks kept for queued sequences.", lambda: kv.num_reserved)
+        registry.gauge("sluice.kv.blocks_cached", "Idle KV blocks: cached, without a holder.", lambda: kv.num_idle)
+        registry.gauge("sluice.kv.blocks_kept", "Idle KV blocks kept by floors.", lambda: kv.num_kept)
+        registry.gauge("sluice.kv.blocks_pinned", "Idle KV blocks kept by pins.", lambda: kv.num_pinned)
         registry.gauge("sluice.kv.host_blocks", "KV blocks for which the host has room.", lambda: kv.num_host_blocks)
         registry.gauge("sluice.kv.host_blocks_used", "KV blocks that the host has.", lambda: kv.num_swapped)
 
@@ -33,8 +33,10 @@ class KVMetrics:
             "Prompt tokens looked for in the prefix cache.",
             lambda: kv.num_queried_tokens,
         )
-        registry.total("sluice.prefix_cache.hits", "Prompt tokens found there.", lambda: counters.cached_tokens)
-        registry.total("sluice.prefix_cache.evictions", "Idle KV blocks given up.", lambda: kv.evictions)
+        registry.total(
+            "sluice.prefix_cache.hits", "Prompt tokens found in the prefix cache.", lambda: counters.cached_tokens
+        )
+        registry.total("sluice.prefix_cache.evictions", "Idle KV blocks evicted.", lambda: kv.evictions)
         swapped = Family("sluice.kv.swapped_blocks", Kind.COUNTER, "", "KV blocks copied to or from the host.", ("to",))
         registry.read(swapped, self._swapped)
         registry.total("sluice.kv.swaps_declined", "KV blocks the host did not take.", lambda: kv.swaps_declined)

@@ -28,8 +28,8 @@ from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.shared_debts import SharedDebts
 from quotas.store.redis_store import RedisStore
 
-TICK = 1.0  # seconds
-STALLED = 1.0  # seconds without progress of a write
+TICK_SECONDS = 1.0
+STALLED_SECONDS = 1.0  # without progress of a write
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class Metrics:
         """Measure the lag of the event loop every second, as long as the server runs."""
         clock = self._sources.telemetry.clock
         while True:
-            due = clock() + TICK
-            await asyncio.sleep(TICK)
+            due = clock() + TICK_SECONDS
+            await asyncio.sleep(TICK_SECONDS)
             self.process.tick(max(0.0, clock() - due))
             self._tenants.tick()
 
@@ -112,7 +112,7 @@ class Metrics:
 
     def _num_stalled(self) -> int:
         """Returns how many writes have made no progress for a second."""
-        since = self._sources.telemetry.clock() - STALLED
+        since = self._sources.telemetry.clock() - STALLED_SECONDS
         scopes = [record.scope for record in self._sources.telemetry.live if record.scope is not None]
         return sum(scope.writing_since is not None and scope.writing_since < since for scope in scopes)
 

@@ -1,4 +1,4 @@
-"""Metrics of the process: its resources, connections and event loop, the policy, the quota store, and what it lost."""
+"""Metrics of the process: its resources, connections and event loop, the policy, the quota store, lost telemetry."""
 
 import os
 import resource
@@ -26,13 +26,15 @@ from quotas.store.scripts import Script
 def show_connections(registry: Registry, table: ConnectionCounts) -> None:
     """Register the metrics of a port's connections."""
     states = [(state, (state.name.lower(),)) for state in ConnectionState]
-    is_open = Family("sluice.connections", Kind.GAUGE, "", "Open connections, by what they are at.", ("state",))
+    is_open = Family("sluice.connections", Kind.GAUGE, "", "Open connections, by state.", ("state",))
     registry.read(is_open, lambda: [(labels, table.num(state)) for state, labels in states])
     closed = Family(
-        "sluice.connections.closed", Kind.COUNTER, "", "Closed to make room, by what they were at.", ("state",)
+        "sluice.connections.closed", Kind.COUNTER, "", "Connections closed to make room, by state.", ("state",)
     )
     registry.read(closed, lambda: [(labels, table.num_evicted[state]) for state, labels in states])
-    registry.total("sluice.connections.refused", "Turned away: nobody could make room.", lambda: table.num_refused)
+    registry.total(
+        "sluice.connections.refused", "Connections refused: none could be closed for them.", lambda: table.num_refused
+    )
 
 
 _PROC = Path("/proc/self")
@@ -43,11 +45,11 @@ def show_resources(registry: Registry) -> None:
     """Register the resources of the process; each is read from the kernel when collected, in tens of microseconds."""
     started = _start_time()
     registry.gauge("process.resident_memory", "Memory of the process in RAM.", resident_bytes, "By")
-    registry.total("process.cpu", "Processor time of all its threads.", time.process_time, "s")
+    registry.total("process.cpu", "Processor time of all threads.", time.process_time, "s")
     registry.gauge("process.open_fds", "Open file descriptors.", _open_fds)
-    registry.gauge("process.max_fds", "How many may be open.", _max_fds)
-    registry.gauge("process.threads", "Threads, those of libraries included.", _threads)
-    registry.gauge("process.start_time", "When it started, since the epoch.", lambda: started, "s")
+    registry.gauge("process.max_fds", "Most file descriptors that may be open.", _max_fds)
+    registry.gauge("process.threads", "Threads, including libraries'.", _threads)
+    registry.gauge("process.start_time", "Start of the process, since the epoch.", lambda: started, "s")
 
 
 def _open_fds() -> int:

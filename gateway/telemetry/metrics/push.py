@@ -128,7 +128,7 @@ class MetricPush:
         self._thread.start()
 
     async def close(self, seconds: float = LAST_SECONDS) -> None:
-        """Push once more, and wait at most so many seconds for it."""
+        """Push a last time, and wait at most `seconds` for it."""
         self.push()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, seconds)

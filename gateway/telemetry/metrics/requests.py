@@ -31,7 +31,7 @@ class RetryMemory:
         self._due: OrderedDict[tuple[str, int], list[float]] = OrderedDict()
 
     def refused(self, key: str, retries: int, due: float) -> None:
-        """Note that a request of this key, after so many retries, was refused and may come again from `due` on."""
+        """Note that attempt number `retries` of this key's request was refused and may come again from `due` on."""
         moments = self._due.setdefault((key, retries), [])
         self._due.move_to_end((key, retries))
         insort(moments, due)
@@ -41,9 +41,9 @@ class RetryMemory:
             self._due.popitem(last=False)
 
     def returned(self, key: str, retries: int, now: float) -> bool | None:
-        """Returns whether an attempt after so many retries comes when it may; None if no refusal is remembered for it.
+        """Return whether attempt number `retries` comes at its due time or later; None if no refusal is remembered.
 
-        If several refusals may be meant, it is taken for the one that was due last of those that are due.
+        Among several remembered refusals that are due, it counts as the retry of the one due last.
         """
         moments = self._due.get((key, retries - 1))
         if not moments:

@@ -13,7 +13,7 @@ from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 from gateway.tenants.live_policy import LivePolicy
 
-WINDOW = 10  # ticks of a second
+WINDOW_TICKS = 10  # of a second
 
 
 def jain_fairness_index(shares: Iterable[float]) -> float | None:
@@ -29,13 +29,13 @@ def fairness_of(shares: list[float]) -> float:
 
 
 class FairnessMeter:
-    """Measures how fairly tenants are served: of those that had work waiting at every tick of a window, since the
-    others got all they asked for.
+    """Measures the fairness among tenants that had work waiting at every tick of a window; the others got all they
+    asked for.
     """
 
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
-        self._ticks: deque[tuple[Mapping[str, float], Set[str]]] = deque(maxlen=WINDOW + 1)
+        self._ticks: deque[tuple[Mapping[str, float], Set[str]]] = deque(maxlen=WINDOW_TICKS + 1)
 
     def tick(self, service: Mapping[str, float], waiting: Set[str]) -> None:
         """Note how much each tenant was served since the start, and which tenants have work waiting."""
@@ -44,7 +44,7 @@ class FairnessMeter:
     @property
     def index(self) -> float:
         """Returns the fairness over the last window; 1 until there has been one."""
-        if len(self._ticks) <= WINDOW:
+        if len(self._ticks) <= WINDOW_TICKS:
             return 1.0
         rivals = set.intersection(*(set(waiting) for _, waiting in self._ticks))
         before, after = self._ticks[0][0], self._ticks[-1][0]

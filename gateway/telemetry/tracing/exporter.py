@@ -15,9 +15,9 @@ from gateway.telemetry.otlp import Collector, DeliveryLog
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 8192  # spans
-BATCH = 512  # spans in one export
-INTERVAL = 1.0  # seconds between exports of less than a batch
+MAX_WAITING_SPANS = 8192
+BATCH_SPANS = 512  # in one export
+EXPORT_INTERVAL_SECONDS = 1.0  # between exports of less than a batch
 FLUSH_SECONDS = 2.0  # within which a stopping gateway sends the spans that are left
 
 
@@ -27,9 +27,9 @@ def otlp_exporter(collector: Collector) -> SpanExporter:
 
 def background_exporter(collector: Collector) -> "BackgroundExporter":
     """Returns an exporter to the collector with the bounds that OpenTelemetry's variables set."""
-    max_waiting = max(1, int(otel_variables.positive("OTEL_BSP_MAX_QUEUE_SIZE", MAX_WAITING)))
-    batch = max(1, int(otel_variables.positive("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH)))
-    interval = otel_variables.milliseconds("OTEL_BSP_SCHEDULE_DELAY", INTERVAL)
+    max_waiting = max(1, int(otel_variables.positive("OTEL_BSP_MAX_QUEUE_SIZE", MAX_WAITING_SPANS)))
+    batch = max(1, int(otel_variables.positive("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH_SPANS)))
+    interval = otel_variables.milliseconds("OTEL_BSP_SCHEDULE_DELAY", EXPORT_INTERVAL_SECONDS)
     return BackgroundExporter(otlp_exporter(collector), max_waiting, interval, batch)
 
 
@@ -39,7 +39,11 @@ class BackgroundExporter(SpanExporter):
     """
 
     def __init__(
-        self, exporter: SpanExporter, max_waiting: int = MAX_WAITING, interval: float = INTERVAL, batch: int = BATCH
+        self,
+        exporter: SpanExporter,
+        max_waiting: int = MAX_WAITING_SPANS,
+        interval: float = EXPORT_INTERVAL_SECONDS,
+        batch: int = BATCH_SPANS,
     ) -> None:
         """At most `max_waiting` spans wait; `batch` of them, or all after `interval` seconds, are one export."""
         self.num_exported = 0

@@ -1,7 +1,7 @@
 """Decides which requests are traced, once they have ended, so that no failed or slow one is missed.
 
-Traces are capped in all and for each tenant, whatever asks for them. The last half of either allowance is reserved for
-failed and slow requests, so that those are kept while clients ask for more traces than they get.
+Traces are capped in all and for each tenant. The last half of either allowance is reserved for failed and slow
+requests, which are thus kept while clients ask for more traces than they get.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from gateway.telemetry.request_record import RequestRecord, TraceContext
 TENANT_SHARE = 0.25  # of all traces, for one tenant
 BURST_SECONDS = 2.0  # for which unused allowance is kept
 MAX_TENANTS = 1024  # with an allowance of their own; full ones are forgotten first
-_RESERVED = 0.5
+_RESERVED_SHARE = 0.5
 
 
 class SamplingReason(StrEnum):
@@ -37,7 +37,7 @@ class Allowance:
     def has(self, reserved: bool, now: float) -> bool:
         """Returns whether one more trace may be taken; with `reserved` also from the reserved half."""
         self._fill(now)
-        return self._level >= (1.0 if reserved else max(1.0, self._burst * _RESERVED))
+        return self._level >= (1.0 if reserved else max(1.0, self._burst * _RESERVED_SHARE))
 
     def take(self) -> None:
         self._level -= 1.0
@@ -54,7 +54,7 @@ class Allowance:
 class TraceSampler:
     """Samples by the parent: a client's own decision holds, and the ratio decides for requests without one.
 
-    Failed and slow requests are traced whatever the client decided.
+    Failed and slow requests are traced even against the client's decision.
     """
 
     def __init__(

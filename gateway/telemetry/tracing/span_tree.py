@@ -11,7 +11,7 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway.telemetry.otlp import SCOPE
 
-MAX_TEXT = 256  # characters of an attribute or a name
+MAX_TEXT_CHARS = 256  # of an attribute or a name
 MAX_EVENTS = 64  # of one span
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -53,7 +53,7 @@ class SpanTree:
         """
         span_id = span_id or getrandbits(64) or 1
         span = ReadableSpan(
-            name[:MAX_TEXT],
+            name[:MAX_TEXT_CHARS],
             self._context(span_id, False),
             None if parent is None else self._context(parent, is_parent_remote),
             self._resource,
@@ -78,7 +78,7 @@ class SpanTree:
 
 
 def bounded_text(value: str) -> str:
-    """Returns at most `MAX_TEXT` characters that any encoding can hold: a lone surrogate becomes "?"."""
-    if len(value) <= MAX_TEXT and value.isascii():
+    """Returns at most `MAX_TEXT_CHARS` characters that any encoding can hold: a lone surrogate becomes "?"."""
+    if len(value) <= MAX_TEXT_CHARS and value.isascii():
         return value
-    return value[:MAX_TEXT].encode("utf-8", "replace").decode()
+    return value[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode()

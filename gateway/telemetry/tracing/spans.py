@@ -244,6 +244,6 @@ class RequestTrace:
 
 
 def _route(path: str) -> str:
-    """Returns the route of a path, without its variable parts, so that spans have few names whatever is requested."""
+    """Return the path's route, without its variable parts: clients cannot make new span names."""
     route = "/v1/models/{model}" if path.startswith("/v1/models/") else path
     return route if route in ROUTES else UNKNOWN

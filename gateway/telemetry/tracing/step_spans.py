@@ -18,7 +18,7 @@ from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.attributes import of_step
 from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
 
-PATIENCE = 60.0  # seconds that a step waits for its requests to end
+PATIENCE_SECONDS = 60.0  # that a step waits for its requests to end
 MAX_STEPS = 32  # that one request is linked to, the first ones
 MAX_LINKS = 64  # of one step
 
@@ -66,7 +66,7 @@ class StepSpans:
                 self._wait(request_record, record)
         if record.num_open:
             self._kept.append(record)
-        self._finish_until(step.completed - PATIENCE)
+        self._finish_until(step.completed - PATIENCE_SECONDS)
 
     def ended(self, request_record: RequestRecord, is_traced: bool) -> None:
         """Note that a request has ended. Steps that waited for it alone are sent, if any request that they served is

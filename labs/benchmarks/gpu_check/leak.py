@@ -157,7 +157,7 @@ class Traffic:
         self._end()
 
     def mix(self, steps: int, longest_answer: int) -> None:
-        """Until so many steps were run in all, and whatever came has ended."""
+        """Run until there were `steps` steps in all and every sequence has ended."""
         random = self._random
         while self.steps < steps:
             while len(self.scheduler.running) + len(self.scheduler.waiting) < self._seqs + 2:
@@ -174,7 +174,7 @@ class Traffic:
         self._end()
 
     def _end(self) -> None:
-        """Have the last step be of the same kind whatever came before."""
+        """Make the last step of the same kind after every mix."""
         self._arrive([self._tokens(1)], GREEDY, 2)
         self._drain()
 

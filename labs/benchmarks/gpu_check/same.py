@@ -1,4 +1,4 @@
-"""The same tokens in fp32 whatever runs beside a request, and however its steps are cut, launched and given up.
+"""The same tokens in fp32 in every batch, and however a request's steps are cut, launched and given up.
 
 Each request alone, in whole prompts, without graphs and a step at a time, is what all other ways are held to. Greedy
 and drawn answers part only at near ties, which the reference on the CPU judges (`near_ties`).

@@ -24,7 +24,7 @@ from labs.benchmarks.processes import Worker, free_port
 
 NAME = "random"
 WEIGHTS = {"flood": 1, "second": 1, "heavy": 2, "light": 1, "paced": 1}
-TIER, INTERVAL = "priority", 0.05  # what is asked with this tier is promised so many seconds between tokens
+TIER, INTERVAL = "priority", 0.05  # requests of this tier are promised this time between tokens, seconds
 POLICY = """
 classes:
   paced: {{service_tiers: [{tier}], time_per_output_token: {interval_ms:.0f}ms}}
@@ -47,7 +47,7 @@ class TenantServer:
     admin_key: str
 
     def asked(self, tenant: str, prompt: list[int], tokens: int, tier: str = "auto", **headers: object) -> bytes:
-        """A request whose answer has so many tokens, as a stream."""
+        """A streaming request whose answer has exactly `tokens` tokens."""
         body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0.6, "stream": True}
         further = {"ignore_eos": True, "skip_special_tokens": False, "service_tier": tier}
         return post("/v1/completions", body | further, self.keys[tenant], **headers)
@@ -69,7 +69,7 @@ class TenantServer:
 
 @contextmanager
 def tenant_server(model: ModelConfig, device: torch.device, seats: int, length: int) -> Iterator[TenantServer]:
-    """Run one with so many seats, for contexts of `length` tokens."""
+    """Run a server with `seats` slots, for contexts of `length` tokens."""
     make_keys = import_module("labs.benchmarks.served").make_keys
     with TemporaryDirectory() as directory:
         folder = Path(directory)

@@ -43,7 +43,7 @@ def parser() -> ArgumentParser:
 
 
 def answer_requests(options: Namespace, load: Callable[[Namespace], AbstractContextManager[Generate]]) -> None:
-    """Load the engine, say so, then generate what is asked for. Whatever else is printed goes to standard error."""
+    """Load the engine, say so, then generate what is asked for. All other output goes to standard error."""
     with _answers() as answer, load(options) as generate:
         answer({"ready": True})
         for line in sys.stdin:

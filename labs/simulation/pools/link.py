@@ -42,7 +42,7 @@ class LinkQueue(Generic[Transfer]):
         return self._sent[0][0] if self._sent else inf
 
     def add(self, transfer: Transfer, num_bytes: float, now: float) -> None:
-        """Send so many bytes, behind those that wait already."""
+        """Send `num_bytes` behind the waiting transfers."""
         self._begin(now)
         self._waiting[transfer] = _Waiting(now, num_bytes)
         self._begin(now)

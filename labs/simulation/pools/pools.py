@@ -58,7 +58,7 @@ class PoolFigures:
 
 
 def splits(devices: int) -> list[Split]:
-    """Returns all ways to use so many devices, all together first."""
+    """Return all splits of the devices, all together first."""
     apart = [Split(prefill=number, decode=devices - number) for number in range(1, devices)]
     return [Split(together=devices), *apart]
 

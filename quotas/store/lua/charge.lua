@@ -1,4 +1,4 @@
--- Charge and book what was used while the store was away, whatever the limits hold: once for each ordinal of a sender.
+-- Charge and book use during an outage of the store, also beyond the limits: once for each ordinal of a sender.
 -- ARGV as in account.lua, the field of the reservation being that of the sender; then ordinal, cached, KV byte seconds.
 if lost then return {'LOST'} end
 local booked = KEYS[1] .. ':booked'

@@ -1,4 +1,4 @@
--- Settle what is left of a request whose answer was cut short, by what whoever carried the answer has delivered of it.
+-- Settle a request whose answer was cut short by the part that its router delivered.
 -- The mark that stays lets its replica, which may live on, settle it to nothing. KEYS: the tenant's state. ARGV: what the
 -- fields of its reservations end with, whether its answer had begun (1 or 0), and output that was delivered (-1: that is
 -- not known, and what is booked counts). Answers how many reservations there were.

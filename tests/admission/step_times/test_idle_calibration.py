@@ -28,7 +28,7 @@ def test_a_device_that_takes_long_for_anything_is_left_alone() -> None:
     assert [ran(calibration, 0.5, 10.0 * n) for n in range(10)] == [None] * 10
 
 
-def test_steps_take_little_of_the_time_whatever_they_last() -> None:
+def test_steps_of_any_duration_take_little_of_the_time() -> None:
     calibration = IdleCalibration(ENGINE, StepTimeModel(PRIOR))
     now = took = 0.0
     while now < 3600:

@@ -95,7 +95,7 @@ def test_a_machine_that_gets_faster_or_slower_as_a_whole_is_followed_at_once(fac
 
 
 @given(st.lists(st.tuples(works, st.floats(1e-6, 10)), max_size=40))
-def test_coefficients_stay_non_negative_whatever_is_measured(steps: list[tuple[StepWork, float]]) -> None:
+def test_coefficients_stay_non_negative_for_all_measurements(steps: list[tuple[StepWork, float]]) -> None:
     model = StepTimeModel(PRIOR)
     for work, seconds in steps:
         model.observe(work, seconds)

@@ -27,7 +27,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """Fresh tensors hold NaN, so that whatever a kernel forgets to write shows."""
+    """Fresh tensors hold NaN, so that each element that a kernel forgets to write shows."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -157,7 +157,7 @@ def test_every_half_number_survives_the_kernels_storage_types(native: CpuOps, dt
     assert torch.equal(residual, x)
 
 
-# a row has the same bits whatever is computed beside it, however a prompt is cut, and by any number of threads
+# a row has the same bits in every batch, for every cut of a prompt, and by any number of threads
 
 
 def bits(x: Tensor) -> Tensor:

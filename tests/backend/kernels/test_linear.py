@@ -109,7 +109,7 @@ def test_tiles_hold_all_rows_with_little_padding() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 7, 300])
-def test_linear_is_the_product_whatever_computes_it(dtype: torch.dtype, bias: bool, rows: int) -> None:
+def test_linear_is_the_product_by_every_implementation(dtype: torch.dtype, bias: bool, rows: int) -> None:
     weight = torch.randn(48, 96).to(dtype)
     offset = torch.randn(48).to(dtype) if bias else None
     x = torch.randn(rows, 96).to(dtype)

@@ -49,8 +49,16 @@ def test_a_tensor_that_the_index_leaves_out_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shard",
     [
-        *("../model-1.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", "..", "", 7),
-        *("a\0.safetensors", "a\n.safetensors", "x" * 300 + ".safetensors"),
+        "../model-1.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "model.bin",
+        "..",
+        "",
+        7,
+        "a\0.safetensors",
+        "a\n.safetensors",
+        "x" * 300 + ".safetensors",
     ],
 )
 def test_an_index_can_name_only_safetensors_files_beside_it(shard: object, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_rotary_frequencies_of_old_checkpoints_are_tolerated(tmp_path: Path) -> 
     load(save(tmp_path, tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}))
 
 
-def test_random_weights_are_the_same_for_a_seed_whatever_the_dtype() -> None:
+def test_random_weights_are_the_same_for_a_seed_in_every_dtype() -> None:
     wide, narrow = random_weights(CONFIG, torch.float32, seed=3), random_weights(CONFIG, torch.bfloat16, seed=3)
     assert torch.equal(wide.layers[1].down.bfloat16(), narrow.layers[1].down)
     assert not torch.equal(wide.embedding, random_weights(CONFIG, torch.float32, seed=4).embedding)

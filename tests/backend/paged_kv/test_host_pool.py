@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from backend.paged_kv.host_pool import STALE, HostPool
+from backend.paged_kv.host_pool import STALE_POOL_FILLS, HostPool
 from backend.paged_kv.prefix_cache import BlockName
 from tests.examples import examples
 
@@ -38,7 +38,7 @@ def test_a_flood_drives_out_its_own() -> None:
     stored.store_many("a", 40)
     stored.store_many("b", 20)
     stored.store_many("flood", 500)
-    assert stored.pool.held == {"a": 40, "b": 20, "flood": 40}, "whoever has the most gives way, the newcomer first"
+    assert stored.pool.held == {"a": 40, "b": 20, "flood": 40}, "the tenant with the most gives way, the newcomer first"
     stored.store_many("c", 30)
     assert stored.pool.held == {"a": 26, "b": 20, "flood": 27, "c": 27}
 
@@ -53,7 +53,7 @@ def test_one_tenant_alone_has_all_of_it_and_its_least_recently_used_go() -> None
     assert [stored.pool.named(name) is None for name in stored.names] == [False, *[True] * 5, *[False] * 9]
 
 
-def test_a_floor_holds_for_whoever_has_the_most() -> None:
+def test_a_floor_holds_for_the_tenant_with_the_most() -> None:
     stored = Stored(100)
     stored.pool.limit("a", 60)
     stored.store_many("a", 100)
@@ -69,7 +69,7 @@ def test_who_comes_no_more_does_not_keep_its_share_for_ever() -> None:
     stored.pool.limit("floor", 2)
     stored.store_many("gone", 3)
     stored.store_many("floor", 3)
-    stored.store_many("a", STALE * 10 - 6)
+    stored.store_many("a", STALE_POOL_FILLS * 10 - 6)
     assert stored.pool.held == {"gone": 3, "floor": 3, "a": 4}
     stored.store_many("a", 20)
     assert stored.pool.held == {"floor": 2, "a": 8}
@@ -103,7 +103,7 @@ def test_nobody_below_its_floor_or_with_less_than_others_gives_way_to_them(seed:
             pool.used(found)
         tenant = random.choice(tenants if moment % 200 < 150 else tenants[:1])
         before, oldest = Counter(pool.held), min((one.used for one in pool._by_name.values()), default=0)
-        is_stale = pool._stored - oldest > STALE * pool.num_blocks
+        is_stale = pool._stored - oldest > STALE_POOL_FILLS * pool.num_blocks
         loser = stored.store(tenant)
         if loser is not None:
             excess = {one: before[one] - floors[one] for one in before}

@@ -1,4 +1,4 @@
-"""Sequences that begin alike share blocks: what they hold is right, whatever happens to whom."""
+"""Sequences that begin alike share blocks, whose content is right after every sequence of events."""
 
 from random import Random
 

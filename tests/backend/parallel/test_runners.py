@@ -1,4 +1,4 @@
-"""Rank 0 leads and the others follow, through whatever a scheduler plans: all draw what one rank alone draws."""
+"""Rank 0 leads and the others follow, through all plans of a scheduler: all draw what one rank alone draws."""
 
 from collections import deque
 from dataclasses import replace

@@ -99,7 +99,7 @@ class Bench:
         return batch
 
     def complete(self, now: float | None = None, forced: int = 0) -> None:
-        """Complete the oldest step; after the tokens of every other of its rows so many are `forced`."""
+        """Complete the oldest step; after the tokens of every other of its rows `forced` ones follow."""
         self.now = self.now if now is None else now
         batch = self.in_flight.popleft()
         output = self.device.execute(batch)
@@ -143,7 +143,7 @@ class Bench:
 
 
 class BenchMachine(RuleBasedStateMachine):
-    """Any interleaving of what happens to a bench; whoever is not cancelled has its whole answer in the end."""
+    """Any interleaving of what happens to a bench; uncancelled sequences have their whole answer in the end."""
 
     def begin(self, **changes: object) -> None:
         self.bench = Bench(**changes)

@@ -62,7 +62,7 @@ EVENTS = st.sampled_from(["plan", "complete", "jump2", "jump4", "lose", "add"])
 
 
 @given(st.lists(EVENTS, max_size=60), st.sampled_from([1, 2]))
-def test_whatever_happens_the_output_is_the_same(events: list[str], depth: int) -> None:
+def test_the_output_is_the_same_after_all_events(events: list[str], depth: int) -> None:
     bench, sequences = Bench(steps_in_flight=depth, num_blocks=12), []
     for event in events:
         if event == "add":

@@ -50,7 +50,7 @@ def test_cancelling_the_one_that_did_not_fit_lets_the_next_of_its_tenant_in() ->
 
 
 class AllowanceMachine(BenchMachine):
-    """Leases come, grow, shrink and go, sequences are extended or not; whoever may run is served, exactly."""
+    """Leases come, grow, shrink and go, sequences are extended or not; exactly those within limits are served."""
 
     @initialize(num_blocks=st.integers(8, 16), depth=st.integers(1, 2), slots=st.integers(1, 4))
     def start(self, num_blocks: int, depth: int, slots: int) -> None:

@@ -43,7 +43,7 @@ PERSON = schema(
 
 
 def branching(depth: int, path: str = "k") -> dict[str, Any]:
-    """Returns a schema of so many leaves as 2 to the depth, which takes ever longer to compile."""
+    """Return a schema of 2 ** depth leaves, which takes ever longer to compile."""
     if not depth:
         return {"type": "string"}
     below = {f"{path}{i}": branching(depth - 1, f"{path}{i}") for i in (0, 1)}
@@ -65,13 +65,13 @@ def crossing(count: int) -> dict[str, Any]:
 
 
 def optional(count: int) -> dict[str, Any]:
-    """Returns a schema of so many fields, any of which may be left out: a second to compile for 3,000."""
+    """Return a schema of optional fields: a second to compile for 3,000."""
     return {"type": "object", "properties": {f"f{n}": {"type": "string"} for n in range(count)}}
 
 
 def drawn(tokenizer: LLTokenizer, kind: GrammarKind, source: str, random: Random, most: int = 400) -> list[int] | None:
     """Returns an answer's tokens, drawn at random among those allowed, those that bring it to an end more often; None
-    where it has no end within so many.
+    where it has no end within `most`.
     """
     matcher, output = SlotMatcher(compile_grammar(tokenizer, kind, source), tokenizer.eos_tokens), list[int]()
     mask = ctypes.create_string_buffer(4 * -(-tokenizer.vocab_size // 32))

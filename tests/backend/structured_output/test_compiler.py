@@ -12,8 +12,8 @@ import pytest
 from backend.errors import GrammarInvalid, GrammarTooComplex
 from backend.grammar import Grammar
 from backend.structured_output import compiler as module
-from backend.structured_output.compiler import MOST_WAITING, CompiledGrammar, GrammarCompiler, TooManyGrammars
-from backend.structured_output.grammar_process import NICE
+from backend.structured_output.compiler import MAX_WAITING_PER_KEY, CompiledGrammar, GrammarCompiler, TooManyGrammars
+from backend.structured_output.grammar_process import COMPILE_NICENESS
 from backend.structured_output.processes import ForkedProcess, GrammarProcesses, MatchingProcess, NoGrammarProcess
 from tests.backend.structured_output.grammars import PERSON, branching, crossing, regex, running_processes, schema
 from tests.gateway.server_process import eventually
@@ -119,7 +119,7 @@ def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_agains
 def test_a_process_that_compiles_leaves_the_processors_to_those_that_generate() -> None:
     with running_processes() as processes:
         process = processes.fork_compiler()
-        nice = min(19, os.nice(0) + NICE)
+        nice = min(19, os.nice(0) + COMPILE_NICENESS)
         eventually(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == nice)
         eventually(lambda: os.sched_getscheduler(process.pid) == os.SCHED_BATCH)
 
@@ -196,7 +196,7 @@ def test_keys_of_an_owner_take_turns_at_being_compiled_for(
     compiler = GrammarCompiler(processes)
 
     async def run() -> None:
-        flood = [compiler.acquire(regex(f"a{{{n}}}", "a"), "greedy") for n in range(1, MOST_WAITING + 2)]
+        flood = [compiler.acquire(regex(f"a{{{n}}}", "a"), "greedy") for n in range(1, MAX_WAITING_PER_KEY + 2)]
         await asyncio.gather(*flood, compiler.acquire(regex("b", "a"), "modest"))
 
     asyncio.run(run())
@@ -214,13 +214,13 @@ def test_what_a_process_had_compiled_is_compiled_again_when_it_is_gone(compiler:
 
 def test_an_owner_has_one_compiled_at_a_time_and_so_many_wait(compiler: GrammarCompiler) -> None:
     async def run() -> list[object]:
-        asked = [compiler.acquire(regex(f"a{{{n}}}", "a")) for n in range(1, MOST_WAITING + 4)]
+        asked = [compiler.acquire(regex(f"a{{{n}}}", "a")) for n in range(1, MAX_WAITING_PER_KEY + 4)]
         beside = compiler.acquire(regex("a", "b"))
         return await asyncio.gather(*asked, beside, return_exceptions=True)
 
     *own, beside = asyncio.run(run())
     kinds = [type(one) for one in own]
-    assert kinds == [CompiledGrammar] * (MOST_WAITING + 1) + [TooManyGrammars] * 2
+    assert kinds == [CompiledGrammar] * (MAX_WAITING_PER_KEY + 1) + [TooManyGrammars] * 2
     assert isinstance(beside, CompiledGrammar)
 
 

@@ -1,4 +1,4 @@
-"""What a grammar says letter by letter comes back letter by letter, whatever the tokenizer makes of it elsewhere."""
+"""Literals of a grammar come back letter by letter, also where the tokenizer would merge them elsewhere."""
 
 import ctypes
 import json

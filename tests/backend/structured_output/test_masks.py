@@ -1,4 +1,4 @@
-"""Masks of a step's rows: from whichever process, in whatever order steps come, and after one has failed."""
+"""Masks of a step's rows: from every process, in every order of steps, and after a process has failed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a request says is text, whatever it spells: control tokens are in a prompt where the template puts them."""
+"""All content of a request is text: control tokens are in a prompt only where the template puts them."""
 
 from collections.abc import Iterator
 from typing import Any

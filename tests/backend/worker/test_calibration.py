@@ -5,7 +5,7 @@ import torch
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
-from backend.worker.calibration import REPEATS, batch_of, measure
+from backend.worker.calibration import REPEATS_PER_SHAPE, batch_of, measure
 from tests.backend.runners import CONFIG, generate, make_runner
 
 SERIES = [[CalibrationStep(4**n, 16) for n in range(4)], [CalibrationStep(0, 0, 1, 0, 4**n) for n in range(4)]]
@@ -13,7 +13,7 @@ STEPS = [step for series in SERIES for step in series]
 
 
 class SlowDevice:
-    """Steps take so many seconds for each token, on a clock of their own."""
+    """Steps take a time proportional to their tokens, on a clock of their own."""
 
     def __init__(self, each: float) -> None:
         self._each = each
@@ -33,7 +33,7 @@ def test_with_time_for_all_every_shape_is_run_as_often() -> None:
     device = SlowDevice(1e-4)
     measured = measure(SERIES, device.run, 10.0, device.clock)
     assert [step for step, _ in measured] == device.ran
-    assert all(device.ran.count(step) == REPEATS for step in STEPS)
+    assert all(device.ran.count(step) == REPEATS_PER_SHAPE for step in STEPS)
     assert measured[-1] == (measured[-1][0], 1e-4 * measured[-1][0].num_tokens)
 
 

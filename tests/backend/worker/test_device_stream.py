@@ -116,9 +116,19 @@ def test_cuda_copies_beside_the_work_before_and_ahead_of_their_own(monkeypatch: 
     stream.launch(lambda: cuda.call("work 2"))
     stream.launch(lambda: cuda.call("work 3"), lambda: cuda.call("copy 3"))
     assert cuda.calls == [
-        *("copies: copy 1", "record", "wait for copies", "work 1", "record"),
-        *("record", "work 2", "record"),
-        *("copies: copy 3", "record", "wait for copies", "work 3", "record"),
+        "copies: copy 1",
+        "record",
+        "wait for copies",
+        "work 1",
+        "record",
+        "record",
+        "work 2",
+        "record",
+        "copies: copy 3",
+        "record",
+        "wait for copies",
+        "work 3",
+        "record",
     ]
 
 

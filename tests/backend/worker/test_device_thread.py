@@ -27,7 +27,7 @@ class Device:
         self.runs_ahead = runs_ahead
         self.launches: SimpleQueue[int] = SimpleQueue()
         self.results: SimpleQueue[BaseException | None] = SimpleQueue()
-        self.refusal: Exception | None = None  # of whatever is launched
+        self.refusal: Exception | None = None  # raised for every launch
         self.outputs: SimpleQueue[StepOutput | BaseException] = SimpleQueue()
         self.thread = DeviceThread(self, self.outputs.put, depth)
 

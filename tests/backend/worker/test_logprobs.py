@@ -1,4 +1,4 @@
-"""Log probabilities against transformers, whatever the batch, the chunks, preemption and lost steps."""
+"""Log probabilities against transformers, in every batch and cut, after preemption and lost steps."""
 
 from dataclasses import replace
 from functools import cache

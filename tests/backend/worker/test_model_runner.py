@@ -45,7 +45,7 @@ def expected() -> list[list[int]]:
 def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sizes within the limits of a small engine, and steps that none of them holds."""
     monkeypatch.setattr(graph_shapes, "MAX_PROMPTS", 3)
-    monkeypatch.setattr(graph_shapes, "FEWEST_PLACES", 4)
+    monkeypatch.setattr(graph_shapes, "MIN_DECODE_PLACES", 4)
     monkeypatch.setattr(graph_shapes, "TOKENS_STEP", 8)
 
 
@@ -248,7 +248,7 @@ def test_two_steps_in_flight_stage_in_memory_of_their_own_and_use_it_again(expec
     released = runner.stager.release
 
     def release_and_overwrite(staged: object) -> None:
-        """Whoever still reads what was staged, or keeps a view of it, reads nonsense."""
+        """Overwrite the staged arrays: a late reader, or a kept view, reads nonsense."""
         released(staged)  # type: ignore[arg-type]
         staged.piece.memory.fill_(111)  # type: ignore[attr-defined]
         staged.piece.tokens.fill_(-5)  # type: ignore[attr-defined]

@@ -76,7 +76,7 @@ class FakeGateway:
         eventually(lambda: self._server.started)
 
     def stop(self) -> None:
-        """Stops serving; whoever connects is refused from then on."""
+        """Stop serving; new connections are refused from then on."""
         self._server.should_exit = self._server.force_exit = True
         self._thread.join()
 

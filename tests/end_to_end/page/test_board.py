@@ -1,4 +1,4 @@
-"""The board shows what a busy gateway does and how fresh that is, to whoever has signed in with the admin key."""
+"""The board shows what a busy gateway does and how fresh that is, after a sign-in with the admin key."""
 
 import re
 from collections.abc import Callable
@@ -190,7 +190,7 @@ def test_the_pool_tells_what_blocks_are_used_for_and_a_pointer_whose_each_is(boa
     board.until("document.querySelectorAll('.pool .idle').length === 1 && !document.querySelector('.pool .held')")
     x, y, _, _ = board.box(".pool")
     board.move(x + 4, y + 4)
-    board.until_reads(".pool-reading", "Block 0: acme, idle, and cached for whoever begins with the same")
+    board.until_reads(".pool-reading", "Block 0: acme, idle, and cached for prompts with the same beginning")
     gateway.answers["kv"] |= {"num_blocks": 200_000, "owners": ["acme"], "runs": [[0, 150_000], [-1, 50_000]]}
     board.until_reads("#pool-scale", "shown as whose most of them are")
     assert board.js("document.querySelector('.pool').clientHeight") <= 216

@@ -1,4 +1,4 @@
-"""A request is shown with its timeline and its end, in a table that holds still for whoever reaches for it."""
+"""A request is shown with its timeline and its end, in a table that holds still under a reader's pointer."""
 
 import threading
 from functools import partial

@@ -72,7 +72,7 @@ async def test_the_fleet_has_each_replica_with_its_state(port: Asked) -> None:
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "replica_not_found")
 
 
-async def test_tenants_are_listed_and_shown_whatever_their_names(port: Asked) -> None:
+async def test_tenants_of_any_names_are_listed_and_shown(port: Asked) -> None:
     (row,) = (await port.json("fleet/tenants"))["tenants"]
     assert (row["name"], row["waiting"], row["running"], row["weight"]) == ("a/b c", 2, 2, 2.0)
     assert await port.json("fleet/tenants/a%2Fb%20c") == row

@@ -11,7 +11,7 @@ from fleet.admin import diagnosis as diagnosis_module
 from fleet.admin.diagnosis import FleetDiagnosis
 from fleet.retries import RetryBudget
 from gateway.doctor.finding import Finding
-from gateway.doctor.snapshot import SECONDS
+from gateway.doctor.snapshot import WINDOW_SECONDS
 from tests.fleet.test_fleet import Three
 
 SLOW_STORE = Finding("store_slow", "the store is slow", "9 of 9 calls", "move it")
@@ -55,7 +55,7 @@ async def test_each_replica_is_asked_with_the_key_and_its_findings_have_its_name
     assert await diagnosed.found() == {"store_slow": SLOW_STORE.to_json() | {"replicas": ["b:8000"]}}
     assert {str(one.url) for one in diagnosed.asked} == {f"http://{name}:8001/admin/v1/diagnosis" for name in "abc"}
     assert {one.headers["authorization"] for one in diagnosed.asked} == {"Bearer the-key"}
-    assert diagnosed.slept == [SECONDS]
+    assert diagnosed.slept == [WINDOW_SECONDS]
 
 
 async def test_all_who_ask_within_seconds_share_an_answer_and_a_later_look_needs_no_wait(
@@ -64,14 +64,14 @@ async def test_all_who_ask_within_seconds_share_an_answer_and_a_later_look_needs
     diagnosed = Diagnosed(monkeypatch)
     await asyncio.gather(diagnosed.found(), diagnosed.found())
     assert len(diagnosed.asked) == 3
-    diagnosed.fleet.pass_time(SECONDS)
+    diagnosed.fleet.pass_time(WINDOW_SECONDS)
     diagnosed.fleet.tell("abc")
     await diagnosed.found()
-    assert (len(diagnosed.asked), diagnosed.slept) == (6, [SECONDS])
+    assert (len(diagnosed.asked), diagnosed.slept) == (6, [WINDOW_SECONDS])
     diagnosed.fleet.pass_time(100.0)
     diagnosed.fleet.tell("abc")
     await diagnosed.found()
-    assert diagnosed.slept == [SECONDS, SECONDS]
+    assert diagnosed.slept == [WINDOW_SECONDS, WINDOW_SECONDS]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ async def test_a_replica_that_hangs_is_waited_for_only_so_long(monkeypatch: pyte
     async def hang(*arguments: object, **options: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(diagnosis_module, "PATIENCE", 0.0)
+    monkeypatch.setattr(diagnosis_module, "ANSWER_SECONDS", 0.0)
     monkeypatch.setattr(diagnosed.diagnosis._client, "get", hang)
     found = await diagnosed.found()
     assert found["replica_undiagnosed"]["replicas"] == ["a:8000", "b:8000", "c:8000"]

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.admin.summary import summarized
-from fleet.view import SILENCE, Condition
+from fleet.view import SILENCE_SECONDS, Condition
 from gateway.replica.state import KVTokens
 from tests.fleet.states import IDLE, work
 from tests.fleet.test_fleet import ASK, Three
@@ -39,10 +39,12 @@ def test_conditions_say_why_nothing_is_sent_there() -> None:
     three.fail("b")
     assert [summarized(three, one).condition for one in (a, b, c)] == ["draining", "ejected", "serving"]
     assert summarized(three, b).left_out_seconds == pytest.approx(1.0)
-    three.pass_time(SILENCE)
+    three.pass_time(SILENCE_SECONDS)
     seen = summarized(three, c)
-    assert (seen.condition, seen.silent_seconds) == ("silent", SILENCE)
+    assert (seen.condition, seen.silent_seconds) == ("silent", SILENCE_SECONDS)
     three.lost(c)
     three.pass_time(1.0)
     seen = summarized(three, c)
-    assert (seen.condition, seen.silent_seconds, seen.told) == ("silent", SILENCE + 1, None), "the moment is kept"
+    assert (seen.condition, seen.silent_seconds, seen.told) == ("silent", SILENCE_SECONDS + 1, None), (
+        "the moment is kept"
+    )

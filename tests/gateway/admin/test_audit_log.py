@@ -68,7 +68,7 @@ async def test_a_key_that_an_administrator_pasted_is_in_no_entry(audit: AuditLog
     assert [entry["target"] for entry in await audit.entries()] == ["c", "request ***", "c"]
 
 
-async def test_one_entry_is_one_line_whatever_is_in_it(audit: AuditLog, path: Path) -> None:
+async def test_one_entry_is_one_line_with_any_content(audit: AuditLog, path: Path) -> None:
     await audit.record("a", "b", 'x"\n{}\x00', "<script>")
     assert content(path).count(b"\n") == 1
     (entry,) = await audit.entries()

@@ -6,7 +6,7 @@ import pytest
 from gateway.admin import diagnosis
 from gateway.admin.diagnosis import REMEMBERED, STALE, Diagnosis
 from gateway.doctor.finding import Finding
-from gateway.doctor.snapshot import SECONDS, Samples, Snapshot
+from gateway.doctor.snapshot import WINDOW_SECONDS, Samples, Snapshot
 from tests.gateway.admin.clock import Clock
 
 REAL_SLEEP = asyncio.sleep
@@ -56,14 +56,14 @@ async def test_the_first_answer_compares_two_moments(site: Site) -> None:
         "remedy": "Wait",
         "severity": "warning",
     }
-    assert site.compared == [(100.0, 100.0 + SECONDS)]
+    assert site.compared == [(100.0, 100.0 + WINDOW_SECONDS)]
 
 
 async def test_the_next_one_compares_with_the_last(site: Site) -> None:
     await site.diagnosis.report()
     site.clock.now = 120.0
     await site.diagnosis.report()
-    assert site.compared[-1] == (100.0 + SECONDS, 120.0)
+    assert site.compared[-1] == (100.0 + WINDOW_SECONDS, 120.0)
     assert site.looks == 3
 
 
@@ -71,21 +71,21 @@ async def test_an_answer_of_long_ago_is_nothing_to_compare_with(site: Site) -> N
     await site.diagnosis.report()
     site.clock.now = 200.0 + STALE
     await site.diagnosis.report()
-    assert site.compared[-1] == (200.0 + STALE, 200.0 + STALE + SECONDS)
+    assert site.compared[-1] == (200.0 + STALE, 200.0 + STALE + WINDOW_SECONDS)
 
 
 async def test_those_who_ask_at_once_have_one_answer(site: Site) -> None:
     first, *others = await asyncio.gather(*(site.diagnosis.report() for _ in range(3)))
     assert others == [first, first]
-    assert site.compared == [(100.0, 100.0 + SECONDS)]
+    assert site.compared == [(100.0, 100.0 + WINDOW_SECONDS)]
 
 
 async def test_moments_too_close_to_compare_are_not_compared(site: Site) -> None:
     await site.diagnosis.report()
-    for seconds in (SECONDS - 0.5, 0.5):
+    for seconds in (WINDOW_SECONDS - 0.5, 0.5):
         site.clock.now += seconds
         await site.diagnosis.report()
-    assert site.compared[1:] == [(100.0 + SECONDS, 100.0 + 2 * SECONDS)]
+    assert site.compared[1:] == [(100.0 + WINDOW_SECONDS, 100.0 + 2 * WINDOW_SECONDS)]
 
 
 async def test_what_metrics_show_of_the_last_minutes_is_told_after_what_ails_it_now(

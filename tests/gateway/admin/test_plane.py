@@ -58,7 +58,7 @@ class Site(TenantSite):
 
     @contextmanager
     def busy(self, tenant: str, count: int) -> Iterator[list[RawClient]]:
-        """With so many long streams of a tenant; they are dropped at the end."""
+        """With long streams of a tenant, which are dropped at the end."""
         body = completion(max_tokens=1900, ignore_eos=True, stream=True)
         raw = request(self.server, body, "/v1/completions", **self.authorization(tenant))
         try:
@@ -316,7 +316,7 @@ def test_names_that_nothing_has_are_404(site: Site, name: str) -> None:
         assert site.server.ask_admin(path).status_code == 404
 
 
-def test_whoever_takes_all_connections_of_the_admin_port_makes_room_and_keeps_nobody_out(site: Site) -> None:
+def test_a_client_that_takes_all_connections_of_the_admin_port_makes_room_and_keeps_nobody_out(site: Site) -> None:
     with ExitStack() as held:
         made = (connected(site.server, port=site.server.admin_port) for _ in range(ADMIN_CONNECTIONS + 1))
         clients = [held.enter_context(client) for client in made]

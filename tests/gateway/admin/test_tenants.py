@@ -9,7 +9,7 @@ import pytest
 from gateway.admin.rows import MAX_ROWS
 from gateway.admin.tenants import Tenants
 from gateway.api.service import Service
-from gateway.background import SLICE
+from gateway.background import ITEMS_PER_TURN
 from gateway.tenants.live_policy import LivePolicy
 from tests.gateway.admin.test_live_requests import Found
 from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
@@ -44,7 +44,7 @@ async def test_a_request_that_ends_while_the_list_is_made_is_counted_once(
     site: Listed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asyncio, "to_thread", at_once)
-    names = [f"tenant-{number:03d}" for number in range(2 * SLICE)]
+    names = [f"tenant-{number:03d}" for number in range(2 * ITEMS_PER_TURN)]
     for name in names:
         site.end(a_record(tenant=name, timelines=[a_timeline(sequence=a_sequence(name))]))
     last = a_record(tenant=names[-1], timelines=[a_timeline(sequence=a_sequence(names[-1]))])

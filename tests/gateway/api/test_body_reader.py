@@ -6,7 +6,7 @@ import orjson
 import pytest
 from starlette.types import Message
 
-from gateway.api.body_reader import INLINE, BodyReader, RoundRobinLock
+from gateway.api.body_reader import INLINE_BYTES, BodyReader, RoundRobinLock
 from gateway.errors import ConcurrencyExceeded, RequestTooLarge
 from gateway.http.json_body import JsonBody
 from gateway.telemetry.request_record import RequestRecord, trace_context
@@ -43,15 +43,15 @@ class Upload:
         return await body_reader.read(self.scope, self.receive, tenant, key, self.record, parse)
 
 
-@pytest.mark.parametrize("size", [10, INLINE - 100, INLINE, 60_000, 70_000, MEBIBYTE - 100])
+@pytest.mark.parametrize("size", [10, INLINE_BYTES - 100, INLINE_BYTES, 60_000, 70_000, MEBIBYTE - 100])
 @pytest.mark.parametrize("part", [1000, 30_000, 200_000])
-async def test_a_body_is_read_whatever_its_parts_and_parsed_beside_the_loop_unless_it_is_small(
+async def test_a_body_in_any_parts_is_read_and_parsed_beside_the_loop_unless_it_is_small(
     body_reader: BodyReader, size: int, part: int
 ) -> None:
     value = {"prompt": "x" * size}
     upload = Upload(orjson.dumps(value), part)
     upload.may_come.set()
-    assert await upload.read(body_reader) == (value, size < INLINE - 50)
+    assert await upload.read(body_reader) == (value, size < INLINE_BYTES - 50)
     assert upload.record.body_bytes == len(orjson.dumps(value))
 
 

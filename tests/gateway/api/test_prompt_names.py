@@ -35,7 +35,7 @@ def test_names_are_shared_within_a_scope_and_a_salt_and_nowhere_else() -> None:
     assert len(ordinals) == 6 * 3
 
 
-def test_a_long_request_is_named_a_part_at_a_time_whatever_its_prompts() -> None:
+def test_a_long_request_of_any_prompts_is_named_a_part_at_a_time() -> None:
     names = PromptNames(BlockNames(bytes(32), SIZE), SIZE)
     lengths = [5 * SIZE, 300 * SIZE + 1, 2, 100 * SIZE, SIZE]
     sequences = [a_sequence(length) for length in lengths]

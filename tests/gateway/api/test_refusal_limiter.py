@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.refusal_limiter import BURST_SECONDS, MAX_DELAY, MOST_SECONDS, TENANT_KEYS, RefusalLimiter
+from gateway.api.refusal_limiter import BURST_SECONDS, KEY_RATES_PER_TENANT, MAX_DELAY, MOST_SECONDS, RefusalLimiter
 from gateway.errors import BadRequest, InvalidApiKey, Overloaded, RateLimited, TooManyRefused
 
 RATE = 10.0
@@ -70,7 +70,7 @@ def test_keys_of_a_tenant_that_do_nothing_else_share_its_rate_and_keep_no_other_
     for _ in range(10 * seconds):
         num_read += sum(site.bad(f"bad-{number}") for number in range(num_keys) for _ in range(2))
         site.now += 0.1
-    assert num_read <= 1.2 * TENANT_KEYS * RATE * seconds + BURST * num_keys
+    assert num_read <= 1.2 * KEY_RATES_PER_TENANT * RATE * seconds + BURST * num_keys
     assert site.is_read("good")
     assert site.rate.count(BAD, "t", "good", "", 0) < 1, "its own refusal is not held back by those of others for long"
 
@@ -122,7 +122,7 @@ def test_an_address_is_counted_by_itself_and_ipv6_by_its_network(site: Site) -> 
     assert site.rate.count(STRANGER, None, None, "192.0.2.1", 0) > 1
     for peer in ("2001:db8:0:1::1", "10.0.0.1", "::ffff:10.0.0.2", "fe80::1%eth0", ""):
         assert site.rate.count(STRANGER, None, None, peer, 0) == 0
-    assert site.is_read()  # whoever shares an address with them
+    assert site.is_read()  # another client behind the same address
 
 
 def test_a_million_addresses_are_not_remembered(site: Site) -> None:

@@ -110,7 +110,7 @@ def test_a_store_that_cannot_tell_is_ours_to_mend() -> None:
         (ZeroDivisionError("m"), Outcome.FAILED),
     ],
 )
-def test_a_request_counts_as_what_ended_it_whoever_wrote_the_answer(error: Exception, outcome: Outcome) -> None:
+def test_a_request_counts_by_its_error_in_every_way_of_answering(error: Exception, outcome: Outcome) -> None:
     assert refusal_of(error).outcome is outcome
 
 

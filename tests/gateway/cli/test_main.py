@@ -143,7 +143,7 @@ def test_a_command_of_the_help_is_understood_alone(command: str, sluice: Sluice)
     assert f"    {command} " in sluice("--help").out
 
 
-def test_whoever_reads_no_further_ends_a_command_without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_ends_a_command_without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with monkeypatch.context() as patched, os.fdopen(writer, "w") as closed:

@@ -106,12 +106,12 @@ def test_a_damaged_key_file(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     assert file_checks.state_dir(Settings(state_dir=tmp_path)).verdict is OK
-    monkeypatch.setattr(file_checks, "LEAST_SPACE", 2**63)
+    monkeypatch.setattr(file_checks, "MIN_FREE_BYTES", 2**63)
     assert file_checks.state_dir(Settings(state_dir=tmp_path)).verdict is WARNING
 
 
 def test_policies(tmp_path: Path) -> None:
-    assert "limits nobody" in file_checks.policy(Settings()).found
+    assert "limits no tenant" in file_checks.policy(Settings()).found
     path = tmp_path / "policy.yaml"
     path.write_text("tenants: {acme: {weight: 2}}")
     assert "1 tenants" in file_checks.policy(Settings(policy=path)).found

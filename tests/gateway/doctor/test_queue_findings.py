@@ -81,7 +81,10 @@ def test_a_tenant_that_floods() -> None:
     waiting = (waits(SLOTS, 1.5, "noisy"), waits(SLOTS, 0.3, "quiet"))
     finding = found(tenants=(noisy, quiet), waiting=waiting)["flooding_tenant"]
     assert finding.trouble == "tenant noisy floods the queue"
-    assert "40 of 41 that wait are its own, and 6 of its run; it had 50% of the engine's time" in finding.evidence
+    assert (
+        "40 of 41 waiting requests are its own, and 6 of its requests run; it had 50% of the engine's time"
+        in finding.evidence
+    )
     assert finding.evidence.endswith("no other tenant's request waits for longer than 0.3 s")
     assert "flooding_tenant" not in found(tenants=(noisy,))
     assert "flooding_tenant" not in found(tenants=(noisy, quiet | {"waiting": 30}))

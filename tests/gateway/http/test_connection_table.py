@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.connection_table import (
-    STRANGERS_SHARE,
+    STRANGERS_DIVISOR,
     ConnectionEntry,
     ConnectionLimitReached,
     ConnectionState,
@@ -38,7 +38,7 @@ class Crowd:
         return sum(map(self.table.num, ConnectionState))
 
 
-def test_strangers_make_room_the_oldest_first_whatever_they_send() -> None:
+def test_strangers_make_room_the_oldest_first_after_any_input() -> None:
     crowd = Crowd(4, 4)
     crowd.enter("tenant", tenant="acme")
     crowd.enter("a", "b", "c")
@@ -153,7 +153,7 @@ _steps = st.one_of(
 
 
 @given(st.lists(_steps, max_size=120), st.integers(1, 9))
-def test_whatever_happens_limits_hold_and_nobody_is_cut_off_who_may_not_be(
+def test_in_every_history_limits_hold_and_no_protected_connection_is_cut_off(
     steps: list[tuple[str, str | int]], limit: int
 ) -> None:
     crowd = Crowd(limit)
@@ -180,7 +180,7 @@ def test_whatever_happens_limits_hold_and_nobody_is_cut_off_who_may_not_be(
             if states[name] is not STRANGER:
                 strangers = [other for other in states if states[other] is STRANGER]
                 neighbours = [other for other in strangers if addresses[other] == addresses[name]]
-                assert len(strangers) * STRANGERS_SHARE <= limit or len(neighbours) * STRANGERS_SHARE <= limit // 2
+                assert len(strangers) * STRANGERS_DIVISOR <= limit or len(neighbours) * STRANGERS_DIVISOR <= limit // 2
         for name in [name for name, entry in crowd.entries.items() if not entry._groups]:
             del crowd.entries[name]
         assert crowd.size == len(crowd.entries) <= limit

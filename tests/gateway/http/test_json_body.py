@@ -44,7 +44,7 @@ def num_elements(value: Any) -> int:
 
 
 @given(body=BODIES, is_ascii=st.booleans(), indent=st.sampled_from([None, 0, 3]), block=st.integers(1, 300))
-def test_elements_are_counted_outside_of_strings_whatever_the_blocks(
+def test_elements_are_counted_outside_of_strings_for_every_cut_into_blocks(
     body: Any, is_ascii: bool, indent: int | None, block: int
 ) -> None:
     raw = json.dumps(body, ensure_ascii=is_ascii, indent=indent).encode()
@@ -91,7 +91,7 @@ def test_a_conversation_of_2048_messages_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 4 * MEBIBYTE, "\n" * 2 * MEBIBYTE, "\U0001f600" * MEBIBYTE, '{"[,' * MEBIBYTE])
-def test_a_text_of_4_mebibytes_is_read_whatever_it_holds(text: str) -> None:
+def test_any_text_of_4_mebibytes_is_read(text: str) -> None:
     assert scan(orjson.dumps({"prompt": text})).loads() == {"prompt": text}
 
 

@@ -1,4 +1,4 @@
-"""Whatever a model has answered may be sent back: no template ends a conversation for it."""
+"""Every answer of a model may be sent back: no template ends a conversation for it."""
 
 import time
 from typing import Any

@@ -59,7 +59,7 @@ async def test_it_is_announced_while_it_serves_and_taken_back_once() -> None:
 async def test_a_store_that_is_away_is_told_again_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.replica.announcer.PERIOD", 0.0)
+    monkeypatch.setattr("gateway.replica.announcer.PERIOD_SECONDS", 0.0)
     said = Said()
     said.is_away = True
     running = asyncio.create_task(Announcer(said, "r", b"url", lambda: True).run())

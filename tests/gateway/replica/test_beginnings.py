@@ -4,13 +4,13 @@ import pytest
 
 from gateway.replica import beginnings as beginnings_module
 from gateway.replica.beginnings import CachedBeginnings
-from gateway.replica.digests import BLOCK
+from gateway.replica.digests import BLOCK_BYTES
 from gateway.replica.fleet_secret import Beginnings
 from gateway.replica.state import Changes
 from tests.gateway.telemetry.metrics_rig import Rig
 
 TOKENS = 16  # of a prompt, in 4 blocks
-BYTES = 4 * BLOCK  # so that each block of tokens is one of bytes
+BYTES = 4 * BLOCK_BYTES  # so that each block of tokens is one of bytes
 
 
 class Replica(Rig):
@@ -80,23 +80,23 @@ def test_what_is_behind_the_last_digest_is_told_as_long_as_one_prompt_has_ended_
     digests = [b"d0", b"d1", b"d2"]  # of two blocks of tokens each
 
     def serve(name: str, blocks: str, num_digests: int) -> None:
-        """Serve a prompt of these blocks, and of so many digests."""
+        """Serve a prompt of these blocks and a number of digests."""
         timeline = replica.arrive(
             name, prompt=4 * len(blocks), max_tokens=1, names=[block.encode() for block in blocks]
         )
         replica.run()
-        told = Beginnings(tuple(digests[:num_digests]), len(blocks) * BLOCK // 2)
+        told = Beginnings(tuple(digests[:num_digests]), len(blocks) * BLOCK_BYTES // 2)
         replica.beginnings.computed(told, timeline.sequence)
 
     def behind() -> dict[str, int]:
         return dict(replica.beginnings.since(0).behind)
 
     serve("turn 1", "abc", 1)
-    assert behind() == {b"d0".hex(): BLOCK // 2}
+    assert behind() == {b"d0".hex(): BLOCK_BYTES // 2}
     serve("turn 2, no digest longer", "abcX", 1)
-    assert behind() == {b"d0".hex(): BLOCK}, "it goes on from what was known"
+    assert behind() == {b"d0".hex(): BLOCK_BYTES}, "it goes on from what was known"
     serve("turn 3", "abcXY", 2)
-    assert behind() == {b"d1".hex(): BLOCK // 2}, "that of the longer one counts"
+    assert behind() == {b"d1".hex(): BLOCK_BYTES // 2}, "that of the longer one counts"
     serve("another's, who began alike", "abcXZ", 2)
     assert behind() == {}, "which of the two goes on, nobody can tell"
     serve("and again", "abcXZ", 2)
@@ -106,9 +106,9 @@ def test_what_is_behind_the_last_digest_is_told_as_long_as_one_prompt_has_ended_
 def test_what_is_behind_a_digest_is_given_up_with_its_last_block(replica: Replica) -> None:
     timeline = replica.arrive("a", prompt=12, max_tokens=1, names=[b"a", b"b", b"c"])  # type: ignore[list-item]
     replica.run()
-    replica.beginnings.computed(Beginnings((b"d0",), 3 * BLOCK // 2), timeline.sequence)
+    replica.beginnings.computed(Beginnings((b"d0",), 3 * BLOCK_BYTES // 2), timeline.sequence)
     before = replica.beginnings.since(0)
-    assert before.behind == {b"d0".hex(): BLOCK // 2}
+    assert before.behind == {b"d0".hex(): BLOCK_BYTES // 2}
     for prompt in range(1, 9):
         replica.serve(prompt)
         changes = replica.beginnings.since(before.next)

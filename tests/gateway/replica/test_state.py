@@ -4,7 +4,18 @@ import pytest
 from gateway.replica.state import Changes, KVTokens, ReplicaState, StateError, StepCost, WaitingWork, parse_state
 
 STATE = ReplicaState(
-    *("a1", "embedded", False, 3, 8, 0.0, 0.01, 0.2, 0.0001, 4.5, 12.0, 1.2),
+    instance="a1",
+    model="embedded",
+    draining=False,
+    running=3,
+    seats=8,
+    seat_seconds=0.0,
+    step_seconds=0.01,
+    prefill_seconds=0.2,
+    token_seconds=0.0001,
+    bytes_per_token=4.5,
+    work_seconds=12.0,
+    replicas_wanted=1.2,
     step=StepCost((0.001,) * 7, 512, 0.05),
     kv=KVTokens(1000, 200, 300),
     beginnings=Changes(3, ["0a"], [], is_all=True),

@@ -3,7 +3,7 @@
 import pytest
 
 from backend.config import EngineConfig
-from gateway.tenants.cache_limits import TURN, CacheLimiter, KVPool, room_problems
+from gateway.tenants.cache_limits import TENANTS_PER_TURN, CacheLimiter, KVPool, room_problems
 from quotas.policy.policy import DEFAULT_POLICY
 from tests.quotas.policies import parsed
 
@@ -75,9 +75,9 @@ async def test_floors_are_lowered_before_any_is_raised(engine: Engine, limiter: 
 
 
 async def test_thousands_of_tenants_are_told_of_in_turns(engine: Engine, limiter: CacheLimiter) -> None:
-    names = ", ".join(f"t{number}: " for number in range(3 * TURN))
+    names = ", ".join(f"t{number}: " for number in range(3 * TENANTS_PER_TURN))
     await limiter.policy_changed(parsed(f"defaults: {{prefix_cache: {{ceiling: 1MiB}}}}\ntenants: {{{names}}}"))
-    assert len(engine.take()) == 3 * TURN
+    assert len(engine.take()) == 3 * TENANTS_PER_TURN
 
 
 async def test_tenants_that_are_not_named_have_the_ceiling_of_the_defaults_from_their_first_request(

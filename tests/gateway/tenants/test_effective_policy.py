@@ -66,7 +66,7 @@ def test_a_tier_is_served_up_to_what_the_tenant_may(tier: str | None, level: int
     assert effective().service_class(tier).level == level
 
 
-def test_cached_prefixes_are_found_within_a_tenants_group_whatever_its_key() -> None:
+def test_cached_prefixes_are_found_within_a_tenants_group_with_any_key() -> None:
     names = ("acme", "acme-eu", "other")
     tenants = {name: replace(DEFAULTS, name=name) for name in names}
     policy = Policy.of(CLASSES, DEFAULTS, tenants, "allow", {"acme": ("acme", "acme-eu")})

@@ -104,7 +104,7 @@ def test_replicas_that_share_a_pepper_share_the_demo_key_and_need_no_directory(t
 
 
 def test_a_key_in_a_policy_file_opens_for_its_tenant(tmp_path: Path) -> None:
-    key, record = new_key("whoever", KeyStore(tmp_path).pepper())
+    key, record = new_key("tenant", KeyStore(tmp_path).pepper())
     ring, _ = opened(settings(tmp_path), policy_with(KeyPolicy(record.id, hmac=record.digest.hex())))
     assert ring.authenticate(f"Bearer {key}".encode()) == Principal("acme", record.id)
 
@@ -129,7 +129,7 @@ def test_the_end_that_a_policy_sets_holds_for_a_replaced_secret_too(tmp_path: Pa
 
 
 def test_a_key_in_a_policy_file_has_the_scopes_that_it_says(tmp_path: Path) -> None:
-    key, record = new_key("whoever", KeyStore(tmp_path).pepper())
+    key, record = new_key("tenant", KeyStore(tmp_path).pepper())
     ring, _ = opened(settings(tmp_path), policy_with(KeyPolicy(record.id, record.digest.hex(), scopes=("limits",))))
     assert ring.authenticate(f"Bearer {key}".encode()).scopes == ("limits",)
 
@@ -149,7 +149,7 @@ async def test_keys_come_and_go_while_the_gateway_runs(tmp_path: Path) -> None:
     assert tenant_of(source.ring, stored_key) is tenant_of(source.ring, policy_key) is None
 
 
-async def test_whoever_listens_is_told_which_keys_have_changed(tmp_path: Path) -> None:
+async def test_the_listener_is_told_which_keys_have_changed(tmp_path: Path) -> None:
     chosen = settings(tmp_path)
     store = KeyStore(tmp_path)
     records = [new_key("acme", store.pepper())[1] for _ in range(3)]
@@ -278,7 +278,7 @@ async def test_a_change_of_one_key_of_many_is_made_of_that_key_alone(
 
 
 async def test_a_key_of_a_policy_may_move_to_another_tenant_of_it(tmp_path: Path) -> None:
-    key, record = new_key("whoever", KeyStore(tmp_path).pepper())
+    key, record = new_key("tenant", KeyStore(tmp_path).pepper())
     policy = KeyPolicy(record.id, hmac=record.digest.hex())
     names = ("acme", "globex")
     source = KeySource(settings(tmp_path), EMPTY)

@@ -128,8 +128,17 @@ ENTRY = '{"id": "a", "tenant": "b", "hmac": "00", "created": "2026-01-02T03:04:0
 FIELDS = ('"scopes": "limits"', '"name": 3', '"replaced": {"hmac": "00"}', '"expires": "2026-01-02T03:04:05"')
 NAMELESS = ENTRY.replace('"a"', r'"\ud800"') % '"name": ""'
 DAMAGED = [
-    *("", "{", "[]", "{}", '{"keys": [{}]}', '{"keys": [{"id": 1}]}', "\x00"),
-    *('{"keys": [null]}', '{"keys": [["id"]]}', "[" * 100_000, '{"keys": ' + "[" * 100_000),
+    "",
+    "{",
+    "[]",
+    "{}",
+    '{"keys": [{}]}',
+    '{"keys": [{"id": 1}]}',
+    "\x00",
+    '{"keys": [null]}',
+    '{"keys": [["id"]]}',
+    "[" * 100_000,
+    '{"keys": ' + "[" * 100_000,
     '{"keys": [' + NAMELESS + "]}",
     *(f'{{"keys": [{ENTRY % field}]}}' for field in FIELDS),
 ]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gateway.tenants.kv_leases import IDLE, RENEW, KvLeases
+from gateway.tenants.kv_leases import IDLE_SECONDS, RENEW_SECONDS, KvLeases
 from quotas.errors import StoreFault, StoreUnavailable
 
 BLOCK = 1024
@@ -86,9 +86,9 @@ async def test_a_tenant_with_a_limit_holds_nothing_until_it_is_leased(bench: Ben
 async def test_a_lease_follows_demand_and_never_exceeds_the_limit(bench: Bench) -> None:
     await bench.lease()
     bench.engine.needs = 40
-    assert await bench.after(RENEW) == 50
+    assert await bench.after(RENEW_SECONDS) == 50
     bench.engine.needs = 400
-    assert await bench.after(RENEW) == 64
+    assert await bench.after(RENEW_SECONDS) == 64
 
 
 async def test_what_is_denied_is_asked_for_at_once_and_what_others_hold_a_little_later(bench: Bench) -> None:
@@ -111,7 +111,7 @@ async def test_an_outage_leaves_the_lease_until_it_expires(bench: Bench) -> None
     assert await bench.after(29) == 10
     assert await bench.after(2) == 0
     bench.pool.is_away = False
-    assert await bench.after(RENEW) == 10
+    assert await bench.after(RENEW_SECONDS) == 10
 
 
 async def test_an_edited_limit_is_taken_up_with_the_next_request(bench: Bench) -> None:
@@ -131,7 +131,7 @@ async def test_what_is_served_when_a_limit_is_lowered_may_come_to_its_end(bench:
     bench.engine.may_need["acme"].remove(30)
     assert await bench.after(0) == 30
     bench.engine.may_need["acme"].remove(30)
-    assert await bench.after(RENEW) == 4
+    assert await bench.after(RENEW_SECONDS) == 4
 
 
 async def test_what_is_served_when_a_limit_is_set_may_come_to_its_end(bench: Bench) -> None:
@@ -139,25 +139,25 @@ async def test_what_is_served_when_a_limit_is_set_may_come_to_its_end(bench: Ben
     bench.engine.may_need = {"acme": [30], "other": [99]}
     assert await bench.lease(4, 2) == 30
     bench.engine.may_need["acme"].clear()
-    assert await bench.after(RENEW) == 4
+    assert await bench.after(RENEW_SECONDS) == 4
 
 
 async def test_an_idle_tenant_returns_its_lease_and_is_forgotten(bench: Bench) -> None:
     await bench.lease()
-    assert await bench.after(RENEW) == 0
-    await bench.after(IDLE + RENEW)
+    assert await bench.after(RENEW_SECONDS) == 0
+    await bench.after(IDLE_SECONDS + RENEW_SECONDS)
     calls = bench.pool.calls
-    await bench.after(IDLE)
+    await bench.after(IDLE_SECONDS)
     assert bench.pool.calls == calls
 
 
 async def test_a_tenant_whose_sequences_only_wait_keeps_its_lease(bench: Bench) -> None:
     await bench.lease()
     bench.engine.may_need["acme"] = [8]
-    assert await bench.after(RENEW) == 0
-    assert await bench.after(IDLE + RENEW) == 0
+    assert await bench.after(RENEW_SECONDS) == 0
+    assert await bench.after(IDLE_SECONDS + RENEW_SECONDS) == 0
     bench.engine.may_need.clear()
-    assert await bench.after(IDLE + RENEW) is None
+    assert await bench.after(IDLE_SECONDS + RENEW_SECONDS) is None
 
 
 async def test_a_limit_lifted_while_its_lease_is_renewed_stays_lifted(bench: Bench) -> None:
@@ -173,6 +173,6 @@ async def test_a_store_that_answers_nonsense_is_an_outage_too(bench: Bench) -> N
     bench.engine.needs = 8
     await bench.lease()
     lease_kv, bench.pool.lease_kv = bench.pool.lease_kv, bench.nonsense  # type: ignore[method-assign]
-    assert await bench.after(RENEW) == 10
+    assert await bench.after(RENEW_SECONDS) == 10
     bench.pool.lease_kv = lease_kv  # type: ignore[method-assign]
-    assert await bench.after(RENEW) == 10
+    assert await bench.after(RENEW_SECONDS) == 10

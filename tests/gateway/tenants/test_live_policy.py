@@ -48,7 +48,7 @@ def test_an_invalid_policy_is_nothing_to_begin_with(tmp_path: Path) -> None:
         policies(tmp_path / "p.yaml", "tenant: {}\n")
 
 
-async def test_an_edit_takes_effect_and_whoever_listens_is_told(tmp_path: Path) -> None:
+async def test_an_edit_takes_effect_and_its_listener_is_told(tmp_path: Path) -> None:
     held = policies(tmp_path / "p.yaml")
     told: list[Policy] = []
     held.on_change.append(telling(told))
@@ -118,7 +118,7 @@ async def test_every_version_is_remembered_with_what_it_changed(tmp_path: Path) 
     ]
 
 
-async def test_whoever_listens_for_failures_is_told_what_is_wrong(tmp_path: Path) -> None:
+async def test_the_listener_for_failures_is_told_the_problem(tmp_path: Path) -> None:
     held = policies(tmp_path / "p.yaml")
     told: list[PolicyError] = []
     held.on_failure.append(telling(told))

@@ -87,7 +87,7 @@ async def test_an_outage_ends_nothing_and_is_said_once(
     with caplog.at_level(logging.WARNING), suppress(asyncio.CancelledError):
         await bench.debts.run()
     assert len(caplog.records) == 2, "one for each outage"
-    assert looked == [shared_debts.ALONE] * 3 + [shared_debts.PERIOD] * 4
+    assert looked == [shared_debts.ALONE_SECONDS] * 3 + [shared_debts.PERIOD_SECONDS] * 4
 
 
 @pytest.mark.parametrize(

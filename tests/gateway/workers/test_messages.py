@@ -1,4 +1,4 @@
-"""What crosses a link comes out as it went in, whatever clients wrote into it."""
+"""Every message, with any text of clients, crosses a link unchanged."""
 
 from array import array
 from collections.abc import Iterator
@@ -177,7 +177,11 @@ def test_an_error_crosses_with_all_that_its_client_is_told(kind: type[ApiError])
     copy = error_of(crossed(error_message(error)))
     assert type(copy) is kind
     assert (copy.status, copy.outcome, copy.code, copy.dropped_reason, str(copy)) == (
-        *(error.status, error.outcome, error.code, error.dropped_reason, str(error)),
+        error.status,
+        error.outcome,
+        error.code,
+        error.dropped_reason,
+        str(error),
     )
     assert copy.headers() == error.headers()
     assert (copy.to_body(), copy.to_sse()) == (error.to_body(), error.to_sse())
@@ -185,7 +189,7 @@ def test_an_error_crosses_with_all_that_its_client_is_told(kind: type[ApiError])
 
 
 @given(st.text(), st.none() | st.text(), st.none() | st.floats(0, 1e6), st.dictionaries(names, st.integers(0, 2**63)))
-def test_an_error_crosses_whatever_of_the_request_it_quotes(
+def test_an_error_crosses_with_any_quote_of_the_request(
     message: str, param: str | None, wait: float | None, details: dict[str, int | float | str]
 ) -> None:
     """Lone surrogates become question marks, as they would in the answer."""

@@ -64,7 +64,7 @@ def sequences(worker: PaperWorker) -> list[Sequence]:
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["worker", "client"])
-async def test_whoever_is_gone_holds_no_memory_two_steps_later_and_others_go_on(
+async def test_a_client_that_left_holds_no_memory_two_steps_later_and_others_go_on(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
     steps = Steps(monkeypatch)

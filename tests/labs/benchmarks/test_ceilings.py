@@ -24,7 +24,7 @@ def test_no_run_has_more_than_the_bound(arrivals: list[Arrival]) -> None:
         assert run.good_tokens <= bound.tokens < 1
 
 
-def test_whoever_cannot_know_how_long_answers_will_be_has_fewer_tokens(arrivals: list[Arrival]) -> None:
+def test_a_policy_that_cannot_know_lengths_of_answers_has_fewer_tokens(arrivals: list[Arrival]) -> None:
     assert Bound(arrivals, [arrival.output_tokens for arrival in arrivals]).tokens < Bound(arrivals).tokens
 
 

@@ -24,7 +24,7 @@ ASKED = Asked(Due(DUE, "a", b""), prompt_tokens=30, output_tokens=11)
 
 
 def answered(first: float, interval: float) -> Exchange:
-    """`first` seconds after it was due, and so many between its tokens."""
+    """A request whose first token comes `first` seconds after it was due, and then one every `interval`."""
     return Exchange("a", DUE, DUE, DUE + first, DUE + first + 10 * interval, status=200)
 
 

@@ -1,4 +1,4 @@
-"""Hits and first tokens are told of whoever fares worst, not of the mean."""
+"""Hits and first tokens are told of the worst tenant, not of the mean."""
 
 import pytest
 

@@ -120,7 +120,7 @@ def unbound(folder: str, starters: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("folder", ["labs", "scripts", "tests"])
-def test_whatever_is_started_is_bound(folder: str) -> None:
+def test_every_started_process_is_bound(folder: str) -> None:
     """Tests may run by the name alone what ends by itself."""
     starters = {"ProcessPoolExecutor", "subprocess.Popen"} | (STARTERS if folder != "tests" else set())
     assert set(unbound(folder, starters)) <= LIFELINES

@@ -148,7 +148,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(trace: Path, tmp_path
 
 
 @pytest.mark.parametrize("rows", [["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.1,374,44"], None])
-def test_a_compressed_trace_is_read_whatever_its_name(
+def test_a_compressed_trace_is_read_under_any_name(
     rows: list[str] | None, trace: Path, tmp_path: Path, simulate: Simulate
 ) -> None:
     if rows is not None:

@@ -166,8 +166,8 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.flying)
     @rule(elapsed=st.floats(0.001, 2), failed=st.sampled_from((0, 0, 0, 1, 2)), forced=st.sampled_from((0, 0, 1, 2, 5)))
     def complete(self, elapsed: float, failed: int = 0, forced: int = 0) -> None:
-        """The oldest step is done; the model computed no numbers for the first so many of its rows, and grammars force
-        so many tokens after those of others.
+        """The oldest step is done; the model computed no numbers for its first rows, and grammars force
+        tokens after those of others.
         """
         batch = self.flying.popleft()
         computed = self.device.execute(batch)
@@ -227,7 +227,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.monitor.planned(admitted)
 
     def check_decodes(self, batch: Batch) -> None:
-        """Within a step, whoever runs, is past its prefill and has memory gets a token."""
+        """Within a step each running sequence past its prefill and with memory gets a token."""
         for sequence in self.scheduler.running.values():
             decoding = sequence.num_admitted_tokens <= sequence.num_computed_tokens < sequence.num_tokens
             has_memory = sequence.num_computed_tokens < len(sequence.block_table) * self.engine.block_size

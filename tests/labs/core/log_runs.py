@@ -38,7 +38,7 @@ def random_run(
     is_shared: bool = False,
     **engine: Any,
 ) -> list[str]:
-    """Let random events happen in so many rounds, and serve what is left then to its end.
+    """Let random events happen in a number of rounds, and serve the remaining requests to their end.
 
     `learned`: it begins with the step times of an earlier run. `losses`: the share of the steps that are lost.
     `failures`: the share of the rounds from which on the model computes no numbers for one of the latest.

@@ -15,7 +15,7 @@ from tests.admission.staged_core import StagedCore
 
 GREEDY = CoreConfig(
     memory=MemoryGate.OPTIMISTIC
-)  # whatever fits now joins, and preemption helps when it no longer does
+)  # a prompt that fits now joins, and preemption helps when it no longer does
 
 
 def refusals() -> list[str]:

@@ -44,7 +44,7 @@ def random_schedule(seed: int, steps: int = 30) -> Fairness:
 
 
 def random_cancellations(seed: int, count: int = 100) -> Counter[str]:
-    """Cancels at random moments, in whatever state; returns the states they met.
+    """Cancel at random moments, in every state; return the states they met.
 
     Raises `AssertionError` when a token comes after the end, memory is not released as it should, or anything is left
     of those that ended: blocks, slots, prepayments or places in the queue.

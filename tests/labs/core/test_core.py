@@ -10,7 +10,7 @@ TestCore = CoreMachine.TestCase
 TestCore.settings = settings(max_examples=examples(60, at_night=2500), stateful_step_count=30, deadline=None)
 
 
-def test_whoever_gives_way_after_the_first_step_since_a_loss_is_told_its_blocks_for_that_step() -> None:
+def test_a_victim_after_the_first_step_since_a_loss_is_told_its_blocks_for_that_step() -> None:
     machine = CoreMachine()
     weights = dict.fromkeys(NAMES, 1.0)
     config = CoreConfig(weights=weights, prefill_share=0.3, max_waiting=MAX_WAITING)

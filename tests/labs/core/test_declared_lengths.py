@@ -50,7 +50,7 @@ def in_pieces(arrival: Arrival) -> Arrival:
 
 
 def arrivals(declares: Declares, seed: int, seconds: float) -> Iterator[Arrival]:
-    """Yields the same wishes whatever is declared, of kinds that have to do with how long their answers are."""
+    """Yield the same wishes for every declaration, of kinds that correlate with the lengths of answers."""
     random, time, number = Random(seed), 0.0, 0
     while (time := time + random.expovariate(RATE)) < seconds:
         kind, tenant, number = random.randrange(KINDS), random.choice(TENANTS), number + 1

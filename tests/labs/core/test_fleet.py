@@ -44,7 +44,7 @@ def test_a_tenant_on_one_of_four_replicas_is_not_outnumbered(shares: bool, fair:
     assert away <= len(fleet.replicas) * (fleet.gap_bound + 0.1) or not shares
 
 
-def test_whoever_is_back_after_long_has_no_more_than_its_share() -> None:
+def test_a_tenant_that_returns_after_long_has_no_more_than_its_share() -> None:
     """While it was away, one replica began anew as well, and knows nothing of what was before."""
     fleet = Fleet({"a": 1.0, "b": 1.0}, {"a": 20, "b": 20}, Random(2), shares=True)
     both = frozenset([0, 1])

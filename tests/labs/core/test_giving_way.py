@@ -174,13 +174,13 @@ def displaced_by(tenant: str) -> tuple[int, list[SequenceStatus]]:
     return found
 
 
-def test_whoever_is_back_before_its_own_tenants_work_stays_and_gives_way_to_others() -> None:
+def test_a_victim_that_resumed_before_its_own_tenants_work_stays_and_gives_way_to_others() -> None:
     assert displaced_by("a") == (0, [SequenceStatus.WAITING] * 5), "first come, first served within a tenant"
     more, statuses = displaced_by("u")
     assert more > 0 and statuses.count(SequenceStatus.FINISHED) > 1
 
 
-def test_within_a_tenant_whoever_gave_way_is_back_in_its_place() -> None:
+def test_within_a_tenant_a_victim_is_back_in_its_place() -> None:
     """What has aged goes before urgent work of its own tenant, for which it had to leave its slot."""
     bench = Bench(max_num_seqs=1)
     patient = bench.arrive(prompt=4, output=30, level=2, tenant="a")
@@ -212,9 +212,7 @@ def test_what_a_lower_class_may_still_need_of_memory_keeps_no_urgent_work_waitin
 
 @pytest.mark.parametrize("order", ["fair", "fcfs"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 4))])
-def test_whoever_lost_its_memory_is_back_when_all_can_get_further_so_that_everyone_comes_to_an_end(
-    order: str, seed: int
-) -> None:
+def test_a_victim_is_back_when_all_can_get_further_so_that_every_sequence_ends(order: str, seed: int) -> None:
     random = Random(seed)
     bench = Bench(
         CoreConfig(order=order, memory=MemoryGate.OPTIMISTIC), num_blocks=64, max_model_len=256, max_num_seqs=16

@@ -51,7 +51,7 @@ def waiting(core: Controller, n: int, tenant: str = "a", prompt: int = 400, **fi
 
 
 def busy(n: int = 0, tenant: str = "a", **config: object) -> Controller:
-    """So many sequences of a tenant wait there."""
+    """A number of sequences of a tenant wait there."""
     return waiting(make_core(CoreConfig(**config), SMALL), n, tenant)
 
 
@@ -166,13 +166,13 @@ def test_a_last_token_that_would_be_late_is_a_reason_too() -> None:
         core.arrive(sequence("late", done_by=0.05), 0.0)
 
 
-def test_whoever_has_no_deadline_waits_and_counts_as_deferred() -> None:
+def test_a_request_without_a_deadline_waits_and_counts_as_deferred() -> None:
     core = busy(100)
     core.arrive(sequence("batch", first_token_target=0.01), 0.0)
     assert core.control.deferred == 1
 
 
-def test_whoever_expires_never_computes_a_token_and_is_told_of_once() -> None:
+def test_an_expired_request_never_computes_a_token_and_is_told_of_once() -> None:
     core = busy(1)
     late = sequence("late", first_token_by=5.0)
     core.arrive(late, 0.0)
@@ -198,7 +198,7 @@ def in_answering(promised: Sequence) -> float:
 
 
 def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
-    """Of answers that might have 100 tokens and have 10, whoever waits for less than 100 is let in."""
+    """Of answers that might have 100 tokens and have 10, a request that can wait for less than 100 is admitted."""
     machine = ClockedCore(busy(), lambda step: PRIOR.seconds(work_of(step)))  # nothing is to be learned but lengths
 
     def last(name: str) -> Sequence:
@@ -289,14 +289,14 @@ def watched(*sequences: Sequence) -> DeadlineExpiry:
     return deadlines
 
 
-def test_whoever_waits_is_given_up_when_even_the_fastest_prefill_would_be_late() -> None:
+def test_a_queued_request_is_given_up_when_even_the_fastest_prefill_would_be_late() -> None:
     one = make_sequence("one", first_token_by=2.0)
     deadlines = watched(one)
     assert deadlines.due(1.5) == []
     assert deadlines.due(1.6) == [one]
 
 
-def test_whoever_waits_is_not_given_up_while_prefill_has_turned_out_to_be_fast_enough() -> None:
+def test_a_queued_request_is_not_given_up_while_measured_prefill_is_fast_enough() -> None:
     prefill, one = 0.5, make_sequence("one", first_token_by=2.0)
     deadlines = DeadlineExpiry(lambda _: prefill)
     deadlines.arrived(one, 0.0)
@@ -305,14 +305,14 @@ def test_whoever_waits_is_not_given_up_while_prefill_has_turned_out_to_be_fast_e
     assert deadlines.due(1.9) == [one]
 
 
-def test_whoever_is_being_computed_has_until_the_deadline() -> None:
+def test_a_request_in_prefill_has_until_the_deadline() -> None:
     one = make_sequence("one", first_token_by=2.0)
     one.status = SequenceStatus.RUNNING
     deadlines = watched(one)
     assert deadlines.due(1.9) == [] and deadlines.due(2.0) == [] and deadlines.due(2.1) == [one]
 
 
-def test_whoever_waits_for_its_last_token_is_given_up_when_not_even_the_first_would_come_by_then() -> None:
+def test_a_request_with_a_deadline_for_its_last_token_is_given_up_when_even_the_first_would_be_late() -> None:
     one = make_sequence("one", done_by=2.0)
     deadlines = watched(one)
     assert deadlines.due(1.5) == [] and deadlines.due(1.6) == [one]
@@ -322,7 +322,7 @@ def test_whoever_waits_for_its_last_token_is_given_up_when_not_even_the_first_wo
     assert deadlines.due(1.6) == [] and deadlines.due(2.1) == [running]
 
 
-def test_whoever_has_missed_several_deadlines_is_given_up_once_and_in_their_order() -> None:
+def test_a_request_that_missed_several_deadlines_is_given_up_once_and_in_their_order() -> None:
     late, later = (
         make_sequence("late", first_token_by=1.0, done_by=4.0),
         make_sequence("later", first_token_by=2.0, done_by=3.0),
@@ -338,7 +338,7 @@ def test_a_first_token_settles_the_first_deadline_and_not_the_last() -> None:
     assert deadlines.due(3.0) == [] and deadlines.due(5.1) == [one]
 
 
-def test_whoever_has_ended_or_has_no_deadline_is_never_given_up() -> None:
+def test_a_request_that_ended_or_has_no_deadline_is_never_given_up() -> None:
     ended, free = make_sequence("ended", first_token_by=1.0), make_sequence("free")
     ended.status = SequenceStatus.FINISHED
     assert watched(ended, free).due(1e9) == []
@@ -381,7 +381,7 @@ def test_patience_is_long_again_once_the_queue_has_run_empty() -> None:
     assert delay.due(3.0 + TARGET + 0.1) == [] and delay.due(3.0 + INTERVAL + 0.1) == [later]
 
 
-def test_whoever_leaves_the_queue_is_not_given_up() -> None:
+def test_a_request_that_leaves_the_queue_is_not_given_up() -> None:
     delay = ControlledDelay(INTERVAL, TARGET)
     one = make_sequence("one")
     delay.arrived(one, 0.0)

@@ -174,7 +174,7 @@ def stall_of(watch: Watch) -> tuple[float, float]:
     return max(pairwise(time for time, _ in watch.first), key=lambda pair: pair[1] - pair[0])
 
 
-def test_after_a_stall_whoever_could_not_be_in_time_is_given_up_and_nobody_else(
+def test_after_a_stall_only_requests_that_cannot_be_in_time_are_given_up(
     stalled: tuple[Watch, Controller],
 ) -> None:
     watch, _ = stalled

@@ -115,8 +115,23 @@ def test_the_logs_are_small() -> None:
 def test_they_hold_every_kind_of_entry(logs: dict[str, list[Entry]]) -> None:
     kinds = Counter(entry[0] for log in logs.values() for entry in log)
     assert kinds.keys() == {
-        *("log", "gateway", "request", "arrive", "finish", "allow", "extend", "policy", "plan", "done", "lost"),
-        *("cache", "pin", "calibrate", "calibrated", "charge", "debts"),
+        "log",
+        "gateway",
+        "request",
+        "arrive",
+        "finish",
+        "allow",
+        "extend",
+        "policy",
+        "plan",
+        "done",
+        "lost",
+        "cache",
+        "pin",
+        "calibrate",
+        "calibrated",
+        "charge",
+        "debts",
     }
     assert min(kinds.values()) >= 5
 
@@ -146,7 +161,7 @@ def test_every_refusal_is_in_them_by_each_reason_for_it(logs: dict[str, list[Ent
     assert told.keys() == set(refused.values()) and min(told.values()) > 20
 
 
-def test_whoever_left_did_so_in_each_state(logs: dict[str, list[Entry]]) -> None:
+def test_clients_left_in_each_state(logs: dict[str, list[Entry]]) -> None:
     left = ends(logs["cancels"])
     states = ("waiting-0", "in-prefill", "decoding-0", "preempted", "waiting-again")
     assert {left[f"cancelled-{state}"] for state in states} == {"cancelled"}
@@ -155,7 +170,7 @@ def test_whoever_left_did_so_in_each_state(logs: dict[str, list[Entry]]) -> None
     assert (paused["paused-and-left-0"], paused["paused-and-left-1"]) == ("cancelled", "stop")
     assert (left["stopped-by-text"], left["stopped-by-token"], left["failed"]) == ("stop", "end token", "failed")
     after_its_end = [entry for entry in logs["cancels"] if entry[0] == "finish" and entry[2] == "stopped-by-token"]
-    assert after_its_end, "whoever has ended is not ended again"
+    assert after_its_end, "an ended request is not ended again"
     assert {entry[3] for entry in every("finish", logs)} == {"cancelled", "stop", "failed", "grammar"}
     assert left["allowed-nothing"] == "grammar"
 
@@ -173,7 +188,7 @@ def test_grammars_forced_tokens_up_to_ends_and_limits(logs: dict[str, list[Entry
     assert ("forced-within-a-limit", 3) in jumped
 
 
-def test_whoever_was_given_up_was_so_for_each_reason(logs: dict[str, list[Entry]]) -> None:
+def test_requests_were_given_up_for_each_reason(logs: dict[str, list[Entry]]) -> None:
     assert {reason for entry in every("plan", logs) for _, reason in entry[-1]} == {"expired", "preempted"}
     expired = {name for name, end in ends(logs["give_ups"]).items() if end == "expired"}
     assert expired >= {"expired-waiting", "expired-in-prefill", "expired-between-tokens"}
@@ -202,7 +217,7 @@ def test_steps_were_lost_alone_and_with_one_behind_them(logs: dict[str, list[Ent
     assert met == {1, 2}
 
 
-def test_whoever_waits_does_so_for_each_obstacle(logs: dict[str, list[Entry]]) -> None:
+def test_requests_wait_for_each_obstacle(logs: dict[str, list[Entry]]) -> None:
     plans = every("plan", logs)
     assert {entry[7][0] for entry in plans if entry[7]} == {"batch", "peers", "release", "budget", "slots", "memory"}
     assert {limit for entry in plans for limit in (entry[8] or {}).values()} == {"allowance", "tokens"}

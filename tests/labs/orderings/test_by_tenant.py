@@ -36,7 +36,7 @@ def test_the_counter_of_least_service_goes_first_by_weight() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["still waits", "left last"])
-def test_a_tenant_that_was_idle_is_lifted_to_whoever_waits_or_left_last(leaves: bool) -> None:
+def test_an_idle_tenant_is_lifted_to_the_least_waiting_or_the_last_to_leave(leaves: bool) -> None:
     share = Share()
     ordering = VirtualTokenCounter(share, size)
     busy = make_sequence("busy", "busy")

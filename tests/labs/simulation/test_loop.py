@@ -32,7 +32,7 @@ def test_a_lone_request_takes_exactly_its_steps() -> None:
     assert recorder.token_times[0] == pytest.approx((first + second) / 2)
 
 
-def test_an_answer_ends_at_the_traces_length_whatever_it_declared() -> None:
+def test_an_answer_ends_at_the_traces_length_with_any_declared_one() -> None:
     arrivals = [Arrival(0.1 * n, 80, 10 + n, max_tokens=200) for n in range(30)]
     recorder, core, _ = simulated("fair", arrivals)
     assert sum(t.output_tokens for t in recorder.tenants.values()) == sum(a.output_tokens for a in arrivals)

@@ -134,7 +134,7 @@ def test_the_digest_of_a_key_is_not_in_its_repr() -> None:
 
 @settings(max_examples=examples(50), deadline=None)
 @given(policies(), st.sampled_from([None, "auto", "default", *SERVICE_TIERS]))
-def test_whatever_is_asked_the_class_is_allowed(found: Policy, service_tier: str | None) -> None:
+def test_for_every_tier_the_class_is_allowed(found: Policy, service_tier: str | None) -> None:
     for name in (*found.tenants, "stranger"):
         tenant = found.tenant(name)
         for key_id in (*tenant.keys, None):

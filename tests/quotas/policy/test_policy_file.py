@@ -167,7 +167,7 @@ MISTAKES = [
     ("prefix_sharing: {x: a}\ntenants: {a: , b: }", 'prefix_sharing.x: should be a list such as [a, b], got "a"'),
     ("prefix_sharing: {a b: [a, b]}\ntenants: {a: , b: }", '"a b" is no name of a group'),
     ("prefix_sharing: {x: [a]}\ntenants: {a: , b: }",
-     "a.yaml:1:21: prefix_sharing.x: has one tenant, who shares with nobody: name two or more"),
+     "a.yaml:1:21: prefix_sharing.x: has a single tenant: name two or more"),
     ("prefix_sharing: {x: [a, b, a]}\ntenants: {a: , b: }", '"a" is a second time in the list'),
     ("classes:", "has 0 classes, not 1 to 16"),
     ("classes: {A: {}}", '"A" is no name of a class'),

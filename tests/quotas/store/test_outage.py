@@ -95,7 +95,7 @@ async def test_a_slice_is_spent_all_or_nothing_and_reconciled(url: str, store: R
 
 async def test_a_tenant_without_a_slice_is_refused(url: str, store: RedisStore) -> None:
     async with hanging(url):
-        with pytest.raises(StoreUnavailable, match="set aside"):
+        with pytest.raises(StoreUnavailable, match="slice does not suffice"):
             await reserve(store)
 
 
@@ -160,7 +160,7 @@ async def test_an_answer_goes_on_within_the_slice(url: str, store: RedisStore) -
     assert booked == {"k1": Usage(120, 220, requests=2)}
 
 
-async def test_slices_give_way_to_whoever_needs_what_they_hold(url: str) -> None:
+async def test_slices_give_way_to_requests_that_need_them(url: str) -> None:
     limits = (Limit(Resource.REQUESTS, 100, Budget(BudgetPeriod.DAY)),)
 
     async def served(by: RedisStore) -> int:

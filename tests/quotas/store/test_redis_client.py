@@ -132,7 +132,7 @@ async def test_an_unreachable_store_fails_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_lets_nobody_in_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_client, "CONNECT_TIMEOUT", 0.05)
+    monkeypatch.setattr(redis_client, "CONNECT_SECONDS", 0.05)
     path = tmp_path / "deaf.sock"
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(path))

@@ -57,7 +57,7 @@ steps = st.tuples(st.integers(0, 2), st.integers(0, 150), st.sampled_from([0, 1,
 def test_leases_never_add_up_to_more_than_the_limit_and_expire(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], limit: int, steps: list[tuple[int, int, int]]
 ) -> None:
-    """Each step: a replica wants so much, and then so many seconds pass."""
+    """Each step: a replica wants an amount, and then some seconds pass."""
     loop, runner = loop_and_runner
 
     async def live() -> None:
@@ -294,7 +294,7 @@ async def test_a_cancelled_reserve_is_given_back_by_the_next_heartbeat(store: Re
     assert (remaining["tokens/h"], remaining["concurrent_requests"]) == (1000, 3)
 
 
-async def test_whoever_looks_sees_that_a_dead_replica_holds_nothing(
+async def test_every_reader_sees_that_a_dead_replica_holds_nothing(
     store: RedisStore, other: RedisStore, redis: Redis, tenant: str
 ) -> None:
     await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))

@@ -225,7 +225,7 @@ class World(ClockedTenant):
 
 
 def _most(limits: list[Limit], duration: int) -> Fraction:
-    """What may be admitted within so many microseconds."""
+    """The most that may be admitted within a time in microseconds."""
     capacity = max(limit.capacity for limit in limits)
     match limits[0].window:
         case Rate(seconds=seconds):

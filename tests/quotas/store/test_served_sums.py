@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from quotas.errors import StoreUnavailable
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import Script, ScriptRunner
-from quotas.store.served_sums import COUNTS, LIFE, ServedSums
+from quotas.store.served_sums import LIFE_SECONDS, LIVE_SECONDS, ServedSums
 from tests.examples import examples
 from tests.quotas.paper_sums import PaperSums
 from tests.quotas.servers import connected, hanging
@@ -115,11 +115,11 @@ def test_what_nobody_can_need_is_forgotten(loop_and_runner: tuple[asyncio.Runner
         gone, one, two = (ServedSums(runner, fleet, clock) for _ in range(3))
         for sums in (gone, one, two):
             await sums.exchange({"old": 1.0})
-        await at(COUNTS + 1)
+        await at(LIVE_SECONDS + 1)
         assert (await one.exchange({"new": 1.0})).replicas == 1, "the others were not heard of"
         assert (await two.exchange({})).replicas == 2
         for tick in range(1, 9):
-            await at(tick * LIFE / 8 + COUNTS)
+            await at(tick * LIFE_SECONDS / 8 + LIVE_SECONDS)
             await one.exchange({"new": 1.0 + tick})
             assert (await two.exchange({})).served == {"new": 1.0}
         name = f"sluice:fleet:{{{fleet}}}:".encode()
@@ -128,7 +128,7 @@ def test_what_nobody_can_need_is_forgotten(loop_and_runner: tuple[asyncio.Runner
         await one.exchange({"old": 2.0})
         assert (await two.exchange({})).served == {}, "to it, it is new"
         for key in (b"served", b"changed", b"replicas"):
-            assert 0 < int(await execute(b"PTTL", name + key)) <= LIFE * 1000
+            assert 0 < int(await execute(b"PTTL", name + key)) <= LIFE_SECONDS * 1000
 
     loop.run(live())
 

@@ -275,7 +275,7 @@ def test_replicas_together_never_exceed_a_limit(
 
 @examples
 @given(policy=policies, steps=histories(losses, partial_settles))
-def test_whatever_was_cut_or_lost_is_charged_and_booked_once(
+def test_cut_and_lost_requests_are_charged_and_booked_once(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps
 ) -> None:
     loop, runner = loop_and_runner

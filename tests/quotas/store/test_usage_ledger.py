@@ -83,7 +83,7 @@ async def test_replicas_book_into_one_ledger(wire: Wire, tenant: str) -> None:
 
 
 @pytest.mark.parametrize("tenant", STRANGE)
-async def test_a_ledger_is_found_whatever_the_tenants_name(store: RedisStore, tenant: str) -> None:
+async def test_a_ledger_is_found_for_any_tenants_name(store: RedisStore, tenant: str) -> None:
     today = datetime.now(UTC).date()
     await store.settle(await store.reserve(tenant, "k1", COUNTED, Ask(1, 5, 5)), Usage(5, 3))
     assert (tenant, today) in await store.ledgers() or (tenant, datetime.now(UTC).date()) in await store.ledgers()

@@ -33,7 +33,7 @@ export class Edit {
   }
 
   async #check() {
-    if (this.field.value.trim() === "") return this.#say("Paste a policy first, or start from what is in force.");
+    if (this.field.value.trim() === "") return this.#say("Paste a policy first, or start from the policy in force.");
     this.#say("Checking…");
     const answer = await this.#asked(this.#api().post("policy/check", { text: this.field.value }, PATIENCE));
     if (answer !== null) this.result.replaceChildren(...(answer.valid ? verdict(answer) : this.#mistakes(answer)));
@@ -42,7 +42,7 @@ export class Edit {
   /** Checked first: a mistake has a line there. */
   async #whatIf(button) {
     const text = this.field.value;
-    if (text.trim() === "") return this.#say("Paste a policy first, or start from what is in force.");
+    if (text.trim() === "") return this.#say("Paste a policy first, or start from the policy in force.");
     button.disabled = true;
     const began = performance.now();
     const tick = () => this.#say(`Simulating, for ${Math.round((performance.now() - began) / 1000)} s so far; ${DURATION}…`);

@@ -15,7 +15,7 @@ from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import Sequence
 from tests.backend.scheduler.bench import Bench, expected
 
-STEP = 1.0  # seconds: with so many arrivals a second, so many are the threshold
+STEP = 1.0  # seconds, so that the arrivals a second are the threshold
 
 
 class FluidBench(Bench):
@@ -41,7 +41,7 @@ class FluidBench(Bench):
         return self.now
 
     def settled(self, rate: int) -> None:
-        """So many come every second, for a while, and are served."""
+        """A number of sequences arrive every second, for a while, and are served."""
         for second in range(40):
             self.come(float(second), rate)
             self.drain_now(float(second))

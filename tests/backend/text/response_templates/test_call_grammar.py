@@ -1,4 +1,4 @@
-"""Whatever a grammar of calls allows is parsed to calls whose arguments validate; nothing else is allowed."""
+"""Every text that a grammar of calls allows is parsed to calls whose arguments validate; no other is allowed."""
 
 import json
 from functools import cache

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.text.response_templates.pattern import MAX_PROGRAM, Pattern
-from backend.text.response_templates.pattern_syntax import MAX_SOURCE, PatternError, literal_runs, read
-from backend.text.response_templates.scanner import MAX_DELIMITER, Scanner, Watch
+from backend.text.response_templates.pattern import MAX_INSTRUCTIONS, Pattern
+from backend.text.response_templates.pattern_syntax import MAX_PATTERN_CHARS, PatternError, literal_runs, read
+from backend.text.response_templates.scanner import MAX_DELIMITER_CHARS, Scanner, Watch
 from tests.examples import examples
 
 SOURCES = [
@@ -67,7 +67,7 @@ def test_what_explodes_elsewhere_takes_a_bounded_number_of_threads(source: str) 
 
 def test_a_beginning_that_is_too_long_for_a_delimiter_is_text() -> None:
     scanner = Scanner(Watch([Pattern("<a.*?>")]))
-    scanner.text = "<a" + "b" * (2 * MAX_DELIMITER)
+    scanner.text = "<a" + "b" * (2 * MAX_DELIMITER_CHARS)
     assert scanner.find() is None
     assert scanner.num_free == len(scanner.text)
     scanner.text += "<a>"
@@ -107,8 +107,8 @@ def test_of_several_the_first_then_the_longest_counts_once_it_is_certain() -> No
         (r"\u12", "an escape without its digits"),
         ("(?P<1>a)", "a group without a name"),
         ("(?=a)b", "at the end of an expression alone"),
-        ("(?:.{200}){200}", f"{MAX_PROGRAM:,} instructions"),
-        ("a" * (MAX_SOURCE + 1), f"{MAX_SOURCE + 1:,} characters"),
+        ("(?:.{200}){200}", f"{MAX_INSTRUCTIONS:,} instructions"),
+        ("a" * (MAX_PATTERN_CHARS + 1), f"{MAX_PATTERN_CHARS + 1:,} characters"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(source: str, message: str) -> None:

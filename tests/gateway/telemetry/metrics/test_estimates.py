@@ -3,7 +3,7 @@ from random import Random
 import pytest
 
 from backend.scheduler.sequence import FinishReason
-from gateway.telemetry.metrics.estimates import LEAST, HeldWindows
+from gateway.telemetry.metrics.estimates import MIN_ESTIMATES, HeldWindows
 from tests.gateway.telemetry.metrics_rig import Rig
 from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
@@ -36,7 +36,7 @@ def test_the_newest_estimates_are_told_by_class_and_tenant(rig: Rig) -> None:
     assert page.labels(BY_CLASS, "class") == {"interactive", "standard", "batch"}
     assert page.labels(BY_CLASS, "window") == page.labels(BY_TENANT, "window") == {"100", "300"}
     assert page.labels(BY_TENANT, "tenant") == {"other"}
-    tell(rig, 0.03, LEAST - 1)
+    tell(rig, 0.03, MIN_ESTIMATES - 1)
     tell(rig, 0.03, 200, "bolt")
     tell(rig, 0.01, 50, "bolt")
     page, first = rig.page(), {"token": "first"}
@@ -58,8 +58,8 @@ def test_the_newest_estimates_are_told_by_class_and_tenant(rig: Rig) -> None:
 def test_a_token_that_never_came_broke_what_was_told_unless_that_is_open(
     rig: Rig, told: float, reason: FinishReason, share: float
 ) -> None:
-    tell(rig, 0.03, LEAST)
-    tell(rig, told, LEAST, finish_reason=reason, first_token=None)
+    tell(rig, 0.03, MIN_ESTIMATES)
+    tell(rig, told, MIN_ESTIMATES, finish_reason=reason, first_token=None)
     assert rig.page().value(BY_TENANT, tenant="acme", token="first", window="100") == share
 
 
@@ -70,4 +70,4 @@ def test_a_window_is_that_of_the_newest() -> None:
         window.add(held[-1])
         for size in (100, 300):
             newest = held[-size:]
-            assert window.share(size) == (sum(newest) / len(newest) if len(newest) >= LEAST else 1)
+            assert window.share(size) == (sum(newest) / len(newest) if len(newest) >= MIN_ESTIMATES else 1)

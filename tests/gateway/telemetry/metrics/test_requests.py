@@ -56,7 +56,7 @@ def test_it_is_bounded(told: list[tuple[int, float]]) -> None:
     assert all(len(moments) <= MAX_MOMENTS for moments in memory._due.values())
 
 
-def test_whoever_was_told_longest_ago_is_forgotten() -> None:
+def test_the_client_told_longest_ago_is_forgotten() -> None:
     memory = RetryMemory()
     for number in range(MAX_CLIENTS + 1):
         memory.refused(str(number), 0, 0.0)
@@ -220,7 +220,7 @@ def test_retries_are_held_against_what_the_client_was_told(rig: Rig, began: floa
 
 
 def test_a_listener_that_fails_leaves_the_others_alone(rig: Rig) -> None:
-    """Metrics among them: whatever a story lacks, it is counted."""
+    """Metrics among them: an incomplete story is counted too."""
     bare = RequestRecord("r", "POST", "/v1/completions", a_record().trace, 100.0, 0, operation="chat")
     rig.telemetry.ended(bare, Outcome.INVALID)
     assert rig.value("sluice_requests_total", outcome="invalid") == 1

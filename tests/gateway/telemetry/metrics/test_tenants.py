@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from admission.core import CoreConfig
 from admission.outcome import Outcome
 from gateway.telemetry.metrics.labels import MAX_TENANTS
-from gateway.telemetry.metrics.tenants import WINDOW, FairnessMeter, fairness_of, jain_fairness_index
+from gateway.telemetry.metrics.tenants import WINDOW_TICKS, FairnessMeter, fairness_of, jain_fairness_index
 from gateway.telemetry.request_record import SequenceTimeline
 from tests.gateway.telemetry.core_run import STEP
 from tests.gateway.telemetry.metrics_rig import BLOCK_BYTES, Rig
@@ -22,7 +22,7 @@ def test_the_index_knows_its_ends() -> None:
     assert fairness_of([0.0, 0.0]) == 1.0
 
 
-def served(shares: FairnessMeter, rates: dict[str, float], waiting: set[str], ticks: int = WINDOW + 1) -> float:
+def served(shares: FairnessMeter, rates: dict[str, float], waiting: set[str], ticks: int = WINDOW_TICKS + 1) -> float:
     for tick in range(ticks):
         shares.tick({name: 100 + tick * rate for name, rate in rates.items()}, waiting)
     return shares.index
@@ -40,7 +40,7 @@ def test_those_that_got_what_they_asked_for_are_not_compared() -> None:
 
 def test_nothing_is_said_before_the_window_is_full() -> None:
     shares = FairnessMeter(lambda _: 1.0)
-    assert served(shares, {"a": 1, "b": 0}, {"a", "b"}, ticks=WINDOW) == 1.0
+    assert served(shares, {"a": 1, "b": 0}, {"a", "b"}, ticks=WINDOW_TICKS) == 1.0
     shares.tick({"a": 120, "b": 100}, {"a", "b"})
     assert shares.index == pytest.approx(0.5)
 

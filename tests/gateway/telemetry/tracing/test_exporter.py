@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from gateway.telemetry.otlp import Collector
-from gateway.telemetry.tracing.exporter import BATCH, BackgroundExporter, otlp_exporter
+from gateway.telemetry.tracing.exporter import BATCH_SPANS, BackgroundExporter, otlp_exporter
 from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.spans import spans_of
 from gateway.tenants.effective_policy import KVShape
@@ -124,13 +124,13 @@ async def test_traces_are_dropped_whole_when_the_queue_is_full(trace: list[Reada
 async def test_a_full_batch_does_not_wait_for_the_interval(trace: list[ReadableSpan]) -> None:
     held = Held()
     exporter = BackgroundExporter(held, interval=3600)
-    for _ in range(BATCH // len(trace) + 1):
+    for _ in range(BATCH_SPANS // len(trace) + 1):
         exporter.put(trace)
     assert held.asked.wait(240)
     held.let.set()
     await exporter.close()
     assert exporter.num_waiting == exporter.num_dropped == 0
-    assert max(held.batches) < BATCH + len(trace)
+    assert max(held.batches) < BATCH_SPANS + len(trace)
 
 
 async def test_an_exporter_that_raises_is_survived(trace: list[ReadableSpan]) -> None:
@@ -145,13 +145,13 @@ async def test_an_exporter_that_raises_is_survived(trace: list[ReadableSpan]) ->
 
 async def test_failures_are_logged_once_and_so_is_the_recovery(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway.telemetry.otlp")
-    held, trace = Held(SpanExportResult.FAILURE), [a_trace()[0]] * BATCH
+    held, trace = Held(SpanExportResult.FAILURE), [a_trace()[0]] * BATCH_SPANS
     held.let.set()
     exporter = BackgroundExporter(held)
     for _ in range(3):
         exporter.put(trace)
     exporter._processor.force_flush()
-    assert exporter.num_dropped == 3 * BATCH
+    assert exporter.num_dropped == 3 * BATCH_SPANS
     held.result = SpanExportResult.SUCCESS
     exporter.put(trace)
     await exporter.close()

@@ -50,7 +50,7 @@ def test_every_request_is_traced_at_a_ratio_of_one() -> None:
 
 
 @pytest.mark.parametrize("trace", [OWN, UNSAMPLED])
-def test_errors_are_traced_whatever_the_client_says(trace: TraceContext) -> None:
+def test_errors_are_traced_against_the_clients_decision(trace: TraceContext) -> None:
     refused = a_record(trace=trace, status=429, outcome=Outcome.REFUSED, error=RateLimited("no"))
     assert sampler().reason_to_trace(refused) is SamplingReason.ERROR
     assert sampler().reason_to_trace(a_record(trace=trace, outcome=Outcome.FAILED)) is SamplingReason.ERROR

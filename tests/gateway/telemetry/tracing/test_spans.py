@@ -21,7 +21,7 @@ from gateway.errors import InternalError, InvalidApiKey, Overloaded, RateLimited
 from gateway.telemetry.request_record import Chunk, RequestRecord, StoreCall, TraceContext
 from gateway.telemetry.tracing.attributes import of_generation
 from gateway.telemetry.tracing.sampler import SamplingReason
-from gateway.telemetry.tracing.span_tree import MAX_EVENTS, MAX_TEXT
+from gateway.telemetry.tracing.span_tree import MAX_EVENTS, MAX_TEXT_CHARS
 from gateway.telemetry.tracing.spans import MAX_SEQUENCES, MIN_EVENTS, ROUTES, spans_of
 from gateway.tenants.effective_policy import KVShape
 from quotas.reservation import Ask
@@ -307,14 +307,14 @@ def test_a_request_of_many_prompts_is_bounded() -> None:
     assert attributes(made[[span.name for span in made].index("text_completion embedded")])["sluice.sequences"] == 128
 
 
-def test_names_of_spans_are_few_whatever_is_asked_for() -> None:
+def test_clients_cannot_make_new_names_of_spans() -> None:
     asked = {"method": "GET", "operation": None, "timelines": [], "reserving": None, "reserved": None, "grant": None}
     root = spans(None, path="/v1/models/" + "x" * 5000, **asked)["GET /v1/models/{model}"]
     assert attributes(root)["http.route"] == "/v1/models/{model}"
-    assert len(attributes(root)["url.path"]) == MAX_TEXT
+    assert len(attributes(root)["url.path"]) == MAX_TEXT_CHARS
     stranger = spans(None, path="/" + "x" * 5000, **asked)["GET {unknown}"]
     assert attributes(stranger)["http.route"] == "{unknown}"
-    assert len(attributes(stranger)["url.path"]) == MAX_TEXT
+    assert len(attributes(stranger)["url.path"]) == MAX_TEXT_CHARS
 
 
 def test_every_route_of_the_tenants_port_is_known_by_its_name() -> None:
@@ -325,13 +325,13 @@ def test_every_route_of_the_tenants_port_is_known_by_its_name() -> None:
 
 
 @given(st.text(max_size=400), st.text(max_size=400), st.text(max_size=600))
-def test_whatever_clients_send_can_be_encoded_and_is_bounded(model: str, path: str, state: str) -> None:
+def test_all_texts_of_clients_can_be_encoded_and_are_bounded(model: str, path: str, state: str) -> None:
     context = TraceContext(1, 2, 3, client_samples=True, state=state)
     record = a_record(model=model + "\ud800" * 3, path="/" + path, trace=context, request_id="r" * 128, grant=a_grant())
     encoded = encode_spans(made_of(record))
     assert len(encoded.SerializeToString()) < 16_000
     for span in encoded.resource_spans[0].scope_spans[0].spans:
-        assert len(span.name) <= MAX_TEXT and len(span.trace_state) <= 1200
+        assert len(span.name) <= MAX_TEXT_CHARS and len(span.trace_state) <= 1200
 
 
 def state_of(header: str) -> TraceState:

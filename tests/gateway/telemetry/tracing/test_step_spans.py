@@ -11,7 +11,7 @@ from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import RequestRecord, trace_context
-from gateway.telemetry.tracing.step_spans import MAX_LINKS, MAX_STEPS, PATIENCE, StepSpans
+from gateway.telemetry.tracing.step_spans import MAX_LINKS, MAX_STEPS, PATIENCE_SECONDS, StepSpans
 from tests.gateway.telemetry.records import BEGAN_NS, a_record, a_sequence, a_timeline
 
 
@@ -129,7 +129,7 @@ def test_a_step_does_not_wait_for_ever_for_a_long_request(run: Run) -> None:
     long, short = run.begin(), run.begin()
     run.step(long, short)
     run.end(short)
-    run.now += PATIENCE
+    run.now += PATIENCE_SECONDS
     run.step(long)
     assert [links(span) for span in run.sent] == [ids(short)]
     run.end(long)

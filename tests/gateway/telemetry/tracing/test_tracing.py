@@ -161,7 +161,7 @@ def test_all_that_a_process_sends_is_of_one_instance() -> None:
     assert us["service.instance.id"] == resource().attributes["service.instance.id"]
 
 
-def test_a_failed_request_is_traced_whatever_the_ratio(sent: Sent) -> None:
+def test_a_failed_request_is_traced_at_any_ratio(sent: Sent) -> None:
     tracing(sent, ratio=0).request_ended(a_record(outcome=Outcome.FAILED))
     assert len(sent.traces) == 1
 

@@ -17,7 +17,7 @@ from tests.examples import examples
 STEP = Piece(fixed=1.0, prefill=0.1, decode=0.0, decode_context=0.0, prefill_context=0.0)
 DEVICE = Device("by hand", STEP.seconds, STEP, 4000, kv_bytes_per_token=10.0)
 SHAPES = st.tuples(
-    *(st.floats(0, 5), st.integers(1, 60), st.integers(1, 12), st.integers(0, 2)), st.none() | st.floats(0, 30)
+    st.floats(0, 5), st.integers(1, 60), st.integers(1, 12), st.integers(0, 2), st.none() | st.floats(0, 30)
 )  # seconds since the one before, prompt, answer, tenant, and when its client leaves
 SCARCE = "kv_tokens=160,max_model_len=80"
 
