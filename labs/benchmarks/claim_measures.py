@@ -10,7 +10,6 @@ from statistics import mean
 from admission.step_times.step_time import StepWork
 from labs.benchmarks.overload_loads import DEVICE, MAX_TOKENS, Traffic, drawn_trace
 from labs.benchmarks.overload_runs import simulate
-from labs.benchmarks.size_order import arena
 from labs.orderings.ordering import PublishedOrder
 from labs.simulation.arrival import NO_TARGET, Arrival, sequence_of
 from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
@@ -29,6 +28,7 @@ STATIC = "batching=static,"
 SLOTS = f"{ENGINE},max_num_seqs=64"
 TIGHT = f"kv_tokens=20000,max_model_len=16384,{CHUNKED}"
 TENANTS = ("tenant-1", "tenant-2", "tenant-3", "tenant-4")
+ARENA, KINDS, NOISE = 27, 40, 0.62  # tenants, kinds of prompts, and the deviation of an answer's logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ def window(seed: int, share: float) -> Measured:
 
 
 def learned_rank(seed: int, share: float) -> Measured:
-    requests = arena(_arena_rate(), 300 * share, seed)
+    requests = _arena(_arena_rate(), 300 * share, seed)
     ours, theirs = (_mean_duration(f"{order},{SLOTS}", requests) for order in ("learned_rank", "fcfs"))
     return Measured(theirs / ours, f"mean completion {theirs / ours:.2f}x sooner at 1.4 times capacity, nobody refused")
 
@@ -316,7 +316,7 @@ def least_laxity(seed: int, share: float) -> Measured:
 
 
 def response_ratio(seed: int, share: float) -> Measured:
-    requests = arena(_arena_rate(), 300 * share, seed)
+    requests = _arena(_arena_rate(), 300 * share, seed)
     orders = ("response_ratio", "learned_rank", "shortest_first", "fair", "fcfs")
     means = {order: _mean_duration(f"order={order},{SLOTS}", requests) for order in orders}
     shown = ", ".join(f"{order} {mean:.1f} s" for order, mean in means.items())
@@ -463,9 +463,24 @@ MEGABYTES = 80 * 2 * 8 * 128 * 2 * 1024 / 1e6  # layers, keys and values, KV hea
 
 
 @cache
+def _arena(rate: float, seconds: float, seed: int) -> list[Arrival]:
+    """Returns Poisson arrivals of tenants of which the n-th sends 1/n as much as the first, as in a chat arena."""
+    random, made, time = Random(seed), list[Arrival](), 0.0
+    names = [f"client-{n}" for n in range(1, ARENA + 1)]
+    shares = [1 / n for n in range(1, ARENA + 1)]
+    typical = [exp(3.2 + 3.2 * kind / KINDS) for kind in range(KINDS)]
+    while (time := time + random.expovariate(rate)) < seconds:
+        kind, tenant = random.randrange(KINDS), random.choices(names, shares)[0]
+        prompt = round(exp(random.uniform(2.1, 6.4)))
+        output = min(MAX_TOKENS, max(1, round(typical[kind] * exp(random.gauss(0.0, NOISE)))))
+        begins = (50 + kind, 150 + kind)
+        made.append(Arrival(time, prompt, output, len(made), tenant, max_tokens=MAX_TOKENS, begins=begins))
+    return made
+
+
 def _arena_rate() -> float:
-    """Returns 1.4 times the requests of `arena` that the machine completes a second."""
-    at_once = Workload(tuple(arena(20.0, 100.0, 0)), max_tokens=MAX_TOKENS)
+    """Returns 1.4 times the requests of `_arena` that the machine completes a second."""
+    at_once = Workload(tuple(_arena(20.0, 100.0, 0)), max_tokens=MAX_TOKENS)
     return 1.4 * capacity(_policy(f"order=fair,{SLOTS}"), at_once, DEVICE)
 
 
