@@ -52,7 +52,7 @@ def words_of(body: bytes) -> tuple[tuple[str, ...], list[str]]:
 
 
 def form_of(around: tuple[str, ...]) -> Form | None:
-    """Return the form of texts that differ in words alone, if each of these is a value, whatever it is."""
+    """Return the form of texts that differ in words alone, if any value may stand in the place of each word."""
     *before, end = ["".join(some) for some in zip_longest(around[::2], around[1::2], fillvalue="")]
     words = [f"word-{number}" for number in range(len(before))]
     text = "".join([*chain.from_iterable(zip(before, words, strict=True)), end]).replace(":", "_:", 1)

@@ -166,7 +166,7 @@ VERSIONS = [
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_keywords_are_enforced_whatever_version_a_schema_says_it_is_of(version: Any) -> None:
+def test_keywords_are_enforced_in_schemas_of_every_version(version: Any) -> None:
     def read(schema: dict[str, Any], *values: Any) -> list[bool]:
         return allows({"properties": {"a": {"$schema": version, **schema}}, "$schema": version}, *values)
 

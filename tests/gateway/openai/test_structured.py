@@ -143,7 +143,7 @@ def test_a_schema_may_stand_beside_the_type(kind: str) -> None:
 
 
 @pytest.mark.parametrize("schema", [{}, True, {"title": "x"}, {"additionalProperties": {"type": "integer"}}])
-def test_a_json_object_is_one_whatever_its_schema_leaves_open(schema: Any) -> None:
+def test_a_json_object_is_one_also_where_its_schema_leaves_the_type_open(schema: Any) -> None:
     request = chat(response_format={"type": "json_object", "schema": schema})
     assert request.sampling.grammar is not None
     assert json.loads(request.sampling.grammar.source)["type"] == "object"

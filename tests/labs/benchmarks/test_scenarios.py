@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[3]
 SCENARIOS = (
     "agents", "batch_invariance", "cache_isolation", "claims", "classes", "connection_flood", "decision_cost",
     "device_idle", "engine_peers", "fairness", "fleet_fairness", "fleet_live", "flood", "front", "gateway_overhead",
-    "hostile_bodies", "hostile_schemas", "http_workers", "kv_waste", "log_cost", "long_prompt", "overload",
+    "hostile_bodies", "hostile_schemas", "http_workers", "isolation", "kv_waste", "log_cost", "long_prompt", "mixes",
+    "overload",
     "overload_live", "pick", "policy_size", "preemption",
     "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "route",
     "routing", "routing_live", "row_counts", "several_answers", "step_time", "telemetry_cost", "tune", "tune_live",
