@@ -114,7 +114,7 @@ STAGES = (2, 5)
 
 @pytest.fixture
 def short_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nested_wait, "STAGES", STAGES)
+    monkeypatch.setattr(nested_wait, "STAGE_TOKENS", STAGES)
 
 
 @pytest.mark.usefixtures("short_stages")
