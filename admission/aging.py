@@ -1,11 +1,11 @@
-"""Priority classes: how much later what is of a lower class is due."""
+"""Priority classes: the seconds by which requests of a lower class are due later."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Aging:
-    """`seconds_per_class` is A: what waiting is worth one class; `offsets` are those of the first classes instead."""
+    """`offsets` are the seconds of the first classes; each further class adds `seconds_per_class`."""
 
     seconds_per_class: float = 2.0
     offsets: tuple[float, ...] = ()  # seconds by class, never falling
@@ -17,7 +17,7 @@ class Aging:
             raise ValueError(f"offsets must not fall from class to class, got {self.offsets}")
 
     def offset(self, priority_class: int) -> float:
-        """Returns the seconds by which the class ranks behind the most urgent one."""
+        """Return the seconds by which requests of the class are due later than those of the most urgent class."""
         if not self.offsets:
             return priority_class * self.seconds_per_class
         beyond = max(0, priority_class + 1 - len(self.offsets))

@@ -1,4 +1,4 @@
-"""The sums of waiting work: in all, of each tenant, and of each tenant's classes."""
+"""The waiting work: in total, by tenant, and by tenant and class."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -10,8 +10,8 @@ from backend.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class Load:
-    """An amount of work: requests, uncomputed tokens, bytes of bodies, predicted seconds of the engine's time, and
-    pairs of an uncomputed token and one that it attends to.
+    """An amount of work: requests, uncomputed tokens, bytes of bodies, predicted engine seconds, and pairs of an
+    uncomputed token and a token that it attends to.
     """
 
     count: int = 0
@@ -37,7 +37,7 @@ class Load:
         self.pairs += other.pairs
 
     def take(self, other: "Load") -> None:
-        """Subtract the other. Without requests the seconds are exactly 0, whatever rounding left behind."""
+        """Subtract `other`. Without requests the seconds are exactly 0, free of rounding errors."""
         self.count -= other.count
         self.tokens -= other.tokens
         self.bytes -= other.bytes
@@ -46,16 +46,16 @@ class Load:
 
 
 class Backlog:
-    """The waiting work of all tenants, kept up by telling it of every sequence that begins or ceases to wait."""
+    """The waiting work of all tenants; the owner reports every sequence that begins or ceases to wait."""
 
     def __init__(self, cost: Callable[[int, float, int], float], shares_blocks: bool = False) -> None:
-        """`cost` returns the seconds of engine time of a whole request, by the tokens of its prompt, of its output, and
-        those of its prompt that are cached. `shares_blocks`: answers to one prompt start from one prefill.
+        """`cost` predicts a request's engine seconds from its prompt tokens, output tokens and cached prompt tokens.
+        `shares_blocks`: answers to one prompt share one prefill.
         """
         self.total = Load()
         self._cost = cost
         self._shares_blocks = shares_blocks
-        self._groups: Counter[str] = Counter()  # those that wait, by the prompt that they have in common
+        self._groups: Counter[str] = Counter()  # waiting sequences by prompt group
         self._loads: dict[Sequence, Load] = {}
         self._of = defaultdict[tuple[str, int | None], Load](Load)  # by tenant and class; None: all of its classes
         self._of_class: defaultdict[int, Load] = defaultdict(Load)
@@ -65,15 +65,15 @@ class Backlog:
         return sequence in self._loads
 
     def load_of(self, sequence: Sequence, output: float) -> Load:
-        """Returns the work that a sequence adds while it waits, whose output is expected to have so many tokens."""
+        """Return the work of a waiting sequence whose expected output is `output` tokens."""
         cached = self.num_cached_tokens(sequence)
         seconds = self._cost(len(sequence.prompt), output, cached)
         tokens = sequence.num_tokens - cached
         return Load(1, tokens, sequence.body_bytes, seconds, prefill_pairs(cached, tokens))
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Returns the prompt tokens that need not be computed for one that is about to wait: those that are kept for
-        it, or all but one where another answer to the same prompt waits before it, for which they are.
+        """Return the prompt tokens of a sequence, about to wait, that need no computing: its pinned tokens, or all but
+        one if another answer to the same prompt waits already.
         """
         group = sequence.prompt_group
         if group is None or not self._shares_blocks or not self._groups[group] or sequence.output:
@@ -81,7 +81,6 @@ class Backlog:
         return len(sequence.prompt) - 1
 
     def add(self, sequence: Sequence, load: Load) -> None:
-        """Count a sequence that begins to wait."""
         self._loads[sequence] = load
         if sequence.prompt_group is not None:
             self._groups[sequence.prompt_group] += 1
@@ -93,7 +92,7 @@ class Backlog:
             own.add(load)
 
     def discard(self, sequence: Sequence) -> Load | None:
-        """Count it no more; returns what it added, None where it does not wait."""
+        """Stop counting a sequence; returns its work, None if it does not wait."""
         load = self._loads.pop(sequence, None)
         if load is None:
             return None
@@ -112,23 +111,23 @@ class Backlog:
         return load
 
     def of(self, tenant: str, priority_class: int | None = None) -> Load:
-        """Returns a tenant's waiting work, in all or in a class."""
+        """Return a tenant's waiting work: of one class, or of all."""
         return self._of.get((tenant, priority_class)) or Load()
 
     def of_class(self, priority_class: int) -> Load:
-        """Returns the work that waits in a class, over all tenants."""
+        """Return the waiting work of a class, over all tenants."""
         return self._of_class.get(priority_class) or Load()
 
     def tenants(self) -> Iterator[tuple[str, Load]]:
-        """Returns each tenant with work waiting, and how much."""
+        """Yield each tenant with waiting work, and its work."""
         return ((tenant, load) for (tenant, level), load in self._of.items() if level is None)
 
     def most_urgent(self, tenant: str) -> int | None:
-        """Returns the most urgent class in which the tenant has work waiting. O(classes)."""
+        """Return the most urgent class in which the tenant has waiting work. O(classes)."""
         return min([level for level in self._of_class if (tenant, level) in self._of], default=None)
 
     def oldest(self, priority_class: int) -> float | None:
-        """Returns when the sequence of the class arrived that has waited longest. O(waiting)."""
+        """Return the earliest arrival among waiting sequences of the class. O(waiting)."""
         return min([s.arrival for s in self._loads if s.priority_class == priority_class], default=None)
 
     @property
@@ -136,46 +135,47 @@ class Backlog:
         return self._tenants_of[None]
 
     def num_tenants_of(self, priority_class: int) -> int:
-        """Returns the number of tenants with work of the class waiting."""
+        """Return the number of tenants with waiting work of the class."""
         return self._tenants_of[priority_class]
 
 
-PERIODS = 60  # remembered
-PERIOD = 1.0  # seconds
-SLOW_SHARE = 0.1  # the quantile by which `Retry-After` is estimated
-UNMEASURED = 0.5  # seconds of predicted engine time a second
-SLOWEST = 0.01
+DRAIN_PERIODS_REMEMBERED = 60  # the newest periods, over which the quantile is taken
+DRAIN_PERIOD_S = 1.0  # the least length of a period, in seconds
+SLOW_DRAIN_QUANTILE = 0.1  # the quantile of drain rates from which `Retry-After` is estimated
+UNMEASURED_DRAIN_RATE = 0.5  # predicted engine seconds a second, before the first period is measured
+MIN_DRAIN_RATE = 0.01
 
 
 class DrainMeter:
-    """Predicted engine seconds that leave the queue in a second, over periods in which something waited throughout.
+    """The drain rate: predicted engine seconds that leave the queue in a second, over periods in which the queue was
+    never empty.
 
-    A queue that runs empty says nothing of how fast a longer one would drain.
+    A queue that runs empty says nothing of how fast a longer queue would drain.
     """
 
     def __init__(self) -> None:
-        self._rates: deque[float] = deque(maxlen=PERIODS)
-        self._slow = UNMEASURED
-        self._since: float | None = None  # something has waited since
+        self._rates: deque[float] = deque(maxlen=DRAIN_PERIODS_REMEMBERED)
+        self._slow = UNMEASURED_DRAIN_RATE
+        self._since: float | None = None  # the start of the period in which the queue was never empty
         self._drained = 0.0
 
     def left(self, seconds: float, still_waiting: bool, now: float) -> None:
-        """Note that work of so many predicted seconds was taken from the queue."""
+        """Note that work of `seconds` predicted engine seconds left the queue."""
         self._drained += seconds
         self.sample(still_waiting, now)
 
     def sample(self, waiting: bool, now: float) -> None:
-        """Note whether anything waits at this moment."""
+        """Note whether the queue has waiting work now."""
         if not waiting:
             self._since = None
         elif self._since is None:
             self._since, self._drained = now, 0.0
-        elif now - self._since >= PERIOD:
+        elif now - self._since >= DRAIN_PERIOD_S:
             self._rates.append(self._drained / (now - self._since))
-            self._slow = max(sorted(self._rates)[int(SLOW_SHARE * len(self._rates))], SLOWEST)
+            self._slow = max(sorted(self._rates)[int(SLOW_DRAIN_QUANTILE * len(self._rates))], MIN_DRAIN_RATE)
             self._since, self._drained = now, 0.0
 
     @property
     def slow_rate(self) -> float:
-        """The rate that nine in ten periods reached."""
+        """The drain rate that nine in ten periods reached."""
         return self._slow

@@ -1,8 +1,8 @@
-"""Turns estimates of first and last tokens into bounds that hold as often as they say.
+"""Turns estimates of first and last tokens into bounds that hold with a stated confidence.
 
-Each estimate of a waiting sequence is compared with what is measured once the token comes; the errors of the past, by
-class, tenant, length of the prompt and deadline, are what the next bounds are made of. A bound that passes without its
-token is known to be missed then, and not when the token comes: until then a burst is told what no longer holds.
+Each estimate of a waiting sequence is compared with the measured time of its token; the next bounds are made of past
+errors, grouped by class, tenant, prompt length and deadline. A bound counts as missed when its time passes without the
+token, not when the token comes, so that a burst of arrivals is not given bounds that no longer hold.
 """
 
 from collections import defaultdict
@@ -18,19 +18,22 @@ from admission.forecast import Forecast
 from admission.step_times.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
 
-CONFIDENCE = 0.9  # of the bounds that are reported to clients
-DONE_CONFIDENCE = 0.5  # that one admitted is done by its deadline: an answer that is cut short was computed in vain
-FIRST_RATE = 0.05  # of adaptation: some 20 promises, as many as are open at a time, move the miss rate by its target
-LAST_RATE = 0.003  # of what an admission is decided by: last tokens are known late
-LAST_WINDOW = 150  # residuals of what is reported of last tokens, which forgets instead of adapting
-FIRST_RELATIVE_FROM, LAST_RELATIVE_FROM = 0.1, 1e-3  # seconds; no error is taken relative to a shorter estimate
-DECISIVE_RELATIVE_FROM = 0.5  # seconds; the same of what admissions are decided by
+REPORTED_CONFIDENCE = 0.9  # of the bounds reported to clients
+# that an admitted request is done by its deadline: an answer that is cut short was computed in vain
+DONE_BY_CONFIDENCE = 0.5
+# the adaptation rate of reported bounds: some 20 promises, as many as are open at a time, move the miss rate by its
+# target
+FIRST_TOKEN_ADAPTATION_RATE = 0.05
+LAST_TOKEN_ADAPTATION_RATE = 0.003  # the adaptation rate of decisive bounds, low because last tokens are known late
+LAST_TOKEN_RESIDUALS = 150  # the residuals of reported last-token bounds, which forget instead of adapting
+FIRST_TOKEN_RELATIVE_FROM_S, LAST_TOKEN_RELATIVE_FROM_S = 0.1, 1e-3  # errors of shorter estimates are absolute
+DECISIVE_RELATIVE_FROM_S = 0.5  # the same threshold for decisive bounds of first tokens
 
 
 class LatencyBounds(NamedTuple):
-    """Bounds on when a token comes, in seconds from the arrival.
+    """Bounds on a token's time, in seconds from the arrival.
 
-    `reported` goes to the client; `likely` is what its admission was decided by.
+    `reported` goes to the client; `likely` decides its admission.
     """
 
     estimate: float
@@ -39,18 +42,18 @@ class LatencyBounds(NamedTuple):
 
     @property
     def most(self) -> float:
-        """The later of the two: what a refusal is explained by."""
+        """The later bound, which a refusal quotes."""
         return max(self.reported, self.likely)
 
 
-AT_ONCE = LatencyBounds(0.0, 0.0, 0.0)
+ZERO_BOUNDS = LatencyBounds(0.0, 0.0, 0.0)
 
 
 class CalibratedEstimate(NamedTuple):
     """A sequence's estimate with bounds from past errors of its class. Times are in seconds."""
 
     arrival: float  # on the engine's clock
-    prefill: float  # the part of the estimate that its own prompt takes
+    prefill: float  # the part of the estimate spent on its own prefill
     first_token: LatencyBounds
     last_token: LatencyBounds
 
@@ -58,11 +61,11 @@ class CalibratedEstimate(NamedTuple):
 class TokenCalibration:
     """Learns the bounds of first tokens, or of last tokens, of one class.
 
-    Errors grow with what is estimated. An admission is decided by the bound that a request has while nobody is let in
-    before it and no step stalls: whoever is let in leaves it in time, and what stalled once says nothing of the next
-    steps. It is that of the whole class: by length, errors would be held against long prompts. What is reported counts
-    both. What is reported of last tokens does not adapt to misses, which are known too late for that: hundreds of
-    promises later, adapting to them sways.
+    Errors grow with the estimate. The decisive (`likely`) bound of a request holds while no later request is admitted
+    ahead of it and no step stalls: an admission leaves earlier requests in time, and one stall says nothing of the next
+    steps. It is the bound of the whole class, because grouping by length would hold errors against long prompts. The
+    reported bound includes both effects. The reported bound of last tokens does not adapt to misses: they are known
+    hundreds of promises too late, and adapting to them makes the bound oscillate.
     """
 
     def __init__(self, reported: ConformalBound, likely: ConformalBound) -> None:
@@ -72,47 +75,49 @@ class TokenCalibration:
 
     @classmethod
     def of_first_tokens(cls, confidence: float) -> "TokenCalibration":
-        reported = ConformalBound(CONFIDENCE, FIRST_RATE, FIRST_RELATIVE_FROM, extrapolates=True)
-        return cls(reported, ConformalBound(confidence, relative_from=DECISIVE_RELATIVE_FROM))
+        reported = ConformalBound(
+            REPORTED_CONFIDENCE, FIRST_TOKEN_ADAPTATION_RATE, FIRST_TOKEN_RELATIVE_FROM_S, extrapolates=True
+        )
+        return cls(reported, ConformalBound(confidence, relative_from=DECISIVE_RELATIVE_FROM_S))
 
     @classmethod
     def of_last_tokens(cls) -> "TokenCalibration":
-        reported = ConformalBound(CONFIDENCE, 0.0, LAST_RELATIVE_FROM, window=LAST_WINDOW)
-        return cls(reported, ConformalBound(DONE_CONFIDENCE, LAST_RATE, LAST_RELATIVE_FROM))
+        reported = ConformalBound(REPORTED_CONFIDENCE, 0.0, LAST_TOKEN_RELATIVE_FROM_S, window=LAST_TOKEN_RESIDUALS)
+        return cls(reported, ConformalBound(DONE_BY_CONFIDENCE, LAST_TOKEN_ADAPTATION_RATE, LAST_TOKEN_RELATIVE_FROM_S))
 
-    def bounds(self, estimate: float, groups: Groups, least: LatencyBounds = AT_ONCE) -> LatencyBounds:
-        """Returns the bounds for an estimate; `least` are those of a token that comes before, or with it."""
+    def bounds(self, estimate: float, groups: Groups, least: LatencyBounds = ZERO_BOUNDS) -> LatencyBounds:
+        """Return the bounds for an estimate; `least` holds the bounds of an earlier token."""
         likely = max(self._likely.bound(estimate), least.likely)
         return LatencyBounds(estimate, max(self._reported.bound(estimate, groups), least.reported), likely)
 
     def passed(self) -> None:
-        """Learns that a token which was reported to have come by now has not."""
+        """Learn that a token's reported bound has passed without the token."""
         self._is_known(True)
 
     @property
     def likely(self) -> BoundLine:
-        """The bounds by which it is decided whether a token that is expected then is in time."""
+        """The decisive bounds: an admission is refused if its token's bound lies behind its deadline."""
         return self._likely.line()
 
     def came(
         self, given: LatencyBounds, groups: Groups, seconds: float, has_passed: bool, unforeseen: float = 0.0
     ) -> None:
-        """Learns that the token came after so many seconds, `unforeseen` of which no admission is decided by;
-        `has_passed` says that its bound is known as missed.
+        """Record a token that came after `seconds`; `unforeseen` of them are added to the estimate of the
+        decisive bound. `has_passed`: the token's bound already counts as missed.
         """
         self.was_kept(given, seconds, has_passed)
         self._reported.observe(given.estimate, seconds, groups)
         self._decided(given.estimate + unforeseen, seconds)
 
     def was_kept(self, given: LatencyBounds, seconds: float, has_passed: bool) -> None:
-        """Learns no more than whether the bound held, as of a token that came after so many seconds."""
+        """Record whether the reported bound held for a token that came after `seconds`, and no residual."""
         if not has_passed:
             self._is_known(seconds > given.reported)
 
     def never_came(
         self, given: LatencyBounds, groups: Groups, least: float, has_passed: bool, unforeseen: float = 0.0
     ) -> None:
-        """Learns that the token was given up, which would have come after so many seconds at the least: a miss of any
+        """Record a token of an expired sequence, which would have come after `least` seconds or later: a miss of any
         bound.
         """
         if not has_passed:
@@ -122,12 +127,12 @@ class TokenCalibration:
             self._decided(given.estimate + unforeseen, least)
 
     def gave_up(self, given: LatencyBounds, groups: Groups, least: float) -> None:
-        """Learns that nobody waited any more after so many seconds; whether the bound would have held may be open."""
+        """Record a sequence given up after `least` seconds; whether its bound would have held may be unknown."""
         measured = self._reported.beyond(given.estimate, least)
         self._learn(given, groups, measured, measured > given.likely)
 
     def _decided(self, estimate: float, seconds: float) -> None:
-        """Learns that a token came after so many seconds for which so many were to be expected."""
+        """Record one residual of the decisive bound: predicted against measured seconds."""
         missed = seconds > self._likely.bound(estimate)
         self._likely.observe(estimate, seconds)
         self._likely.adapt(missed)
@@ -145,45 +150,46 @@ class TokenCalibration:
 
 @dataclass(slots=True)
 class _Promise:
-    """What a sequence was told, and which of it is known by now."""
+    """The bounds a sequence was given, and which of its tokens are known."""
 
     given: CalibratedEstimate
-    unforeseen: float  # seconds of those let in before it since; less those for which steps had stalled when it came
+    unforeseen: float  # seconds of sequences admitted ahead of it since; less the stalls at that time
     knows_length: bool
-    has_first: bool = False  # whether its first token has come
-    first_passed: bool = False  # whether what was reported of it has passed before
+    has_first: bool = False  # its first token has come
+    first_passed: bool = False  # the reported bound of its first token passed before the token came
     last_passed: bool = False
 
 
 class EstimateCalibration:
-    """Calibrates the estimates of first and of last tokens, each class by its own. Sequences not tracked are ignored.
+    """Calibrates the estimates of first and of last tokens, separately by class. Untracked sequences are ignored.
 
     A sequence that expires before its first token counts as a miss of that bound: the token would have come later
-    still, by the time of its own prefill. O(log open) for each event, and what is kept of groups is bounded.
+    still, by the time of its own prefill. O(log open) for each event; the groups kept are bounded.
     """
 
     def __init__(self, decisive: float, pipeline: Pipeline | None = None) -> None:
-        """`decisive` is the confidence with which a first token is held against its deadline; the `pipeline` knows for
-        how long steps have stalled.
+        """`decisive` is the confidence with which a first token must meet its deadline; `pipeline` counts the seconds
+        that steps have stalled.
         """
         self._pipeline = pipeline or Pipeline()
         self._first = defaultdict[int, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
         self._last = defaultdict[int, TokenCalibration](TokenCalibration.of_last_tokens)
         self._open: dict[Sequence, _Promise] = {}
-        self._due: list[tuple[float, int, bool, Sequence]] = []  # heap of both bounds; what is known leaves it lazily
+        # heap of both bounds; entries of known tokens leave it lazily
+        self._due: list[tuple[float, int, bool, Sequence]] = []
         self._numbers = count()
-        self._tolerated = 64  # entries, before those that are known are cleared out
+        self._tolerated = 64  # entries, before those of known tokens are cleared out
 
     def calibrate(self, sequence: Sequence, estimate: Forecast, now: float) -> CalibratedEstimate:
-        """Returns the estimate with the bounds that its class has at present."""
+        """Return the estimate with the present bounds of its class."""
         self._pass(now)
         first = self._first[sequence.priority_class].bounds(estimate.first_token, _first_groups(sequence))
         last = self._last[sequence.priority_class].bounds(estimate.last_token, _last_groups(sequence), first)
         return CalibratedEstimate(now, estimate.prefill, first, last)
 
     def track(self, sequence: Sequence, given: CalibratedEstimate, knows_length: bool = True) -> None:
-        """Hold the sequence's tokens against these bounds when they come. Without `knows_length`, its last token was
-        estimated by what it declares, and how far that is off says nothing of estimates that are made of answers.
+        """Compare the sequence's tokens with these bounds when they come. Without `knows_length` its last token was
+        estimated from its declared length, and its error says nothing of estimates made of measured answers.
         """
         self._open[sequence] = _Promise(given, -self._pipeline.stalled, knows_length)
         for is_first, bounds in ((True, given.first_token), (False, given.last_token)):
@@ -194,11 +200,11 @@ class EstimateCalibration:
             self._tolerated = 2 * len(self._due) + 64
 
     def likely(self, priority_class: int) -> BoundLine:
-        """Returns `TokenCalibration.likely` of first tokens of the class."""
+        """Return the decisive bounds of first tokens of the class."""
         return self._first[priority_class].likely
 
     def overtaken(self, sequences: list[Sequence], seconds: float) -> None:
-        """Note that one was let in before these sequences that is expected to take these seconds."""
+        """Note that a sequence predicted to take `seconds` was admitted ahead of these."""
         promises = self._open
         for sequence in sequences:
             if (promise := promises.get(sequence)) is not None:
@@ -236,7 +242,7 @@ class EstimateCalibration:
             self._last[sequence.priority_class].gave_up(given.last_token, _last_groups(sequence), waited)
 
     def forget(self, sequence: Sequence, now: float) -> None:
-        """Stop tracking a sequence that was cancelled: when its tokens would have come stays unknown."""
+        """Stop tracking a cancelled sequence: when its tokens would have come stays unknown."""
         if sequence in self._open:
             self._pass(now)
             del self._open[sequence]
@@ -252,7 +258,7 @@ class EstimateCalibration:
         return _coverage(self._last)
 
     def _pass(self, now: float) -> None:
-        """Learn from the bounds that have passed without their tokens."""
+        """Record a miss for every bound that has passed without its token."""
         while self._due and self._due[0][0] < now:
             _, _, is_first, sequence = heappop(self._due)
             if not self._is_open(sequence, is_first):
@@ -270,13 +276,13 @@ class EstimateCalibration:
 
 
 def _length_class(sequence: Sequence) -> int:
-    """Returns the power of four that is next above the length of the prompt."""
+    """Return the power of four next above the prompt length."""
     return (len(sequence.prompt).bit_length() + 1) // 2
 
 
 def _alike(sequence: Sequence) -> Hashable:
-    """Returns what such sequences have in common: the length of the prompt, and the power of two that is next above the
-    deadline, for whoever has time is overtaken by those that come after it.
+    """Return the group key of similar sequences: the prompt length class, and the power of two next above the deadline,
+    because requests with later deadlines are overtaken by later arrivals.
     """
     by = sequence.first_token_by
     return _length_class(sequence), None if by is None else frexp(by - sequence.arrival)[1]
@@ -288,7 +294,7 @@ def _first_groups(sequence: Sequence) -> Groups:
 
 
 def _last_groups(sequence: Sequence) -> Groups:
-    """By the tenant, answers are told apart already (`OutputLengths`)."""
+    """No tenant is in the groups: `OutputLengths` distinguishes tenants already."""
     return (_alike(sequence),)
 
 

@@ -1,4 +1,4 @@
-"""The core: every decision between a request's arrival and its last token, made of timed events alone."""
+"""The core: every decision between a request's arrival and its last token, driven by timed events alone."""
 
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Listed
@@ -25,11 +25,11 @@ from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
-JUST_AFTER = 1e-3  # seconds: a deadline at this very moment has not passed
+DEADLINE_WAKE_DELAY_S = 1e-3  # after a deadline: at the deadline itself it has not passed yet
 
 
 class Controller:
-    """The core: queues, admits, charges and gives up sequences, and plans steps over the scheduler that it owns.
+    """The core: queues, admits, charges and expires sequences, and plans steps through the scheduler that it owns.
 
     Pure: each call is an event with its time, in seconds of an injected clock. Every event is told to `observers`.
     """
@@ -49,7 +49,7 @@ class Controller:
         step_time: StepTimeModel,
         calibrates: bool = False,
     ) -> None:
-        """`calibrates`: whether the owner of the device is to run calibration steps."""
+        """`calibrates`: the owner of the device is to run calibration steps."""
         self.scheduler = scheduler
         self.calibrates = calibrates
         self.idle_calibration = IdleCalibration(scheduler.config, step_time)
@@ -63,15 +63,15 @@ class Controller:
         self._copy_time = copy_time
         self._pipeline = pipeline
         self._expiry = expiry
-        self._open: set[Sequence] = set()  # let in, and not ended
+        self._open: set[Sequence] = set()  # admitted to the queue, and not ended
         self.given_up: list[Sequence] = []  # by the core itself, and not taken yet
 
     def requested(self, asked: Asked, now: float) -> None:
-        """Decides nothing: what limits say of a request is not the core's. It is for whoever observes the core."""
+        """Tell observers of a request put to its tenant's limits. The core decides nothing by it."""
         self._tell(lambda observer: observer.requested(asked, now))
 
     def arrive(self, sequence: Sequence, now: float) -> None:
-        """Queue it. Raises an `AdmissionRefused` that says why not, and then keeps nothing of it."""
+        """Queue the sequence. Raises an `AdmissionRefused`, and then keeps nothing of the sequence."""
         sequence.arrival = now
         cached = self.scheduler.look_up(sequence, now)
         try:
@@ -89,52 +89,51 @@ class Controller:
         self._tell_arrived(sequence, None, now)
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        """End it in any state; once it has ended, nothing happens."""
+        """End the sequence in any state; a no-op once it has ended."""
         self._finish(sequence, reason, now)
         self._tell(lambda observer: observer.finished(sequence, reason, now))
 
     def allow(self, tenant: str, blocks: int | None, now: float) -> None:
-        """The tenant's lease on KV memory is this many blocks from now on; None: it needs none."""
+        """Set the tenant's lease on KV memory, in blocks; None: no lease is needed."""
         self.scheduler.allow(tenant, blocks, now)
         self._tell(lambda observer: observer.allowed(tenant, blocks, now))
 
     def limit_cache(self, tenant: str, floor: int, ceiling: int | None, now: float) -> None:
-        """Of the tenant's blocks that are cached and idle, this many are kept from now on whatever others need, and no
-        more than `ceiling`; None: any number.
+        """Keep at least `floor` and at most `ceiling` idle cached blocks of the tenant; the floor is not evictable.
+        None: no ceiling.
         """
         self.scheduler.kv_manager.limit_cache(tenant, floor, ceiling, now)
         self._tell(lambda observer: observer.cache_limited(tenant, floor, ceiling, now))
 
     def pin_prefixes(self, tenant: str, names: Collection[BlockName], now: float) -> None:
-        """Cached blocks of these names, and of no others, stay for the tenant from now on and on its account, whatever
-        others need; a name comes behind that of the block it follows on.
+        """Pin cached blocks of these names for the tenant and on its account, and unpin its others; a block's name
+        comes behind the name of its predecessor.
         """
         self.scheduler.kv_manager.pin_prefixes(tenant, names, now)
         self._tell(lambda observer: observer.prefixes_pinned(tenant, names, now))
 
     def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
-        """The sequence may generate `tokens` more than it was allowed so far."""
+        """Raise the sequence's token limit by `tokens`."""
         if sequence.status is not SequenceStatus.FINISHED:
             self.scheduler.extend(sequence, tokens)
         self._tell(lambda observer: observer.extended(sequence, tokens, now))
 
     def charge(self, tenant: str, seconds: float, now: float) -> None:
-        """Charge a tenant, something of which has arrived, for work beside the engine: seconds of a processor count as
-        those of the engine.
+        """Charge a tenant, a request of which has arrived, for work beside the engine: processor seconds count as
+        engine seconds.
         """
         self.ledger.charge(tenant, seconds)
         self._tell(lambda observer: observer.charged(tenant, seconds, now))
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
-        """Take from tenants' credits the engine seconds that other replicas have served them since the last call; there
-        are `replicas` in all.
+        """Take from tenants' credits the engine seconds that other replicas have served them since the last call;
+        `replicas` counts all.
         """
         for tenant, seconds in served.items():
             self.share.use(self.share.account(tenant), seconds)
         self._tell(lambda observer: observer.debts_changed(served, replicas, now))
 
     def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
-        """Schedule by this policy's weights, classes and bounds from now on."""
         self.share.policy_changed(policy.weights)
         if isinstance(self.order, DueOrder):
             self.order.policy_changed(Aging(offsets=policy.offsets))
@@ -142,8 +141,8 @@ class Controller:
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
     def calibrate(self, now: float) -> CalibrationStep | None:
-        """Returns the calibration step to run next, if one is due and there is nothing else to do; no step is planned
-        until it is `calibrated`.
+        """Return the calibration step to run now, if one is due and the engine is idle; no step is planned until
+        `calibrated` is called.
         """
         if not self.calibrates or self.scheduler.has_work:
             return None
@@ -153,7 +152,7 @@ class Controller:
         return step
 
     def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
-        """Learn what calibration steps took, in seconds: all those of the start, or the one that ran while idle, which
+        """Record the times of calibration steps, in seconds: all those of the start, or the one run while idle, which
         may have been lost.
         """
         self.idle_calibration.end(measured, now)
@@ -161,25 +160,25 @@ class Controller:
         self._tell(lambda observer: observer.calibrated(measured, now))
 
     def credit(self, tenant: str) -> float:
-        """Returns the tenant's credit in engine seconds for each unit of its weight; below 0 it is in debt."""
+        """Return the tenant's credit in engine seconds per unit of weight; below 0 it is debt."""
         return self.share.credit(self.share.account(tenant))
 
     def predicted(self, step: ScheduledStep) -> float:
-        """Returns the seconds that the device is expected to take for the step."""
+        """Return the predicted device seconds of the step."""
         return self.step_time.fitted.seconds(work_of(step))
 
     @property
     def wakes_at(self) -> float | None:
-        """The time at which to plan again though nothing has happened: a batch that is gathered is then due, or a
-        deadline has passed of one that waits, or is held.
+        """The time at which to plan again without an event: a gathered batch is due, or the deadline of a waiting or
+        held sequence has passed.
         """
         wakes_at, due = self.scheduler.wakes_at, self._expiry.next_due
         if self.in_flight or not self.scheduler.has_work or not -inf < due < inf:
             return wakes_at
-        return due + JUST_AFTER if wakes_at is None else min(wakes_at, due + JUST_AFTER)
+        return due + DEADLINE_WAKE_DELAY_S if wakes_at is None else min(wakes_at, due + DEADLINE_WAKE_DELAY_S)
 
     def schedule(self, now: float) -> Batch | None:
-        """Plan the next step; returns None when there is nothing to compute, or as many are in flight as may be."""
+        """Plan the next step; None when there is nothing to compute, or the most steps are in flight."""
         scheduler = self.scheduler
         if scheduler.is_full or self.idle_calibration.is_running:
             return None
@@ -208,7 +207,7 @@ class Controller:
         return batch
 
     def take_ended(self) -> list[Sequence]:
-        """Returns those that were given up since the last call: their deadlines passed, or their memory went to others.
+        """Return the sequences ended by the core since the last call: expired, or out of memory.
 
         No decision depends on when it is called.
         """
@@ -217,7 +216,7 @@ class Controller:
 
     def update_from_output(self, output: StepOutput, now: float) -> list[NewToken]:
         """Account for the oldest step in flight; returns its tokens in row order."""
-        self._pipeline.completed(now)  # first: whoever expired while it stalled, did so for that
+        self._pipeline.completed(now)  # first: an expiry during a stall is blamed on the stall
         if self._expiry.next_due < now:
             self._expire(now)
         step = self.in_flight[0]
@@ -237,9 +236,9 @@ class Controller:
         return new_tokens
 
     def rollback(self, now: float) -> bool:
-        """The device had no memory for the oldest step in flight: it and those behind it are as if never planned.
+        """Undo the oldest step in flight, for which the device had no memory, and the steps behind it.
 
-        What they were charged is returned. False when nothing less can be planned in their place.
+        Their charges are returned. Returns False when no smaller step can be planned in their place.
         """
         step = self.in_flight[0]
         self.ledger.lost()
@@ -250,7 +249,7 @@ class Controller:
         return feasible
 
     def _expire(self, now: float) -> None:
-        """Give up those whose time is over."""
+        """End every sequence whose deadline has passed."""
         for sequence in self._expiry.due(now):
             self.control.calibration.expired(sequence, now)
             self._finish(sequence, FinishReason.EXPIRED, now)
@@ -267,14 +266,12 @@ class Controller:
         self._ended(sequence, now)
 
     def _answered(self, sequence: Sequence, now: float) -> None:
-        """Learn from an answer that is complete."""
+        """Learn from a complete answer."""
         self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
         self.control.calibration.last_token(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
-        """Forget a sequence, whatever state it ended in; the calibration knows by now whether it expired or was
-        answered.
-        """
+        """Forget an ended sequence; the calibration has already recorded an expiry or an answer."""
         if sequence in self._open:
             self._open.remove(sequence)
             self.share.closed(self.share.account(sequence.tenant))
@@ -284,7 +281,7 @@ class Controller:
         self._leave_queue(sequence, now)
 
     def _queue_preempted(self, now: float) -> None:
-        """Let the preempted wait again, unless they run or have ended since. A second time changes nothing."""
+        """Queue preempted sequences again, unless they run or have ended since. Idempotent."""
         for sequence in self.scheduler.preempted:
             if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING):
                 if sequence not in self.backlog:
@@ -299,15 +296,15 @@ class Controller:
             self._expiry.left_queue(sequence, now)
 
     def _tell_arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
-        """A frame of its own: one that raises the refusal and holds it too would be garbage for the collector."""
+        """A frame of its own: a frame that raises the refusal and also holds it would be garbage for the collector."""
         self._tell(lambda observer: observer.arrived(sequence, refusal, now))
 
     def _tell(self, tell: Callable[[CoreObserver], None]) -> None:
-        """Tell every observer; the failure of one keeps the event neither from the others nor from the core."""
+        """Tell every observer; one observer's failure keeps the event neither from the others nor from the core."""
         for observer in self.observers:
             try:
                 tell(observer)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the observer's
+            except Exception as error:  # noqa: BLE001 - any failure is the observer's own
                 self.observer_failed(error)
 
 

@@ -1,4 +1,4 @@
-"""Makes a core from its configuration: its ordering, its unit of account, and its admission to memory."""
+"""Makes a core from its configuration: order, unit of account, and memory gate."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from admission.controller import Controller
 from admission.expiry import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.forecast import Forecaster
 from admission.kv.copy_time import CopyTime
-from admission.kv.memory import RISK, FuturePeak, Gate, MinimumFree, Optimistic
+from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate, MinimumFree, Optimistic
 from admission.kv.retention import Between, make_retention
 from admission.kv.swap_choice import Swap, SwapChoice
 from admission.ledger import EngineTimeTariff, Ledger
@@ -27,15 +27,15 @@ from backend.config import EngineConfig
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
-PRIOR = StepTime((2e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6))
-"""Before anything was measured: a small model on a slow device, which a few dozen steps correct."""
+PRIOR_STEP_TIME = StepTime((2e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6))
+"""The prior before any step is measured: a small model on a slow device, corrected within a few dozen steps."""
 
-_UNITS = ("", "_tokens", "_bytes", "_seconds")  # of bounds, as `QueueBounds` has them
+_UNITS = ("", "_tokens", "_bytes", "_seconds")  # of bounds, in the order of `QueueBounds`
 _BOUNDS = tuple(f"{whose}max_waiting{unit}" for whose in ("", "tenant_") for unit in _UNITS)
 
 
 class MemoryGate(StrEnum):
-    """The rule by which a sequence may join those running."""
+    """The rule by which a sequence may join the running ones."""
 
     FORECAST = "forecast"
     MINIMUM_FREE = "minimum_free"
@@ -43,12 +43,12 @@ class MemoryGate(StrEnum):
 
 
 class Overload(StrEnum):
-    """The way to deal with more work than the machine can do. All but the last keep the bounds on the queue and those
-    of its classes; what a tenant may have waiting by its own limits holds under each.
+    """The rule of overload control. All but the last bound the queue and its classes; a tenant's own bounds on waiting
+    hold under each.
     """
 
-    DEADLINE = "deadline"  # what cannot be in time is refused at once, and given up when its time has passed
-    CONTROLLED_DELAY = "controlled_delay"  # CoDel: what has waited too long is given up
+    DEADLINE = "deadline"  # infeasible requests are refused at once, and expired when their deadline has passed
+    CONTROLLED_DELAY = "controlled_delay"  # CoDel: requests are given up after too long a wait
     BOUNDED = "bounded"
     UNBOUNDED = "unbounded"
 
@@ -58,18 +58,18 @@ class CoreConfig:
     """Choices of the core. Raises `ValueError` naming the field."""
 
     order: str = "fair"  # of `ORDERS`
-    weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where it says nothing
+    weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 for all others
     burst_s: float = BURST_S  # engine seconds that a tenant of weight 1 may save
-    seconds_per_class: float = 20.0  # of waiting, that make up for one class
+    seconds_per_class: float = 20.0  # of waiting, worth one class
     memory: MemoryGate = MemoryGate.FORECAST
     min_free_blocks: int = 0
-    memory_risk: float = RISK  # of the forecast
-    calibration: bool = True  # whether steps are run for what they take, before the first and while there are none
+    memory_risk: float = MEMORY_RISK_DEVIATIONS  # of the forecast
+    calibration: bool = True  # the engine runs calibration steps, before the first and while idle
     swap: Swap = Swap.MEASURED
     between_turns: Between = Between.MEASURED
-    prefill_share: float = 1.0  # of the token budget, where no decode was promised an interval
+    prefill_share: float = 1.0  # of the token budget, where no decode has a promised token interval
     overload: Overload = Overload.DEADLINE
-    confidence: float = 0.9  # that what is admitted meets its deadline
+    confidence: float = 0.9  # that an admitted request meets its deadline
     max_waiting: int | None = 1024  # requests
     max_waiting_tokens: int | None = None
     max_waiting_bytes: int | None = None
@@ -94,7 +94,7 @@ class CoreConfig:
 
 
 class OrderParts(NamedTuple):
-    """What an order may be made of."""
+    """The parts from which an order is made."""
 
     config: CoreConfig
     engine: EngineConfig
@@ -104,7 +104,7 @@ class OrderParts(NamedTuple):
     backlog: Backlog
 
     def uncached(self, sequence: Sequence) -> int:
-        """Return the tokens that are to be computed for a sequence that is about to wait."""
+        """Return the uncomputed tokens of a sequence about to wait."""
         return sequence.num_tokens - self.backlog.num_cached_tokens(sequence)
 
     def cost(self, sequence: Sequence) -> float:
@@ -125,8 +125,8 @@ ORDERS: dict[str, Callable[[OrderParts], WaitingOrder]] = {
 
 
 def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | None = None) -> Controller:
-    """Makes a core that has seen nothing yet, unless its step-time model has."""
-    model = model or StepTimeModel(PRIOR)
+    """Make a fresh core; a `model` given keeps what it has learned."""
+    model = model or StepTimeModel(PRIOR_STEP_TIME)
     lengths = OutputLengths()
     tariff = EngineTimeTariff(model)
     share = Share(config.weights, config.burst_s)

@@ -1,4 +1,4 @@
-"""When answers that are being given will end: where slots or memory are lacking, a newcomer waits for that."""
+"""Predicts when running sequences end: where slots or memory are lacking, a newcomer waits for that."""
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
@@ -9,28 +9,32 @@ from math import ceil
 from admission.output_length import OutputLengths
 from backend.scheduler.sequence import Sequence
 
-MOST = 8  # quantiles that one sequence stands for
-ENOUGH = 128  # quantiles of all together, from which each has fewer
-COARSE = 8  # of what it has generated, a share that a sequence which outlived its end is expected to last at least
-_GOLDEN = 0.6180339887498949  # multiples of it, less their whole parts, are spread evenly
+MAX_QUANTILES_PER_SEQUENCE = 8  # of one sequence's output length
+MAX_QUANTILES = 128  # of all sequences together: with many running, each has fewer
+# a sequence that outlived its forecast is expected to generate at least this part of its output more
+OUTLIVED_OUTPUT_DIVISOR = 8
+_GOLDEN_RATIO = 0.6180339887498949  # multiples of it, less their whole parts, are spread evenly
 
 
 class Departures:
-    """Expects the ends of those running. Each change since the last call costs O(log running), each call O(running)."""
+    """Predicts the ends of running sequences. Each change since the last call costs O(log running), each call
+    O(running).
+    """
 
     def __init__(self, lengths: OutputLengths, most_running: int, token_budget: int) -> None:
         self._lengths, self._token_budget = lengths, token_budget
-        self._each = max(1, min(MOST, ENOUGH // most_running))
-        self._ends: list[int] = []  # sorted numbers of steps, `_each` of each sequence
+        self._each = max(1, min(MAX_QUANTILES_PER_SEQUENCE, MAX_QUANTILES // most_running))
+        self._ends: list[int] = []  # sorted step numbers, `_each` of each sequence
         self._of: dict[Sequence, list[int]] = {}
-        self._first: list[tuple[int, int, Sequence]] = []  # heap of each one's first; those that ended leave it lazily
+        # heap of each sequence's first end; entries of ended sequences leave it lazily
+        self._first: list[tuple[int, int, Sequence]] = []
         self._numbers = count()
         self._sums = [0]  # of the first n ends
         self._step = 0
         self._admissions = 0
 
     def follow(self, running: Mapping[str, Sequence], step: int, admissions: int) -> None:
-        """Note who runs now, the number of the newest step, and how many sequences were admitted until now."""
+        """Update to the running sequences, the number of the newest step, and the number of admissions so far."""
         if step == self._step and len(running) == len(self._of):
             return
         self._step = step
@@ -45,15 +49,16 @@ class Departures:
             self._expect(sequence)
         while self._first and self._first[0][0] <= step:
             end, _, sequence = heappop(self._first)
-            if sequence in self._of and self._of[sequence][0] == end:  # it outlived its first: it is like the rest
+            # it outlived its first quantile: forecast it anew
+            if sequence in self._of and self._of[sequence][0] == end:
                 self._drop(sequence)
                 self._expect(sequence)
         self._sums = list(accumulate(self._ends, initial=0))
 
     def steps_until(self, lacking: float, work: float, free: int, length: float) -> int:
-        """Returns the steps until a newcomer has a slot, where so many more have to end for it and those ahead to have
-        one each, whose answers take `work` steps together; `free` slots more are taken now, and `length` is the typical
-        answer's. Monotone: neither more that is lacking nor more work ever makes it sooner.
+        """Return the steps until a newcomer has a slot: `lacking` sequences have to end before the newcomer and those
+        ahead of it, whose answers take `work` steps together, have one each. `free` slots can be taken now; `length` is
+        the typical answer's length. Monotone: neither more `lacking` nor more `work` ever makes it sooner.
         """
         ends, now, each = self._ends, self._step, self._each
         first, last = int(each / 2), max(0, int((lacking - 0.5) * each))
@@ -64,7 +69,9 @@ class Departures:
         return max(0, share if last >= len(ends) else min(share, ends[last] - now))
 
     def _until_served(self, work: float, free: int) -> float:
-        """Returns the steps until `free` slots, and those that come free, have given so many to those that wait."""
+        """Return the steps until `free` slots, and the slots that become free, have served `work` steps to waiting
+        requests.
+        """
         ends, sums, now = self._ends, self._sums, self._step
         low, high = 0, len(ends)
         while low < high:
@@ -77,9 +84,9 @@ class Departures:
 
     def _expect(self, sequence: Sequence) -> None:
         number, generated, each = next(self._numbers), len(sequence.output), self._each
-        offset = number * _GOLDEN % 1.0
+        offset = number * _GOLDEN_RATIO % 1.0
         shares = [(n + offset) / each for n in range(each)]
-        longer = min(generated + 1 + generated // COARSE, max(sequence.max_tokens, generated + 1))
+        longer = min(generated + 1 + generated // OUTLIVED_OUTPUT_DIVISOR, max(sequence.max_tokens, generated + 1))
         lengths = self._lengths.quantiles(sequence.tenant, sequence.max_tokens, shares, generated, longer)
         begun = self._step - generated + max(0, sequence.num_uncomputed_tokens - 1) // self._token_budget
         self._of[sequence] = expected = [begun + length for length in lengths]

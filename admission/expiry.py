@@ -1,4 +1,4 @@
-"""Rules that give up those whose answers nobody waits for any more."""
+"""Rules that expire sequences whose deadlines have passed or cannot be met."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from backend.scheduler.sequence import Sequence, SequenceStatus
 
 
 class Expiry(Protocol):
-    """A rule that says which sequences are to be given up. Times are in seconds of the engine's clock."""
+    """A rule that selects the sequences to expire. Times are in seconds of the engine's clock."""
 
-    next_due: float  # nobody is due at this moment or before; what follows may be nobody either
+    next_due: float  # no sequence is due at this moment or earlier; possibly none afterwards
 
     def arrived(self, sequence: Sequence, now: float) -> None: ...
 
@@ -22,12 +22,12 @@ class Expiry(Protocol):
         ...
 
     def due(self, now: float) -> list[Sequence]:
-        """Returns those that are to be ended at this moment."""
+        """Return the sequences to end now."""
         ...
 
 
 class NoExpiry:
-    """A rule by which nobody is given up."""
+    """No sequence expires."""
 
     next_due = inf
 
@@ -42,19 +42,19 @@ class NoExpiry:
 
 
 class DeadlineExpiry:
-    """A sequence expires when it can have no token in time, or has not ended in time. O(log n) each.
+    """A sequence expires when it cannot have a token in time, or has not ended in time. O(log n) each.
 
-    One that waits expires as soon as the shortest prefill there is would end too late, so that nothing is computed in
-    vain; one that runs, when the deadline itself has passed. A deadline that is feasible never expires.
+    A waiting sequence expires as soon as the shortest possible prefill would end too late, so that no prefill is
+    computed in vain; a running one expires when the deadline itself has passed. A feasible deadline never expires.
     """
 
     def __init__(self, shortest_prefill: Callable[[Sequence], float]) -> None:
-        """`shortest_prefill` returns the seconds that a prompt takes on a machine that does nothing else."""
+        """`shortest_prefill` returns the prefill seconds of a prompt on an otherwise idle machine."""
         self._shortest_prefill = shortest_prefill
-        self._heap: list[tuple[float, int, Sequence]] = []  # those that have ended leave it lazily
+        self._heap: list[tuple[float, int, Sequence]] = []  # entries of ended sequences leave it lazily
         self.next_due = inf
         self._numbers = count()
-        self._tolerated = 64  # entries, before those that have ended are cleared out
+        self._tolerated = 64  # entries, before those of ended sequences are cleared out
 
     def arrived(self, sequence: Sequence, now: float) -> None:
         deadlines = _deadlines(sequence)
@@ -67,7 +67,7 @@ class DeadlineExpiry:
         pass
 
     def due(self, now: float) -> list[Sequence]:
-        expired: dict[Sequence, None] = {}  # in the order in which their times passed; each has several
+        expired: dict[Sequence, None] = {}  # in the order in which their times passed; each has several entries
         while self._heap and self._heap[0][0] < now:
             sequence = heappop(self._heap)[2]
             if _is_late(sequence, now) or (_is_idle(sequence) and self._is_too_late(sequence, now)):
@@ -76,7 +76,7 @@ class DeadlineExpiry:
         return list(expired)
 
     def _is_too_late(self, sequence: Sequence, now: float) -> bool:
-        """Returns whether it is too late to begin. Prefill may have got faster since the sequence arrived."""
+        """Return True if it is too late to begin. Prefill may have become faster since the arrival."""
         latest = self._latest_start(sequence)
         if latest >= now:
             self._watch(sequence, latest)
@@ -99,7 +99,7 @@ def _deadlines(sequence: Sequence) -> list[float]:
 
 
 def _is_late(sequence: Sequence, now: float) -> bool:
-    """Returns whether a deadline has passed that the sequence has not met."""
+    """Return True if the sequence has missed a deadline."""
     if sequence.status is SequenceStatus.FINISHED:
         return False
     if sequence.done_by is not None and sequence.done_by < now:
@@ -108,17 +108,17 @@ def _is_late(sequence: Sequence, now: float) -> bool:
 
 
 def _is_idle(sequence: Sequence) -> bool:
-    """Returns whether the sequence has had nothing yet, neither prefill nor tokens."""
+    """Return True if the sequence has neither prefill nor tokens yet."""
     return sequence.status is SequenceStatus.WAITING and sequence.num_computed_tokens == 0 and not sequence.output
 
 
 class ControlledDelay:
-    """Controlled delay (CoDel: Nichols and Jacobson, 2012) for requests: the wait that is allowed is short while the
-    queue does not run empty. `interval` and `target` are in seconds.
+    """Controlled delay (CoDel: Nichols and Jacobson, 2012) for requests: the allowed wait is short while the queue does
+    not run empty. `interval` and `target` are in seconds.
     """
 
     def __init__(self, interval: float = 2.0, target: float = 0.5) -> None:
-        self.next_due = -inf  # it looks whenever it is asked
+        self.next_due = -inf  # due at every call
         self._interval, self._target = interval, target
         self._waiting: OrderedDict[Sequence, float] = OrderedDict()
         self._empty_at = 0.0
@@ -134,7 +134,7 @@ class ControlledDelay:
             self._empty_at = now
 
     def due(self, now: float) -> list[Sequence]:
-        """Returns those that have waited too long; each is to be ended."""
+        """Return the sequences to end: they have waited too long."""
         allowed = self._interval if now - self._empty_at < self._interval else self._target
         late = []
         for sequence, since in self._waiting.items():

@@ -21,13 +21,13 @@ REASONS = {
     "allowance": "its tenant held as much KV memory as its limit allows",
     "tokens": "its tenant's token limit had no more for it yet",
 }
-BEHIND = "behind others that are due earlier, because "  # and the obstacle of the first in line
-PAUSED = "paused: "  # and the limit that one which runs has met
-MOST_NAMED = 3  # tenants whose requests were due earlier
+BEHIND_PREFIX = "behind others that are due earlier, because "  # followed by the obstacle of the head of the queue
+PAUSED_PREFIX = "paused: "  # followed by the limit that a running sequence has met
+MAX_TENANTS_NAMED = 3  # of requests due earlier
 
 
 class _Asked(NamedTuple):
-    """What the order of requests looks at, of one that is open."""
+    """An open request, as far as its order is explained by it."""
 
     request: str
     tenant: str
@@ -36,7 +36,7 @@ class _Asked(NamedTuple):
 
 @dataclass(slots=True)
 class _SequenceHistory:
-    """The history of one sequence, as the log tells it."""
+    """The history of one sequence."""
 
     name: str
     tenant: str
@@ -44,7 +44,7 @@ class _SequenceHistory:
     lines: list[str] = field(default_factory=list)
     waiting_since: float | None = None
     waits: dict[str, float] = field(default_factory=dict)  # seconds by reason
-    ahead: dict[str, dict[_Asked, None]] = field(default_factory=dict)  # by reason, those that went first meanwhile
+    ahead: dict[str, dict[_Asked, None]] = field(default_factory=dict)  # by reason, the requests served first meanwhile
     has_deadline: bool = False
     over: bool = False
 
@@ -68,17 +68,17 @@ class _SequenceHistory:
             self.waited(now, "admitted after waiting")
 
     def waited(self, now: float, what: str) -> None:
-        """Say how long the sequence has waited until now, and for what reasons."""
+        """Append a line with the sequence's wait until now, by reason."""
         assert self.waiting_since is not None
         self.say(now, f"{what} {now - self.waiting_since:.3f} s")
         for reason, seconds in sorted(self.waits.items(), key=lambda item: -item[1]):
-            how = "due earlier" if reason.startswith(BEHIND) else "served first"
-            told = [*self._before(self.ahead[reason], how), reason.removeprefix(BEHIND)]
+            how = "due earlier" if reason.startswith(BEHIND_PREFIX) else "served first"
+            told = [*self._before(self.ahead[reason], how), reason.removeprefix(BEHIND_PREFIX)]
             self.lines.append(f"{'':13}{seconds:.3f} s: {'; '.join(filter(None, told))}")
         self.waiting_since, self.waits, self.ahead = None, {}, {}
 
     def _before(self, ahead: Iterable[_Asked], how: str) -> Iterator[str]:
-        """Yield whose requests went first, and by what."""
+        """Yield the counts of requests that went first, and why."""
         of_others, of_its_tenant, has_siblings = Counter[str](), 0, False
         for one in ahead:
             if one.request == request_of(self.name):
@@ -98,7 +98,7 @@ class _SequenceHistory:
 
 
 def request_of(name: str) -> str:
-    """Return the id of the request that a sequence belongs to."""
+    """Return the request's id of a sequence's name."""
     request, _, index = name.rpartition("-")
     return request if index.isdecimal() else name
 
@@ -108,7 +108,7 @@ def _requests(count: int) -> str:
 
 
 def _by_tenant(count_by_tenant: Counter[str]) -> str:
-    named = count_by_tenant.most_common(MOST_NAMED)
+    named = count_by_tenant.most_common(MAX_TENANTS_NAMED)
     (tenant, count), *others = named
     each = [f"{_requests(count)} of {tenant}", *[f"{count} of {tenant}" for tenant, count in others]]
     if rest := count_by_tenant.total() - sum(count for _, count in named):
@@ -117,7 +117,7 @@ def _by_tenant(count_by_tenant: Counter[str]) -> str:
 
 
 def explain(lines: Iterable[str], request: str) -> list[str]:
-    """Returns the story of `request`, the id of a response or of one of its sequences; empty when it is not in the log.
+    """Return the story of `request`, the id of a response or of one of its sequences; empty if the log lacks it.
 
     Raises `LogError`.
     """
@@ -130,21 +130,22 @@ def explain(lines: Iterable[str], request: str) -> list[str]:
 
 
 class _LogReader:
-    """Reads a log entry by entry, keeping the histories that were asked for."""
+    """Reads a log entry by entry, and keeps the histories of the asked request."""
 
     def __init__(self, request: str) -> None:
         self.histories: dict[str, _SequenceHistory] = {}
         self._request = request
         self._given_up = _GIVEN_UP
-        self._previous = 0.0  # when the last entry was made
-        self._held: dict[str, str] = {}  # tenants that are skipped, each with the limit of its own that it has met
+        self._previous = 0.0  # the time of the last entry
+        # tenants that the queue passes over, each with the limit of its own that it has met
+        self._held: dict[str, str] = {}
         self._prompts: dict[str, int] = {}  # lengths in tokens
-        self._asked_for: dict[str, _Asked] = {}  # sequences that are open
+        self._asked_for: dict[str, _Asked] = {}  # open sequences
         self._not_begun: set[str] = set()
         self._began: list[_Asked] = []  # with the last plan
-        self._head: list[_Asked] = []  # the first in line, if the last plan says that it waits
+        self._head: list[_Asked] = []  # the head of the queue, if it waits by the last plan
         self._engine: dict[str, Any] = {}  # its settings
-        self._why: list[str] | None = None  # what the last plan says of the queue: the obstacle and whose it is
+        self._why: list[str] | None = None  # the queue's obstacle by the last plan, and its head
         self._readers: dict[str, Callable[..., None]] = {
             "request": self._asked,
             "arrive": self._arrive,
@@ -164,7 +165,7 @@ class _LogReader:
             self._readers[kind](now, *said[1:])
 
     def close(self) -> None:
-        """Finish the histories of sequences that had not ended when the log did."""
+        """Finish the histories of sequences still open at the end of the log."""
         for history in self._open():
             if history.waiting_since is None:
                 history.say(self._previous, "had not ended when the log did")
@@ -178,14 +179,14 @@ class _LogReader:
             self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}
 
     def _wait_until(self, now: float) -> None:
-        """Count the time since the last entry for the reason that the last plan gave."""
+        """Add the time since the last entry to the reason of the last plan."""
         for history in self._open():
             if history.waiting_since is not None and now > self._previous:
                 self._wait(history, now - self._previous)
         self._previous = now
 
     def _asked(self, now: float, name: str, tenant: str, *rest: Any) -> None:
-        """Note a request that was refused before it came to the core; others are noted when they arrive."""
+        """Note a request refused before it came to the core; others are noted when they arrive."""
         *_, prompts, refusal = rest
         if refusal is None or name != self._request:
             return
@@ -270,9 +271,9 @@ class _LogReader:
         self._why = why
 
     def _wait(self, history: _SequenceHistory, seconds: float) -> None:
-        """Count time in which it waited: for those that went first with the last plan, or for what that says.
+        """Add waiting time to the requests that began with the last plan, or else to the plan's obstacle.
 
-        A tenant that is passed over for want of slots may have to watch what is due later begin, of tenants with fewer.
+        A tenant passed over for want of slots may see requests begin that are due later, of tenants with fewer slots.
         """
         obstacle, limit = "" if self._why is None else REASONS[self._why[0]], self._held.get(history.tenant)
         own = self._asked_for.get(history.name)
@@ -280,7 +281,7 @@ class _LogReader:
         if limit is not None:
             history.wait(REASONS[limit], began if limit == "slots" else (), seconds)
         elif began or head:
-            history.wait(BEHIND + obstacle, (*began, *head), seconds)
+            history.wait(BEHIND_PREFIX + obstacle, (*began, *head), seconds)
         else:
             history.wait(obstacle or "until the next step was planned", (), seconds)
 
@@ -290,7 +291,7 @@ class _LogReader:
             self._not_begun.discard(name)
 
     def _found(self, name: str, blocks: int) -> str:
-        """Returns what is said of blocks that were found; of one that was preempted, they may be of its answer too."""
+        """Return the text for a prefix hit; a preempted sequence may hit blocks of its output too."""
         tokens, prompt = blocks * self._engine["block_size"], self._prompts[name]
         return f"of its {prompt} prompt tokens {min(tokens, prompt)} were cached, and are not computed"
 
@@ -331,7 +332,7 @@ _GIVEN_UP = {
 
 
 def _evicted(cached: dict[str, Any]) -> str:
-    """Returns what is added where cached blocks were given up for the memory of this step, or since the one before."""
+    """Return the text for evictions since the last plan that reported any."""
     if "evicted" not in cached:
         return ""
     return f"; {cached['evicted']} cached blocks were given up for memory, {cached['idle']} that nobody holds are left"

@@ -1,12 +1,12 @@
-"""Forecasts when a newcomer's first and last token come, by the order that is in force.
+"""Forecasts a newcomer's first and last token, by the order in force.
 
-    first token = steps in flight + half a step + max(tokens before it * seconds a token, until it has a place)
+    first token = steps in flight + half a step + max(tokens ahead * seconds a token, until it has a slot and memory)
                   + its own prompt * seconds a token
-    last token  = first token + its expected answer, in steps as they are while prompts are computed, then as lately
+    last token  = first token + its expected output, in steps as long as now while prompts are computed, then as lately
 
-A token takes what a step takes that carries, beside the decodes of now, as much prefill as steps may. Before a newcomer
-come the prompts that run and are due earlier, and what waits and is due earlier (`Foreseen.ahead`). It has a place once
-it has a slot and memory: where those before it need more than there are, answers have to end first (`departures`).
+Seconds a token are those of a step with the present decodes and as much prefill as a step may carry. Ahead of a
+newcomer are running prefills due earlier and waiting requests due earlier (`Foreseen.ahead`). Where the requests ahead
+need more slots or memory than are free, running sequences have to end first (`departures`).
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
-OUTPUT_QUANTILE = 0.9  # of the answer's length, that the last token is forecast for
-TYPICAL_WEIGHT = 0.02  # of each newcomer in the running means of what is asked for
+OUTPUT_QUANTILE = 0.9  # of the output length, for which the last token is forecast
+TYPICAL_WEIGHT = 0.02  # of each newcomer in the running means of prompt and output tokens
 
 
 class Ahead(NamedTuple):
-    """What waits and goes before a newcomer."""
+    """The waiting work due before a newcomer."""
 
     tokens: float = 0.0
     requests: float = 0.0
@@ -34,18 +34,18 @@ class Ahead(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A request in the order in which requests are due."""
+    """A waiting request, comparable by the time at which it is due."""
 
     due: float
-    number: int  # the order among those due at once
+    number: int  # the order among requests due at once
     sequence: Sequence
-    tokens: int  # of its prompt, that are to be computed
+    tokens: int  # uncomputed tokens of its prompt
 
 
 @dataclass(slots=True)
 class Delayed:
-    """Requests with deadlines that go after a newcomer, in their order, and the seconds from now until the first token
-    of each comes.
+    """Requests with deadlines due after a newcomer, in their order, with the seconds from now until the first token of
+    each.
     """
 
     sequences: list[Sequence]
@@ -53,12 +53,12 @@ class Delayed:
 
 
 class Foreseen(Protocol):
-    """What the forecast asks of an order."""
+    """The forecast's view of an order."""
 
     def due(self, sequence: Sequence) -> float: ...
 
     def ahead(self, sequence: Sequence) -> Ahead:
-        """Return what waits and is due before a newcomer that does not wait yet."""
+        """Return the waiting work due before a newcomer, which does not wait yet."""
         ...
 
     def behind(self, sequence: Sequence) -> list[Due]:
@@ -73,14 +73,14 @@ class Forecast:
     first_token: float
     last_token: float
     wait: float  # until its own prefill
-    own_wait: float  # the part of it that its tenant's waiting requests cause
-    each: float  # seconds of the wait for each token before it
+    own_wait: float  # the part of it caused by its tenant's waiting requests
+    each: float  # seconds of the wait for each token ahead
     prefill: float  # its own
     behind: Delayed
 
 
 class _Step(NamedTuple):
-    """The step that a prefill would share at present."""
+    """The step that a prefill would share now."""
 
     prefill_tokens: int
     seconds: float
@@ -89,7 +89,7 @@ class _Step(NamedTuple):
 
 
 class Forecaster:
-    """Reads the scheduler and the order; changes neither. O(running + what `Foreseen` says)."""
+    """Reads the scheduler and the order; changes neither. O(running + the cost of `Foreseen`)."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class Forecaster:
         self.typical_prompt = self.typical_answer = 0.0  # tokens, running means over newcomers
 
     def arrived(self, prompt: int, answer: float) -> None:
-        """Learn from a newcomer, by the tokens of its prompt to compute and of its answer as expected."""
+        """Update the running means by a newcomer's uncomputed prompt tokens and expected output tokens."""
         weight = TYPICAL_WEIGHT if self.typical_prompt else 1.0
         self.typical_prompt += weight * (prompt - self.typical_prompt)
         self.typical_answer += weight * (max(1.0, answer) - self.typical_answer)
 
     def of(self, sequence: Sequence, cached: int, now: float) -> Forecast:
-        """Return the forecast for a sequence that arrives now, with `cached` prompt tokens that need no computing."""
+        """Return the forecast for a sequence that arrives now with `cached` prompt tokens."""
         order, due = self._order, self._order.due(sequence)
         step = self._step(sequence, cached)
         a_token = step.seconds / step.prefill_tokens
@@ -143,12 +143,12 @@ class Forecaster:
         return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, behind)
 
     def prefilling(self) -> list[tuple[Sequence, int]]:
-        """Return the running sequences whose prompts are not computed yet, each with the tokens that are left of it."""
+        """Return the running sequences in prefill, each with its uncomputed tokens."""
         running = self._scheduler.running.values()
         return [(s, left) for s in running if (left := s.num_admitted_tokens - s.num_computed_tokens) > 0]
 
     def alone(self, sequence: Sequence) -> float:
-        """Return the seconds of prefill on a machine that does nothing else: no schedule is faster."""
+        """Return the prefill seconds on an otherwise idle machine: a lower bound for every schedule."""
         config, model = self._scheduler.config, self._model.fitted
         cached = self._scheduler.num_cached_tokens(sequence)
         steps, rest = divmod(sequence.num_tokens - cached, config.max_num_batched_tokens)
@@ -168,13 +168,13 @@ class Forecaster:
         return _Step(prefill, self._model.fitted.seconds(work), decodes, context)
 
     def _decoding(self, tokens: float, waiting: float, sequence: Sequence, step: _Step) -> float:
-        """Return the seconds of an answer's tokens, in full steps until the waiting tokens of prompts are computed."""
+        """Return the seconds of an output of `tokens`, in full steps until `waiting` prompt tokens are computed."""
         full = min(tokens, waiting / step.prefill_tokens)
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
     def _wait(self, tokens: float, requests: float, sequence: Sequence, step: _Step) -> float:
-        """Return the seconds until the newcomer's own prefill, behind these tokens of these requests."""
+        """Return the seconds until the newcomer's own prefill, behind `tokens` of `requests`."""
         computing = tokens * step.seconds / step.prefill_tokens
         steps, of_decodes = self._until_place(requests, sequence, step)
         if not steps:
@@ -183,9 +183,7 @@ class Forecaster:
         return max(computing, steps * of_decodes + tokens * (step.seconds - decodes) / step.prefill_tokens)
 
     def _until_place(self, requests: float, sequence: Sequence, step: _Step) -> tuple[int, float]:
-        """Return the steps until it has a slot and memory behind these requests, and the seconds of a step without
-        prefill.
-        """
+        """Return the steps until it has a slot and memory behind `requests`, and a step's seconds without prefill."""
         scheduler, running = self._scheduler, self._scheduler.running
         config, typical = scheduler.config, self.typical_prompt + self.typical_answer
         free = config.max_num_seqs - len(running)

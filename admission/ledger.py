@@ -1,9 +1,8 @@
-"""Charges each step, in time or in tokens, to the sequences it serves.
+"""Charges each step to the sequences that it serves.
 
-In engine time, a step's predicted cost is charged when it is planned and corrected when it completes, with the time
-from completion to completion; the fixed part of a step is split pro rata to the marginal parts, so that the charges of
-all steps add up to the time the device was busy. In tokens, a prompt token costs `prompt` and a generated one `output`
-(VTC's weights are 1 and 2: Sheng et al., 2024).
+A step's predicted cost is charged when it is planned and corrected when it completes, with the time from completion to
+completion; the fixed part of a step is split pro rata to the marginal parts, so that the charges of all steps add up to
+the time the device was busy.
 """
 
 from collections import deque
@@ -23,7 +22,7 @@ class EngineTimeTariff:
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
         self._total = self._parts = 0.0  # running means of a step's time, and of the sum of its marginal parts
-        self._beyond = 0.0  # the same of the share of a step's tokens that is beyond the knee
+        self._beyond = 0.0  # the running mean of the share of a step's tokens beyond the knee
 
     def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
@@ -48,9 +47,8 @@ class EngineTimeTariff:
         return [part * seconds / parts for part in marginal]
 
     def _with_hinge(self, batch: Batch, each: float) -> list[float]:
-        """Returns the marginal parts of the rows where what a step takes beyond the knee is `each` for every token of
-        it: growing from nothing to its size, all rows alike, a step passes the knee with all of them (Aumann and
-        Shapley, 1974).
+        """Return the marginal parts of the rows where each token beyond the knee costs `each`: all rows grow alike from
+        nothing to their sizes, so that each has its share of the tokens beyond the knee (Aumann and Shapley, 1974).
         """
         _, prefill, decode, context, prefill_context, pairs, _ = self._model.fitted.coefficients
         decodes, decode, prefill = batch.num_decodes, decode + each, prefill + each
@@ -60,11 +58,11 @@ class EngineTimeTariff:
         return marginal
 
     def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
-        """Returns the cost with a share of the fixed part of steps; no more than in steps of its own."""
+        """Return the cost of a request with its share of the fixed part of steps; no more than in steps of its own."""
         model = self._model.fitted
         fixed, prefill, decode, context, prefill_context, pairs, beyond = model.coefficients
         own = output * (decode + context * (prompt + output / 2))
-        computed = max(0, prompt - cached)  # 0: it starts from a prompt that another answer has computed
+        computed = max(0, prompt - cached)  # 0: it is forked from another answer's prompt
         if beyond and self._model.is_calibrated:
             own += (output + computed) * beyond * self._beyond + prefill * computed
             own += (prefill_context * cached if computed else 0.0) + pairs * prefill_pairs(cached, computed)
@@ -91,8 +89,8 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
 
 
 _Charge = tuple[ScheduledStep, StepWork, float, list[float], Mapping[str, float]]
-"""The charge for a step that is planned and not completed: the step, its work, the seconds that its copies add, and the
-costs of its rows and of tenants.
+"""The charge of a step in flight: the step, its work, the seconds of its copies, and the costs of its rows and of
+tenants.
 """
 
 
@@ -105,21 +103,21 @@ class Ledger:
         self._model = model
         self._copy_time = copy_time
         self._open: deque[_Charge] = deque()
-        self._corrections: dict[str, float] = {}  # of steps completed, by tenant: charged with the next step
-        self.prepaid: dict[Sequence, float] = {}  # and not used yet, by sequences that have begun and not ended
+        self._corrections: dict[str, float] = {}  # of completed steps, by tenant: charged with the next step
+        self.prepaid: dict[Sequence, float] = {}  # not used yet, by sequences that have begun and not ended
 
     def prepay(self, sequence: Sequence, cached: int) -> None:
-        """Let a sequence that has begun pay for its prompt, of which `cached` tokens need not be computed for it."""
+        """Charge a sequence that begins for its prompt, without `cached` tokens."""
         self.prepaid[sequence] = cost = self._tariff.estimate(len(sequence.prompt), 0.0, cached)
         account = self.share.account(sequence.tenant)
         self.share.spend(account, cost)
 
     def charge(self, tenant: str, seconds: float) -> None:
-        """Charge a tenant for so many seconds of work beside the engine."""
+        """Charge a tenant for seconds of work beside the engine."""
         self.share.charge(self.share.account(tenant), seconds)
 
     def planned(self, scheduled: ScheduledStep) -> float:
-        """Charge a step that was planned; returns the seconds that it is predicted to take."""
+        """Charge a planned step; returns its predicted seconds."""
         work = work_of(scheduled)
         copying = self._copy_time.planned(scheduled.batch.num_copies)
         seconds = self._model.fitted.seconds(work) + copying
@@ -128,7 +126,7 @@ class Ledger:
         return seconds
 
     def _charge_rows(self, sequences: list[Sequence], costs: list[float]) -> Mapping[str, float]:
-        """Charge each sequence with its cost, of which what it prepaid pays first; returns the sums by tenant."""
+        """Charge each sequence with its cost, from its prepaid seconds first; returns the sums by tenant."""
         sums, returned = dict[str, float](), dict[str, float]()
         prepaid, sum_of, prepaid_by = self.prepaid, sums.get, self.prepaid.get
         for sequence, cost in zip(sequences, costs):  # noqa: B905 - being strict takes as long as ten rows
@@ -153,8 +151,8 @@ class Ledger:
         self._corrections.clear()
 
     def completed(self, elapsed: float) -> None:
-        """Correct the charges of the oldest step that was planned, which took this many seconds: at once where no other
-        is in flight, else with the charges of the next.
+        """Correct the charges of the oldest planned step, which took `elapsed` seconds: at once if no other is in
+        flight, else with the charges of the next.
         """
         scheduled, work, copying, costs, by_tenant = self._open.popleft()
         total = plain_sum(by_tenant.values())
@@ -171,7 +169,7 @@ class Ledger:
         self._model.observe(work, elapsed - copying)
 
     def lost(self) -> None:
-        """Return the charges of all steps that were planned and not completed, none of which took place."""
+        """Return the charges of all steps in flight, none of which took place."""
         while self._open:
             *_, by_tenant = self._open.pop()
             for tenant, cost in by_tenant.items():
@@ -179,6 +177,6 @@ class Ledger:
         self._copy_time.lost()
 
     def ended(self, sequence: Sequence) -> None:
-        """Return the rest of what a sequence prepaid to its tenant, once it has ended in any state. Idempotent."""
+        """Return the unused prepaid seconds of an ended sequence to its tenant. Idempotent."""
         if rest := self.prepaid.pop(sequence, 0.0):
             self.share.spend(self.share.account(sequence.tenant), -rest)

@@ -1,12 +1,13 @@
-"""One order: what is due first goes first, in the queue, inside a step, in the forecast and, reversed, among victims.
+"""One order: the request due first goes first, in the queue, inside a step, in the forecast and, reversed, among
+victims.
 
-A request with a deadline that presses (`Sequence.is_pressing`) is due at its deadline. Any other, such as one whose
-client gives up after minutes, is due when half of its class's target and the offset of its class have passed, never
-before now, and later by the time in which its tenant's share pays what it owes (`Share.payback`); earlier, if it is
-owed. It is fixed when the request begins.
+A request with a pressing deadline (`Sequence.is_pressing`) is due at its deadline. Any other request, for example of a
+client that gives up after minutes, is due when half of its class's target and the offset of its class have passed,
+never before now, and later by the time in which its tenant's share pays the tenant's debt (`Share.payback`); earlier,
+if the tenant has credit. The time is fixed when the request begins.
 
-Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and `OLDEST_SHARE` of
-what the tenant has served goes to its oldest, so that none waits for ever.
+Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and
+`OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -21,23 +22,23 @@ from typing import Protocol
 from admission.aging import Aging
 from admission.forecast import Ahead, Due, Foreseen
 from admission.share import Account, Share
-from backend.scheduler.sequence import TARGET, Sequence
+from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
-DUE_SHARE = 0.5
+DUE_SHARE_OF_TARGET = 0.5
 """The share of its target after which a request without a deadline is due, so that time is left to compute it."""
-IN_TIME_SHARE = 0.85
-"""The share of its target that a request may wait and still be in time: what is left is for its own prefill."""
-OLDEST_SHARE = 0.25
+IN_TIME_SHARE_OF_TARGET = 0.85
+"""The share of its target that a request may wait and still be in time: the rest is for its own prefill."""
+OLDEST_SHARE_OF_SERVICE = 0.25
 """The share of a tenant's service without deadlines that its oldest request has, however short the others are."""
 
-TOLERANCE_S = 2.0
-"""Engine seconds, for each weight, that a tenant may be in debt and leave others no room."""
-RAMP_S = 16.0
-"""Engine seconds of debt beyond that over which the room that it leaves grows to all that is asked of debtors."""
+DEBT_TOLERANCE_S = 2.0
+"""Engine seconds, for each unit of weight, that a tenant may be in debt and leave others no room."""
+DEBT_RAMP_S = 16.0
+"""Engine seconds of debt beyond the tolerance, over which the room that a debtor leaves grows to the whole guard."""
 
-TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
-OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owed: a few requests' worth
+MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
+OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owed: the cost of a few requests
 
 _DUE = attrgetter("due")
 
@@ -48,22 +49,22 @@ def _deadline(sequence: Sequence) -> float:
 
 
 def target_of(sequence: Sequence) -> float:
-    return TARGET if sequence.first_token_target is None else sequence.first_token_target
+    return DEFAULT_FIRST_TOKEN_S if sequence.first_token_target is None else sequence.first_token_target
 
 
 def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahead_s: float, run_up_s: float) -> float:
     """Return the most engine seconds, for each unit of weight, by which the service of two tenants differs over any
     interval in which both have requests without deadlines waiting: |W_i/w_i - W_j/w_j|.
 
-    `start_s`: how far apart the credits of two tenants can be (`Share.spread_s`). `latest_s`: how much later than at
-    once a request is due, but for what its tenant owes: half its target and the offset of its class, the largest.
-    `ahead_s`: what a tenant has paid for its prompts and not used yet. `run_up_s`: what a tenant spends after one of
-    its requests was chosen and before the next is.
+    `start_s`: the largest difference of two tenants' credits (`Share.spread_s`). `latest_s`: the largest delay after
+    which a request is due without its tenant's debt: half its target and the offset of its class. `ahead_s`: seconds
+    that a tenant has prepaid for prompts and not used yet. `run_up_s`: seconds that a tenant spends between two choices
+    of its requests.
 
-    While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all that
-    ask; afterwards it spends at most the run-up. Grants are the same for both while both have work waiting. So the
-    difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from where it was when
-    the later backlog began, at most `start_s`; service is grants less credit less what is paid ahead.
+    While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all asking
+    tenants; afterwards i spends at most the run-up. Grants are the same for both while both have work waiting. So the
+    difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from its value when the
+    later backlog began, at most `start_s`; service is grants less credit less prepaid seconds.
     """
     one, other = weights
     first = max(start_s, latest_s / (one + other) + run_up_s / min(one, other))
@@ -83,14 +84,14 @@ class Undated:
     """One tenant's waiting requests without deadlines. Each operation costs O(log waiting)."""
 
     def __init__(self, account: Account, number: int, aging: Callable[[], Aging]) -> None:
-        """`number` is another for each, and rises."""
+        """`number` identifies the backlog; later backlogs have larger numbers."""
         self.account, self.number = account, number
         self._aging = aging
         self.is_early = False  # True: its oldest is not due yet
-        self.timed_at = -inf  # for when the ranking has last noted that its oldest is due
+        self.timed_at = -inf  # the time for which the ranking has last noted that its oldest is due
         self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
         self._classes: dict[int, Work] = {}
-        self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; what was removed leaves them lazily
+        self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; removed requests leave them lazily
         self._by_size: list[tuple[int, float, int, Sequence]] = []
         self._owed_to_oldest = 0.0  # engine seconds; below 0: the oldest is ahead
 
@@ -111,12 +112,12 @@ class Undated:
             self._by_age.clear()
             self._by_size.clear()
         elif self._is_late(sequence, now) and is_oldest:
-            self._owed_to_oldest -= (1 - OLDEST_SHARE) * seconds
+            self._owed_to_oldest -= (1 - OLDEST_SHARE_OF_SERVICE) * seconds
         else:
-            self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE * seconds, OWED_TO_OLDEST_LIMIT_S)
+            self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE_OF_SERVICE * seconds, OWED_TO_OLDEST_LIMIT_S)
 
     def work(self, priority_class: int) -> Work:
-        """Return what waits of classes that are no lower. O(classes)."""
+        """Return the waiting work of this class and higher ones. O(classes)."""
         total = Work()
         for level, work in self._classes.items():
             if level <= priority_class:
@@ -127,17 +128,17 @@ class Undated:
 
     @property
     def most_urgent(self) -> int:
-        """The most urgent class that waits. O(classes)."""
+        """The most urgent class with waiting work. O(classes)."""
         return min(self._classes)
 
     @property
     def due_at(self) -> float:
-        """When the oldest is due, but for what the tenant owes; -inf: it has begun before."""
+        """When the oldest is due, without its tenant's debt; -inf: it has begun before."""
         self._top_by_age()
         return self._by_age[0][0]
 
     def first(self, now: float) -> Sequence:
-        """Return the request that goes first; there is one."""
+        """Return the request that goes first; the backlog is not empty."""
         oldest = self._top_by_age()
         if not self._is_late(oldest, now) or self._owed_to_oldest < 0.0:
             heap = self._by_size
@@ -168,35 +169,35 @@ class Undated:
     def _is_late(self, sequence: Sequence, now: float) -> bool:
         if sequence.output or not sequence.is_newcomer:
             return True
-        return now > sequence.arrival + IN_TIME_SHARE * target_of(sequence) + self._offset(sequence)
+        return now > sequence.arrival + IN_TIME_SHARE_OF_TARGET * target_of(sequence) + self._offset(sequence)
 
     def _offset(self, sequence: Sequence) -> float:
         return self._aging().offset(sequence.priority_class)
 
     def _due_at(self, sequence: Sequence) -> float:
-        return sequence.arrival + DUE_SHARE * target_of(sequence) + self._offset(sequence)
+        return sequence.arrival + DUE_SHARE_OF_TARGET * target_of(sequence) + self._offset(sequence)
 
 
-_Ranks = list[tuple[float, int, Undated]]  # a heap; entries that are outdated leave it lazily
+_Ranks = list[tuple[float, int, Undated]]  # a heap; outdated entries leave it lazily
 
 
 class TenantRanking:
     """Tenants with requests without deadlines, by when the oldest of each is due.
 
-    Where that is past, they differ by their credits alone, which grants change alike: a heap of offsets ranks them from
-    plan to plan. Where it is not, another ranks them by its sum with what they owe, as long as no tenant comes or goes.
+    Tenants whose oldest is due differ by their credits alone, which grants change alike: a heap of offsets ranks them
+    from plan to plan. The others are ranked by the sum of due time and debt, valid as long as no tenant comes or goes.
     """
 
     def __init__(self, share: Share, tenants: Mapping[str, Undated]) -> None:
         """`tenants`: all of them, by name."""
         self._share, self._of = share, tenants
-        self._by_time: _Ranks = []  # of those whose oldest is not due yet, by when it is
-        self._early: _Ranks = []  # the same, later by what they owe
-        self._late: _Ranks = []  # of all others, by offset
+        self._by_time: _Ranks = []  # of tenants whose oldest is not due yet, by its due time
+        self._early: _Ranks = []  # the same tenants, by due time plus debt
+        self._late: _Ranks = []  # of all other tenants, by offset
         self._scale = 1.0  # seconds that pay a second of debt, when `_early` was made
 
     def place(self, undated: Undated, now: float) -> None:
-        """Rank a tenant anew: its oldest request is another than before, or it is on hold no more."""
+        """Rank a tenant anew: its oldest request has changed, or it is released from hold."""
         due_at = undated.due_at
         undated.is_early = due_at > now
         if undated.is_early and undated.timed_at != due_at:
@@ -214,7 +215,7 @@ class TenantRanking:
             self.place(undated, now)
 
     def first(self, now: float, held: Set[str]) -> tuple[float, Undated] | None:
-        """Return the tenant that is due first of those not on hold, and when. O(log tenants)."""
+        """Return the due time and the tenant due first of those not on hold. O(log tenants)."""
         self._follow(now)
         late, early = self._top(self._late, held, is_early=False), self._top(self._early, held, is_early=True)
         ranked = [(self._due(one, now), one.number, one) for one in (late, early) if one is not None]
@@ -224,7 +225,7 @@ class TenantRanking:
         return due, undated
 
     def ranked(self, now: float, held: Set[str], may: Callable[[str, int], bool]) -> list[tuple[float, int, Undated]]:
-        """Return when tenants not on hold are due, with their numbers, of whose most urgent class the test is true."""
+        """Return due time, number and backlog of tenants not on hold whose most urgent class passes the test."""
         found = [one for tenant, one in self._of.items() if tenant not in held and may(tenant, one.most_urgent)]
         return [(self._due(one, now), one.number, one) for one in found]
 
@@ -232,7 +233,7 @@ class TenantRanking:
         return max(undated.due_at, now) + self._share.payback(undated.account)
 
     def _follow(self, now: float) -> None:
-        """Note whose oldest is due by now, and who owes less than before."""
+        """Move tenants whose oldest has become due, and rank tenants anew whose debt has shrunk."""
         while self._by_time and self._by_time[0][0] <= now:
             due_at, _, undated = heappop(self._by_time)
             if undated.is_early and undated.sizes and undated.due_at == due_at:
@@ -264,7 +265,7 @@ class TenantRanking:
             ranks[:] = self._ranked(is_early=undated.is_early)
 
     def _ranked(self, *, is_early: bool) -> _Ranks:
-        """Return a heap of all tenants whose oldest is due, or is not due yet, without outdated entries."""
+        """Return a heap of all tenants whose oldest is not due yet (`is_early`), or is due, without stale entries."""
         ranks = [(self._rank(one), one.number, one) for one in self._of.values() if one.is_early is is_early]
         heapify(ranks)
         return ranks
@@ -280,13 +281,13 @@ class DueOrder:
     def __init__(
         self, share: Share, aging: Aging, seconds: Callable[[Sequence], float], uncached: Callable[[Sequence], int]
     ) -> None:
-        """Both are asked when a request begins to wait. `seconds` predicts the engine seconds that it costs, by which
-        one tenant's requests are ordered among themselves; `uncached` returns the tokens that are to be computed.
+        """Both functions are called when a request begins to wait. `seconds` predicts its engine seconds, by which one
+        tenant's requests are ordered among themselves; `uncached` returns its uncomputed tokens.
         """
         self.share, self.aging, self._seconds, self._uncached = share, aging, seconds, uncached
         self.now = 0.0
         self.dated: list[Due] = []  # sorted
-        self.undated: dict[str, Undated] = {}  # of tenants with such requests waiting
+        self.undated: dict[str, Undated] = {}  # by tenant, never empty
         self._held: set[str] = set()  # tenants on hold
         self._dues: dict[Sequence, float] = {}  # of requests that have begun, until they end
         self._waiting: dict[Sequence, Due | None] = {}
@@ -299,7 +300,7 @@ class DueOrder:
     # the order
 
     def due(self, sequence: Sequence) -> float:
-        """Return when a request is due, in seconds of the engine's clock: as fixed when it began, else as of now."""
+        """Return when a request is due, in seconds of the engine's clock: fixed since it began, else as of now."""
         fixed = self._dues.get(sequence)
         if fixed is not None:
             return fixed
@@ -311,11 +312,11 @@ class DueOrder:
 
     def half_target(self, sequence: Sequence) -> float:
         """Return the seconds after its arrival in which a request without a deadline is due."""
-        return DUE_SHARE * target_of(sequence)
+        return DUE_SHARE_OF_TARGET * target_of(sequence)
 
     def backlog_of(self, tenant: str) -> Undated | None:
-        """Return what waits of a tenant without deadlines, another object whenever a backlog begins; None where nothing
-        waits, or the tenant is on hold.
+        """Return a tenant's waiting requests without deadlines, a new object for each new backlog; None if there are
+        none, or the tenant is on hold.
         """
         return None if tenant in self._held else self.undated.get(tenant)
 
@@ -356,8 +357,8 @@ class DueOrder:
             self._count_waiting(undated)
 
     def head(self) -> Sequence | None:
-        """Return the waiting request that is due first, of tenants that are not on hold. A tenant's requests without
-        deadlines are due when the oldest of them is.
+        """Return the waiting request due first, of tenants not on hold. A tenant's requests without deadlines are due
+        when the oldest of them is.
         """
         dated = next((entry for entry in self.dated if entry.sequence.tenant not in self._held), None)
         first = self._ranking.first(self.now, self._held)
@@ -366,8 +367,8 @@ class DueOrder:
         return first[1].first(self.now)
 
     def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
-        """Return the waiting request that is due first, of tenants not on hold, of those of whose tenant and class the
-        test is true. O(tenants + requests with deadlines).
+        """Return the waiting request due first, of tenants not on hold, whose tenant and class pass the test. O(tenants
+        + requests with deadlines).
         """
         held = self._held
         others = (entry for entry in self.dated if entry.sequence.tenant not in held)
@@ -381,7 +382,7 @@ class DueOrder:
         return dated.sequence if dated is not None else None
 
     def policy_changed(self, aging: Aging) -> None:
-        """Order by these offsets of classes, and by the weights that the share has now."""
+        """Order by these class offsets, and by the share's present weights."""
         self.aging = aging
         self._ranking.rebuild(self.now)
 
@@ -398,7 +399,7 @@ class DueOrder:
                 self._ranking.place(undated, self.now)
 
     def _count_waiting(self, undated: Undated) -> None:
-        """Have the tenant owed all that its share grants while it waits for others, and not for a limit of its own."""
+        """Lift the limit of the tenant's credit while it waits for other tenants, and not for a limit of its own."""
         tenant = undated.account.tenant
         self.share.waits(undated.account, is_waiting=bool(undated.sizes) and tenant not in self._held)
 
@@ -413,11 +414,11 @@ class DueOrder:
     # the forecast
 
     def ahead(self, sequence: Sequence) -> Ahead:
-        """Return what waits and is due before a newcomer: requests with earlier deadlines and, of each tenant's others,
-        what its share of the engine computes between when its first is due and when the newcomer is.
+        """Return the waiting work due before a newcomer: requests with earlier deadlines and, of each tenant's others,
+        the work that its share of the engine computes between the due time of its first and the newcomer's.
 
-        One without a deadline goes behind those of its tenant, and is due as much later as the tenant's share needs for
-        them. O(requests with earlier deadlines).
+        A newcomer without a deadline goes behind its tenant's waiting requests, and is due later by the time its
+        tenant's share needs for them. O(requests with earlier deadlines).
         """
         due, level = self.due(sequence), sequence.priority_class
         tokens = requests = own = 0.0
@@ -425,7 +426,7 @@ class DueOrder:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.weight, weight) / weight
-        tenant, held = sequence.tenant, self._held  # for how long a limit of its own holds a tenant, nobody can foresee
+        tenant, held = sequence.tenant, self._held  # nobody can foresee for how long a limit of its own holds a tenant
         for _, _, waiting, uncached in self.due_by(due):
             if waiting.tenant not in held:
                 tokens += uncached
@@ -446,30 +447,30 @@ class DueOrder:
         return Ahead(tokens, requests, own)
 
     def _examined(self, besides: str | None) -> list[tuple[Undated, float]]:
-        """Return tenants with requests without deadlines, and how many each stands for: where there are many, some do
-        for all. None counts for more than its share, be its backlog ever so long.
+        """Return tenants with requests without deadlines, each with the number of tenants that it stands for: a sample,
+        where there are many. No tenant counts for more than its share, however long its backlog.
         """
         others = [undated for tenant, undated in self.undated.items() if tenant != besides]
-        if len(others) <= TENANTS_EXAMINED:
+        if len(others) <= MAX_TENANTS_EXAMINED:
             return [(undated, 1.0) for undated in others]
-        stride = len(others) / TENANTS_EXAMINED
-        return [(others[int(n * stride)], stride) for n in range(TENANTS_EXAMINED)]
+        stride = len(others) / MAX_TENANTS_EXAMINED
+        return [(others[int(n * stride)], stride) for n in range(MAX_TENANTS_EXAMINED)]
 
     def behind(self, sequence: Sequence) -> list[Due]:
         later = self.dated[bisect_right(self.dated, self.due(sequence), key=_DUE) :]
         return [entry for entry in later if entry.sequence.tenant not in self._held] if self._held else later
 
     def due_by(self, due: float) -> list[Due]:
-        """Return the waiting requests with deadlines that are due no later than then, in order."""
+        """Return the waiting requests with deadlines due no later than `due`, in order."""
         return self.dated[: bisect_right(self.dated, due, key=_DUE)]
 
     def ramp(self, account: Account) -> float:
-        """Return from 0 to 1 how far a tenant is in debt beyond `TOLERANCE_S`; 1: by `RAMP_S` and more."""
-        return max(0.0, min(1.0, (self.share.debt(account) - TOLERANCE_S) / RAMP_S))
+        """Return a tenant's debt beyond `DEBT_TOLERANCE_S` as a share of `DEBT_RAMP_S`, from 0 to 1."""
+        return max(0.0, min(1.0, (self.share.debt(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S))
 
     def makes_way_for(self, newcomer: Sequence) -> Callable[[Sequence], bool]:
-        """Return a test of other requests: whether admission is to refuse one rather than the newcomer, as it is of a
-        lower class, or its tenant is in debt and the newcomer's is not.
+        """Return a test of other requests: True if admission refuses the other rather than the newcomer, because its
+        class is lower, or its tenant is in debt and the newcomer's is not.
         """
         level, is_debtor, debtors = newcomer.priority_class, self._is_debtor(newcomer.tenant), dict[str, bool]()
 
@@ -488,10 +489,10 @@ class DueOrder:
 
 
 class WaitingOrder(WaitingQueue, Foreseen, Protocol):
-    """An order of what waits, as the scheduler and the forecast use it."""
+    """An order of waiting requests, as the scheduler and the forecast use it."""
 
     def at(self, now: float) -> None:
-        """Let the time be `now`, in seconds of the engine's clock."""
+        """Set the time, in seconds of the engine's clock."""
         ...
 
     def ended(self, sequence: Sequence) -> None:
@@ -500,7 +501,7 @@ class WaitingOrder(WaitingQueue, Foreseen, Protocol):
 
 
 class KeyedOrder:
-    """A `WaitingQueue` in the order of a key that is fixed when a request comes, such as its arrival.
+    """A `WaitingQueue` ordered by a key fixed at arrival, for example the arrival time.
 
     Tenants have no shares in it.
     """

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from admission.scheduling_policy import Excess
 
-SHORTEST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0  # seconds
 
 
 class Outcome(StrEnum):
@@ -23,20 +23,20 @@ class Outcome(StrEnum):
 
 
 class AdmissionRefused(Exception):
-    """The request is not admitted now. Nothing was kept of it and nothing is charged for it.
+    """The request is not admitted. The core keeps nothing of it, and nothing is charged for it.
 
-    `retry_after` is the seconds in which, at the slowest recent drain, it would fit; before jitter, in [1, 60].
+    `retry_after`: the seconds in which, at the slowest recent drain, the request would fit; before jitter, in [1, 60].
     """
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
-        self.retry_after = min(max(retry_after, SHORTEST_RETRY), LONGEST_RETRY)
+        self.retry_after = min(max(retry_after, MIN_RETRY_S), MAX_RETRY_S)
 
 
 class QueueFull(AdmissionRefused):
-    """The shared queue is full, or the queue of the request's class, where it is `of_class`.
+    """The shared queue is full, or with `of_class` the queue of the request's class.
 
-    `excess` is the bound that one more request would pass; in all, `waiting` requests wait.
+    `excess` is the bound that one more request would pass; `waiting` counts all waiting requests.
     """
 
     def __init__(self, excess: Excess, waiting: int, retry_after: float, of_class: bool = False) -> None:
@@ -45,7 +45,7 @@ class QueueFull(AdmissionRefused):
 
 
 class TenantQueueFull(AdmissionRefused):
-    """The tenant has as much waiting as it may; `excess` is the bound that one more request would pass."""
+    """The tenant's own queue is full; `excess` is the bound that one more request would pass."""
 
     def __init__(self, excess: Excess, retry_after: float) -> None:
         super().__init__(f"the tenant's own queue is full: {excess}", retry_after)
@@ -55,9 +55,9 @@ class TenantQueueFull(AdmissionRefused):
 class DeadlineInfeasible(AdmissionRefused):
     """The request would miss its deadline for the first or the last token.
 
-    `estimate` is when that token would come, in seconds from now; nine in ten such estimates hold. `own_backlog` says
-    that the deadline could be met if the same tenant had nothing waiting already. An estimate that is within the
-    deadline says that the time in between is not this request's: others were promised it, or have it as their share.
+    `estimate`: the expected time of that token, in seconds from now; nine in ten estimates hold. `own_backlog`: the
+    deadline could be met if the same tenant had no waiting request. With an estimate within the deadline, the time in
+    between belongs to other requests: promised to them, or their tenants' share.
     """
 
     def __init__(self, what: str, estimate: float, slack: float, own_backlog: bool, retry_after: float) -> None:

@@ -1,4 +1,4 @@
-"""Predicts the lengths of answers from those of earlier ones, by tenant and by what the client allowed."""
+"""Predicts output lengths from those of earlier answers, by tenant and by the client's max_tokens."""
 
 from bisect import bisect_right, insort
 from collections import defaultdict, deque
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from itertools import accumulate
 from math import sqrt
 
-HISTORY = 200  # answers remembered of each kind
-ENOUGH = 8  # answers before a kind of its own is believed
+LENGTHS_REMEMBERED = 200  # answers of each kind
+MIN_LENGTHS_OF_KIND = 8  # before the kind's own lengths are used
 
 
 class OutputLengths:
-    """Empirical distributions of the number of output tokens, conditional on what is generated already.
+    """Empirical distributions of the number of output tokens, conditional on the tokens generated already.
 
-    A kind is a tenant and the power of two that max_tokens falls in. Until a kind has `ENOUGH` answers, those of all
-    tenants with that bound speak for it; until there are any, half of max_tokens. Only answers that ended by themselves
-    or by their bound count: a cancelled one says nothing of its length.
+    A kind is a tenant and the power of two of max_tokens. A kind with fewer than `MIN_LENGTHS_OF_KIND` answers uses the
+    lengths of all tenants with that power of two; without any, half of max_tokens. Only answers that ended by
+    themselves or at their bound count: a cancelled answer says nothing of its length.
     """
 
     def __init__(self) -> None:
@@ -26,23 +26,23 @@ class OutputLengths:
             self._kinds[name, max_tokens.bit_length()].add(length)
 
     def mean(self, tenant: str, max_tokens: int, generated: int = 0) -> float:
-        """Returns the expected length in all, at least `generated` and at most `max_tokens`."""
+        """Return the expected total length, at least `generated` and at most `max_tokens`."""
         return _mean(self._lengths(tenant, max_tokens), max_tokens, generated)
 
     def knows(self, tenant: str, max_tokens: int) -> bool:
-        """Returns whether any answer of the kind, or of that bound, has shown its length."""
+        """Return True if the lengths of any answer of the kind, or of its max_tokens, are known."""
         return self._lengths(tenant, max_tokens) is not None
 
     def quantile(self, tenant: str, max_tokens: int, share: float, generated: int = 0) -> int:
-        """Returns the length that `share` of the answers which got past `generated` tokens did not exceed."""
+        """Return the length not exceeded by `share` of the answers longer than `generated` tokens."""
         lengths = self._lengths(tenant, max_tokens)
         value = None if lengths is None else lengths.quantile_above(generated, share)
         return max_tokens if value is None else min(value, max_tokens)
 
     def quantiles(self, tenant: str, max_tokens: int, shares: Iterable[float], generated: int, least: int) -> list[int]:
-        """Returns the lengths that these shares (ascending, below 1) of the answers which got past `generated` tokens
-        did not exceed, and `least` where that is more. Of one that is longer than all that are known, every length up
-        to `max_tokens` is as likely; where none is known, it may have all of them.
+        """Return the lengths not exceeded by these shares (ascending, below 1) of the answers longer than `generated`
+        tokens, and at least `least`. Beyond the longest known answer every length up to `max_tokens` is equally likely;
+        without known answers, the length is `max_tokens`.
         """
         lengths = self._lengths(tenant, max_tokens)
         known = [max_tokens] if lengths is None else lengths.above(generated)
@@ -53,7 +53,7 @@ class OutputLengths:
         return found
 
     def forecast(self, tenant: str, max_tokens: int, generated: int) -> tuple[float, float]:
-        """Returns mean and standard deviation of the length; a uniform one's where nothing is known."""
+        """Return mean and standard deviation of the length; those of a uniform length where no answer is known."""
         lengths = self._lengths(tenant, max_tokens)
         mean = _mean(lengths, max_tokens, generated)
         deviation = (max_tokens - generated) * 12**-0.5 if lengths is None else lengths.deviation()
@@ -62,7 +62,7 @@ class OutputLengths:
     def _lengths(self, tenant: str, max_tokens: int) -> "_Lengths | None":
         bound = max_tokens.bit_length()
         own = self._kinds.get((tenant, bound))
-        return own if own is not None and own.count >= ENOUGH else self._kinds.get(("", bound))
+        return own if own is not None and own.count >= MIN_LENGTHS_OF_KIND else self._kinds.get(("", bound))
 
 
 def _mean(lengths: "_Lengths | None", max_tokens: int, generated: int) -> float:
@@ -73,18 +73,18 @@ def _mean(lengths: "_Lengths | None", max_tokens: int, generated: int) -> float:
 
 
 class _Lengths:
-    """The last `HISTORY` lengths, in the order they came and sorted. Adding one is on every request's path."""
+    """The last `LENGTHS_REMEMBERED` lengths, in order of arrival and sorted. Adding one is on every request's path."""
 
     def __init__(self) -> None:
-        self.count = 0  # above 0 once it is used: one is made for the first length of its kind
+        self.count = 0  # above 0 in use: the object is made for the first length of its kind
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
-        self._sums: list[int] = []  # of the first n sorted lengths; made when it is asked for
+        self._sums: list[int] = []  # of the first n sorted lengths; made on demand
         self._sum = 0
         self._squares = 0
 
     def add(self, length: int) -> None:
-        if len(self._recent) == HISTORY:
+        if len(self._recent) == LENGTHS_REMEMBERED:
             oldest = self._recent.popleft()
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
             self._sum -= oldest
@@ -106,7 +106,7 @@ class _Lengths:
         return (self._sum - self._sums[first]) / count if count else None
 
     def above(self, generated: int) -> list[int]:
-        """Returns those longer than that, sorted."""
+        """Return the lengths above `generated`, sorted."""
         return self._sorted[bisect_right(self._sorted, generated) :]
 
     def quantile_above(self, generated: int, share: float) -> int | None:

@@ -1,13 +1,13 @@
-"""One admission: a request waits, or is refused when it arrives, with what was forecast.
+"""Admission control: an arrival waits, or is refused at once, by its forecast.
 
-A request with a deadline is let in if it is forecast in time, and if nobody with a deadline who was let in before is
-made late by it (admission control for earliest deadline first: Liu and Layland, 1973). What is let in is never given up
-for another.
+A request with a deadline is admitted if it is forecast in time, and if no earlier admitted request with a deadline
+becomes late by it (the admission test of earliest deadline first: Liu and Layland, 1973). An admitted request is never
+given up for another.
 
 Room. A tenant in debt, and a lower class, must leave a part of its slack free for the others. The part grows with the
-debt (`DueOrder.ramp`) up to a guard, which is learned: it rises when a request of a tenant that is not in debt is
-refused and would be in time without the work that is to leave room, and falls when one is let in, so that
-`WRONGED_SHARE` of them are refused for it. While nobody is wronged it is nothing.
+debt (`DueOrder.ramp`) up to a guard, which is learned: it rises when a request of a tenant without debt is refused that
+would be in time without the work of debtors and lower classes, and falls when a request is admitted, so that
+`WRONGED_SHARE_OF_REQUESTS` of them are refused for that work. While no request is wronged, the guard is 0.
 """
 
 from collections.abc import Callable
@@ -26,15 +26,16 @@ from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
 PATIENCE_WEIGHT = 0.02  # of each newcomer in the running mean of deadlines
-MOST_PATIENT_S = 30.0  # as which longer deadlines count
-HOPELESS_SHARE = 0.5  # of the time that a first token takes on an idle machine
-ROOM_OF_PATIENCE = 16.0
-"""Times its own prefill that a request leaves free for each time that it may wait longer than most do, as far as its
-time is taken: what can wait would else be let in until all of its time is, and would hold up all that come then.
+MAX_PATIENCE_S = 30.0  # longer deadlines count as this
+HOPELESS_SHARE_OF_ESTIMATE = 0.5  # of the time of a first token on an idle machine
+PATIENCE_ROOM_PREFILLS = 16.0
+"""The room that a patient request leaves, in prefills of its own, for each multiple by which its deadline exceeds the
+mean, scaled by how much of its time is taken: without it, patient requests would be admitted until all of their time is
+taken, and would hold up all later arrivals.
 """
-WRONGED_SHARE = 0.02  # of the requests of tenants without debt: that may be refused for debtors and lower classes
-GUARD_STEP = 0.25  # by which the guard moves for a request that was wronged
-FIRST_GUARD = 0.25  # of a class's first
+WRONGED_SHARE_OF_REQUESTS = 0.02  # of tenants without debt, refused for debtors and lower classes
+GUARD_STEP_SHARE = 0.25  # by which the guard moves for a wronged request
+FIRST_GUARD_SHARE = 0.25  # the initial guard of a class
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +44,26 @@ class OverloadConfig:
 
     bounds: QueueBounds = field(default_factory=QueueBounds)
     tenant_bounds: QueueBounds = field(default_factory=QueueBounds)
-    deadlines: bool = True  # whether what cannot be in time is refused
-    confidence: float = 0.9  # that what is admitted is in time
-    class_bounds: bool = True  # whether bounds of classes hold
+    deadlines: bool = True  # infeasible requests are refused
+    confidence: float = 0.9  # that an admitted request is in time
+    class_bounds: bool = True  # bounds of classes hold
 
 
 class Guard:
-    """The part of their slack that debtors and lower classes leave free, by the class that it is kept for."""
+    """The part of their slack that debtors and lower classes leave free, by the class protected."""
 
     def __init__(self) -> None:
         self._parts: dict[int, float] = {}
         self._asked_at: dict[int, float] = {}
 
     def asked(self, priority_class: int, now: float) -> None:
-        self._parts.setdefault(priority_class, FIRST_GUARD)
+        self._parts.setdefault(priority_class, FIRST_GUARD_SHARE)
         self._asked_at[priority_class] = now
 
     def kept_for(self, priority_class: int, ramp: float, now: float) -> float:
-        """Return the part that a request of a class leaves, whose tenant is that far in debt (`DueOrder.ramp`)."""
+        """Return the part of its slack that a request of the class leaves, `ramp` being its tenant's debt
+        (`DueOrder.ramp`).
+        """
         part = 0.0
         for level, kept in self._parts.items():
             if now - self._asked_at[level] < ASKING_S:
@@ -71,12 +74,16 @@ class Guard:
         return part
 
     def learn(self, priority_class: int, was_wronged: bool) -> None:
-        change = GUARD_STEP * (1.0 - WRONGED_SHARE) if was_wronged else -GUARD_STEP * WRONGED_SHARE
+        change = (
+            GUARD_STEP_SHARE * (1.0 - WRONGED_SHARE_OF_REQUESTS)
+            if was_wronged
+            else -GUARD_STEP_SHARE * WRONGED_SHARE_OF_REQUESTS
+        )
         self._parts[priority_class] = min(1.0, max(0.0, self._parts[priority_class] + change))
 
 
 class AdmissionControl:
-    """Decides about each arrival, once, in O(running + a bounded number of the tenants waiting)."""
+    """Decides each arrival once, in O(running + a bounded number of the waiting tenants)."""
 
     def __init__(
         self,
@@ -89,25 +96,25 @@ class AdmissionControl:
         pipeline: Pipeline,
         order: DueOrder | None,
     ) -> None:
-        """`order`: by whose accounts debtors leave room; None: nobody does."""
+        """`order`: the accounts by which debtors leave room; None: no tenant does."""
         self.calibration = EstimateCalibration(config.confidence, pipeline)
-        self.deferred = 0  # admitted without a deadline, later than their class is meant to be
-        self.refuses_late = True  # False: what would be late is let in, as a replay of what became of it does
+        self.deferred = 0  # admitted without a deadline, later than its class's target
+        self.refuses_late = True  # False: late requests are admitted, as a replay does
         self._config, self._scheduler, self._backlog = config, scheduler, backlog
         self._drain, self._lengths, self.forecaster = drain, lengths, forecaster
         self._policy = SchedulingPolicy()
         self._order, self._guard = order, Guard()
-        self._patience = 0.0  # seconds that those with deadlines may wait, a running mean
+        self._patience = 0.0  # seconds until the deadlines of newcomers, a running mean
 
     def admit(self, sequence: Sequence, now: float) -> Load:
-        """Let the sequence wait, or raise an `AdmissionRefused`; returns the work that it adds while it waits.
+        """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work.
 
-        Where it has a target, its estimates are set.
+        Sets the estimates of a sequence with a target.
         """
         output = self._lengths.mean(sequence.tenant, sequence.max_tokens)
         load = self._backlog.load_of(sequence, output)
         self._offered(sequence, now)
-        if self._backlog.total.count:  # an empty queue takes anything: it can only run at once
+        if self._backlog.total.count:  # an empty queue takes any request: it can only run at once
             self._check_bounds(sequence, load)
         if self._config.deadlines and _has_target(sequence):
             self._check_deadline(sequence, now)
@@ -118,13 +125,13 @@ class AdmissionControl:
         self._policy = policy
 
     def _offered(self, sequence: Sequence, now: float) -> None:
-        """Note what is asked for, whether it is let in or not."""
+        """Note the request's demand, admitted or refused."""
         if self._order is not None:
             self._order.at(now)
             self._order.share.asked(self._order.share.account(sequence.tenant), now)
         self._guard.asked(sequence.priority_class, now)
         if sequence.first_token_by is not None:
-            slack = min(max(0.0, sequence.first_token_by - now), MOST_PATIENT_S)
+            slack = min(max(0.0, sequence.first_token_by - now), MAX_PATIENCE_S)
             self._patience += (PATIENCE_WEIGHT if self._patience else 1.0) * (slack - self._patience)
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
@@ -201,7 +208,7 @@ class AdmissionControl:
         return DeadlineInfeasible("first", calibrated.first_token.most, slack, forecast.own_wait >= excess, until)
 
     def _is_wronged(self, order: DueOrder, sequence: Sequence, forecast: Forecast, excess: float, now: float) -> bool:
-        """Return True if it would be in time, and make no other late, without the work that is to make way for it."""
+        """Return True if it would be in time, and make no other late, without the work that makes way for it."""
         makes_way, due = order.makes_way_for(sequence), order.due(sequence)
         waiting = sum([entry.tokens for entry in order.due_by(due) if makes_way(entry.sequence)])
         prefilling = self.forecaster.prefilling()
@@ -214,13 +221,19 @@ class AdmissionControl:
         if not self._patience or slack <= 0.0:
             return 0.0
         taken = min(1.0, forecast.wait / slack)
-        return ROOM_OF_PATIENCE * forecast.prefill * taken * max(0.0, min(slack, MOST_PATIENT_S) / self._patience - 1.0)
+        return (
+            PATIENCE_ROOM_PREFILLS
+            * forecast.prefill
+            * taken
+            * max(0.0, min(slack, MAX_PATIENCE_S) / self._patience - 1.0)
+        )
 
     def _harm(
         self, behind: Delayed, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
     ) -> float:
-        """Return by how many seconds a request is late at the most that would be in time without the newcomer, of those
-        that do not make way for it; 0 if none is. O(all of them), which is most of a decision where many wait.
+        """Return the most seconds by which the newcomer makes a waiting request late that would be in time without it;
+        requests that make way for it do not count; 0 if none is late. O(requests behind), the main cost where many
+        wait.
         """
         worst, of = 0.0, 0
         likely = self.calibration.likely(of)
@@ -252,7 +265,7 @@ class AdmissionControl:
         return DeadlineInfeasible("last", calibrated.last_token.most, slack, forecast.own_wait >= excess, until)
 
     def _until_possible(self, forecast: Forecast, slack: float) -> float:
-        """Return the seconds until so much would have drained that the same request could be in time."""
+        """Return the seconds until enough has drained for the same request to be in time."""
         return self._until_drained(self._backlog.total.seconds + forecast.prefill, slack)
 
     def _until_drained(self, seconds: float, slack: float) -> float:
@@ -261,16 +274,16 @@ class AdmissionControl:
 
 
 def _hopeless(sequence: Sequence, forecast: Forecast, now: float) -> DeadlineInfeasible | None:
-    """Return why even an idle machine would be late by far with the first token, or None. An estimate that is off by
-    less than half refuses no request.
+    """Return the refusal if the first token would be far too late even on an idle machine, else None. An estimate too
+    high by less than a factor of two refuses no feasible request.
     """
     for by in (sequence.first_token_by, sequence.done_by):
-        if by is not None and by - now < HOPELESS_SHARE * forecast.first_token:
+        if by is not None and by - now < HOPELESS_SHARE_OF_ESTIMATE * forecast.first_token:
             return DeadlineInfeasible("first", forecast.first_token, by - now, False, 0.0)
     return None
 
 
 def _has_target(sequence: Sequence) -> bool:
-    """Return True if the sequence has a deadline or a target. One that has none costs no forecast."""
+    """Return True if the sequence has a deadline or a target; others need no forecast."""
     has_deadline = sequence.first_token_by is not None or sequence.done_by is not None
     return has_deadline or sequence.first_token_target is not None

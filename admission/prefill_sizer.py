@@ -1,4 +1,4 @@
-"""Sizes the prefill of a step so that those who decode in it get their tokens in time."""
+"""Sizes a step's prefill so that its decodes get their tokens in time."""
 
 from bisect import bisect_right
 from math import inf, sqrt
@@ -8,26 +8,26 @@ from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
 
-LEAST_ERROR = 0.02  # relative, of a step: what it copies is not known before it is planned, and no device is exact
-CAUTION = 2.9
-"""The number of mean errors by which a step is predicted to be done early. Of errors that are normal, with a mean
-magnitude of 0.80 sigma, 99 % are below it: 2.33 sigma.
+MIN_RELATIVE_ERROR = 0.02  # of a step: its copies are not known before it is planned
+CAUTION_MEAN_ERRORS = 2.9
+"""The margin of a step's prediction, in mean errors. Of normal errors, with a mean magnitude of 0.80 sigma, 99 % are
+below it: 2.33 sigma.
 """
-LEFT_TO_PREFILL = 0.5
-"""The share of the time beside the decodes that prefill keeps, however much step times vary. On a machine that is
-shared they vary by what others do: less prefill makes no step punctual there, and answers begin later.
+MIN_PREFILL_SHARE = 0.5
+"""The share of the time beside the decodes that prefill keeps, however much step times vary. On a shared machine they
+vary with other tenants of the machine: less prefill makes no step punctual there, and answers begin later.
 """
 
 
 LONGEST_STEP_S = 0.25
-"""Seconds that a step may last for its prefill: as long as a request waits that comes while it runs, however urgent. A
+"""The longest that a step may last for its prefill, and so the longest wait of an arrival for the step in progress. A
 512-token step takes 20 to 50 ms on a GPU, and seconds on a CPU, where smaller ones compute as many tokens a second.
 """
 
 
 class TimedPrefillBudget:
-    """A budget of prefill for a step that is to last no longer than `seconds`, by what each token attends to and by the
-    copies of blocks that make room for them or bring them back.
+    """A prefill budget for a step of at most `seconds`, counting each token's attended context and the block copies
+    that make room for it or bring it back.
 
     At least `least` tokens are granted even where the decodes alone take longer, so that prompts progress.
     """
@@ -44,7 +44,7 @@ class TimedPrefillBudget:
         self._block_size = copies.block_size
 
     def fits(self, start: int, length: int) -> int:
-        """Where not all tokens fit, searches for how many do: more work is never predicted to take less time."""
+        """Searches for the number of tokens that fit: predicted time is monotone in work."""
         high = max(0, min(length, self._most))
         if self._lasts(start, high):
             return high
@@ -65,7 +65,7 @@ class TimedPrefillBudget:
         self._copies.due, self._copies.free, self._copies.rate = due, free, rate
 
     def fits_back(self, start: int, blocks: int) -> int:
-        """Each block may take the place of another that is copied to the host, and a block behind them is computed."""
+        """Each block may evict another to the host, and a block behind them is computed."""
         computed = self._step.with_prefill(start + blocks * self._block_size, max(0, self._least))
         left, copies = self._seconds - self._times.seconds(computed), self._copies
         if copies.seconds(blocks, blocks) <= left:
@@ -73,7 +73,7 @@ class TimedPrefillBudget:
         return max(0, bisect_right(range(1, blocks), left, key=lambda count: copies.seconds(count, count)))
 
     def _narrowed(self, start: int, low: int, high: int, middle: int) -> tuple[int, int]:
-        """Returns the range in which the number of tokens is that fit, once it is known of `middle` whether they do."""
+        """Return the range of the number of fitting tokens, after testing `middle`."""
         if not low < middle <= high:
             return low, high
         return (middle, high) if self._lasts(start, middle) else (low, middle - 1)
@@ -83,8 +83,8 @@ class TimedPrefillBudget:
         return seconds + self._copies.for_tokens(length) <= self._seconds
 
     def _solution(self, start: int) -> float:
-        """Returns how many tokens behind `start` take what time is left: seconds are quadratic in them on both sides
-        of the knee.
+        """Return the number of tokens behind `start` that fill the remaining time: seconds are quadratic in it on both
+        sides of the knee.
         """
         times, step = self._times, self._step
         _, prefill, _, _, _, pairs, beyond = times.coefficients
@@ -96,7 +96,7 @@ class TimedPrefillBudget:
 
 
 class _Copies:
-    """The copies of a step, as far as it is planned and as more blocks are allocated."""
+    """The copies of a step, planned so far and expected for further blocks."""
 
     def __init__(self, time: CopyTime, block_size: int) -> None:
         self._time = time
@@ -104,11 +104,11 @@ class _Copies:
         self.due, self.free, self.rate = 0.0, 0, 0.0  # as `TimedPrefillBudget.copies` takes them
 
     def seconds(self, blocks: int, back: int = 0) -> float:
-        """Returns what copies add to the step once so many blocks more are allocated, `back` of them copied back."""
+        """Return the seconds that copies add to the step with `blocks` more blocks, `back` of them copied back."""
         return self._time.seconds(self.due + back + self.rate * max(0, blocks - self.free))
 
     def for_tokens(self, length: int) -> float:
-        """Returns what copies add to it once so many tokens more are to be stored."""
+        """Return the seconds that copies add to the step with `length` more tokens to store."""
         return self.seconds(-(-length // self.block_size))
 
 
@@ -121,12 +121,11 @@ def _root(a: float, b: float, c: float) -> float:
 
 
 class PrefillSizer:
-    """Sizes prefill by the tightest time between tokens that is promised to a decode of the step.
+    """Sizes prefill by the tightest promised token interval among the step's decodes.
 
-    Where nothing is promised, prefill gets `prefill_share` of the token budget beside decodes, all of it without any,
-    and a step lasts `LONGEST_STEP_S` at most, as predicted. A promise is kept by
-    99 % of the steps, as far as their times can be predicted: `CAUTION`, at the cost of no more than half of the
-    prefill that certain times would allow.
+    Without a promise, prefill gets `prefill_share` of the token budget beside decodes, all of it without decodes, and a
+    step is predicted to last at most `LONGEST_STEP_S`. A promise is kept by 99 % of the steps, as far as their times
+    can be predicted: `CAUTION_MEAN_ERRORS`, at the cost of at most half of the prefill that exact times would allow.
     """
 
     def __init__(
@@ -149,8 +148,8 @@ class PrefillSizer:
                 return FixedPrefillBudget(most)
             copies = _Copies(self._copy_time, self._block)
             return TimedPrefillBudget(decodes, LONGEST_STEP_S, times, self._block, most, copies)
-        error = max(self._model.relative_error, LEAST_ERROR)
-        cautious, alone = interval / (1 + CAUTION * error), times.seconds(decodes)
-        least = alone + LEFT_TO_PREFILL * (interval - alone)
+        error = max(self._model.relative_error, MIN_RELATIVE_ERROR)
+        cautious, alone = interval / (1 + CAUTION_MEAN_ERRORS * error), times.seconds(decodes)
+        least = alone + MIN_PREFILL_SHARE * (interval - alone)
         copies = _Copies(self._copy_time, self._block)
         return TimedPrefillBudget(decodes, max(cautious, least), times, self._block, tokens, copies)

@@ -1,32 +1,27 @@
-"""An HTTP request as it was put to its tenant's limits, and the constants by which answers of undeclared length
-grow.
-"""
+"""An HTTP request as its tenant's limits judged it, and the constants by which answers of undeclared length grow."""
 
 from dataclasses import dataclass, replace
 
 # An answer of undeclared length begins with as many tokens as were reserved for it, and reserves more as it goes.
-EXTEND_MARGIN = 32  # tokens before the end of what is reserved, at which more is asked for
-EXTEND_STEP = 128  # tokens that are asked for at a time
-EXTEND_TIMEOUT = 60.0  # seconds that an answer waits for its tenant's limit to have more for it
+EXTEND_MARGIN_TOKENS = 32  # before the end of the reserved tokens, at which more are reserved
+EXTEND_STEP_TOKENS = 128  # reserved at a time
+EXTEND_TIMEOUT_S = 60.0  # the longest wait of an answer for more tokens from its tenant's limit
 
 
 @dataclass(slots=True)
 class AskedPrompt:
-    """One prompt of an HTTP request, which nobody changes. Lengths are in tokens; `most` is the most that its answer
-    may have.
-    """
+    """One prompt of an HTTP request; immutable. Lengths are in tokens; `most` is the most output tokens."""
 
     prompt_tokens: int
     most: int
-    is_declared: bool  # the client said so; else it is what the context and the gateway's default leave
-    is_repeated: bool = False  # it is the prompt before it, to which another answer is wanted, and counts once
+    is_declared: bool  # by the client; else `most` is what the context and the gateway's default leave
+    is_repeated: bool = False  # another answer to the previous prompt, which counts once
 
 
 @dataclass(slots=True)
 class Asked:
-    """An HTTP request as its tenant's limits judged it, before any of its prompts came to the core. The core goes by
-    nothing of it and nobody changes it; it is recorded, so that other limits and classes can be tried on the same
-    requests.
+    """An HTTP request as its tenant's limits judged it, before any of its prompts came to the core; immutable. The core
+    ignores it; it is recorded, so that other limits and classes can be tried on the same requests.
 
     Its prompts come to the core, if at all, at once and in order, as `{id}-0`, `{id}-1`, and so on.
     """
@@ -36,31 +31,31 @@ class Asked:
     key: str | None  # id of the API key
     service_tier: str | None
     body_bytes: int
-    first_token: float | None  # seconds in which the client wants it, from its headers; None: it does not say
+    first_token: float | None  # seconds in which the client wants it, from its headers; None: not given
     last_token: float | None
     interval: float | None
-    prompts: tuple[AskedPrompt, ...]  # one for each answer; none of a request that was refused before it was read
-    refusal: str | None = None  # the limit that refused it, or why it could not be asked; None: it was let in
+    prompts: tuple[AskedPrompt, ...]  # one for each answer; empty if the request was refused unread
+    refusal: str | None = None  # the limit that refused it, or the failure of its check; None: admitted
 
     @property
     def num_answers(self) -> int:
-        """Returns how many answers are wanted to each prompt: so many prompts in a row are one."""
+        """Return the number of answers to each prompt: that many consecutive prompts are one."""
         return len(self.prompts) // max(1, sum([not prompt.is_repeated for prompt in self.prompts]))
 
     @staticmethod
     def unread(request_id: str, tenant: str, key: str | None, refusal: str) -> "Asked":
-        """Returns a request that was refused unread, since its tenant had nothing left of a limit."""
+        """Return a request refused unread, because its tenant had used up a limit."""
         return Asked(request_id, tenant, key, None, 0, None, None, None, (), refusal)
 
 
 class AsIfRead:
-    """Takes each request that was refused unread to be like its tenant's last one before it that was read."""
+    """Assumes that each request refused unread is like its tenant's previous read request."""
 
     def __init__(self) -> None:
         self._last: dict[str, Asked] = {}
 
     def of(self, asked: Asked) -> Asked | None:
-        """Returns what the next request asked for; None where nothing is known of it, nor of any before it."""
+        """Return the assumed request; None if no earlier request was read."""
         if asked.prompts:
             self._last[asked.tenant] = asked
             return asked

@@ -1,11 +1,11 @@
-"""The policy that the core schedules by, which an admin may change while it runs."""
+"""The core's policy, which an admin may change while the core runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from admission.backlog import Load
 
-FULLEST = 2  # times its bound, that tenants within their shares may fill a shared queue to
+MAX_SHARED_QUEUE_FILL = 2  # times its bound: the most that tenants within their shares may fill a shared queue
 
 
 _UNITS = {"count": "requests", "tokens": "tokens", "bytes": "bytes", "seconds": "seconds of engine time"}
@@ -13,7 +13,7 @@ _UNITS = {"count": "requests", "tokens": "tokens", "bytes": "bytes", "seconds": 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A bound that one more request would pass: its unit, its value, and what there would be."""
+    """A bound that one more request would pass: its unit, its value, and the amount with the request."""
 
     unit: str
     bound: float
@@ -26,7 +26,7 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """The most that may wait, in each unit; None: as much as comes. Raises `ValueError` naming the bound."""
+    """The most waiting work, in each unit; None: unbounded. Raises `ValueError` naming the bound."""
 
     count: int | None = None
     tokens: int | None = None
@@ -40,8 +40,8 @@ class QueueBounds:
                 raise ValueError(f"a bound on waiting {name} must be above 0, got {bound}")
 
     def excess(self, waiting: Load, newcomer: Load) -> Excess | None:
-        """Returns the first bound that the newcomer would pass. An empty queue takes anything: it can only run
-        at once.
+        """Return the first bound that the newcomer would pass. An empty queue takes any request: it can only run at
+        once.
         """
         if waiting.count == 0:
             return None
@@ -56,23 +56,23 @@ class QueueBounds:
         return None
 
     def shared_excess(self, waiting: Load, own: Load, num_tenants: int, newcomer: Load) -> Excess | None:
-        """Returns the bound that the newcomer would pass in a queue that `num_tenants` share, `own` being its tenant's
+        """Return the bound that the newcomer would pass in a queue shared by `num_tenants`, `own` being its tenant's
         part.
 
-        A full queue refuses those who fill it. A tenant within an equal share of it is let in while twice what the
-        queue may hold has space for as much again as the tenant has waiting: of tenants that fill it one after
-        another, each leaves half of that space to the next (dynamic thresholds: Choudhury and Hahne, 1998).
+        A full queue refuses the tenants that fill it. A tenant within an equal share is admitted while twice the
+        queue's bound has space for as much again as the tenant has waiting: of tenants that fill it one after another,
+        each leaves half of that space to the next (dynamic thresholds: Choudhury and Hahne, 1998).
         """
         excess = self.excess(waiting, newcomer)
         if excess is None:
             return None
         sharing = num_tenants + (own.count == 0)
         is_within_share = self._scaled(over=sharing).excess(own, newcomer) is None
-        has_space = self._scaled(times=FULLEST).excess(waiting + own, newcomer) is None
+        has_space = self._scaled(times=MAX_SHARED_QUEUE_FILL).excess(waiting + own, newcomer) is None
         return None if is_within_share and has_space else excess
 
     def _scaled(self, times: int = 1, over: int = 1) -> "QueueBounds":
-        """Returns the bounds times `times / over`; those in whole units stay at least 1."""
+        """Return the bounds times `times / over`; bounds in whole units stay at least 1."""
         count, tokens, size = (
             None if bound is None else max(1, bound * times // over) for bound in (self.count, self.tokens, self.bytes)
         )
@@ -85,11 +85,11 @@ class SchedulingPolicy:
 
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant, see `share.weight_of`
     offsets: tuple[float, ...] = ()  # seconds by which each class ranks behind the first
-    bounds: tuple[QueueBounds, ...] = ()  # on what waits in each class
-    may_wait: Mapping[str, int] = field(default_factory=dict)  # requests of a tenant at once; "" stands for the others
+    bounds: tuple[QueueBounds, ...] = ()  # on the waiting work of each class
+    may_wait: Mapping[str, int] = field(default_factory=dict)  # waiting requests by tenant; "" stands for the others
 
     def most_waiting(self, tenant: str) -> int | None:
-        """Returns the number of the tenant's requests that may wait; None: as many as come."""
+        """Return the most waiting requests of the tenant; None: unbounded."""
         return self.may_wait.get(tenant, self.may_wait.get("") if tenant not in self.weights else None)
 
     def bounds_of(self, priority_class: int) -> QueueBounds | None:

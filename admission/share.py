@@ -1,13 +1,13 @@
-"""One account of use: what each tenant used of the engine, against its share of what was used by all.
+"""The tenants' accounts: each tenant's use of the engine against its share of all use.
 
-Every second that the engine is charged for is taken from the credit of the tenant that used it, and granted to the
-tenants that ask, by weight: a tenant asks while it has work waiting or running, for `ASKING_S` longer, and in debt.
-A tenant saves at most `BURST_S` for each unit of its weight, unless it has work waiting that its share decides about;
-what it cannot take goes round again, and it owes at most `DEBT_LIMIT` times as much. So credits follow the weighted
-max-min shares of what was used, and they rest on no prediction: what is charged ahead is settled.
+Every engine second charged is taken from the credit of the tenant that used it, and granted by weight to the asking
+tenants. A tenant asks while it has a request waiting or running, for `ASKING_S` longer, and in debt. A tenant saves at
+most `BURST_S` for each unit of its weight, unless it has waiting work that its share decides about; the rest goes to
+the other tenants, and it owes at most `DEBT_LIMIT_BURSTS` times as much. So credits follow the weighted max-min shares
+of use, and they rest on no prediction: charges made ahead are settled.
 
 It is deficit round robin (Shreedhar and Varghese, 1995) in its limit of small quanta: a deficit counter for each
-tenant, granted by weight and charged as work is done, where a round is however long it takes to charge a quantum.
+tenant, granted by weight and charged as work is done, where a round lasts as long as a quantum takes to be charged.
 """
 
 from collections import OrderedDict
@@ -16,23 +16,24 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
 ASKING_S = 10.0
-"""Seconds after a tenant last asked for which it counts as asking: longer than clients pause between two requests."""
+"""The seconds after its last request for which a tenant counts as asking: longer than clients pause between two
+requests.
+"""
 
 BURST_S = 16.0
 """Engine seconds that a tenant of weight 1 may save: a minute's share among four."""
-DEBT_LIMIT = 2.0
-"""Times what it may save that a tenant may owe. What it uses beyond that while nobody else wants the engine costs it
-nothing later.
+DEBT_LIMIT_BURSTS = 2.0
+"""The debt that a tenant may have, as a multiple of its savings limit. Use beyond that while no other tenant wants the
+engine costs nothing later.
 """
-GRANTS = 800
-"""Grants that make up what a tenant may save: of 0.02 s each, less than the shortest steps of which a plan could tell.
-"""
+GRANTS_PER_BURST = 800
+"""Grants in a tenant's savings limit: of 0.02 s each, less than the shortest steps whose order could differ."""
 
 
 def weight_of(tenant: str, weights: Mapping[str, float]) -> float:
-    """Return the tenant's weight relative to that of "", the tenants without one, which is 1 if nothing is said of it.
+    """Return the tenant's weight relative to that of "", the tenants without an entry, whose weight is 1 by default.
 
-    Seconds for each unit of weight mean the same then, be weights written as 1 and 2 or as 100 and 200.
+    Seconds for each unit of weight mean the same then for weights of 1 and 2 or of 100 and 200.
     """
     weight, usual = weights.get(tenant), weights.get("", 1.0)
     return 1.0 if weight is None else weight / usual
@@ -46,33 +47,33 @@ class Account:
 
     def __init__(self, tenant: str, weight: float) -> None:
         self.tenant, self.weight = tenant, weight
-        self.charged = self.served = 0.0  # engine seconds in all; `served`, each over the weight of its time
+        self.charged = self.served = 0.0  # engine seconds in total; `served`: each over the weight at its time
         self.num_open = 0  # requests that wait or run
         self.asked_at = -inf
         self.is_listed = False  # True: it takes part in grants
-        self.is_waiting = False  # True: it has work waiting that its share decides about, and may save any amount
-        self.is_capped = False  # True: it saved all that it may
+        self.is_waiting = False  # True: its share decides about its waiting work, and it may save any amount
+        self.is_capped = False  # True: it has saved its limit
         self.is_repaid = False  # True: it is among `Share.repaid`
         self.offset = 0.0  # while it takes part and is not capped: its credit is the level less this
-        self.saved = 0.0  # while it does not take part: its credit
+        self.saved = 0.0  # its credit, while it does not take part
 
 
 class Share:
     """The accounts of all tenants. Charging and granting cost O(log tenants).
 
-    Tenants that take part and are not capped gain the same credit by each grant, so one number, the level, stands for
-    all their gains.
+    Uncapped tenants that take part gain the same credit by each grant, so one number, the level, stands for all their
+    gains.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None, burst_s: float = BURST_S) -> None:
-        """`burst_s`: what a tenant of weight 1 may save; it may owe `DEBT_LIMIT` times as much."""
-        self.burst_s, self.debt_limit_s, self.grant_s = burst_s, DEBT_LIMIT * burst_s, burst_s / GRANTS
+        """`burst_s`: seconds that a tenant of weight 1 may save; it may owe `DEBT_LIMIT_BURSTS` times as much."""
+        self.burst_s, self.debt_limit_s, self.grant_s = burst_s, DEBT_LIMIT_BURSTS * burst_s, burst_s / GRANTS_PER_BURST
         self.accounts: dict[str, Account] = {}
         self._weights = dict(weights or {})
         self._level = 0.0
         self._pot = 0.0  # charged and not granted yet
-        self.weight = 0.0  # of all that take part
-        self._gaining = 0.0  # weight of all that take part and are not capped
+        self.weight = 0.0  # of all tenants that take part
+        self._gaining = 0.0  # weight of the uncapped tenants that take part
         self._num_listed = self._num_capped = 0
         self._nearest: Offsets = []  # accounts that may be capped, the nearest first; outdated entries leave lazily
         self._waiting: Offsets = []  # accounts with work waiting
@@ -82,14 +83,14 @@ class Share:
         self.repaid: list[Account] = []  # accounts with work waiting whose credit has grown otherwise than by grants
 
     def account(self, tenant: str) -> Account:
-        """Return the tenant's account, which begins with this if it has none."""
+        """Return the tenant's account, created on first use."""
         account = self.accounts.get(tenant)
         if account is None:
             account = self.accounts[tenant] = Account(tenant, weight_of(tenant, self._weights))
         return account
 
     def credit(self, account: Account) -> float:
-        """Return the engine seconds that the tenant is owed for each unit of its weight; below 0: that it owes."""
+        """Return the tenant's credit in engine seconds for each unit of its weight; below 0 it is debt."""
         if not account.is_listed:
             return account.saved
         return self.burst_s if account.is_capped else self._level - account.offset
@@ -100,27 +101,27 @@ class Share:
         return self.burst_s + self.debt_limit_s
 
     def best(self) -> float:
-        """Return the largest credit of a tenant that takes part; 0 if there is none."""
+        """Return the largest credit of a tenant that takes part; 0 without any."""
         tops = self._top(self._nearest, is_waiting=False), self._top(self._waiting, is_waiting=True)
         found = [self._level - top.offset for top in tops if top is not None]
         return max([*found, self.burst_s] if self._num_capped else found, default=0.0)
 
     def debt(self, account: Account) -> float:
-        """Return how much less credit it has than the tenant that is owed most, in engine seconds for each weight."""
+        """Return the tenant's credit subtracted from the largest, in engine seconds for each unit of weight."""
         return max(0.0, self.best() - self.credit(account))
 
     @property
     def scale(self) -> float:
-        """The seconds in which a tenant's share of the engine pays a second of what it owes for each unit of weight."""
+        """The seconds in which a tenant's share of the engine pays a second of debt for each unit of weight."""
         return max(self.weight, 1.0)
 
     def payback(self, account: Account) -> float:
-        """Return the seconds in which the tenant's share of the engine pays what it owes; below 0: it is owed."""
+        """Return the seconds in which the tenant's share of the engine pays its debt; below 0: it has credit."""
         return -self.credit(account) * self.scale
 
     def at(self, now: float) -> None:
-        """Let tenants cease to ask that have had nothing open for `ASKING_S`. A tenant in debt takes part until it has
-        paid.
+        """Stop counting tenants as asking that have had no open request for `ASKING_S`. A tenant in debt takes part
+        until it has paid.
         """
         self._now = max(self._now, now)
         while self._idle:
@@ -135,7 +136,7 @@ class Share:
                 self._idle[account] = None
 
     def asked(self, account: Account, now: float) -> None:
-        """Note that the tenant asks for something, whether it gets it or not."""
+        """Note a request of the tenant, admitted or refused."""
         self.at(now)
         account.asked_at = self._now
         if not account.is_listed:
@@ -160,8 +161,8 @@ class Share:
             self._idle[account] = None
 
     def waits(self, account: Account, *, is_waiting: bool) -> None:
-        """Note whether it has work waiting that its share decides about. While it has, all that is granted counts for
-        it: what it is owed then is not saved, but has not been served yet.
+        """Note whether the tenant's share decides about waiting work of it. While it does, the tenant's credit has no
+        limit: it is unserved work, not savings.
         """
         if account.is_waiting == is_waiting:
             return
@@ -178,26 +179,28 @@ class Share:
         self._push(account)
 
     def charge(self, account: Account, seconds: float) -> None:
-        """Charge engine seconds of this replica; below 0: give them back."""
+        """Charge engine seconds of this replica; negative seconds are a refund."""
         self._charged.add(account.tenant)
         account.charged += seconds
         account.served += seconds / account.weight
         self.use(account, seconds)
 
     def use(self, account: Account, seconds: float) -> None:
-        """Take engine seconds, of this replica or another, from the tenant's credit and grant them to all that ask."""
+        """Take engine seconds, of this replica or another, from the tenant's credit and grant them to all asking
+        tenants.
+        """
         self.spend(account, seconds)
         self._pot += seconds
         if self._pot > self.grant_s:
             self.grant()
 
     def take_charged(self) -> dict[str, float]:
-        """Return what was charged in all to each tenant that was charged since the last call."""
+        """Return the total charges of each tenant charged since the last call."""
         tenants, self._charged = self._charged, set()
         return {tenant: self.accounts[tenant].charged for tenant in tenants}
 
     def spend(self, account: Account, seconds: float) -> None:
-        """Take engine seconds from the tenant's credit alone: what it pays ahead, and what it is paid back."""
+        """Take engine seconds from the tenant's credit alone: prepayments, and their refunds."""
         change = seconds / account.weight
         if not account.is_listed:
             account.saved = max(-self.debt_limit_s, min(self.burst_s, account.saved - change))
@@ -212,11 +215,13 @@ class Share:
         elif change < 0.0 and not account.is_repaid:
             account.is_repaid = True
             self.repaid.append(account)
-        if was_capped or change < 0.0:  # else its rank is too good, which is found out when it comes to the top
+        if was_capped or change < 0.0:  # otherwise its rank is too good, which is corrected at the top of the heap
             self._push(account)
 
     def grant(self) -> None:
-        """Grant what was charged, by weight, to all that ask; above `burst_s` only to tenants with work waiting."""
+        """Grant the charged seconds, by weight, to all asking tenants; above `burst_s` only to tenants with waiting
+        work.
+        """
         if self._pot <= 0.0:
             return
         left, self._pot = self._pot, 0.0
@@ -231,7 +236,7 @@ class Share:
             self._cap(nearest)
 
     def policy_changed(self, weights: Mapping[str, float]) -> None:
-        """Weigh so from now on. What was granted stays as it was granted by the old weights."""
+        """Use these weights from now on. Past grants keep the old weights."""
         self.grant()
         self._weights = dict(weights)
         for account in self.accounts.values():
@@ -280,7 +285,7 @@ class Share:
         self._gain(account.weight)
 
     def _gain(self, weight: float) -> None:
-        """Count the weight of a tenant that is not capped any more; below 0: of one that is, or takes part no more."""
+        """Add the weight of a tenant that is uncapped or begins to take part; negative for the reverse."""
         self._gaining = self._gaining + weight if self._num_listed > self._num_capped else 0.0
 
     def _push(self, account: Account) -> None:
@@ -297,7 +302,7 @@ class Share:
         heapify(self._waiting)
 
     def _top(self, heap: Offsets, *, is_waiting: bool) -> Account | None:
-        """Return the tenant of a heap that has most credit."""
+        """Return the tenant with the most credit in a heap."""
         while heap:
             offset, tenant = heap[0]
             account = self.accounts[tenant]

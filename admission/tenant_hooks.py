@@ -1,4 +1,4 @@
-"""The scheduler's questions, answered by what knows tenants and time."""
+"""The scheduler's hooks, answered with knowledge of tenants and time."""
 
 from collections.abc import Callable, Iterable
 
@@ -25,7 +25,7 @@ class TenantHooks:
         retention: Retention,
         order: DueOrder | None,
     ) -> None:
-        """`order`: the one by which tenants have shares of slots and memory; None: they have none."""
+        """`order`: gives tenants shares of slots and memory; None: they have none."""
         self.due = due
         self.prefill_budget = sizer.prefill_budget
         self.swaps = swap_choice.swaps
@@ -38,7 +38,7 @@ class TenantHooks:
         return self._ledger.share.account(tenant).weight if self._order is not None else None
 
     def may_take(self, tenant: str, other: str) -> bool:
-        """One that owes more would take what is to pay its debt; a grant more or less tells nothing."""
+        """A tenant with more debt would take the time that pays it; a difference within one grant is noise."""
         share = self._ledger.share
         return share.credit(share.account(tenant)) >= share.credit(share.account(other)) - share.grant_s
 
@@ -54,8 +54,8 @@ class TenantHooks:
         return self._forecast.blocks(sequences)
 
     def admitted(self, sequence: Sequence, *, follows: bool) -> None:
-        """A newcomer pays its prompt ahead, once: what was preempted is still paid for. One that follows another pays
-        for no prompt ahead, which would come back to its tenant as credit; what it computes is charged as ever.
+        """A newcomer prepays its prompt, once: a preempted sequence has prepaid already. A follower of another answer
+        prepays no prompt, which would come back to its tenant as credit; its computed tokens are charged as usual.
         """
         if sequence.is_newcomer:
             self._ledger.prepay(sequence, len(sequence.prompt) - 1 if follows else sequence.num_computed_tokens)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import ORDERS, PRIOR, CoreConfig, MemoryGate, Overload, make_core
+from admission.core import ORDERS, PRIOR_STEP_TIME, CoreConfig, MemoryGate, Overload, make_core
 from admission.event_logs.event_log import make_logged_core
 from admission.step_times.step_time import StepTimeModel
 from backend.config import Batching, KVAllocation
@@ -99,10 +99,10 @@ def _load(path: Path) -> StepTimeModel:
     try:
         return StepTimeModel.from_json(json.loads(path.read_text()))
     except FileNotFoundError:
-        return StepTimeModel(PRIOR)
+        return StepTimeModel(PRIOR_STEP_TIME)
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s is not usable (%s); step times are learned anew", path, error)
-        return StepTimeModel(PRIOR)
+        return StepTimeModel(PRIOR_STEP_TIME)
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:

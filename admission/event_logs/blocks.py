@@ -33,32 +33,30 @@ def runs_of(ordinals: Iterable[int]) -> str:
 
 
 def ordinals_of(runs: Runs) -> list[int]:
-    """Returns the ordinals of runs. Raises `ValueError` or `TypeError` where they are none."""
+    """Return the ordinals of runs. Raises `ValueError` or `TypeError` for malformed runs."""
     return list(chain.from_iterable(range(first, first + count) for first, count in runs))
 
 
 def _member(name: str, values: Mapping[str, str]) -> str:
-    """Returns a member of a JSON object: another one, of values that are written already."""
+    """Return a member of a JSON object whose values are encoded already."""
     said = ",".join([f"{encode_basestring_ascii(key)}:{value}" for key, value in values.items()])
     return f'"{name}":{{{said}}}'
 
 
 class NewlyNamed:
-    """Collects the blocks that were named since the last line of a log: those of output, as sequences left them."""
+    """Collects the output blocks named since the last line of a log, as sequences left them."""
 
     def __init__(self, blocks: BlockTables) -> None:
         self._blocks = blocks
         self._first: dict[Sequence, int] = {}  # which of a sequence's names is the first new one
 
     def collect(self) -> None:
-        """Note what the event that has just happened named: the next may follow before a line is written."""
+        """Collect the names of the last event: the next event may follow before a line is written."""
         for sequence, first in self._blocks.newly_named:
             self._first.setdefault(sequence, first)
 
     def take(self) -> list[str]:
-        """Returns all that is new, by the ids of the sequences, as a member of a JSON object; none where there is
-        nothing.
-        """
+        """Return all new names, by sequence id, as a member of a JSON object; empty if there are none."""
         if self._blocks.newly_named:
             self.collect()
         if not self._first:
@@ -72,16 +70,15 @@ class NewlyNamed:
 
 
 class CacheFindings:
-    """Says what plans found in the cache, and what they gave up of it."""
+    """Reports the cache hits and evictions of plans."""
 
     def __init__(self, blocks: BlockTables) -> None:
         self._cache = blocks.cache
         self._evictions = 0
 
     def take(self, step: ScheduledStep | None) -> list[str]:
-        """Returns the blocks that sequences found, by their ids; from whose prompts others were forked; how many blocks
-        were given up since the last plan that said so, and how many nobody holds now: as members of a JSON object,
-        without those of which there is nothing.
+        """Return, as members of a JSON object and without empty ones: the hit blocks by sequence id, the forked
+        sequences with their leaders, the evictions since the last plan that reported any, and the idle blocks now.
         """
         said: list[str] = []
         if step is not None and step.hits:
@@ -99,7 +96,7 @@ class CacheFindings:
 
 
 class ReplayedNames:
-    """Gives out names by the ordinals of a log: of one ordinal the same name, for as long as anybody uses it."""
+    """Gives out names by the ordinals of a log: one ordinal keeps its name as long as a block uses it."""
 
     def __init__(self) -> None:
         self._names: WeakValueDictionary[int, BlockName] = WeakValueDictionary()
@@ -109,12 +106,12 @@ class ReplayedNames:
         return [self._name(ordinal) for ordinal in ordinals_of(runs)]
 
     def tell(self, blocks: Mapping[str, Runs]) -> None:
-        """Say which new names the next event gives out, by the ids of the sequences."""
+        """Set the new names that the next event gives out, by sequence id."""
         self._told = {name: ordinals_of(runs) for name, runs in blocks.items()}
 
     def name(self, sequence: Sequence, num_blocks: int) -> None:
-        """Name a sequence's blocks as the log does with the present event, and none that it does not tell yet: where it
-        was recorded, blocks were named as they filled, on which no decision depends.
+        """Name a sequence's blocks as the log does with the present event, and no others: in the recorded run, blocks
+        were named as they filled, on which no decision depends.
         """
         if sequence.id in self._told:
             sequence.block_names += [self._name(ordinal) for ordinal in self._told.pop(sequence.id)]

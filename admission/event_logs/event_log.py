@@ -71,7 +71,7 @@ from admission.event_logs.names import (
     read_scheduling_policy,
 )
 from admission.event_logs.numbers import checksum, in_seconds, moment
-from admission.event_logs.replayed_output import END, output_of
+from admission.event_logs.replayed_output import END_TOKEN, output_of
 from admission.event_logs.written import ids_of, number_of, prompt_of, text_of
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
@@ -115,7 +115,7 @@ class EventLog(CoreObserver):
         self._write(_encode(["log", VERSION, engine_entry(engine), core_entry(config), *prior]))
 
     def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
-        """Write by which gateway the log is recorded, and the time of day in seconds since 1970."""
+        """Write the gateway's identity, and the time of day in seconds since 1970."""
         self._log("gateway", now, unix, model, block_bytes)
 
     def requested(self, asked: Asked, now: float) -> None:
@@ -175,9 +175,7 @@ class EventLog(CoreObserver):
         self._write(f'["calibrated",{moment(now)},[{",".join(said)}]]')
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
-        """Write a plan. Lines of each step and of each request are put together by hand: the encoder takes twice as
-        long.
-        """
+        """Write a plan. Lines of each step and of each request are formatted by hand: twice as fast as the encoder."""
         planned = "null,0,0,[]" if step is None else self._planned(step)
         preempted, blocked, held, ended = ids_of(self._scheduler.preempted), "null", "null", "[]"
         if (reason := self._scheduler.wait_reason) and (head := self._scheduler.waiting_head):
@@ -203,25 +201,25 @@ class EventLog(CoreObserver):
         self._write(f'["lost",{moment(now)},{step.batch.step},{preempted}{self._cached()}]')
 
     def _planned(self, step: ScheduledStep) -> str:
-        """Returns what the line of a plan says of its step."""
+        """Return the part of a plan's line that describes its step."""
         batch, decodes, chunks = step.batch, step.batch.num_decodes, ""
         if decodes < len(batch.slots):
             prefills = zip(step.sequences[decodes:], batch.lengths[decodes:], strict=True)
             chunks = ",".join([f"[{encode_basestring_ascii(sequence.id)},{length}]" for sequence, length in prefills])
-        if batch.slots != self._slots:  # in most steps they are those of the step before
+        if batch.slots != self._slots:  # in most steps they equal the slots of the previous step
             self._slots, self._slots_checksum = batch.slots, checksum(batch.slots)
         return f"{batch.step},{decodes},{checksum(batch.starts, self._slots_checksum)},[{chunks}]"
 
     def _kept_of(self, sequence: Sequence) -> str:
-        """Returns how the line of an arrival ends: with the blocks of the prompt, by which others may share them, when
-        the next turn of its conversation is expected, the group of those with the same prompt, and its grammar.
+        """Return the end of an arrival's line: the prompt's block names, for sharing, the expected time of the next
+        turn, the prompt group, and the grammar.
         """
         blocks = runs_of([name.ordinal for name in sequence.block_names])
         again, group = number_of(sequence.expects_followup), text_of(sequence.prompt_group)
         return f",{blocks},{again},{group},{text_of(sequence.grammar)}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
-        """Returns how a line ends: with what there is to tell of the prefix cache, mostly nothing."""
+        """Return the end of a line: the news of the prefix cache, mostly none."""
         told = [*said, *self._newly_named.take()]
         return f",{{{','.join(told)}}}" if told else ""
 
@@ -240,7 +238,7 @@ class EventLog(CoreObserver):
 def make_logged_core(
     config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write
 ) -> tuple[Controller, EventLog]:
-    """Makes a core, and the log that is the first of its observers; the log's first line is written."""
+    """Make a core whose first observer is its log; the log's first line is written."""
     core = make_core(config, engine, model)
     event_log = EventLog(core.scheduler, write)
     core.observers.insert(0, event_log)
@@ -249,7 +247,7 @@ def make_logged_core(
 
 
 class LogError(Exception):
-    """The line, counted from 1, is no entry of an event log, or the log is not whole."""
+    """The line, counted from 1, is no entry of an event log, or the log is incomplete."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -257,12 +255,12 @@ class LogError(Exception):
 
 
 class ReplayMismatch(LogError):
-    """A replay decided otherwise than the log says; the message has the line and both decisions."""
+    """A replay decided differently from the log; the message has the line and both decisions."""
 
 
 @contextmanager
 def reading(line: int) -> Iterator[None]:
-    """Turns any error about an entry that is wrong, or cannot follow those before it, into a `LogError`."""
+    """Turn any error about a malformed or misplaced entry into a `LogError`."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, ConfigError, AssertionError, RecursionError) as error:
@@ -276,7 +274,7 @@ def replay(
     """Feed a log's events to a fresh core; yields each entry once the core has decided it again.
 
     All sequences are put into `sequences` by their ids; the model of `make_model` is told each step's work and time.
-    Raises `ReplayMismatch` at the first line that is not reproduced to the byte, `LogError` at one that cannot be read.
+    Raises `ReplayMismatch` at the first line that is not reproduced to the byte, `LogError` at a malformed line.
     """
     written: list[str] = []
     replayed: _Replay | None = None
@@ -294,7 +292,7 @@ def replay(
 
 
 def check_version(entry: Entry) -> None:
-    """Checks a log's first line. Raises `LogError` where it is none, or of another version."""
+    """Check a log's first line. Raises `LogError` if it is malformed, or of another version."""
     if entry[0] != "log":
         raise LogError(1, "the log begins in the middle: its first segment is gone, or it is another file")
     if entry[1] != VERSION:
@@ -309,7 +307,7 @@ def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
 
 
 class _Replay:
-    """A core that is given a log's events once more."""
+    """A core that replays a log's events."""
 
     def __init__(self, header: Entry, write: Write, make_model: MakeModel, sequences: dict[str, Sequence]) -> None:
         check_version(header)
@@ -349,7 +347,7 @@ class _Replay:
             self._apply_setting(kind, now, entry[2:])
 
     def _apply_setting(self, kind: str, now: float, said: list[Any]) -> None:
-        """Apply an entry that changes what holds from now on: a lease, a policy, or the gateway."""
+        """Apply an entry that changes a setting: a lease, a policy, or the gateway."""
         if kind == "allow":
             tenant, blocks = said
             self._core.allow(tenant, blocks, now)
@@ -376,7 +374,7 @@ class _Replay:
 
     def _sequence_of(self, entry: Entry) -> Sequence:
         _, _, name, tenant, prompt, max_tokens, allowed, level, interval, size, first_by, done_by, target, *rest = entry
-        sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END]))
+        sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END_TOKEN]))
         sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, size
         sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
         *_, blocks, sequence.expects_followup, sequence.prompt_group, sequence.grammar = rest

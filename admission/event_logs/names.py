@@ -1,12 +1,11 @@
-"""The names that an event log is written in, and what stands behind each of them in the code.
+"""The names used in an event log, and the code's object behind each.
 
-On the left of each colon is what logs say, in the order in which they say it. Once a release has written logs it does
-not change while the version stays, or no log that was recorded could be decided again. On the right is what the code
-calls the same thing today, which follows the code wherever a field, a class or a value is renamed.
+The left of each colon is the log's name, in the order of writing. Once a release has written logs, it stays fixed for
+that version, or recorded logs could not be replayed. The right is the code's present name, and follows every renaming.
 
-A field, a refusal or a value that is new gets a name here, in the order in which it is to be written. Logs of before
-say nothing of it: those of tests/labs/core/recorded are recorded anew (`python -m scripts.record_logs`), and
-`VERSION` rises with it once a release has written any.
+A new field, refusal or value gets a name here, in the order of writing. Older logs lack it: the logs of
+tests/labs/core/recorded are recorded anew (`python -m scripts.record_logs`), and `VERSION` rises once a release has
+written any.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ T = TypeVar("T")
 
 
 class Names(Generic[T]):
-    """A table that is read in both directions; no thing in it has two names."""
+    """A bijection between names and objects."""
 
     def __init__(self, things: Mapping[str, T]) -> None:
         self._things = dict(things)
@@ -36,14 +35,14 @@ class Names(Generic[T]):
         assert len(self._names) == len(self._things), "one thing has two names"
 
     def __getitem__(self, name: str) -> T:
-        """Returns what stands behind a name. Raises `KeyError`."""
+        """Return the object of a name. Raises `KeyError`."""
         return self._things[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._things)
 
     def of(self, thing: T) -> str:
-        """Returns the name of a thing. Raises `KeyError`."""
+        """Return the name of an object. Raises `KeyError`."""
         return self._names[thing]
 
     def items(self) -> Iterator[tuple[str, T]]:
@@ -95,7 +94,7 @@ CORE_FIELDS = Names(
         "calibration": "calibration",
     }
 )
-CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, the values that it may have
+CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, its possible values
     "batching": Names({one.value: one for one in Batching}),
     "kv_allocation": Names({"paged": KVAllocation.PAGED, "contiguous": KVAllocation.CONTIGUOUS}),
     "swap": Names({"measured": Swap.MEASURED, "always": Swap.ALWAYS, "never": Swap.NEVER}),
@@ -143,27 +142,27 @@ POLICY_FIELDS = (
     "offsets",
     "bounds",
     "may_wait",
-)  # fields of `SchedulingPolicy`, which a log has by their places
+)  # fields of `SchedulingPolicy`, written by position
 BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
 
 
 def core_entry(config: CoreConfig) -> dict[str, Any]:
-    """Returns what the first line of a log says of a core's configuration."""
+    """Return the core's configuration as the first line of a log has it."""
     return _entry(config, CORE_FIELDS)
 
 
 def engine_entry(config: EngineConfig) -> dict[str, Any]:
-    """Returns what the first line of a log says of an engine's configuration."""
+    """Return the engine's configuration as the first line of a log has it."""
     return _entry(config, ENGINE_FIELDS)
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
-    """Reads a `core_entry`. Raises `KeyError`, `ValueError` or `TypeError` where it is none."""
+    """Read a `core_entry`. Raises `KeyError`, `ValueError` or `TypeError` if malformed."""
     return CoreConfig(**_values(entry, CORE_FIELDS))
 
 
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
-    """Reads an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` where it is none."""
+    """Read an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` if malformed."""
     return EngineConfig(**_values(entry, ENGINE_FIELDS))
 
 
@@ -188,14 +187,14 @@ def _meant(name: str, said: Any) -> Any:
 
 
 def policy_entry(policy: SchedulingPolicy) -> list[Any]:
-    """Returns what a log says of a scheduling policy."""
+    """Return a scheduling policy's log entry."""
     weights, offsets, bounds, may_wait = (getattr(policy, field) for field in POLICY_FIELDS)
     each = [[getattr(one, unit) for unit in BOUNDS] for one in bounds]
     return [dict(weights), list(offsets), each, dict(may_wait)]
 
 
 def read_scheduling_policy(entry: list[Any]) -> SchedulingPolicy:
-    """Reads a `policy_entry`. Raises `ValueError` or `TypeError` where it is none."""
+    """Read a `policy_entry`. Raises `ValueError` or `TypeError` if malformed."""
     weights, offsets, bounds, may_wait = entry
     each = tuple(QueueBounds(**dict(zip(BOUNDS, one, strict=True))) for one in bounds)
     values = weights, tuple(offsets), each, may_wait
@@ -203,7 +202,7 @@ def read_scheduling_policy(entry: list[Any]) -> SchedulingPolicy:
 
 
 def asked_of(entry: list[Any]) -> Asked:
-    """Reads a `request` entry. Raises `ValueError` or `TypeError` where it is none."""
+    """Read a `request` entry. Raises `ValueError` or `TypeError` if malformed."""
     _, _, name, tenant, key, tier, size, first, last, interval, prompts, refusal = entry
     each = tuple(AskedPrompt(*prompt) for prompt in prompts)
     asked = Asked(name, tenant, key, tier, size, first, last, interval, each, refusal)

@@ -1,30 +1,30 @@
-"""How an event log writes moments and checksums.
+"""The encoding of moments and checksums in an event log.
 
-Whole nanoseconds are written in under half of the instructions that the shortest decimal of a float takes, and a
-checksum over bytes in an eighth of those over text.
+Writing whole nanoseconds takes under half of the instructions of a float's shortest decimal, and a checksum over bytes
+an eighth of one over text.
 """
 
 from array import array
 from zlib import crc32
 
-NANOSECONDS = 1e9  # in a second
+NANOSECONDS_PER_S = 1e9
 
 
 def moment(seconds: float) -> str:
-    """Returns what a log says of a moment or a duration: whole nanoseconds, which is what real clocks give, and seconds
-    where it is between two of them.
+    """Return the log's form of a moment or a duration: whole nanoseconds, which real clocks give, and seconds for a
+    value between two of them.
     """
-    whole = round(seconds * NANOSECONDS)
-    return f"{whole}" if whole / NANOSECONDS == seconds else f"{seconds!r}"
+    whole = round(seconds * NANOSECONDS_PER_S)
+    return f"{whole}" if whole / NANOSECONDS_PER_S == seconds else f"{seconds!r}"
 
 
 def in_seconds(said: int | float) -> float:
-    """Returns in seconds what a log says of a moment or a duration."""  # compiled, a `float` would never be an `int`
-    return said / NANOSECONDS if isinstance(said, int) else said
+    """Return the seconds of a logged moment or duration."""  # compiled, a `float` would never be an `int`
+    return said / NANOSECONDS_PER_S if isinstance(said, int) else said
 
 
 def checksum(numbers: list[int], before: int = 0) -> int:
-    """Returns the checksum over 32 bits a number, the low ones first as on all machines that this runs on; it continues
-    the one `before`.
+    """Return the checksum over 32 bits a number, the low byte first as on all supported machines; it continues
+    `before`.
     """
     return crc32(array("I", numbers), before)

@@ -1,7 +1,7 @@
-"""Decides whether one more sequence fits the KV memory beside what those running will still need.
+"""Decides whether a newcomer fits the KV memory beside the future growth of the running sequences.
 
-Past-Future (Gong et al., 2025): memory is at its fullest just before some sequence ends. With sequences sorted by what
-they have left, longest first, the demand when the i-th ends is what the first i hold then; its largest value is the
+Past-Future (Gong et al., 2025): memory is at its fullest just before some sequence ends. With sequences sorted by
+remaining output, longest first, the demand when the i-th ends is the sum over the first i; the largest demand is the
 future peak. Lengths are random, so a quantile of the sum is held against the pool, not the sum of quantiles.
 """
 
@@ -12,15 +12,15 @@ from admission.output_length import OutputLengths
 from backend.config import EngineConfig
 from backend.scheduler.sequence import Sequence
 
-OVER = 0.9  # of the answers like a newcomer's, when it is taken to be over
+ENDED_LENGTH_QUANTILE = 0.9  # of the output lengths like a newcomer's, at which it is assumed to have ended
 
 Gate = Callable[[Sequence, Iterable[Sequence], int, int, int], bool]
-"""From a newcomer, those running, the free blocks, those of its blocks that somebody holds, and those that are kept for
-others: whether it may join. Its present tokens are known to fit.
+"""Returns True if a newcomer may join, from the newcomer, the running sequences, the free blocks, the newcomer's blocks
+that others hold, and the blocks kept for other tenants. Its present tokens are known to fit.
 """
 
 
-RISK = -1.0
+MEMORY_RISK_DEVIATIONS = -1.0
 """The standard deviations above the mean demand that have to fit the pool for a newcomer to join. It is below the
 mean: a preemption costs little, as who is preempted takes up what it had computed. Beside 1.28, the 90th percentile of
 a normal sum, throughput was 0.98 to 0.99 of that of admission without a forecast instead of 0.95 to 0.97 on
@@ -28,16 +28,18 @@ conversations, with 0.4 to 1.0 of its preemptions, and 0.91 to 0.97 instead of 0
 0.3 to 0.4 of them; nothing changed where lengths are declared (`labs.benchmarks.preemption` and three other mixes of
 lengths, three seeds each, with the prefix cache and without; simulated).
 """
-CAUTION = 1.28  # the same for what a tenant's lease of memory has to hold, where nobody else's gives way
+LEASE_CAUTION_DEVIATIONS = 1.28  # the same for a tenant's lease, where no other tenant's sequences can be preempted
 
 
 class FuturePeak:
     """Admits while the future peak stays within the pool: mean demand plus `deviations` of its standard deviation.
 
-    Blocks that are shared count once, and as if they stayed until the last sequence ends.
+    A shared block counts once, and as if held until the last sequence ends.
     """
 
-    def __init__(self, config: EngineConfig, lengths: OutputLengths, deviations: float = RISK) -> None:
+    def __init__(
+        self, config: EngineConfig, lengths: OutputLengths, deviations: float = MEMORY_RISK_DEVIATIONS
+    ) -> None:
         self._capacity = config.num_blocks * config.block_size
         self._block_size = config.block_size
         self._slack = config.block_size / 2  # a sequence's last block is half empty on average
@@ -50,17 +52,19 @@ class FuturePeak:
         everyone = [sequence, *running]
         capacity = self._capacity - num_kept * self._block_size
         if sum([s.most_tokens for s in everyone]) + 2 * self._slack * len(everyone) <= capacity:
-            return True  # even if each becomes as long as it may
+            return True  # even at their largest
         generated = len(sequence.output)
-        lasts = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OVER, generated) - generated
+        lasts = (
+            self._lengths.quantile(sequence.tenant, sequence.max_tokens, ENDED_LENGTH_QUANTILE, generated) - generated
+        )
         return self.peak(everyone, lasts) - num_held * self._block_size <= capacity
 
     def blocks(self, sequences: Iterable[Sequence]) -> int:
-        """Returns the blocks of KV memory in use at the fullest moment to come."""
-        return ceil(self.peak(sequences, deviations=CAUTION) / self._block_size)
+        """Return the blocks of KV memory in use at the future peak."""
+        return ceil(self.peak(sequences, deviations=LEASE_CAUTION_DEVIATIONS) / self._block_size)
 
     def peak(self, sequences: Iterable[Sequence], steps: float = inf, deviations: float | None = None) -> float:
-        """Returns the tokens of KV memory in use at the fullest moment to come, within so many steps."""
+        """Return the tokens of KV memory in use at the future peak within `steps` steps."""
         above = self._deviations if deviations is None else deviations
         demands, shared = [], 0
         for sequence in sequences:
@@ -93,7 +97,7 @@ class MinimumFree:
 
 
 class Optimistic:
-    """Admits whatever fits now, and leaves the rest to preemption."""
+    """Admits every sequence that fits now, and relies on preemption."""
 
     def __call__(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int

@@ -1,17 +1,16 @@
-"""Forecasts when the next turn of a conversation comes, from when those before it came.
+"""Forecasts the return time of a conversation's next turn from earlier gaps.
 
-An answer's last full block is found again by the next turn: the time between the two is a gap. Gaps of tools and of
-people have no form in common (a fast tool and a slow one make two humps), so their distribution is measured: the
-life-table estimate of survival (Kaplan and Meier, 1958; Cutler and Ederer, 1958) over a tenant's last turns, in which
-one that has not come back yet counts for as long as it has been away. Turns whose client said when they come back are
-apart from those of which nothing was said, and are measured in gaps over what was said, as long as that is the better
-known: so a hint that is wrong by the same factor each time is as good as a right one, and one that says nothing is not
-heeded.
+The next turn finds an answer's last full block again: the time between the two is a gap. Gaps of tools and of people
+have no form in common (a fast tool and a slow one make two humps), so their distribution is measured: the life-table
+estimate of survival (Kaplan and Meier, 1958; Cutler and Ederer, 1958) over a tenant's last turns, in which a turn still
+away counts for its age. Turns with a client's hint are separate from turns without, and are measured as gap over hinted
+gap, as long as that ratio is the more predictable: a hint wrong by a constant factor is as good as a right one, and a
+hint without information is ignored.
 
-What keeping a block is worth is the index of Gittins (1979): the largest ratio, over all times until which it might be
-kept, of the chance that it is used by then to the time that it is expected to be kept. Of blocks whose return is known
-to the second, that which comes back last has the least, which is Belady's rule; of those that come back at any time
-with the same chance, all have the same.
+A block's worth is the index of Gittins (1979): the largest ratio, over all times until which it might be kept, of the
+chance of a reuse by then to the expected time of keeping. Of blocks whose return is known to the second, the last to
+return has the least worth, which is Belady's rule; blocks that return at any time with the same chance have equal
+worth.
 """
 
 from bisect import bisect_right
@@ -23,76 +22,76 @@ from operator import mul
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.idle_blocks import IdleChain
 
-HISTORY = 256  # turns remembered of each kind
-PRIOR = 4.0  # turns that what is believed beforehand counts as
-AGAIN = 16  # turns that came or went before a curve is drawn anew
-SCALE = 16.0  # a gap that is as long as its client said lies in the grid where one of so many seconds does
-ENOUGH = 8  # turns that came back before what their clients said is judged
+TURNS_REMEMBERED = 256  # of each kind
+PRIOR_WEIGHT_TURNS = 4.0  # the weight of a curve's prior, in turns
+TURNS_PER_REDRAW = 16  # departures and returns, after which a curve is drawn again
+HINT_SCALE_S = 16.0  # the place in the grid of a gap as long as hinted
+MIN_RETURNED_TURNS = 8  # before hints are judged
 
-EDGES = list(accumulate(repeat(sqrt(2.0), 26), mul, initial=0.5))
-"""The grid of gaps: the upper ends of its cells, 0.5 to 4,096 seconds. What takes longer is taken for never."""
-LAST = len(EDGES)
+GAP_EDGES_S = list(accumulate(repeat(sqrt(2.0), 26), mul, initial=0.5))
+"""The grid of gaps: the upper ends of its cells, 0.5 to 4,096 seconds. A longer gap counts as no return."""
+NUM_GAP_CELLS = len(GAP_EDGES_S)
 
 
 class Awaited:
-    """A turn that may come."""
+    """A turn that may come, after its predecessor has ended."""
 
     __slots__ = ("cells", "chain", "expects", "is_back", "last", "left_at", "log")
 
     def __init__(self, log: "_Log", last: BlockName, chain: IdleChain) -> None:
         self.log = log
         self.last = last
-        self.chain: IdleChain | None = chain  # of which it is the next turn, until it is back
+        self.chain: IdleChain | None = chain  # the chain of its predecessor, until it is back
         self.expects = chain.expects
         self.left_at = chain.left_at
         self.is_back = False
-        self.cells = (0, 0)  # of its gap, and of its gap over what was said; where it is back
+        self.cells = (0, 0)  # of its gap, and of gap over hinted gap; once it is back
 
     def came(self, now: float) -> None:
         gap = now - self.left_at
-        over = gap if self.expects is None else gap / self.expects * SCALE
-        self.cells = (bisect_right(EDGES, gap), bisect_right(EDGES, over))
+        over = gap if self.expects is None else gap / self.expects * HINT_SCALE_S
+        self.cells = (bisect_right(GAP_EDGES_S, gap), bisect_right(GAP_EDGES_S, over))
         self.is_back = True
         self.chain = None
 
 
 class Curve:
-    """The survival of one kind of turns, and what keeping them is worth by age."""
+    """The survival of one kind of turns, and the worth of keeping their blocks by age."""
 
     def __init__(self, prior: list[float]) -> None:
-        """`prior` has the share of turns that come back in each cell, beforehand."""
+        """`prior`: the share of turns that return in each cell, before any is measured."""
         self._prior = prior
         self.survival = [1.0]
-        self.worth = [0.0] * (LAST + 1)
-        self.draw([0] * LAST, [])
+        self.worth = [0.0] * (NUM_GAP_CELLS + 1)
+        self.draw([0] * NUM_GAP_CELLS, [])
 
     def draw(self, back: list[int], away: list[int]) -> None:
-        """Draw the curve of turns of which so many came back in each cell; others have been away for up to the cells
-        of `away`.
+        """Draw the curve: `back` counts the turns that returned in each cell; `away` has the cells reached by the turns
+        still away.
         """
-        gone = [0] * (LAST + 1)
+        gone = [0] * (NUM_GAP_CELLS + 1)
         for cell in away:
             gone[cell] += 1
-        at_risk, expected, survival = float(sum(back[:LAST]) + len(away)), PRIOR, [1.0]
-        for cell in range(LAST):
-            died = back[cell] + PRIOR * self._prior[cell]
+        at_risk, expected, survival = float(sum(back[:NUM_GAP_CELLS]) + len(away)), PRIOR_WEIGHT_TURNS, [1.0]
+        for cell in range(NUM_GAP_CELLS):
+            died = back[cell] + PRIOR_WEIGHT_TURNS * self._prior[cell]
             exposed = at_risk - gone[cell] / 2 + expected
             survival.append(survival[-1] * (1.0 - min(1.0, died / exposed)) if exposed > 0 else survival[-1])
             at_risk -= back[cell] + gone[cell]
-            expected -= PRIOR * self._prior[cell]
+            expected -= PRIOR_WEIGHT_TURNS * self._prior[cell]
         self.survival = survival
         self._draw_worth()
 
     def _draw_worth(self) -> None:
-        """Gittins' index at an age is the steepest line from there to a later point of (time kept, share that came):
-        those points alone matter that lie on the upper hull of what follows.
+        """Gittins' index at an age is the steepest line from there to a later point of (time kept, share returned): the
+        relevant points lie on the upper hull of the later ones.
         """
         survival, kept = self.survival, [0.0]
-        for cell in range(LAST):
-            width = EDGES[cell] - (EDGES[cell - 1] if cell else 0.0)
+        for cell in range(NUM_GAP_CELLS):
+            width = GAP_EDGES_S[cell] - (GAP_EDGES_S[cell - 1] if cell else 0.0)
             kept.append(kept[-1] + width * (survival[cell] + survival[cell + 1]) / 2)
-        hull, worth = [LAST], [0.0] * (LAST + 1)
-        for point in range(LAST - 1, -1, -1):
+        hull, worth = [NUM_GAP_CELLS], [0.0] * (NUM_GAP_CELLS + 1)
+        for point in range(NUM_GAP_CELLS - 1, -1, -1):
             while len(hull) > 1 and self._slope(kept, point, hull[-1]) <= self._slope(kept, hull[-1], hull[-2]):
                 hull.pop()
             worth[point] = self._slope(kept, point, hull[-1])
@@ -104,9 +103,9 @@ class Curve:
         return (self.survival[start] - self.survival[end]) / took if took > 0 else 0.0
 
     def probability(self, cell: int) -> float:
-        """Return how probable it is that a turn comes back that has been away up to this cell."""
+        """Return the probability that a turn, away up to this cell, comes back."""
         left = self.survival[cell]
-        return (left - self.survival[LAST]) / left if left > 0 else 0.0
+        return (left - self.survival[NUM_GAP_CELLS]) / left if left > 0 else 0.0
 
 
 class _Log:
@@ -115,15 +114,15 @@ class _Log:
     def __init__(self, prior: list[float], prior_over: list[float]) -> None:
         self.turns: deque[Awaited] = deque()
         self._by_gap, self._by_hint = Curve(prior), Curve(prior_over)
-        self._back = ([0] * (LAST + 1), [0] * (LAST + 1))  # those that came back, by cell
+        self._back = ([0] * (NUM_GAP_CELLS + 1), [0] * (NUM_GAP_CELLS + 1))  # returned turns by cell
         self._num_back = self._news = 0
-        self._heeds = True  # what clients say
+        self._heeds = True  # hints are used
 
     def left(self, turn: Awaited) -> Awaited | None:
-        """Note a turn that may come; returns one that is forgotten for it."""
+        """Note a turn that may come; returns the oldest turn, if it is forgotten in exchange."""
         self._news += 1
         self.turns.append(turn)
-        if len(self.turns) <= HISTORY:
+        if len(self.turns) <= TURNS_REMEMBERED:
             return None
         oldest = self.turns.popleft()
         if oldest.is_back:
@@ -135,13 +134,13 @@ class _Log:
         self._count(turn, 1)
 
     def at(self, expects: float | None, age: float, now: float) -> tuple[Curve, int, float]:
-        """Returns the curve of a turn, the cell that it has reached, and the seconds in a second of the curve."""
-        if self._news >= AGAIN:
+        """Return the curve of a turn, the cell that it has reached, and the seconds in a second of the curve."""
+        if self._news >= TURNS_PER_REDRAW:
             self._draw(now)
         if expects is None or not self._heeds:
-            return self._by_gap, bisect_right(EDGES, age), 1.0
-        unit = expects / SCALE
-        return self._by_hint, bisect_right(EDGES, age / unit), unit
+            return self._by_gap, bisect_right(GAP_EDGES_S, age), 1.0
+        unit = expects / HINT_SCALE_S
+        return self._by_hint, bisect_right(GAP_EDGES_S, age / unit), unit
 
     def _count(self, turn: Awaited, number: int) -> None:
         self._num_back += number
@@ -152,34 +151,36 @@ class _Log:
         self._news = 0
         away = [(now - turn.left_at, turn.expects) for turn in self.turns if not turn.is_back]
         by_gap, by_hint = self._back
-        self._by_gap.draw(by_gap, [bisect_right(EDGES, age) for age, _ in away])
-        over = [bisect_right(EDGES, age / expects * SCALE) for age, expects in away if expects is not None]
+        self._by_gap.draw(by_gap, [bisect_right(GAP_EDGES_S, age) for age, _ in away])
+        over = [bisect_right(GAP_EDGES_S, age / expects * HINT_SCALE_S) for age, expects in away if expects is not None]
         self._by_hint.draw(by_hint, over)
-        in_sight = by_hint[1:LAST]  # what is off the grid was not foretold
-        self._heeds = self._num_back < ENOUGH or _focus(in_sight) >= _focus(by_gap[:LAST])
+        in_sight = by_hint[1:NUM_GAP_CELLS]  # a gap off the grid was not hinted
+        self._heeds = self._num_back < MIN_RETURNED_TURNS or _focus(in_sight) >= _focus(by_gap[:NUM_GAP_CELLS])
 
 
 def _focus(back: list[int]) -> int:
-    """Returns how much turns agree on a cell: the sum of squares, of integers, is the same on every machine."""
+    """Return how concentrated the turns are on a cell: a sum of squared integers is the same on every machine."""
     return sum(number * number for number in back)
 
 
 def _spread(shares: dict[int, float]) -> list[float]:
-    return [shares.get(cell, 0.0) for cell in range(LAST)]
+    return [shares.get(cell, 0.0) for cell in range(NUM_GAP_CELLS)]
 
 
-_SAID = bisect_right(EDGES, SCALE)
-ANY_TIME = _spread({cell: 0.5 * 0.15 * 0.85**cell for cell in range(LAST)})
-"""Before anything is known, half come back, and the longer they are away the less they do."""
-AS_SAID = _spread({_SAID + off: share for off, share in enumerate((0.05, 0.1, 0.2, 0.2, 0.15, 0.1), start=-3)})
-"""Before anything is known, four in five come back about when their clients said."""
+_HINTED_CELL = bisect_right(GAP_EDGES_S, HINT_SCALE_S)
+UNHINTED_PRIOR = _spread({cell: 0.5 * 0.15 * 0.85**cell for cell in range(NUM_GAP_CELLS)})
+"""The prior without a hint: half of the turns return, at a rate falling with age."""
+HINTED_PRIOR = _spread(
+    {_HINTED_CELL + off: share for off, share in enumerate((0.05, 0.1, 0.2, 0.2, 0.15, 0.1), start=-3)}
+)
+"""The prior with a hint: four in five turns return at about the hinted time."""
 
 
 class ReturnTimes:
-    """What is known of when turns come back, by tenant."""
+    """The measured return times of turns, by tenant."""
 
     def __init__(self) -> None:
-        self._logs: dict[tuple[str, bool], _Log] = {}  # by tenant, and whether something was said
+        self._logs: dict[tuple[str, bool], _Log] = {}  # by tenant, and whether a hint was given
         self._awaited: dict[BlockName, Awaited] = {}
         self._now = 0.0
 
@@ -193,8 +194,8 @@ class ReturnTimes:
             del self._awaited[forgotten.last]
 
     def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
-        """Note that a prompt came which begins with these blocks: it is the next turn of whatever ended with the last
-        of them that is awaited, whose chain is returned.
+        """Note a prompt that begins with these blocks: it is the next turn of the awaited predecessor with the longest
+        match, whose chain is returned.
         """
         self._now = now
         awaited = self._awaited
@@ -208,12 +209,12 @@ class ReturnTimes:
         return None
 
     def worth(self, tenant: str, expects: float | None, age: float) -> float:
-        """Returns the chance of a return for each second that a turn is awaited, which has been away for `age`."""
+        """Return the worth of a chain away for `age`: the chance of a return for each second of waiting."""
         curve, cell, unit = self._log(tenant, expects).at(expects, age, self._now)
         return curve.worth[cell] / unit
 
     def probability(self, tenant: str, expects: float | None, age: float) -> float:
-        """Returns how probable it is that a turn comes back which has been away for `age` seconds."""
+        """Return the probability that a turn, away for `age` seconds, comes back."""
         curve, cell, _ = self._log(tenant, expects).at(expects, age, self._now)
         return curve.probability(cell)
 
@@ -221,5 +222,5 @@ class ReturnTimes:
         key = (tenant, expects is not None)
         log = self._logs.get(key)
         if log is None:
-            log = self._logs[key] = _Log(ANY_TIME, AS_SAID)
+            log = self._logs[key] = _Log(UNHINTED_PRIOR, HINTED_PRIOR)
         return log

@@ -7,16 +7,16 @@ from backend.config import EngineConfig
 
 
 class Swap(StrEnum):
-    """The rule by which a block that is given up goes to the host's memory, where there is some."""
+    """The rule by which an evicted block is copied to host memory, if there is any."""
 
-    MEASURED = "measured"  # where two copies take less time than computing it again would
+    MEASURED = "measured"  # where two copies take less time than recomputing
     ALWAYS = "always"
     NEVER = "never"
 
 
 class SwapChoice:
-    """By measured times of copies and by the step-time model, a block is worth a copy to the host if that takes less
-    time, with the copy back where it is used again, than computing it again then.
+    """An evicted block is worth a copy to the host if that copy, and the copy back in case of reuse, take less time
+    than recomputing it would, by measured copy times and the step-time model.
     """
 
     def __init__(self, rule: Swap, config: EngineConfig, model: StepTimeModel) -> None:
@@ -26,7 +26,7 @@ class SwapChoice:
         self._model = model
 
     def swaps(self, probability: float) -> bool:
-        """Returns whether a block is to be swapped out that will be used again with this probability."""
+        """Return True if an evicted block with this probability of reuse is to be swapped out."""
         if self._rule is not Swap.MEASURED:
             return self._rule is Swap.ALWAYS
         computing = self._model.fitted.of_prefill(0, self._block_size)

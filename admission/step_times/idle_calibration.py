@@ -1,4 +1,4 @@
-"""Decides which calibration step an idle engine runs, and when, and how far predictions were off those that ran."""
+"""Decides which calibration step an idle engine runs, and when, and measures the errors of their predictions."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from admission.step_times.step_time import StepTimeModel, StepWork, prefill_pair
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 
-SHARE = 0.005  # of the time, that calibration takes of an idle engine
-INTERVAL = 5.0  # seconds between two steps, at least
-LONGEST = 0.02  # seconds that a step may be predicted to take: a request that comes may have to wait for it
-ENOUGH = 8  # steps, until their errors say anything of all prices
-RECENT = 32  # steps whose errors are remembered
+MAX_SHARE_OF_IDLE_TIME = 0.005  # that calibration may take of an idle engine
+MIN_INTERVAL_S = 5.0  # between two steps
+MAX_STEP_S = 0.02  # predicted: an arriving request may have to wait for the step
+MIN_ERRORS = 8  # before their median is reported
+ERRORS_REMEMBERED = 32  # of the newest steps
 
 
 def work_of_shape(step: CalibrationStep) -> StepWork:
@@ -26,26 +26,26 @@ def work_of_shape(step: CalibrationStep) -> StepWork:
 
 
 class IdleCalibration:
-    """Takes turns through all shapes that are short enough to be in nobody's way."""
+    """Cycles through all shapes short enough not to delay an arrival."""
 
     def __init__(self, config: EngineConfig, model: StepTimeModel) -> None:
         self._config, self._model = config, model
         self._steps: list[CalibrationStep] = []
         self._next = 0
-        self._due = 0.0  # when the next may run
-        self._errors: deque[float] = deque(maxlen=RECENT)
+        self._due = 0.0  # the earliest time of the next step
+        self._errors: deque[float] = deque(maxlen=ERRORS_REMEMBERED)
         self.is_running = False
-        self.num_steps = 0  # that ran while the engine was idle
+        self.num_steps = 0  # run while the engine was idle
 
     @property
     def drift(self) -> float:
-        """The median of how far recent idle steps were off their predictions, each before it was learned from, as a
-        share of what they took; 0 before there were enough.
+        """The median relative error of recent idle steps, each predicted before it was learned from; 0 before there are
+        enough.
         """
-        return sorted(self._errors)[len(self._errors) // 2] if len(self._errors) >= ENOUGH else 0.0
+        return sorted(self._errors)[len(self._errors) // 2] if len(self._errors) >= MIN_ERRORS else 0.0
 
     def begin(self, now: float) -> CalibrationStep | None:
-        """Returns the step that is to run now, if one is due and short enough."""
+        """Return the step to run now, if a short enough one is due."""
         if self.is_running or now < self._due:
             return None
         if not self._steps:
@@ -53,14 +53,14 @@ class IdleCalibration:
         for _ in range(len(self._steps)):
             step = self._steps[self._next]
             self._next = (self._next + 1) % len(self._steps)
-            if self._model.fitted.seconds(work_of_shape(step)) <= LONGEST:
+            if self._model.fitted.seconds(work_of_shape(step)) <= MAX_STEP_S:
                 self.is_running = True
                 return step
-        self._due = now + INTERVAL
+        self._due = now + MIN_INTERVAL_S
         return None
 
     def end(self, measured: Sequence[tuple[CalibrationStep, float]], now: float) -> None:
-        """Note what the step that ran took; nothing if it was lost, and several if they ran before the first."""
+        """Record the time of the step that ran; empty if it was lost, and several before the first request."""
         if not self.is_running:
             return
         self.is_running = False
@@ -70,4 +70,4 @@ class IdleCalibration:
                 self._errors.append(abs(self._model.fitted.seconds(work_of_shape(step)) / seconds - 1))
                 self.num_steps += 1
                 took += seconds
-        self._due = now + max(INTERVAL, took / SHARE)
+        self._due = now + max(MIN_INTERVAL_S, took / MAX_SHARE_OF_IDLE_TIME)

@@ -19,8 +19,8 @@ class Evidence:
     def add(
         self, features: Mapping[int, Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
     ) -> None:
-        """Add steps, the oldest first: the values of each feature that any step had so far, what they took, and their
-        weights. The sums so far keep this share of their weight whenever a step is added.
+        """Add steps, the oldest first: the values of each feature used so far, the measured times, and the weights.
+        Each added step multiplies the weight of the earlier sums by `keep`.
         """
         for i, values in features.items():
             row, weighted = self.gram[i], [weight * x for weight, x in zip(weights, values, strict=True)]
@@ -29,8 +29,8 @@ class Evidence:
             self.moment[i] = _faded_sum(self.moment[i], weighted, seconds, keep)
 
     def and_newer(self, newer: "Evidence", keep: float, factor: float) -> "Evidence":
-        """Returns both together: these keep a share of their weight, as if each step had taken `factor` times
-        as long.
+        """Return the sum of both: this one keeps a share `keep` of its weight, as if each of its steps had taken
+        `factor` times as long.
         """
         both = Evidence()
         share, squared = keep / factor, keep / factor**2
@@ -41,7 +41,7 @@ class Evidence:
 
 
 def _faded_sum(total: float, xs: Sequence[float], ys: Sequence[float], keep: float) -> float:
-    """Returns the total and the products added to it, before each of which the sum so far is multiplied by `keep`."""
+    """Return the total and the products added to it, before each of which the sum so far is multiplied by `keep`."""
     for product in map(mul, xs, ys):
         total = keep * total + product
     return total
@@ -102,7 +102,7 @@ def solve_non_negative(gram: Sequence[Sequence[float]], moment: Sequence[float])
 
 
 def _step_to_boundary(x: list[float], free: list[int], solution: list[float]) -> None:
-    """Move as far towards the solution as every coefficient stays >= 0, and hold those at 0 that are there."""
+    """Move towards the solution as far as every coefficient stays >= 0, and fix the coefficients that reached 0."""
     share = 1.0
     for place, value in zip(free, solution, strict=True):
         if value <= 0:

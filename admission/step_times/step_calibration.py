@@ -1,7 +1,7 @@
-"""Fits a step's time to steps of known shapes, and keeps what they say beside what the steps of live traffic say.
+"""Fits a step's time to steps of known shapes, and combines their evidence with that of live traffic.
 
-Errors are relative. Each shape counts by a low one of its times, so that steps which stalled change nothing, and by
-less the further it is off the others (Huber, 1964).
+Errors are relative. Each shape counts by a low quantile of its times, so that stalled steps change nothing, and
+outlying shapes weigh less (Huber, 1964).
 """
 
 from collections import deque
@@ -10,13 +10,13 @@ from math import isfinite
 
 from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, solve_non_negative
 
-REPEATS = 5  # times of one shape that are remembered
-EXACT = 0.01  # a relative error that is held against no shape
-HINGED = 0.75  # of the squared errors with the usual knee: what another has to have less than
-ROUNDS = 3  # in which shapes are weighed by their errors
-FAINT = 1e-6  # the weight of a first guess, which decides what no shape shows
-WORTH = 16.0  # live steps that one shape counts as
-SLOWEST = 100.0  # times as long as live steps, that calibration steps may have taken
+TIMES_PER_SHAPE = 5  # times remembered of each shape
+TOLERATED_RELATIVE_ERROR = 0.01  # without a lower weight for the shape
+KNEE_COST_SHARE = 0.75  # of the squared errors with the usual knee: another knee must cost less than this share
+REWEIGHTING_ROUNDS = 3  # in which shapes are weighed by their errors
+GUESS_WEIGHT = 1e-6  # of the initial coefficients, which decide only where no shape does
+LIVE_STEPS_PER_SHAPE = 16.0  # the weight of one shape
+MAX_SLOWDOWN_FACTOR = 100.0  # of calibration steps against live steps
 
 Amounts = tuple[int, int, int, int, int]
 """A step's work: prefill tokens, decode tokens, decode context, prefill context, prefill pairs."""
@@ -26,23 +26,21 @@ class StepCalibration:
     """The times of calibration steps, by the amounts of their work."""
 
     def __init__(self, guess: Sequence[float]) -> None:
-        """`guess`: coefficients in seconds a unit, which stay where no shape says anything of one."""
+        """`guess`: coefficients in seconds a unit, kept where no shape has evidence of one."""
         self._guess = guess
         self._times: dict[Amounts, deque[float]] = {}
 
     def add(self, amounts: Amounts, seconds: float) -> None:
-        """Note what a step took."""
+        """Record a step's time."""
         if isfinite(seconds) and seconds > 0:
-            self._times.setdefault(amounts, deque(maxlen=REPEATS)).append(seconds)
+            self._times.setdefault(amounts, deque(maxlen=TIMES_PER_SHAPE)).append(seconds)
 
     def __len__(self) -> int:
         return len(self._times)
 
     def knee(self, usual: int) -> int:
-        """Returns the number of tokens at which a hinge fits the steps best, unless the usual one does nearly as
-        well.
-        """
-        best, least = usual, HINGED * self.fit(usual).cost - FAINT * len(self._times)
+        """Return the number of tokens at which a hinge fits the steps best, unless the usual one is nearly as good."""
+        best, least = usual, KNEE_COST_SHARE * self.fit(usual).cost - GUESS_WEIGHT * len(self._times)
         for knee in [32 << power for power in range(8)]:
             if (cost := self.fit(knee).cost) < least:
                 least, best = cost, knee
@@ -59,10 +57,10 @@ class StepCalibration:
             seconds = _quartile(times)
             rows.append([value / seconds for value in scaled_features(amounts, knee)])
         weights = [1.0] * len(rows)
-        for _ in range(ROUNDS):
+        for _ in range(REWEIGHTING_ROUNDS):
             solution = self._solve(rows, weights, knee)[0]
             errors = [abs(1.0 - _dot(row, solution)) for row in rows]
-            tolerance = max(EXACT, 3.0 * _median(errors))
+            tolerance = max(TOLERATED_RELATIVE_ERROR, 3.0 * _median(errors))
             weights = [min(1.0, tolerance / error) if error > 0 else 1.0 for error in errors]
         solution, evidence = self._solve(rows, weights, knee)
         cost = 0.0
@@ -77,8 +75,8 @@ class StepCalibration:
         evidence.add(columns, [1.0] * len(rows), weights, 1.0)
         for place, (guess, scale) in enumerate(zip(self._guess, typical_features(knee), strict=True)):
             share = max(guess * scale, 1e-9)
-            evidence.gram[place][place] += FAINT / share**2
-            evidence.moment[place] += FAINT / share
+            evidence.gram[place][place] += GUESS_WEIGHT / share**2
+            evidence.moment[place] += GUESS_WEIGHT / share
         return solve_non_negative(evidence.gram, evidence.moment), evidence
 
 
@@ -87,16 +85,16 @@ class CalibratedFit:
 
     def __init__(self, solution: list[float], evidence: Evidence, cost: float) -> None:
         self._solution, self._evidence = solution, evidence
-        self.cost = cost  # the sum of errors squared, with less of those that are far off
+        self.cost = cost  # the sum of squared errors, outliers weighed less
 
     def and_live(self, live: Evidence) -> list[float]:
-        """Returns the coefficients by this and by live steps.
+        """Return the coefficients by calibration and live steps.
 
-        Live steps decide what they can tell apart, for there they are many, and this decides the rest. A machine is
-        faster or slower as a whole while it serves than it was when it was calibrated: only the proportions count.
+        Live steps decide the coefficients that they can tell apart, for there they are many; calibration decides the
+        rest. A serving machine is faster or slower as a whole than during calibration: only the proportions count.
         """
-        scale = max(self._scale_of(live), 1 / SLOWEST)
-        both, share, squared = Evidence(), WORTH / scale, WORTH / scale**2
+        scale = max(self._scale_of(live), 1 / MAX_SLOWDOWN_FACTOR)
+        both, share, squared = Evidence(), LIVE_STEPS_PER_SHAPE / scale, LIVE_STEPS_PER_SHAPE / scale**2
         for row, known, added in zip(both.gram, self._evidence.gram, live.gram, strict=True):
             row[:] = [squared * one + other for one, other in zip(known, added, strict=True)]
         moments = zip(self._evidence.moment, live.moment, strict=True)
@@ -104,13 +102,13 @@ class CalibratedFit:
         return solve_non_negative(both.gram, both.moment)
 
     def _scale_of(self, live: Evidence) -> float:
-        """Returns how many times as long as by these coefficients live steps last."""
+        """Return the factor by which live steps last longer than these coefficients predict."""
         square = _dot([_dot(row, self._solution) for row in live.gram], self._solution)
         return _dot(live.moment, self._solution) / square if square > 0 else 1.0
 
 
 def scaled_features(amounts: Amounts, knee: int) -> list[float]:
-    """Returns the factors of the coefficients for a step, each divided by what is typical of it."""
+    """Return the factors of the coefficients for a step, each divided by its typical value."""
     beyond = max(0, amounts[0] + amounts[1] - knee)
     return [value / scale for value, scale in zip((1, *amounts, beyond), typical_features(knee), strict=True)]
 
@@ -128,12 +126,12 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _quartile(values: Iterable[float]) -> float:
-    """Returns a low value: a machine that does other work too makes a step longer, never shorter."""
+    """Return the lower quartile: other work on the machine makes a step longer, never shorter."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 4]
 
 
 def _median(values: Iterable[float]) -> float:
-    """Returns the middle value, the lower of two: what may be wrong of a time is that it is too long."""
+    """Return the median, the lower of two: an erroneous time is too long."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]

@@ -19,15 +19,15 @@ from typing import Any
 from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, non_negative_least_squares
 from admission.step_times.step_calibration import Amounts, CalibratedFit, StepCalibration, typical_features
 
-FAR_OFF = 2.0  # a prediction further off than this factor, as the first are, says little about a step's weight
-RECENT = 64  # steps whose errors are remembered
-UNMEASURED = 0.2  # the relative error that is expected before any step was measured
-DRIFT = 0.15  # the relative error that most recent steps have in common, from which the machine counts as changed
-CHANCE = 5.0  # medians of the errors' spread, over the root of their number: what they may have in common by chance
-ENOUGH = 16  # steps, until what was expected of errors gives way to what was measured
-FURTHEST = 100.0  # times as long as predicted, that a step may have taken in one look
-TOGETHER = 16  # steps that are learned from together, which takes half of what it takes one by one
-STALL, BEYOND = 0.1, 4.0  # a relative error, and medians of them, that a larger one counts as at most
+FAR_OFF_FACTOR = 2.0  # a prediction off by more than this factor, as the first are, says little about a weight
+ERRORS_REMEMBERED = 64  # relative errors of the newest steps
+PRIOR_RELATIVE_ERROR = 0.2  # before any step is measured
+DRIFT_RELATIVE_ERROR = 0.15  # the common error of recent steps from which the machine counts as changed
+CHANCE_MEDIANS = 5.0  # medians of the errors' spread, over the root of their number: a common error within is chance
+PRIOR_ERROR_STEPS = 16  # for which the expected error counts among the measured ones
+MAX_SLOWDOWN_FACTOR = 100.0  # of a measured step against its prediction, in one look
+STEPS_PER_UPDATE = 16  # learning from them together takes half of the time of one by one
+MIN_STALL_ERROR, MAX_ERROR_MEDIANS = 0.1, 4.0  # a relative error, and medians of them: a larger error is cut
 
 
 def plain_sum(values: Iterable[float]) -> float:
@@ -101,7 +101,7 @@ class StepTime:
             raise ValueError(f"the knee must be at least 1 token, got {self.knee}")
 
     def __reduce__(self) -> tuple[type["StepTime"], tuple[Coefficients, int]]:
-        """Pickle it as it is made, because whatever else sets fields cannot set those of one that is compiled."""
+        """Pickle by the constructor: other ways of setting fields fail for a compiled class."""
         return StepTime, (self.coefficients, self.knee)
 
     def seconds(self, work: StepWork) -> float:
@@ -136,22 +136,22 @@ class StepTime:
 
 
 class _ErrorSizes:
-    """Magnitudes of the relative errors of recent steps, by a running mean that no stall moves by much: what is beyond
-    several times the median of the last `RECENT` counts as that (winsorised), and is forgotten as fast as it came.
+    """Magnitudes of recent relative errors, as a running mean robust to stalls: an error beyond several times the
+    median of the last `ERRORS_REMEMBERED` counts as that bound (winsorised), and is forgotten as fast as it came.
     """
 
     def __init__(self, expected: float) -> None:
         self.mean = expected
-        self._recent = deque([expected] * ENOUGH, maxlen=RECENT)
-        self._to_replace = ENOUGH  # of what is remembered, what was expected and not measured
+        self._recent = deque([expected] * PRIOR_ERROR_STEPS, maxlen=ERRORS_REMEMBERED)
+        self._to_replace = PRIOR_ERROR_STEPS  # expected errors still among the remembered ones
 
     def add(self, size: float) -> None:
         if self._to_replace:
             self._to_replace -= 1
             self._recent.popleft()
         self._recent.append(size)
-        if size > STALL:
-            size = min(size, max(STALL, BEYOND * _median(self._recent)))
+        if size > MIN_STALL_ERROR:
+            size = min(size, max(MIN_STALL_ERROR, MAX_ERROR_MEDIANS * _median(self._recent)))
         self.mean += 0.02 * (size - self.mean)
 
 
@@ -159,13 +159,13 @@ class StepTimeModel:
     """Fits a `StepTime` to measured steps as they come: weighted least squares with forgetting, kept non-negative.
 
     A step weighs 1 / predicted², so that errors are relative (1 / measured² would favour the fast of two equal steps,
-    and predict 8 % too little where they vary by 20 %), and less the further it is off (Huber, 1964), so that a stalled
-    step does not bend the fit. The prior counts as `prior_weight` steps and fades with the rest. Arithmetic is plain
-    floats in a fixed order, so that a replay on another machine fits the same numbers.
+    and predict 8 % too little where they vary by 20 %), and outliers weigh less (Huber, 1964), so that a stalled step
+    does not bend the fit. The prior counts as `prior_weight` steps and fades with the rest. Arithmetic is plain floats
+    in a fixed order, so that a replay on another machine fits the same numbers.
 
-    A machine that is shared gets faster and slower as a whole. Where a fit to all leaves most recent steps off in the
-    same direction by more than `DRIFT`, what was learned before them is taken at their speed: its proportions stay, and
-    they do not have to outweigh thousands of steps.
+    A shared machine gets faster and slower as a whole. Where a fit to all steps leaves most recent steps off in the
+    same direction by more than `DRIFT_RELATIVE_ERROR`, the earlier evidence is scaled to their speed: its proportions
+    stay, and the recent steps do not have to outweigh thousands.
     """
 
     def __init__(self, prior: StepTime, prior_weight: float = 8.0, memory: int = 2000) -> None:
@@ -178,16 +178,16 @@ class StepTimeModel:
         self._scale = typical_features(prior.knee)
         self._evidence, self._newer = Evidence(), Evidence()  # before and since the last fit
         self._steps: list[tuple[StepWork, float]] = []  # since the last fit
-        self._weights: list[float] = []  # of the first of them, as far as they were asked for
+        self._weights: list[float] = []  # of the first steps, weighed on demand
         self._had_prefill = self._was_beyond = False  # whether any of them had prefill, or tokens beyond the knee
-        self._sizes = _ErrorSizes(UNMEASURED)
+        self._sizes = _ErrorSizes(PRIOR_RELATIVE_ERROR)
         self._calibration = StepCalibration(prior.coefficients)
         self._calibrated: CalibratedFit | None = None
         self._take_prior(prior, prior_weight)
 
     @property
     def is_calibrated(self) -> bool:
-        """True once steps of chosen shapes have told the coefficients apart."""
+        """True once calibration steps have told the coefficients apart."""
         return self._calibrated is not None
 
     @property
@@ -206,15 +206,16 @@ class StepTimeModel:
             return
         self._steps.append((work, seconds))
         self.num_steps += 1
-        if self.num_steps % TOGETHER == 0:
-            self._learn(self._steps[-TOGETHER:])
-            if self.num_steps % (TOGETHER if self.num_steps < 512 else 64) == 0:
+        if self.num_steps % STEPS_PER_UPDATE == 0:
+            self._learn(self._steps[-STEPS_PER_UPDATE:])
+            if self.num_steps % (STEPS_PER_UPDATE if self.num_steps < 512 else 64) == 0:
                 self._refit()
 
     def calibrate(self, steps: Iterable[tuple[StepWork, float]]) -> None:
-        """Learn from steps whose shapes were chosen to tell the coefficients apart, and what they took in seconds.
+        """Learn from calibration steps and their times in seconds.
 
-        What they say does not fade: live steps decide what they can tell, and these the rest.
+        Their evidence does not fade: live steps decide the coefficients that they can tell apart, and calibration the
+        rest.
         """
         self._weigh()
         calibration = self._calibration
@@ -230,14 +231,12 @@ class StepTimeModel:
         self.fitted = self._solved(self._calibrated.and_live(self._evidence), knee)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the state that a later start needs to begin where this one ended."""
+        """Return the state from which a later start continues."""
         return {"coefficients": list(self.fitted.coefficients), "knee": self.fitted.knee, "steps": self.num_steps}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "StepTimeModel":
-        """Returns a model from what `to_json` gave. Raises `ValueError`, `KeyError` or `TypeError` for anything
-        else.
-        """
+        """Return a model from `to_json`'s state. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
         coefficients = tuple(float(value) for value in saved["coefficients"])
         prior = StepTime(coefficients, int(saved["knee"]))  # type: ignore[arg-type]  # StepTime checks the length
         steps = float(saved["steps"])
@@ -246,12 +245,12 @@ class StepTimeModel:
         return cls(prior, prior_weight=min(steps, 200.0) + 8.0)
 
     def _weigh(self) -> None:
-        """Work out the errors and the weights of the newest steps, which has time until somebody asks."""
+        """Compute the errors and weights of the newest steps, deferred until needed."""
         sizes, predict = self._sizes, self.fitted.seconds
         for work, seconds in self._steps[len(self._weights) :]:
             predicted = expected = predict(work)
-            if not seconds / FAR_OFF <= predicted <= seconds * FAR_OFF:
-                expected = min(max(predicted, seconds / FAR_OFF), seconds * FAR_OFF)
+            if not seconds / FAR_OFF_FACTOR <= predicted <= seconds * FAR_OFF_FACTOR:
+                expected = min(max(predicted, seconds / FAR_OFF_FACTOR), seconds * FAR_OFF_FACTOR)
             error = abs(seconds - predicted) / expected
             sizes.add(error)
             tolerance = 3 * max(sizes.mean, 0.01)
@@ -259,8 +258,8 @@ class StepTimeModel:
             self._weights.append(weight / expected**2)
 
     def _learn(self, steps: list[tuple[StepWork, float]]) -> None:
-        """Add the newest steps to the evidence, by the features that any step had since the last fit. Most steps only
-        decode, and have three of the seven: the sums of the others are 0.
+        """Add the newest steps to the evidence, by the features used since the last fit. Most steps only decode, and
+        have three of the seven: the sums of the others are 0.
         """
         self._weigh()
         works, knee = [work for work, _ in steps], self.fitted.knee
@@ -282,7 +281,7 @@ class StepTimeModel:
         self._newer.add(features, [seconds for _, seconds in steps], self._weights[-len(steps) :], self._keep)
 
     def _take_prior(self, prior: StepTime, weight: float) -> None:
-        """Take each coefficient of the prior as if `weight` typical steps had shown it."""
+        """Add each coefficient of the prior as the evidence of `weight` typical steps."""
         for index, (coefficient, scale) in enumerate(zip(prior.coefficients, self._scale, strict=True)):
             share = max(coefficient * scale, 1e-9)
             self._evidence.gram[index][index] += weight * 1e-2 / share**2
@@ -292,7 +291,7 @@ class StepTimeModel:
         """Fit all steps; where that cannot explain the newest, scale the older ones to their speed."""
         fitted, evidence = self._fit(1.0)
         if self._has_drifted(fitted):
-            factor = max(1 + _median(self._errors(self.fitted)), 1 / FURTHEST)
+            factor = max(1 + _median(self._errors(self.fitted)), 1 / MAX_SLOWDOWN_FACTOR)
             fitted, evidence = self._fit(factor)
             self._sizes = _ErrorSizes(_median([abs(error) for error in self._errors(fitted)]))
         self.fitted, self._evidence = fitted, evidence
@@ -314,17 +313,17 @@ class StepTimeModel:
         return StepTime((a, b, c, d, e, f, g), knee)
 
     def _has_drifted(self, fitted: StepTime) -> bool:
-        """Returns whether the newest steps are off in common by more than chance might explain."""
+        """Return True if the newest steps have a common error larger than chance explains."""
         errors = self._errors(fitted)
         common = _median(errors)
         spread = _median([abs(error - common) for error in errors])
-        return abs(common) > max(DRIFT, CHANCE * spread / sqrt(len(errors)))
+        return abs(common) > max(DRIFT_RELATIVE_ERROR, CHANCE_MEDIANS * spread / sqrt(len(errors)))
 
     def _errors(self, fitted: StepTime) -> list[float]:
         """Returns the errors of the newest steps relative to their predictions; above 0 where a step took longer."""
         errors = []
         for work, seconds in self._steps:
-            predicted, least = fitted.seconds(work), seconds / FURTHEST
+            predicted, least = fitted.seconds(work), seconds / MAX_SLOWDOWN_FACTOR
             errors.append((seconds - predicted) / (predicted if predicted > least else least))  # noqa: FURB136 - as often
         return errors
 
@@ -333,31 +332,32 @@ def _median(values: Collection[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-_FORGET = 1 / 64  # share of the mean step that each replaces
+_MEAN_STEP_WEIGHT = 1 / 64  # of each step in the running mean of predicted seconds
 
 
 class Pipeline:
-    """The steps in flight, which run one after another; the oldest since the one before it ended or it was planned.
+    """The steps in flight, which run one after another; the oldest since the end of its predecessor, or since it was
+    planned.
 
-    `typical` is the running mean of what steps were predicted to take, in seconds; 0 before the first.
+    `typical` is the running mean of predicted step seconds; 0 before the first.
     """
 
     def __init__(self) -> None:
         self._predicted: deque[float] = deque()
         self._started = 0.0
         self.typical = 0.0
-        self.stalled = 0.0  # seconds in all by which steps took longer than `FAR_OFF` times their predictions
+        self.stalled = 0.0  # total seconds by which steps exceeded `FAR_OFF_FACTOR` times their predictions
 
     def planned(self, seconds: float, now: float) -> None:
-        """Add a step that is predicted to take so many seconds."""
+        """Add a step predicted to take `seconds`."""
         if not self._predicted:
             self._started = now
         self._predicted.append(seconds)
-        self.typical += (_FORGET if self.typical else 1.0) * (seconds - self.typical)
+        self.typical += (_MEAN_STEP_WEIGHT if self.typical else 1.0) * (seconds - self.typical)
 
     def completed(self, now: float) -> None:
         predicted = self._predicted.popleft()
-        self.stalled += max(0.0, now - self._started - FAR_OFF * predicted)
+        self.stalled += max(0.0, now - self._started - FAR_OFF_FACTOR * predicted)
         self._started = now
 
     def lost(self) -> None:
@@ -365,5 +365,5 @@ class Pipeline:
         self._predicted.clear()
 
     def remaining(self, now: float) -> float:
-        """Returns the predicted seconds until the newest is done."""
+        """Return the predicted seconds until the newest step is done."""
         return max(0.0, plain_sum(self._predicted) - (now - self._started)) if self._predicted else 0.0

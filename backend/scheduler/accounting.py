@@ -1,4 +1,4 @@
-"""Accounting takes the tokens of a step that was computed to its sequences, and ends those that they end."""
+"""Accounting appends a computed step's tokens to its sequences, and finishes the sequences that they end."""
 
 from backend.scheduler.batch import Counters, PromptLogprobs, StepOutput, TokenLogprobs
 from backend.scheduler.kv_manager import KVManager
@@ -9,14 +9,14 @@ _FINISHED = SequenceStatus.FINISHED  # see `kv_manager`: looking it up takes tim
 
 
 class Accounting:
-    """Counts what a step has computed. One that is no longer in flight frees what it alone had named."""
+    """Accounts for completed steps, and frees the sequences that only the completed step still named."""
 
     def __init__(self, kv_manager: KVManager, counters: Counters) -> None:
         self._kv_manager = kv_manager
         self._counters = counters
 
     def account(self, scheduled: ScheduledStep, output: StepOutput) -> list[NewToken]:
-        """Take a token to each row of the step that was sampled; returns them, without those that came too late."""
+        """Append the sampled token of each row to its sequence; returns the new tokens, without late ones."""
         new_tokens: list[NewToken] = []
         sampled, counters, token_ids = scheduled.sampled, self._counters, output.token_ids
         assert len(sampled) == len(token_ids), f"{len(token_ids)} tokens for {len(sampled)} rows"
@@ -29,7 +29,8 @@ class Accounting:
             if sequence.status is _FINISHED or sequence.num_redundant:
                 self._discard(sequence)
                 continue
-            if token_id < 0:  # there is none: whoever runs the engine ends it, with a word to its client
+            # no token could be drawn: the engine's owner ends the sequence, with a message to its client
+            if token_id < 0:
                 new_tokens.append((sequence, token_id, None))
                 scheduled.failed.append(sequence)
                 counters.generation_tokens -= 1  # it is counted below with the others
@@ -52,7 +53,7 @@ class Accounting:
         return new_tokens
 
     def _discard(self, sequence: Sequence) -> None:
-        """Take nothing: the sequence has ended, or its token was forced and taken with those before it."""
+        """Discard a token: the sequence has ended, or the token was forced and taken before."""
         if sequence.status is _FINISHED:
             self._counters.late_tokens += 1
         else:
@@ -87,8 +88,8 @@ class Accounting:
             sequence.num_admitted_tokens, sequence.jumps = known + count, True
 
     def _end_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        """Finish a sequence whose newest token may end it. One that matches its grammar, and cannot go on, ends with
-        fewer tokens than it was to have at least.
+        """Finish a sequence if its newest token ends it. A sequence that completes its grammar may end before its
+        min_tokens.
         """
         sampling = sequence.sampling
         may_end = len(sequence.output) > sampling.min_tokens or sampling.grammar is not None

@@ -1,4 +1,4 @@
-"""What each tenant holds of the KV memory and may hold, and those whose sequences wait for a limit of their own."""
+"""The KV blocks that each tenant holds and may hold, and the tenants held at a limit of their own."""
 
 from collections import Counter
 from sys import maxsize
@@ -8,11 +8,11 @@ from backend.scheduler.waiting_queue import WaitingQueue
 
 
 class Allowances:
-    """Counts the blocks that each tenant holds, and those that it may hold: any number, unless `allow` says otherwise.
+    """Counts the blocks that each tenant holds against its lease: unlimited, unless `allow` sets one.
 
-    What a tenant may hold is a lease that the gateway renews; planning reads it and never waits for it. Blocks are
-    charged as they are allocated and credited as they are freed. A lease may be cut below what is held: nothing is
-    taken away for that, but nothing more is allocated either until enough has been freed.
+    A tenant's lease is renewed by the gateway; planning reads it and never waits for it. Blocks are charged as they are
+    allocated and credited as they are freed. A lease may be cut below the tenant's holding: nothing is taken away, but
+    nothing more is allocated until enough has been freed.
     """
 
     def __init__(self) -> None:

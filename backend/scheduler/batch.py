@@ -15,7 +15,7 @@ class NewSequence:
     slot: int
     sampling: SamplingParams
     seed: int
-    token_ids: list[int]  # prompt, then whatever it had generated before a preemption
+    token_ids: list[int]  # prompt, then the output generated before a preemption
     num_prompt_tokens: int
 
 

@@ -28,12 +28,13 @@ _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
     KVAllocation.CONTIGUOUS: ContiguousPool,
 }
 
-NAMED_TOGETHER = 4  # blocks of output
-EVICTED_AHEAD = 1024  # one in so many blocks is given up before it is needed: many at once take half of the time
-COPIES = 4  # tokens that a step may copy back for a sequence, for each that it may compute
+BLOCKS_NAMED_AT_ONCE = 4  # blocks of output
+# one in 1,024 blocks is evicted in advance: evicting many at once takes half of the time
+BLOCKS_PER_EVICTED_AHEAD = 1024
+COPIED_TOKENS_PER_COMPUTED = 4  # by a step, for a sequence
 
 NameBlocks = Callable[[Sequence, int], None]
-"""This names the first so many blocks of a sequence, all of whose tokens are known, as far as they have no names."""
+"""This names the first `count` blocks of a sequence, if their tokens are known and they have no names yet."""
 
 
 class BlockTables:
@@ -48,7 +49,7 @@ class BlockTables:
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
         self.pinned_prefixes = PinnedPrefixes(self.cache, self.allowances)
-        self.name_blocks: NameBlocks = lambda sequence, count: None  # whoever knows tokens by their content sets it
+        self.name_blocks: NameBlocks = lambda sequence, count: None  # set by the owner of the tokens' content
         self.newly_named: list[tuple[Sequence, int]] = []  # that gave blocks back, and which of their names are new
         self._config = config
         self._block_size = config.block_size
@@ -56,9 +57,9 @@ class BlockTables:
         self._caches = config.shares_blocks
         can_fill = config.max_table_entries < config.max_num_seqs * config.blocks_for(config.max_model_len)
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
-        self._evicted_ahead = config.num_blocks // EVICTED_AHEAD
+        self._evicted_ahead = config.num_blocks // BLOCKS_PER_EVICTED_AHEAD
         self.swapping = Swapping(config, self.cache, counters)
-        self._most_copied = max(1, COPIES * config.max_num_batched_tokens // config.block_size)
+        self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # in steps in flight: step, who, from where to where
         self._counters = counters
         parts = self.cache, self.holdings, self.allowances, self.pinned_prefixes
@@ -119,9 +120,9 @@ class BlockTables:
         return run is not None
 
     def allocate(self, sequence: Sequence, count: int) -> list[int] | None:
-        """Append `count` blocks to the sequence's block table and return them; None when so many are not free.
+        """Append `count` blocks to the sequence's block table and return them; None if not enough are free.
 
-        Where idle blocks have to be given up, it is before any of them is taken.
+        Idle blocks are evicted before any block is taken.
         """
         lacking = count - self.pool.num_free
         if lacking > 0:
@@ -269,10 +270,10 @@ class BlockTables:
             self.swapping.computed(filled)
 
     def lost(self, step: int, forks: Iterable[Fork]) -> None:
-        """Undo what depended on this step and those behind it, which were not computed: the rows are undone already.
+        """Undo the effects of this step and the steps behind it, which were not computed: the rows are undone already.
 
-        Whoever shares a block that one of them was to fill leaves it, and all that follows it; who was forked by one of
-        them has the blocks that it had before.
+        A holder of a block that one of them was to fill leaves it and all blocks behind it; a sequence forked by one of
+        them has its earlier blocks again.
         """
         lost = self.cache.uncomputed(step)
         cut: dict[BlockHolder, int] = {forked: num_blocks for forked, _, num_blocks in forks}  # places in their tables
@@ -302,7 +303,7 @@ class BlockTables:
     def name_known(self, sequence: Sequence) -> None:
         """Name blocks whose tokens are known by now: a few at a time, for there may be many in the end."""
         known = (len(sequence.prompt) + len(sequence.output)) // self._block_size
-        if self._caches and known >= len(sequence.block_names) + NAMED_TOGETHER:
+        if self._caches and known >= len(sequence.block_names) + BLOCKS_NAMED_AT_ONCE:
             self.name_blocks(sequence, known)
 
     def publish_all(self, sequence: Sequence) -> bool:

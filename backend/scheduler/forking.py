@@ -1,9 +1,9 @@
 """Forking lets several answers to one prompt start from one prefill.
 
 The row that completes the prompt is sampled once for each of them, by its own parameters and seed. They share its full
-blocks; the last one, if it is not full, is copied in that very step, behind all that it computes: from the next step on
-each answer writes into it. So whatever becomes of the step becomes of its copies (copy-on-write, as forked sequences of
-Kwon et al., 2023, but copied at once, because each answer writes at once).
+blocks; a partial last block is copied in that very step, behind all of its computation: from the next step on each
+answer writes into it. So a lost step loses its copies too (copy-on-write, as forked sequences of Kwon et al., 2023, but
+copied at once, because each answer writes at once).
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from backend.scheduler.sequence import Sequence, SequenceStatus
 
 
 def group_by_prompt(sequences: Iterable[Sequence]) -> None:
-    """Write `prompt_group` of sequences of one tenant that have the same tokens: the id of the first of them.
+    """Set `prompt_group` of one tenant's sequences with the same tokens: the id of the first of them.
 
-    Those of a group ask for the same log probabilities of their prompt, and have one list of them, whoever computes it.
+    Sequences of a group ask for the same log probabilities of their prompt and share one list of them.
 
-    O(tokens) of what is not one list, of which a million take some 10 ms.
+    O(tokens) of distinct lists; a million tokens take some 10 ms.
     """
     first: dict[tuple[int | None, tuple[int, ...]], Sequence] = {}
     leader: Sequence | None = None
@@ -35,10 +35,10 @@ def group_by_prompt(sequences: Iterable[Sequence]) -> None:
 
 
 class Forking:
-    """Finds the rows of a step from which others of the same prompt can start.
+    """Finds the rows of a step from which other answers to the same prompt can start.
 
-    Whoever of a group computes is the leader of those behind it in the step, which wait for it, be it with a slot or in
-    the queue. Where there is no leader in a step (it has ended, is paused, was preempted) the next computes on.
+    The computing sequence of a group is the leader of the others behind it in the step, which wait for it, in a slot or
+    in the queue. In a step without the leader (it has ended, is paused, was preempted) the next sequence computes on.
     """
 
     def __init__(self, config: EngineConfig, kv_manager: KVManager) -> None:

@@ -1,4 +1,4 @@
-"""Who holds which blocks, and on whose account: a block that several hold is charged to each of their tenants, once."""
+"""Block holders, and the account that each block is on: a shared block is charged to each holding tenant once."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -37,7 +37,7 @@ class Holdings:
     """
 
     def __init__(self, pool: BlockPool, cache: PrefixCache[BlockHolder], allowances: Allowances) -> None:
-        self.now = 0.0  # seconds of the engine's clock; whoever has a clock sets it
+        self.now = 0.0  # seconds of the engine's clock, set by the clock's owner
         self.num_shared = 0  # blocks that more than one holds
         self.num_entries = 0  # of all block tables
         self._pool, self._cache, self._allowances = pool, cache, allowances
@@ -72,7 +72,9 @@ class Holdings:
         self._allowances.charge(holder.tenant, len(blocks))
 
     def leave(self, holder: BlockHolder, blocks: list[int]) -> None:
-        """Let a holder go of the last blocks of its table; whoever it paid for pays from now on."""
+        """Release the last blocks of a holder's table; a block that it paid for is charged to the next holder of its
+        tenant.
+        """
         self.num_entries -= len(blocks)
         private, alone, at = list[int](), list[Cached](), self._cache.at
         for block in reversed(blocks):  # a block is idle before the one that it follows on

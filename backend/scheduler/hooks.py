@@ -1,4 +1,4 @@
-"""Scheduler hooks make the choices that the scheduler leaves to whoever knows about tenants, classes and time."""
+"""Scheduler hooks: the choices left to an owner that knows tenants, classes and time."""
 
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -31,8 +31,8 @@ class SchedulerHooks(Protocol):
         ...
 
     def weight(self, tenant: str) -> float | None:
-        """Return the tenant's weight: of slots and memory it may hold as much for each unit of it as any other. None:
-        tenants have no shares of them.
+        """Return the tenant's weight: its share of slots and memory is proportional to it. None: tenants have no
+        shares.
         """
         ...
 
@@ -41,8 +41,8 @@ class SchedulerHooks(Protocol):
         ...
 
     def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
-        """Return the waiting sequence that goes first of those of whose tenant and class the test is true. None: there
-        is none, or tenants have no shares.
+        """Return the first waiting sequence whose tenant and class pass the test. None: there is none, or tenants have
+        no shares.
         """
         ...
 
@@ -68,8 +68,8 @@ class SchedulerHooks(Protocol):
         ...
 
     def swaps(self, probability: float) -> bool:
-        """Return True if a block that is given up is worth a copy to the host, and one back if it is used again, which
-        is so probable.
+        """Return True if an evicted block is worth a copy to the host, and one back in case of reuse, at this
+        probability of reuse.
         """
         ...
 

@@ -12,7 +12,7 @@ from backend.scheduler.tenant_limits import TenantLimits
 
 
 class Joining:
-    """Finds what a sequence lacks that is next in the queue."""
+    """Finds the resource that the next sequence in the queue lacks."""
 
     def __init__(
         self,
@@ -26,15 +26,14 @@ class Joining:
         self._preemption, self._hooks = preemption, hooks
         self._is_static = config.batching.is_static
         self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
-        self._lacking: Sequence | None = None  # who was next in this plan, and lacked something
+        self._lacking: Sequence | None = None  # the sequence that lacked something in this plan
         self._num_available = self._num_running = 0  # blocks and sequences, when it did
 
     def begin(self) -> None:
-        """Begin with a plan, in which nobody has lacked anything yet."""
         self._lacking = None
 
     def lacks(self, sequence: Sequence) -> None:
-        """Note that who is next lacks something, after whatever has given way for it."""
+        """Note that the next sequence lacks something, even after preemptions for it."""
         self._lacking = sequence
         self._num_available, self._num_running = self._kv_manager.num_available, len(self._kv_manager.running)
 

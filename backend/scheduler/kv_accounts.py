@@ -1,4 +1,4 @@
-"""Accounts of KV memory: what its blocks are used for, and on whose account they are, as of now."""
+"""Accounts of KV memory: the present use of blocks, in total and by tenant."""
 
 from collections import Counter
 
@@ -27,12 +27,12 @@ class KVAccounts:
 
     @property
     def num_shared(self) -> int:
-        """Those of them that more than one holds."""
+        """The held blocks with more than one holder."""
         return self._blocks.holdings.num_shared
 
     @property
     def num_reserved(self) -> int:
-        """Those of them that are kept for sequences that wait."""
+        """The held blocks pinned for waiting sequences."""
         return self._blocks.pins.num_blocks
 
     @property
@@ -42,12 +42,12 @@ class KVAccounts:
 
     @property
     def num_kept(self) -> int:
-        """Those of them that floors keep."""
+        """The idle blocks kept by tenants' floors."""
         return self._cache.num_kept - self._cache.num_pinned
 
     @property
     def num_pinned(self) -> int:
-        """Those of them that are pinned by a policy."""
+        """The idle blocks pinned by a policy."""
         return self._cache.num_pinned
 
     @property
@@ -73,7 +73,7 @@ class KVAccounts:
 
     @property
     def swaps_declined(self) -> int:
-        """Those of them that the host did not take: not worth two copies, or every place was in use."""
+        """The evicted blocks that the host did not take: not worth two copies, or every place was in use."""
         return self._swapping.declined
 
     def held(self) -> Counter[str]:
@@ -89,13 +89,11 @@ class KVAccounts:
         return self._cache.idle_by_tenant()
 
     def kept(self) -> Counter[str]:
-        """Return those of them that its floor keeps."""
+        """Return by tenant the idle blocks kept by its floor."""
         return self._cache.kept_by_tenant()
 
     def charged(self) -> Counter[str]:
-        """Return the blocks that each tenant answers for: those that it holds, and those that its floor and its pins
-        keep.
-        """
+        """Return the blocks charged to each tenant: held by its sequences, kept by its floor, or pinned by it."""
         return self.held() + self.kept() + self.pinned()
 
     def kept_block_seconds(self, now: float) -> dict[str, float]:

@@ -44,7 +44,7 @@ class KVManager:
 
     @property
     def num_available(self) -> int:
-        """The blocks that may be allocated: those that are free, and those that are cached for nobody in particular."""
+        """The blocks that may be allocated: free or evictable."""
         return self.blocks.num_available
 
     @property
@@ -64,14 +64,16 @@ class KVManager:
             self.blocks.newly_named.clear()
 
     def limit_cache(self, tenant: str, floor: int, ceiling: int | None, now: float = 0.0) -> None:
-        """Keep so many of the tenant's idle blocks whatever others need, and at most `ceiling`; None: any number."""
+        """Keep at least `floor` and at most `ceiling` idle blocks of the tenant; the floor is not evictable. None: no
+        ceiling.
+        """
         self.begin(now)
         self.cache.limit(tenant, floor, ceiling)
         self.blocks.unpin_surplus()
 
     def pin_prefixes(self, tenant: str, names: Iterable[BlockName], now: float = 0.0) -> None:
-        """Keep idle blocks of these names for the tenant whatever others need, and of no others; a name comes behind
-        that of the block it follows on.
+        """Pin idle blocks of these names for the tenant and unpin its others; a block's name comes behind the name of
+        its predecessor.
         """
         self.begin(now)
         self.blocks.pinned_prefixes.pin(tenant, names)

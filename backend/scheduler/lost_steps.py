@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from backend.scheduler.scheduled_step import ScheduledStep, new_sequence
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
-RECOVERY = 1024  # steps in which a budget that was next to nothing is whole again
-MOST_LOSSES = 16  # in a row, which take any budget down to one token and leave some to wait for memory
+RECOVERY_STEPS = 1024  # in which a budget cut to next to nothing is whole again
+MAX_LOSSES_IN_A_ROW = 16  # they take any budget down to one token, and leave sequences to wait for memory
 
 
 class TokenBudget:
@@ -26,15 +26,15 @@ class TokenBudget:
     def computed(self) -> None:
         """Raise the budget: a step was computed."""
         self._losses = 0
-        self._resize(min(self._size + self._most / RECOVERY, float(self._most)))
+        self._resize(min(self._size + self._most / RECOVERY_STEPS, float(self._most)))
         self.is_cut = self._size < self._most
 
     def lost(self, tokens: int) -> bool:
-        """Halve the budget: a step of so many tokens was lost. Returns False when that has gone on for too long."""
+        """Halve the budget: a step of `tokens` tokens was lost. Returns False after too many losses in a row."""
         self._losses += 1
         self.is_cut = True
         self._resize(max(1.0, min(self.tokens, tokens) / 2))
-        return self._losses <= MOST_LOSSES
+        return self._losses <= MAX_LOSSES_IN_A_ROW
 
     def restore(self) -> bool:
         """Make the budget whole, because nothing fits what is left of it. Returns True if it was less."""

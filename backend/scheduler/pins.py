@@ -1,4 +1,4 @@
-"""Pins keep what is cached of a prompt for a sequence that waits, and holds no slot yet."""
+"""Pins keep the cached prompt blocks of a waiting sequence, which holds no slot yet."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -11,15 +11,15 @@ from backend.scheduler.holdings import BlockHolder, Cached, Holdings
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.sequence import Sequence
 
-PINNED = 8  # one in so many blocks may be kept for those that wait: the rest is for those that run
+BLOCKS_PER_PINNED_BLOCK = 8  # one in eight blocks may be pinned for waiting sequences
 
 FindBlocks = Callable[[Sequence, int], list[Cached]]
-"""This returns what the prefix cache has of a sequence's tokens, for a row of a step."""
+"""This returns the cached blocks of a sequence's tokens, for a row of a step."""
 
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """Holds the blocks that a waiting sequence was found to begin with, until it has a slot or has ended."""
+    """Holds the cached prompt blocks of a waiting sequence, until it has a slot or has ended."""
 
     id: str
     tenant: str
@@ -32,10 +32,10 @@ class Pin:
 
 
 class Pins:
-    """Keeps blocks for sequences that wait, each until it has a slot or has ended.
+    """Pins blocks for waiting sequences, each until it has a slot or has ended.
 
-    They cannot be counted on where so much is kept, by floors and pinned prefixes too, that the longest sequence might
-    not fit, nor by a tenant with an allowance, whose running sequences may come to need all of it.
+    A pin is refused where pins, floors and pinned prefixes would leave too little memory for the longest sequence, and
+    to a tenant with a lease, whose running sequences may need all of it.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class Pins:
         self._cache, self._holdings, self._allowances = cache, holdings, allowances
         self._pinned_prefixes, self._find = pinned_prefixes, find
         self._block_size = config.block_size
-        self._most = config.num_blocks // PINNED
+        self._most = config.num_blocks // BLOCKS_PER_PINNED_BLOCK
         self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # by pins, floors and prefixes
         self._pins: dict[Sequence, Pin] = {}  # the newest last
         self._pinned: Counter[int] = Counter()  # blocks, by how many pins hold each
 
     @property
     def num_blocks(self) -> int:
-        """The blocks that are kept for sequences that wait."""
+        """The blocks pinned for waiting sequences."""
         return len(self._pinned)
 
     @property
     def all(self) -> Collection[Pin]:
-        """What is kept for each of them."""
+        """The pins of all waiting sequences."""
         return self._pins.values()
 
     def of(self, tenant: str) -> list[Sequence]:
-        """Return the tenant's sequences for which something is kept."""
+        """Return the tenant's waiting sequences with a pin."""
         return [sequence for sequence in self._pins if sequence.tenant == tenant]
 
     def look_up(self, sequence: Sequence, step: int) -> list[Cached]:
-        """Return what `pin` may keep for a sequence of what is cached of its prompt, all of it or nothing. It is noted
-        how much that is, and nothing else is changed: the sequence may be refused.
+        """Return the cached prompt blocks that may be pinned while the sequence queues, all or none. Only their number
+        is noted: the sequence may be refused.
         """
         found = self._pinnable(sequence, step)
         sequence.num_pinned_tokens = len(found) * self._block_size
@@ -120,7 +120,7 @@ class Pins:
 
     @property
     def _room(self) -> int:
-        """The blocks that pins may keep beside what stays cached whatever others need."""
+        """The blocks that pins may keep beside floors and pinned prefixes."""
         return self._most_kept - self._cache.num_floor_blocks - self._pinned_prefixes.num_blocks
 
     def _pinnable(self, sequence: Sequence, step: int) -> list[Cached]:

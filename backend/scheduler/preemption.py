@@ -1,7 +1,7 @@
 """Preemption chooses which sequences give way when one that runs or waits needs the memory or the slot of another.
 
-Whoever is preempted keeps its place and its tokens. What it had computed stays in the prefix cache until its memory is
-needed; what is not found there any more, nor on the host (`swapping`), is computed again (Kwon et al., 2023).
+A preempted sequence keeps its place and its tokens. Its computed blocks stay in the prefix cache until evicted;
+evicted blocks that the host does not have either (`swapping`) are recomputed (Kwon et al., 2023).
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from backend.scheduler.tenant_limits import YOUNGEST
 
 
 class Victims:
-    """Ranks running sequences: the lowest class gives way first, within a class what is due last."""
+    """Ranks victims among running sequences: lowest class first, within a class latest due first."""
 
     def __init__(self, config: EngineConfig, hooks: SchedulerHooks) -> None:
         self._hooks = hooks
@@ -93,8 +93,8 @@ class Preemption:
         Some hold `num_held` of its blocks already, which it would share.
 
         First goes a sequence that is paused at a limit of another tenant, because it computes nothing meanwhile; else
-        sequences of a lower class. The head then goes next, whatever the queue has first: otherwise who gave way, and
-        keeps its place in the queue, would take back what was freed.
+        sequences of a lower class. The head then goes next, regardless of the queue's order: otherwise a victim, which
+        keeps its place in the queue, would take back the freed memory.
         """
         before = len(self.preempted)
         self._preempt_for_head(sequence, num_held, scheduled)
@@ -219,7 +219,7 @@ class Preemption:
     def break_deadlock(self, scheduled: ScheduledStep) -> Sequence | None:
         """Preempt one sequence, since everyone who could run waits for memory that only another could free.
 
-        Whoever is paused goes first, else the last in rank. Returns the latter instead when it has been preempted as
+        A paused sequence goes first, else the last in rank. Returns the latter instead when it has been preempted as
         often as it may: it has to end.
         """
         if scheduled.paused:
@@ -285,6 +285,6 @@ class Preemption:
 
 
 def _goes_before(running: Sequence, head: Sequence) -> bool:
-    """Return True if it gave way and came back before its tenant's own work that waits, by that tenant's order."""
+    """Return True if `running` was preempted and resumed ahead of `head`, of the same tenant."""
     same_tenant = running.tenant == head.tenant
     return same_tenant and running.num_preemptions > 0 and running.admission_number > head.admission_number

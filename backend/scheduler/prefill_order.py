@@ -1,7 +1,7 @@
-"""The order in which prompts are computed: what is due first, be it running or waiting.
+"""The order of prefills: earliest due first, running or waiting.
 
-A prompt of many steps would else keep all waiting that come after it, and taking turns in equal shares would keep every
-one waiting for every other. When a prompt is due is fixed as it begins, so none is passed over for ever.
+First come, first served would make all later requests wait for a prompt of many steps, and equal shares would make
+every prompt wait for every other. A prompt's due time is fixed as it begins, so none is passed over for ever.
 """
 
 from backend.config import EngineConfig

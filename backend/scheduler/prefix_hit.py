@@ -1,4 +1,4 @@
-"""What of a sequence's tokens need not be computed, as they are cached or being computed for another."""
+"""The prefix hit of a sequence: tokens cached, or being computed for another sequence."""
 
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ class PrefixHit:
         return len(self.blocks) + len(self.swapped)
 
     def cut(self, swapped: int) -> None:
-        """Leave all but so many blocks on the host for another step."""
+        """Leave all but `swapped` blocks on the host for another step."""
         if swapped < len(self.swapped):
             del self.swapped[swapped:]
             self.is_cut = True

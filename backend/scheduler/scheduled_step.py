@@ -50,7 +50,7 @@ class PrefillBudget(Protocol):
 
 
 class FixedPrefillBudget:
-    """A budget of so many tokens, whatever they attend to."""
+    """A budget of a fixed number of tokens, regardless of their context."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -87,7 +87,7 @@ class ScheduledStep:
     recomputed_tokens: int = 0  # that a preemption had lost
     decode_context: int = 0  # tokens that the decodes attend to, in all
     planned_at: float = 0.0  # seconds, of the scheduler's owner's clock
-    planning: float = 0.0  # seconds that planning it took, for whoever measures that
+    planning: float = 0.0  # seconds of planning it, for measurements
 
     @classmethod
     def empty(cls, step: int) -> "ScheduledStep":

@@ -89,12 +89,12 @@ class Scheduler:
         self._resume(sequence.tenant)
 
     def look_up(self, sequence: Sequence, now: float = 0.0) -> list[Cached]:
-        """Return what can be kept for a sequence of what is cached of its prompt, if it comes to wait."""
+        """Return the cached prompt blocks that may be pinned while the sequence queues."""
         self.kv_manager.begin(now)
         return self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
 
     def pin(self, sequence: Sequence, found: list[Cached], now: float = 0.0) -> None:
-        """Keep what was just looked up until it has a slot or has ended, so that it can be counted on."""
+        """Pin the blocks just looked up until the sequence has a slot or has ended, so that they can be counted on."""
         self.kv_manager.begin(now)
         self.kv_manager.blocks.between_turns.arrived(sequence, now)
         self.kv_manager.blocks.pins.pin(sequence, found)

@@ -7,8 +7,8 @@ from backend.paged_kv.block_names import BlockName
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import TokenLogprobs
 
-TARGET = 2.0  # seconds to the first token, where neither a deadline that presses nor a class says when it is wanted
-PRESSING = 10.0  # seconds: a longer wait, such as a client's timeout of minutes, is no hurry
+DEFAULT_FIRST_TOKEN_S = 2.0  # without a pressing deadline or a class target
+PRESSING_WAIT_S = 10.0  # a longer wait, for example a client's timeout of minutes, is not urgent
 
 
 class SequenceStatus(Enum):
@@ -33,13 +33,13 @@ class Sequence:
     """One prompt and its output. Prefill, chunked prefill, decode and recompute after a preemption are one thing:
     `num_computed_tokens` catches up with `num_tokens`.
 
-    Each field has one writer at a time. Whoever makes a sequence writes the first group, and hands the sequence over
+    Each field has one writer at a time. The maker of a sequence writes the first group, and hands the sequence over
     with `arrive` or `Scheduler.add`. Admission, if there is one, writes the second group before it queues the sequence,
-    and keeps `charged` up to date from then on. Everything else is the scheduler's, from `add` until the sequence has
-    finished: others read it, and call the scheduler to change it.
+    and keeps `charged` up to date from then on. The scheduler writes all other fields, from `add` until the sequence
+    has finished: others read it, and call the scheduler to change it.
     """
 
-    # written by whoever makes it
+    # written by the maker
     id: str
     tenant: str  # opaque below admission
     prompt: list[int]
@@ -131,13 +131,13 @@ class Sequence:
         return self.num_prefilled_tokens - self.num_cached_tokens
 
     def num_new_tokens(self, start: int, length: int) -> int:
-        """Return how many of so many tokens from `start` on are computed for the first time: none that were lost."""
+        """Return how many of `length` tokens from `start` on are computed for the first time, not recomputed."""
         return max(0, start + length - max(start, self.num_lost_tokens))
 
     @property
     def is_pressing(self) -> bool:
         """True if its first token is due so soon that others may wait for it."""
-        return self.first_token_by is not None and self.first_token_by - self.arrival <= PRESSING
+        return self.first_token_by is not None and self.first_token_by - self.arrival <= PRESSING_WAIT_S
 
     @property
     def is_newcomer(self) -> bool:

@@ -34,7 +34,7 @@ class StepRows:
         return True
 
     def add_decodes(self, sequences: list[Sequence], scheduled: ScheduledStep, most: int) -> None:
-        """Add the next token of each of these that has memory for it, before all prefills, at most so many."""
+        """Add the next token of each of these sequences with memory for it, before all prefills, at most `most`."""
         rows = list[Sequence]()
         for sequence in sequences:
             if len(rows) < most and sequence.status is _RUNNING:
@@ -44,9 +44,9 @@ class StepRows:
         scheduled.add_decodes([sequence for sequence in rows if sequence.status is _RUNNING])
 
     def add_jumps(self, jumping: list[Sequence], scheduled: ScheduledStep, most: int) -> None:
-        """Have tokens computed that a grammar has forced: they are decodes, in fewer steps, and wait for no prefill.
+        """Add rows for tokens forced by grammars: decodes in fewer steps, which wait for no prefill.
 
-        The step has at most so many tokens: each sequence can have one at least, as decodes can.
+        The step has at most `most` tokens: each sequence can have one at least, as decodes can.
         """
         left = most - len(scheduled.sequences)
         for behind, sequence in enumerate(jumping, 1 - len(jumping)):

@@ -17,14 +17,14 @@ from backend.scheduler.holdings import BlockHolder
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import PrefillBudget
 
-LEARNING = 0.02  # share of a tenant's rate of return that each of its blocks replaces
-UNKNOWN = 0.5  # the rate of return before any block of a tenant was used again or lost
+RETURN_RATE_WEIGHT = 0.02  # of each block in its tenant's rate of return
+PRIOR_RETURN_RATE = 0.5  # before any block of a tenant was reused or lost
 
 Swaps = Callable[[float], bool]
-"""This says whether a block is worth being kept on the host, by how probable it is that it will be used again."""
+"""This returns True if a block is worth a place on the host, from its probability of reuse."""
 
 Forecast = Callable[[CachedBlock[BlockHolder]], float | None]
-"""This says how probable it is that a block will be used again; None where it is not known of this one."""
+"""This returns a block's probability of reuse; None if unknown."""
 
 
 class Swapping:
@@ -33,8 +33,8 @@ class Swapping:
     def __init__(self, config: EngineConfig, cache: PrefixCache[BlockHolder], counters: Counters) -> None:
         self.host = HostPool(config.num_host_blocks)
         self._num_blocks = config.num_blocks
-        self.swaps: Swaps = lambda probability: True  # whoever knows what computing takes sets it
-        self.forecast: Forecast = lambda cached: None  # whoever knows when conversations go on sets it
+        self.swaps: Swaps = lambda probability: True  # set by the owner of the step-time model
+        self.forecast: Forecast = lambda cached: None  # set by the owner of return times
         self.declined = 0  # blocks given up so far that the host did not take
         self._cache = cache
         self._counters = counters
@@ -120,17 +120,17 @@ class Swapping:
     def _evicted(self, cached: CachedBlock[BlockHolder]) -> None:
         name = cached.name
         if name is None or self.host.named(name) is not None:
-            self.out_rate -= LEARNING * self.out_rate
+            self.out_rate -= RETURN_RATE_WEIGHT * self.out_rate
             return
         probability = 1.0 if cached.is_wanted else self.forecast(cached)
         if probability is None:
-            probability = self._returns.get(cached.tenant, UNKNOWN)
+            probability = self._returns.get(cached.tenant, PRIOR_RETURN_RATE)
         host_block = None
         if self.swaps(probability):
             host_block, given_up = self.host.store(name, cached.tenant, self._cache.completed_step)
             if given_up is not None:
                 self._learn(given_up.tenant, 0.0)
-        self.out_rate += LEARNING * ((host_block is not None) - self.out_rate)
+        self.out_rate += RETURN_RATE_WEIGHT * ((host_block is not None) - self.out_rate)
         if host_block is None:
             self.declined += 1
             self._remember(name, cached.tenant)
@@ -154,5 +154,5 @@ class Swapping:
         self._learn(tenant, 1.0)
 
     def _learn(self, tenant: str, outcome: float) -> None:
-        before = self._returns.get(tenant, UNKNOWN)
-        self._returns[tenant] = before + LEARNING * (outcome - before)
+        before = self._returns.get(tenant, PRIOR_RETURN_RATE)
+        self._returns[tenant] = before + RETURN_RATE_WEIGHT * (outcome - before)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-from admission.explain import BEHIND, PAUSED, REASONS
+from admission.explain import BEHIND_PREFIX, PAUSED_PREFIX, REASONS
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
 from gateway.admin.request_summary import MAX_WORDS, RequestSummary
@@ -84,18 +84,18 @@ class Reasons:
         if scheduler.wait_reason is None:
             return "until the next step is planned"
         reason = REASONS[scheduler.wait_reason]
-        return reason if scheduler.waiting_head is sequence else BEHIND + reason
+        return reason if scheduler.waiting_head is sequence else BEHIND_PREFIX + reason
 
     def _of_running(self, sequence: Sequence) -> str | None:
         """Return the limit of its tenant at which a running sequence stands still, if there is one."""
         if sequence.num_tokens == sequence.token_limit < sequence.most_tokens:
-            return PAUSED + REASONS["tokens"]
+            return PAUSED_PREFIX + REASONS["tokens"]
         capacity = len(sequence.block_table) * self._scheduler.config.block_size
         if (
             sequence.num_computed_tokens >= capacity
             and sequence.tenant in self._scheduler.kv_manager.allowances.requested
         ):
-            return PAUSED + REASONS["allowance"]
+            return PAUSED_PREFIX + REASONS["allowance"]
         return None
 
 

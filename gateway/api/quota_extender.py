@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from admission.admission import Admission
-from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
+from admission.request import EXTEND_MARGIN_TOKENS, EXTEND_STEP_TOKENS, EXTEND_TIMEOUT_S
 from backend.stream import TokenStream
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError
 from quotas.quotas import Grant
@@ -16,8 +16,8 @@ class QuotaExtender:
     """Reserves more tokens for the answers of one request while the block runs.
 
     An answer that needs more than the rest of its tenant's limits pauses, which delays no other request. If the limit
-    has no room after `EXTEND_TIMEOUT`, or a budget is spent, `fail` is called with the `QuotaError` once the answer has
-    paused.
+    has no room after `EXTEND_TIMEOUT_S`, or a budget is spent, `fail` is called with the `QuotaError` once the answer
+    has paused.
     """
 
     def __init__(self, grant: Grant, admission: Admission, fail: Callable[[QuotaError], object]) -> None:
@@ -41,7 +41,7 @@ class QuotaExtender:
         sequence = stream.sequence
         if sequence.token_limit < sequence.most_tokens:
             stream.call_at(
-                sequence.token_limit - len(sequence.prompt) - EXTEND_MARGIN, lambda: self._extend_soon(stream)
+                sequence.token_limit - len(sequence.prompt) - EXTEND_MARGIN_TOKENS, lambda: self._extend_soon(stream)
             )
 
     def _extend_soon(self, stream: TokenStream) -> None:
@@ -51,7 +51,7 @@ class QuotaExtender:
 
     async def _extend(self, stream: TokenStream) -> None:
         sequence = stream.sequence
-        more = min(EXTEND_STEP, sequence.most_tokens - sequence.token_limit)
+        more = min(EXTEND_STEP_TOKENS, sequence.most_tokens - sequence.token_limit)
         refusal = await self._refusal_of(more)
         if refusal is None:
             self._admission.extend(stream, more)
@@ -61,7 +61,7 @@ class QuotaExtender:
 
     async def _refusal_of(self, more: int) -> QuotaError | None:
         """Returns None once `more` tokens are reserved, or the error after which waiting is given up."""
-        give_up = asyncio.get_running_loop().time() + EXTEND_TIMEOUT
+        give_up = asyncio.get_running_loop().time() + EXTEND_TIMEOUT_S
         while True:
             try:
                 await self._grant.extend(more)
@@ -69,7 +69,7 @@ class QuotaExtender:
                 if isinstance(error, BudgetSpent) or asyncio.get_running_loop().time() > give_up:
                     return error
                 wait = error.retry_after if isinstance(error, LimitExceeded) else None
-                await asyncio.sleep(min(wait or STORE_RETRY_SECONDS, EXTEND_TIMEOUT))
+                await asyncio.sleep(min(wait or STORE_RETRY_SECONDS, EXTEND_TIMEOUT_S))
             else:
                 return None
 

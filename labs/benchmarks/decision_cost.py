@@ -23,7 +23,7 @@ from statistics import mean, median
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig, make_core
+from admission.core import PRIOR_STEP_TIME, CoreConfig, make_core
 from admission.event_logs.event_log import make_logged_core
 from admission.outcome import DeadlineInfeasible
 from admission.step_times.step_time import StepTimeModel
@@ -184,7 +184,7 @@ class Decoding:
             max_num_batched_tokens=max(4096, rows),
             prefill_chunk=512,
         )
-        config, model = CoreConfig(max_waiting=10**6), StepTimeModel(PRIOR)
+        config, model = CoreConfig(max_waiting=10**6), StepTimeModel(PRIOR_STEP_TIME)
         self._lines: list[str] = []
         logged = make_logged_core(config, engine, model, self._lines.append)[0] if what == LOGGED else None
         self._core = logged or make_core(config, engine, model)

@@ -19,7 +19,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from admission.core import PRIOR, CoreConfig, make_core
+from admission.core import PRIOR_STEP_TIME, CoreConfig, make_core
 from admission.event_logs.event_log import replay
 from admission.event_logs.numbers import in_seconds
 from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
@@ -178,7 +178,7 @@ def _engine_of(header: list[Any]) -> EngineConfig:
 
 def _compare(seen: Path, unseen: Path) -> Figures:
     """One run: predicted over measured, and errors."""
-    model = StepTimeModel(PRIOR)
+    model = StepTimeModel(PRIOR_STEP_TIME)
     for work, seconds in Measured.read(seen).steps:
         model.observe(work, seconds)
     measured = Measured.read(unseen)

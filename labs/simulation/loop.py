@@ -16,7 +16,7 @@ from admission.controller import Controller
 from admission.event_logs.names import REFUSALS
 from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
-from admission.request import EXTEND_MARGIN, EXTEND_STEP, EXTEND_TIMEOUT
+from admission.request import EXTEND_MARGIN_TOKENS, EXTEND_STEP_TOKENS, EXTEND_TIMEOUT_S
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -347,8 +347,8 @@ class Loop:
             return
         if extension.give_up < inf:
             return  # it waits for a refill
-        while _left(sequence) <= EXTEND_MARGIN and sequence.token_limit < sequence.most_tokens:
-            more = min(EXTEND_STEP, sequence.most_tokens - sequence.token_limit)
+        while _left(sequence) <= EXTEND_MARGIN_TOKENS and sequence.token_limit < sequence.most_tokens:
+            more = min(EXTEND_STEP_TOKENS, sequence.most_tokens - sequence.token_limit)
             try:
                 grant.extend(more, now)
             except GatewayRefused as refusal:
@@ -358,19 +358,24 @@ class Loop:
 
     def _wait_for_refill(self, sequence: Sequence, refusal: GatewayRefused, now: float) -> None:
         extension = self._extensions[sequence]
-        extension.give_up = min(extension.give_up, now + EXTEND_TIMEOUT)
+        extension.give_up = min(extension.give_up, now + EXTEND_TIMEOUT_S)
         if isinstance(refusal, GatewayRefusedForGood) or now > extension.give_up:
             extension.refusal = refusal
             self._cut_off(sequence, refusal, now)
         else:
-            self._at(now + min(refusal.wait or DEFAULT_RETRY_AFTER, EXTEND_TIMEOUT), partial(self._ask_again, sequence))
+            self._at(
+                now + min(refusal.wait or DEFAULT_RETRY_AFTER, EXTEND_TIMEOUT_S), partial(self._ask_again, sequence)
+            )
 
     def _ask_again(self, sequence: Sequence, now: float) -> None:
         extension = self._extensions.get(sequence)
         if extension is None:
             return
         given_up, extension.give_up = extension.give_up, inf
-        grant, more = self._requests[sequence].grant, min(EXTEND_STEP, sequence.most_tokens - sequence.token_limit)
+        grant, more = (
+            self._requests[sequence].grant,
+            min(EXTEND_STEP_TOKENS, sequence.most_tokens - sequence.token_limit),
+        )
         try:
             grant.extend(more, now)
         except GatewayRefused as refusal:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from admission.admission import RARELY
+from admission.admission import RESERVED_LENGTH_QUANTILE
 from admission.output_length import OutputLengths
 from gateway.errors import ApiError
 from gateway.tenants.auth import Principal
@@ -173,7 +173,7 @@ def _tokens_to_begin_with(effective: EffectivePolicy, prompt: Arrival, lengths: 
     most = prompt.declared_tokens
     if prompt.is_declared:
         return most
-    expected = lengths.quantile(effective.name, most, RARELY)
+    expected = lengths.quantile(effective.name, most, RESERVED_LENGTH_QUANTILE)
     reservable = effective.reservable(prompt.prompt_tokens, expected)
     return most if reservable is None else min(reservable, most)
 

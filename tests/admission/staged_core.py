@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from admission.core import PRIOR, CoreConfig
+from admission.core import PRIOR_STEP_TIME, CoreConfig
 from admission.event_logs.event_log import make_logged_core
 from admission.ledger import work_of
 from admission.outcome import AdmissionRefused
@@ -41,7 +41,9 @@ class StagedCore(ClockedCore):
         """`engine`: fields of an `EngineConfig` that differ from those of `SMALL`."""
         self.lines: list[str] = []
         self.engine = EngineConfig(**(SMALL | engine))
-        core, self.log = make_logged_core(config, self.engine, prior or StepTimeModel(PRIOR), self.lines.append)
+        core, self.log = make_logged_core(
+            config, self.engine, prior or StepTimeModel(PRIOR_STEP_TIME), self.lines.append
+        )
         super().__init__(core, self._took, START)
         self.random = Random(seed)
         self._names = BlockNames(b"staged", self.engine.block_size)

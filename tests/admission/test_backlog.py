@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.backlog import UNMEASURED, Backlog, DrainMeter, Load
+from admission.backlog import UNMEASURED_DRAIN_RATE, Backlog, DrainMeter, Load
 from backend.scheduler.sequence import Sequence
 from tests.backend.sequences import make_sequence
 from tests.examples import examples
@@ -72,7 +72,7 @@ def test_the_slow_rate_is_what_nine_in_ten_periods_reached() -> None:
 
 
 def test_before_a_period_is_over_a_cautious_rate_is_assumed() -> None:
-    assert DrainMeter().slow_rate == UNMEASURED
+    assert DrainMeter().slow_rate == UNMEASURED_DRAIN_RATE
 
 
 def test_a_queue_that_runs_empty_says_nothing() -> None:
@@ -80,7 +80,7 @@ def test_a_queue_that_runs_empty_says_nothing() -> None:
     for second in range(100):
         meter.sample(True, second)
         meter.left(0.01, False, second + 0.9)
-    assert meter.slow_rate == UNMEASURED
+    assert meter.slow_rate == UNMEASURED_DRAIN_RATE
 
 
 def test_a_machine_that_stands_still_has_a_rate_above_nothing() -> None:

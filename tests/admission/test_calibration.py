@@ -1,7 +1,7 @@
 import pytest
 
 from admission.calibration import CalibratedEstimate, EstimateCalibration
-from admission.conformal import COLD_MARGIN, ENOUGH, WINDOW
+from admission.conformal import COLD_MARGIN_SHARE, MIN_RESIDUALS, RESIDUALS_REMEMBERED
 from admission.forecast import Forecast
 from admission.step_times.step_time import Pipeline
 from backend.scheduler.sequence import Sequence
@@ -35,7 +35,7 @@ def answered(calibration: EstimateCalibration, guess: Forecast, first: float, la
 def learned(first: float, last: float, level: int = 0) -> EstimateCalibration:
     """Enough requests were answered after these seconds, of which 1 and 10 were expected."""
     calibration = EstimateCalibration(0.4)
-    for _ in range(ENOUGH):
+    for _ in range(MIN_RESIDUALS):
         answered(calibration, estimate(), first, last, level)
     return calibration
 
@@ -43,8 +43,8 @@ def learned(first: float, last: float, level: int = 0) -> EstimateCalibration:
 def test_a_class_of_which_nothing_is_known_is_told_the_estimate_with_a_margin() -> None:
     calibrated = EstimateCalibration(0.4).calibrate(make_sequence(), estimate(), 0.0)
     assert (calibrated.first_token.reported, calibrated.last_token.reported) == (
-        1 + COLD_MARGIN,
-        10 * (1 + COLD_MARGIN),
+        1 + COLD_MARGIN_SHARE,
+        10 * (1 + COLD_MARGIN_SHARE),
     )
 
 
@@ -62,7 +62,7 @@ def test_a_last_token_is_never_told_to_come_before_the_first() -> None:
 def test_each_class_learns_from_its_own() -> None:
     calibration = learned(first=2.0, last=20.0, level=1)
     assert calibration.calibrate(of_class(1), estimate(), 0.0).last_token.reported == pytest.approx(20.0)
-    assert calibration.calibrate(make_sequence(), estimate(), 0.0).last_token.reported == 10 * (1 + COLD_MARGIN)
+    assert calibration.calibrate(make_sequence(), estimate(), 0.0).last_token.reported == 10 * (1 + COLD_MARGIN_SHARE)
 
 
 def test_what_is_likely_comes_sooner_than_what_is_told() -> None:
@@ -89,7 +89,7 @@ def test_a_request_that_expires_before_its_first_token_broke_the_first_promise()
 
 def test_a_request_that_expires_in_its_answer_kept_the_first_and_counts_as_late() -> None:
     calibration = EstimateCalibration(0.4)
-    for n in range(ENOUGH):
+    for n in range(MIN_RESIDUALS):
         answered(calibration, estimate(), first=1.0, last=float(n))
     waits = make_sequence()
     track(calibration, waits, estimate(1.0, 10.0))
@@ -99,7 +99,7 @@ def test_a_request_that_expires_in_its_answer_kept_the_first_and_counts_as_late(
     calibration.last_token(waits, 50.0)
     assert calibration.coverage == 1.0
     residuals = calibration._last[0]._reported._all._sorted
-    assert len(residuals) == ENOUGH + 1
+    assert len(residuals) == MIN_RESIDUALS + 1
     assert sum(each == pytest.approx(16 / 10 - 1) for each in residuals) == 2, "the median of 13 to 19 s"
 
 
@@ -151,7 +151,7 @@ def test_promises_that_expire_do_not_make_the_next_ones_longer_and_longer() -> N
 def test_short_and_long_prompts_and_tenants_are_told_by_their_own() -> None:
     calibration = EstimateCalibration(0.4)
     lasted = {("a", 10): 1.0, ("a", 1000): 2.0, ("b", 1000): 3.0}
-    for _ in range(WINDOW // 6):
+    for _ in range(RESIDUALS_REMEMBERED // 6):
         for (tenant, prompt), seconds in lasted.items():
             waits = make_sequence(tenant=tenant, prompt=prompt)
             calibration.track(waits, calibration.calibrate(waits, estimate(), 0.0))
@@ -198,7 +198,7 @@ def test_who_has_time_and_is_overtaken_is_told_so_and_who_has_none_is_not() -> N
         waits.first_token_by = waits.arrival + deadline
         return waits
 
-    for _ in range(WINDOW // 6):
+    for _ in range(RESIDUALS_REMEMBERED // 6):
         for deadline, seconds in ((0.7, 1.0), (8.0, 4.0)):
             waits = waiting(deadline)
             calibration.track(waits, calibration.calibrate(waits, estimate(), 0.0))

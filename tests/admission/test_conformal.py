@@ -2,9 +2,15 @@ from random import Random
 
 import pytest
 
-from admission.conformal import COLD_MARGIN, ENOUGH, MOST_GROUPS, WINDOW, ConformalBound
+from admission.conformal import (
+    COLD_MARGIN_SHARE,
+    MAX_RESIDUAL_GROUPS,
+    MIN_RESIDUALS,
+    RESIDUALS_REMEMBERED,
+    ConformalBound,
+)
 
-GROUP_WINDOW, GROUP_ENOUGH = WINDOW // 3, WINDOW // 6
+GROUP_WINDOW, GROUP_ENOUGH = RESIDUALS_REMEMBERED // 3, RESIDUALS_REMEMBERED // 6
 
 
 def coverage(noise: list[float], confidence: float = 0.9, skip: int = 100) -> float:
@@ -32,9 +38,9 @@ def test_bounds_follow_a_drift() -> None:
 
 def test_before_enough_is_known_the_margin_is_a_share_of_the_estimate() -> None:
     conformal = ConformalBound(0.9)
-    for _ in range(ENOUGH - 1):
+    for _ in range(MIN_RESIDUALS - 1):
         conformal.observe(1.0, 1.0)
-    assert conformal.bound(2.0) == 2.0 * (1 + COLD_MARGIN)
+    assert conformal.bound(2.0) == 2.0 * (1 + COLD_MARGIN_SHARE)
     conformal.observe(1.0, 1.0)
     assert conformal.bound(2.0) == 2.0
 
@@ -59,7 +65,7 @@ def test_a_residual_that_was_cut_short_counts_as_those_that_went_further() -> No
 def test_residuals_are_differences_or_multiples_of_the_estimate_from_one_on() -> None:
     differences, multiples = ConformalBound(0.9), ConformalBound(0.9, relative_from=2.0)
     for conformal in (differences, multiples):
-        for _ in range(ENOUGH):
+        for _ in range(MIN_RESIDUALS):
             conformal.observe(4.0, 5.0)
     assert [differences.bound(estimate) for estimate in (0.0, 2.0, 8.0)] == [1.0, 3.0, 9.0]
     assert [multiples.bound(estimate) for estimate in (0.0, 2.0, 8.0)] == [0.5, 2.5, 10.0]
@@ -91,10 +97,10 @@ def test_a_group_forgets_what_is_long_past() -> None:
 
 def test_the_groups_kept_are_bounded_and_those_that_come_stay() -> None:
     conformal = ConformalBound(0.9)
-    for n in range(MOST_GROUPS + 50):
+    for n in range(MAX_RESIDUAL_GROUPS + 50):
         conformal.observe(1.0, 9.0, (f"once-{n}",))
         conformal.observe(1.0, 1.0, ("comes",))
-    assert len(conformal._groups) == MOST_GROUPS and conformal.bound(1.0, ("comes",)) == 1.0
+    assert len(conformal._groups) == MAX_RESIDUAL_GROUPS and conformal.bound(1.0, ("comes",)) == 1.0
 
 
 def test_misses_that_go_on_take_bounds_beyond_all_that_was_measured_where_nothing_depends_on_it() -> None:

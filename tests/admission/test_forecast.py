@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.controller import Controller
-from admission.core import ORDERS, PRIOR, CoreConfig, Overload, make_core
+from admission.core import ORDERS, PRIOR_STEP_TIME, CoreConfig, Overload, make_core
 from admission.departures import Departures
 from admission.forecast import Forecast
 from admission.ledger import work_of
@@ -268,7 +268,7 @@ def decoding(core: Controller) -> float:
 
 
 def test_an_answer_on_an_idle_machine_is_expected_in_steps_of_its_own() -> None:
-    own = PRIOR.seconds(StepWork(decode_tokens=1, decode_context=10))
+    own = PRIOR_STEP_TIME.seconds(StepWork(decode_tokens=1, decode_context=10))
     assert decoding(core_with([])) == pytest.approx(99 * own)
 
 
@@ -276,7 +276,7 @@ def test_an_answer_is_expected_in_full_steps_while_prompts_wait_and_then_in_such
     few, many = (core_with([("a", 8000, 0)] * count) for count in (4, 500))
     idle, full = decoding(core_with([])), decoding(many)
     full_step = few.scheduler.token_budget
-    assert full == pytest.approx(99 * PRIOR.seconds(StepWork(full_step, 0, 0, 5, full_step * 5)))
+    assert full == pytest.approx(99 * PRIOR_STEP_TIME.seconds(StepWork(full_step, 0, 0, 5, full_step * 5)))
     share = 4 * 8000 / full_step / 99
     assert decoding(few) == pytest.approx(share * full + (1 - share) * idle)
     few._pipeline.typical = idle / 99 * 2

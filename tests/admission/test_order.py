@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
-from admission.order import DUE_SHARE, OLDEST_SHARE, DueOrder
+from admission.order import DUE_SHARE_OF_TARGET, OLDEST_SHARE_OF_SERVICE, DueOrder
 from admission.share import Share
 from backend.scheduler.scheduled_step import WaitReason
-from backend.scheduler.sequence import PRESSING, Sequence
+from backend.scheduler.sequence import PRESSING_WAIT_S, Sequence
 from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
@@ -101,8 +101,8 @@ def test_the_head_is_of_the_tenant_that_is_due_first(events: list[tuple[str, str
 def test_a_deadline_of_minutes_is_no_hurry() -> None:
     queue = Queue()
     patient, plain = queue.add("a", 3, first_token_by=600.0), queue.add("b", 3)
-    assert queue.order.due(patient) == queue.order.due(plain) == DUE_SHARE * 2.0
-    assert queue.order.due(queue.add("c", 3, first_token_by=PRESSING)) == PRESSING
+    assert queue.order.due(patient) == queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0
+    assert queue.order.due(queue.add("c", 3, first_token_by=PRESSING_WAIT_S)) == PRESSING_WAIT_S
 
 
 def test_what_a_tenant_owes_makes_what_it_asks_for_due_later_and_what_is_owed_to_another_sooner() -> None:
@@ -132,7 +132,7 @@ def test_of_one_tenant_the_shortest_that_can_be_in_time_goes_first_and_the_oldes
         taken.append(head)
         queue.remove(head)
     assert set(taken) == {short, *others}
-    assert 0 < OLDEST_SHARE < 1
+    assert 0 < OLDEST_SHARE_OF_SERVICE < 1
 
 
 @pytest.mark.parametrize("others", [1, 40])
@@ -143,7 +143,7 @@ def test_a_lower_class_that_has_waited_for_its_offset_is_as_urgent_as_any(others
     for _ in range(others):
         queue.happen("pass", "a", 1)
         high = queue.add("high", 0)
-        if queue.now <= DUE_SHARE * 2.0:
+        if queue.now <= DUE_SHARE_OF_TARGET * 2.0:
             assert queue.order.due(high) < queue.order.due(low)
     queue.happen("pass", "a", 9)
     queue.happen("pass", "a", 9)

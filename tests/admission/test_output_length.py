@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.output_length import HISTORY, OutputLengths
+from admission.output_length import LENGTHS_REMEMBERED, OutputLengths
 
 MOST = 1000
 
 
-@given(st.lists(st.integers(1, MOST), min_size=8, max_size=2 * HISTORY), st.integers(0, MOST))
+@given(st.lists(st.integers(1, MOST), min_size=8, max_size=2 * LENGTHS_REMEMBERED), st.integers(0, MOST))
 def test_forecasts_are_those_of_the_recent_lengths_beyond_what_is_generated(values: list[int], generated: int) -> None:
     lengths = OutputLengths()
     for value in values:
         lengths.observe("a", MOST, value)
-    recent = values[-HISTORY:]
+    recent = values[-LENGTHS_REMEMBERED:]
     rest = [value for value in recent if value > generated] if generated else recent
     expected = mean(rest) if rest else (generated + MOST) / 2
     assert lengths.mean("a", MOST, generated) == pytest.approx(expected)

@@ -3,20 +3,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.kv.copy_time import CopyTime
-from admission.prefill_sizer import CAUTION, LEFT_TO_PREFILL, PrefillSizer
+from admission.prefill_sizer import CAUTION_MEAN_ERRORS, MIN_PREFILL_SHARE, PrefillSizer
 from admission.step_times.step_time import Pipeline, StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
 
 CONFIG = EngineConfig(num_blocks=1000, max_model_len=4096, max_num_batched_tokens=512)
 NO_COPIES = CopyTime(CONFIG, Pipeline())
 MODEL = StepTimeModel(StepTime((5e-3, 5e-5, 5e-5, 1e-7, 1e-7, 1e-9, 1e-6)))
-SLACK = 1 + CAUTION * MODEL.relative_error
+SLACK = 1 + CAUTION_MEAN_ERRORS * MODEL.relative_error
 
 
 def certain(decodes: StepWork, interval: float) -> float:
     """Seconds that a step may be predicted to take: nearly certain to be in time, or half of what decodes leave."""
     base = MODEL.fitted.seconds(decodes)
-    return max(interval / SLACK, base + LEFT_TO_PREFILL * (interval - base))
+    return max(interval / SLACK, base + MIN_PREFILL_SHARE * (interval - base))
 
 
 def test_prefill_alone_fills_the_step() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.share import ASKING_S, BURST_S, DEBT_LIMIT, GRANTS, Account, Share
+from admission.share import ASKING_S, BURST_S, DEBT_LIMIT_BURSTS, GRANTS_PER_BURST, Account, Share
 
-GRANT = BURST_S / GRANTS
+GRANT = BURST_S / GRANTS_PER_BURST
 TENANTS = ("acme", "globex", "initech", "umbrella")
 WEIGHTS = {"globex": 2.0, "initech": 0.5}
 
@@ -22,7 +22,7 @@ class Naive:
     pot: float = 0.0
 
     def charge(self, tenant: str, seconds: float) -> None:
-        self.credits[tenant] = max(self.credits[tenant] - seconds / weight(tenant), -DEBT_LIMIT * BURST_S)
+        self.credits[tenant] = max(self.credits[tenant] - seconds / weight(tenant), -DEBT_LIMIT_BURSTS * BURST_S)
         self.pot += seconds
         if self.pot > GRANT:
             self.grant()

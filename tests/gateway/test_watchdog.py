@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from admission.core import PRIOR, CoreConfig, make_core
+from admission.core import PRIOR_STEP_TIME, CoreConfig, make_core
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.calibration_steps import CalibrationStep
 from backend.engine import Engine
@@ -46,7 +46,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def watched(prior: StepTime = PRIOR) -> AsyncIterator[Bench]:
+async def watched(prior: StepTime = PRIOR_STEP_TIME) -> AsyncIterator[Bench]:
     bench = Bench(prior)
     bench.engine.start()
     await asyncio.sleep(0)

@@ -6,11 +6,11 @@ Of Ao, Luo, Simchi-Levi and Wang, "Optimizing LLM inference: fluid-guided online
 
 from math import exp
 
-WINDOW = 10.0  # seconds, over which arrivals are counted
+ARRIVAL_WINDOW_S = 10.0  # over which arrivals are counted
 
 
 class ArrivalRate:
-    """Arrivals a second, of late: each counts less, exponentially, by its age over `WINDOW`."""
+    """Arrivals a second, of late: each counts less, exponentially, by its age over `ARRIVAL_WINDOW_S`."""
 
     def __init__(self) -> None:
         self._count, self._last, self._first = 0.0, 0.0, -1.0
@@ -18,13 +18,17 @@ class ArrivalRate:
     def arrived(self, now: float) -> None:
         if self._first < 0:
             self._first = self._last = now
-        self._count = self._count * exp((self._last - now) / WINDOW) + 1.0
+        self._count = self._count * exp((self._last - now) / ARRIVAL_WINDOW_S) + 1.0
         self._last = now
 
     def at(self, now: float) -> float:
-        """Return the arrivals a second; of the first alone nothing can be said, and it counts as one in `WINDOW`."""
-        seen = WINDOW * (1.0 - exp((self._first - now) / WINDOW))
-        return self._count * exp((self._last - now) / WINDOW) / max(seen, min(WINDOW, self._count / 2), 1e-9)
+        """Return the arrivals a second; the first alone counts as one in `ARRIVAL_WINDOW_S`."""
+        seen = ARRIVAL_WINDOW_S * (1.0 - exp((self._first - now) / ARRIVAL_WINDOW_S))
+        return (
+            self._count
+            * exp((self._last - now) / ARRIVAL_WINDOW_S)
+            / max(seen, min(ARRIVAL_WINDOW_S, self._count / 2), 1e-9)
+        )
 
 
 class StepSeconds:
@@ -39,8 +43,8 @@ class StepSeconds:
 
 
 def memory_of(arriving: float, prompt: float, output: float) -> float:
-    """Return the tokens of memory that are held in balance, where so many sequences begin in each step.
+    """Return the tokens of memory held in balance, where `arriving` sequences begin in each step.
 
-    In each of the output + 1 stages there are as many, and they hold their prompts and half of their answers.
+    Each of the output + 1 stages has as many sequences, which hold their prompts and half of their answers.
     """
     return arriving * (output + 1.0) * (prompt + output / 2.0)

@@ -1,11 +1,11 @@
-"""Jobs that have had little go first: a multi-level feedback queue, as in FastServe (Wu et al., 2023).
+"""Least served first: a multi-level feedback queue, as in FastServe (Wu et al., 2023).
 
 A sequence begins on the level whose quantum its prompt fills (skip-join), and sinks by one whenever it has used up its
-level's quantum, each twice as large as the one above. A step computes the first `max_num_seqs / OVERSUBSCRIPTION` of
-those that hold memory, by level, the earliest on it first; the others pause, and keep their memory. Who is admitted has
-its first chunk computed at once. Who has been passed over for `STARVED` seconds begins anew on the first level. The
-paper counts seconds and swaps the memory of those that pause; here a quantum is counted in tokens that are computed,
-since a batch's rows share its time, and memory stays.
+level's quantum, each twice as large as the one above. A step computes the first `max_num_seqs / SEQUENCES_PER_ROW`
+sequences that hold memory, by level, the earliest on a level first; the others pause, and keep their memory. A newly
+admitted sequence has its first chunk computed at once. A sequence passed over for `STARVATION_S` seconds begins anew on
+the first level. The paper counts seconds and swaps the memory of paused sequences; here a quantum counts computed
+tokens, since a batch's rows share its time, and memory stays.
 
 Waived is that every decode is in every step, and with it the promised times between tokens.
 """
@@ -14,17 +14,17 @@ from backend.scheduler.batching.rule import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
 
-QUANTUM = 64  # tokens, of the first level
-OVERSUBSCRIPTION = 4  # sequences that hold memory, for each row of a step
-STARVED = 0.5  # seconds
+FIRST_QUANTUM_TOKENS = 64  # tokens, of the first level
+SEQUENCES_PER_ROW = 4  # sequences that hold memory, for each row of a step
+STARVATION_S = 0.5  # seconds
 
 
 class MultilevelFeedback(BatchingRule):
-    """Computes those of the first levels, and lets the others pause."""
+    """Computes the sequences of the first levels, and pauses the others."""
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
-        self._rows = max(1, parts.config.max_num_seqs // OVERSUBSCRIPTION)
+        self._rows = max(1, parts.config.max_num_seqs // SEQUENCES_PER_ROW)
         self._jobs: dict[Sequence, _Job] = {}  # of those running
 
     def plan(self, scheduled: ScheduledStep) -> None:
@@ -56,7 +56,7 @@ class _Job:
         self.level = 0
         self.last_run = self._since = now
         self._begun_at = 0  # computed tokens, by then
-        while QUANTUM << self.level < len(sequence.prompt):
+        while FIRST_QUANTUM_TOKENS << self.level < len(sequence.prompt):
             self.level += 1
 
     @property
@@ -66,7 +66,7 @@ class _Job:
     def update(self, sequence: Sequence, now: float) -> None:
         """Sink, or begin anew."""
         computed = sequence.num_computed_tokens
-        if now - self.last_run >= STARVED:
+        if now - self.last_run >= STARVATION_S:
             self.level, self._begun_at, self._since, self.last_run = 0, computed, now, now
-        elif computed - self._begun_at >= QUANTUM << self.level:
+        elif computed - self._begun_at >= FIRST_QUANTUM_TOKENS << self.level:
             self.level, self._begun_at, self._since = self.level + 1, computed, now

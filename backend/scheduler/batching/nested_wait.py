@@ -1,22 +1,22 @@
 """Answers of unknown lengths, sorted as they go: nested WAIT, see `fluid`.
 
-Nobody knows how long an answer will be, but those that go on can be gathered: an answer that reaches a stage of
-`STAGES` tokens pauses, with its memory, until as many are there as balance has it: what arrives during a step, times
-the part of answers that have come so far. New ones begin by the first threshold, and leave a safety buffer of free
-memory that grows with the logarithm of those running. A timer bounds each pause.
+An answer's length is unknown, but answers that go on can be gathered: an answer that reaches a stage of `STAGE_TOKENS`
+tokens pauses, with its memory, until the stage is in balance: as many as the arrivals during a step, times the share of
+answers that come that far. Waiting requests begin by the first threshold, and leave a safety buffer of free memory that
+grows with the logarithm of the running sequences. A timer bounds each pause.
 
-Waived is that whoever fits joins any step, and that every decode is in every step.
+Waived is that every sequence that fits joins any step, and that every decode is in every step.
 """
 
 from math import log2
 
 from backend.scheduler.batching.fluid import ArrivalRate, StepSeconds
 from backend.scheduler.batching.rule import BatchingRule, StepParts
-from backend.scheduler.batching.wait import DELAY
+from backend.scheduler.batching.wait import MAX_WAIT_S
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
 
-STAGES = (32, 128, 512, 2048)  # tokens of an answer at which it waits for others
+STAGE_TOKENS = (32, 128, 512, 2048)  # tokens of an answer at which it waits for others
 
 
 class NestedWait(BatchingRule):
@@ -24,11 +24,11 @@ class NestedWait(BatchingRule):
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
-        self._delay = DELAY if parts.config.max_batch_delay is None else parts.config.max_batch_delay
+        self._delay = MAX_WAIT_S if parts.config.max_batch_delay is None else parts.config.max_batch_delay
         self._waiting: dict[Sequence, None] = {}  # for the first time, in order of arrival
         self._stages: dict[Sequence, int] = {}  # of those running, how many they have gone through
-        self._pausing: list[dict[Sequence, float]] = [{} for _ in STAGES]  # since when
-        self._reached = [0] * (len(STAGES) + 1)  # answers that came to each stage, from their beginning on
+        self._pausing: list[dict[Sequence, float]] = [{} for _ in STAGE_TOKENS]  # since when
+        self._reached = [0] * (len(STAGE_TOKENS) + 1)  # answers that came to each stage, from their beginning on
         self._rate, self._step = ArrivalRate(), StepSeconds()
         self._places = 0
 
@@ -74,7 +74,7 @@ class NestedWait(BatchingRule):
             return known
         output = sequence.num_tokens - len(sequence.prompt)
         self._reached[0] += output <= 1
-        return sum([output > stage for stage in STAGES])
+        return sum([output > stage for stage in STAGE_TOKENS])
 
     def _begin(self, now: float) -> int:
         """Return how many may begin with this step."""
@@ -89,10 +89,10 @@ class NestedWait(BatchingRule):
 
     def _pause(self, ready: list[Sequence], now: float) -> list[Sequence]:
         """Return those that wait at their stages for others, and let the others go on."""
-        pausing, before = [dict[Sequence, float]() for _ in STAGES], self._pausing
+        pausing, before = [dict[Sequence, float]() for _ in STAGE_TOKENS], self._pausing
         for sequence in ready:
             stage = self._stages[sequence]
-            if stage < len(STAGES) and sequence.num_tokens - len(sequence.prompt) >= STAGES[stage]:
+            if stage < len(STAGE_TOKENS) and sequence.num_tokens - len(sequence.prompt) >= STAGE_TOKENS[stage]:
                 pausing[stage][sequence] = before[stage].get(sequence, now)
         for stage, group in enumerate(pausing):
             self._reached[stage + 1] += len(group.keys() - before[stage].keys())
@@ -113,7 +113,7 @@ class NestedWait(BatchingRule):
     def _buffer(self) -> float:
         """Return the blocks that are left free for those that go on."""
         running = len(self.parts.running)
-        return log2(1 + running) * self.parts.config.blocks_for(STAGES[0])
+        return log2(1 + running) * self.parts.config.blocks_for(STAGE_TOKENS[0])
 
     def _wake(self, due: float) -> None:
         self.wakes_at = due if self.wakes_at is None else min(self.wakes_at, due)

@@ -14,7 +14,7 @@ from backend.scheduler.batch import Batch, Counters
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
-_NUM_COMPUTED = attrgetter("num_computed_tokens")  # as planned: whatever a step computes it can attend to
+_NUM_COMPUTED = attrgetter("num_computed_tokens")  # as planned: a row attends to all tokens that its step computes
 
 
 class Padding:
@@ -58,7 +58,7 @@ class Padding:
                 self._due[index] -= self._add(batch, longest.slot, 0, min(due, context))
 
     def _add(self, batch: Batch, slot: int, start: int, length: int) -> int:
-        """Add a row of so many tokens, as far as the step has room; returns its length."""
+        """Add a row of `length` tokens, as far as the step has room; returns its length."""
         length = max(0, min(length, self._most - batch.num_tokens))
         if length:
             batch.padding.append((slot, start, length))

@@ -56,9 +56,10 @@ class StepParts:
 
 
 class BatchingRule:
-    """Continuous batching (Orca: Yu et al., 2022): whoever fits joins any step, and every decode is in every step.
+    """Continuous batching (Orca: Yu et al., 2022): every sequence that fits joins any step, and every decode is in
+    every step.
 
-    Other rules derive from it, and say which of that they waive. They are pure: the time is that of the plan.
+    Other rules derive from it and name the part of it that they waive. They are pure: the time is that of the plan.
     """
 
     def __init__(self, parts: StepParts) -> None:
@@ -72,7 +73,7 @@ class BatchingRule:
         """A sequence waits no longer: it runs, or is about to end."""
 
     def completed(self, elapsed: float) -> None:
-        """A step took so many seconds."""
+        """A step took `elapsed` seconds."""
 
     def plan(self, scheduled: ScheduledStep) -> None:
         """Plan all rows of a step: decodes before prefills, as each costs one token and makes the whole step worth its

@@ -16,9 +16,9 @@ from backend.scheduler.batching.rule import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
-TIME_BETWEEN_TOKENS = 0.2  # seconds, where the class of a sequence promises none
-OFFSET, OFFSET_FULL = 5, 10  # mean steps by which a decode is early; where memory is nearly full
-NEARLY_FULL = 0.96  # of the blocks
+DEFAULT_TOKEN_INTERVAL_S = 0.2  # seconds, where the class of a sequence promises none
+OFFSET_STEPS, FULL_OFFSET_STEPS = 5, 10  # mean steps by which a decode is early; where memory is nearly full
+NEARLY_FULL_SHARE_OF_BLOCKS = 0.96  # of the blocks
 
 
 class SLAI(BatchingRule):
@@ -52,7 +52,7 @@ class SLAI(BatchingRule):
     def _split(self, ready: list[Sequence], begin: float) -> tuple[list[Sequence], list[Sequence]]:
         """Return critical decodes and the others, the most urgent first, for a step that begins at a time."""
         used = self.parts.kv_manager.num_held / self.parts.config.num_blocks
-        early = (OFFSET_FULL if used >= NEARLY_FULL else OFFSET) * self._mean
+        early = (FULL_OFFSET_STEPS if used >= NEARLY_FULL_SHARE_OF_BLOCKS else OFFSET_STEPS) * self._mean
         self._last_ends = {sequence: self._last_ends.get(sequence, begin) for sequence in ready}
         due = {one: end + _interval(one) - early for one, end in self._last_ends.items()}
         ready = sorted(ready, key=due.__getitem__)
@@ -60,4 +60,4 @@ class SLAI(BatchingRule):
 
 
 def _interval(sequence: Sequence) -> float:
-    return TIME_BETWEEN_TOKENS if sequence.token_interval is None else sequence.token_interval
+    return DEFAULT_TOKEN_INTERVAL_S if sequence.token_interval is None else sequence.token_interval

@@ -1,7 +1,7 @@
 """Static batching: a batch takes nobody until all of it has ended.
 
 With packed prompts, and rows that end with their answers, it is what such an engine can be at best; `padding` is what
-those engines were. Waived is that whoever fits joins any step.
+those engines were. Waived is that every sequence that fits joins any step.
 """
 
 from backend.scheduler.batching.padding import Padding

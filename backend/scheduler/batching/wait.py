@@ -6,7 +6,7 @@ step. Where memory could not hold all that arrives in balance, sequences begin n
 runs out. A timer bounds what waiting costs at low load. Use it with `--admit optimistic`: it is a rule of admission of
 its own.
 
-Waived is that whoever fits joins any step.
+Waived is that every sequence that fits joins any step.
 """
 
 from backend.scheduler.batching.fluid import ArrivalRate, StepSeconds, memory_of
@@ -14,8 +14,8 @@ from backend.scheduler.batching.rule import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
-DELAY = 0.05  # seconds that the oldest of a type waits for others at the longest
-LEARNED_OF = 64  # answers of a type, the newest
+MAX_WAIT_S = 0.05  # seconds that the oldest of a type waits for others at the longest
+ANSWERS_REMEMBERED = 64  # answers of a type, the newest
 
 
 class _Type:
@@ -31,10 +31,10 @@ class _Type:
     def arrived(self, sequence: Sequence) -> None:
         self.waiting[sequence] = None
         self.rate.arrived(sequence.arrival)
-        self.prompt += (len(sequence.prompt) - self.prompt) / LEARNED_OF
+        self.prompt += (len(sequence.prompt) - self.prompt) / ANSWERS_REMEMBERED
 
     def answered(self, tokens: int) -> None:
-        self._num_answers = min(self._num_answers + 1, LEARNED_OF)
+        self._num_answers = min(self._num_answers + 1, ANSWERS_REMEMBERED)
         self.output += (tokens - self.output) / self._num_answers
 
 
@@ -43,7 +43,7 @@ class Wait(BatchingRule):
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
-        self._delay = DELAY if parts.config.max_batch_delay is None else parts.config.max_batch_delay
+        self._delay = MAX_WAIT_S if parts.config.max_batch_delay is None else parts.config.max_batch_delay
         self._memory = parts.config.num_blocks * parts.config.block_size
         self._types: dict[tuple[int, int], _Type] = {}
         self._begun: dict[Sequence, None] = {}  # and not known to have ended

@@ -1,18 +1,18 @@
 """Requests of one token of output are gathered for a moment: dynamic batching, as Triton Inference Server's batcher.
 
-For scores and classes (`/v1/completions` with max_tokens 1, and what log-probabilities say of it). A batch starts when
-as many wait as one of the preferred sizes, or when the oldest has waited for the longest delay. Only those whose
-prompts are alike, within the same power of two, make a batch: a long prompt would have short ones wait for it. Whatever
-has more tokens of output is batched continuously, and is held by a window before it in the queue for its delay at most.
+For scores and classes (`/v1/completions` with max_tokens 1, and what log-probabilities say of it). A batch starts
+when as many requests wait as one of the preferred sizes, or when the oldest has waited for the longest delay. Only
+prompts of similar length, within the same power of two, make a batch: a long prompt would delay short ones. A request
+with more output tokens is batched continuously, and a window ahead of it in the queue delays it by at most its delay.
 
-Waived is that whoever fits joins any step.
+Waived is that every sequence that fits joins any step.
 """
 
 from backend.scheduler.batching.rule import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
 
-DELAY = 0.005  # seconds, where the configuration says nothing: a fraction of a step of a large model
+DEFAULT_MAX_DELAY_S = 0.005  # seconds, where the configuration says nothing: a fraction of a step of a large model
 
 
 class WindowBatching(BatchingRule):
@@ -21,7 +21,7 @@ class WindowBatching(BatchingRule):
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
         delay, sizes = parts.config.max_batch_delay, parts.config.preferred_batch_sizes
-        self._delay = DELAY if delay is None else delay
+        self._delay = DEFAULT_MAX_DELAY_S if delay is None else delay
         self._sizes = sorted(sizes) or [parts.config.max_num_seqs]
         self._groups: dict[int, dict[Sequence, None]] = {}  # by the power of two of their prompts, in order of arrival
         self._places: dict[int, int] = {}  # that are left of the batches which this step takes, by group

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.kv.return_time import ANY_TIME, AS_SAID, EDGES, HISTORY, LAST, Curve, ReturnTimes
+from admission.kv.return_time import (
+    GAP_EDGES_S,
+    HINTED_PRIOR,
+    NUM_GAP_CELLS,
+    TURNS_REMEMBERED,
+    UNHINTED_PRIOR,
+    Curve,
+    ReturnTimes,
+)
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.idle_blocks import PLAIN, IdleChain
 
@@ -32,19 +40,19 @@ def learned(gaps: list[tuple[float | None, float | None]], tenant: str = "t") ->
     return times
 
 
-shares = st.lists(st.integers(0, 20), min_size=LAST, max_size=LAST)
+shares = st.lists(st.integers(0, 20), min_size=NUM_GAP_CELLS, max_size=NUM_GAP_CELLS)
 
 
-@given(shares, st.lists(st.integers(0, LAST), max_size=40), st.sampled_from([ANY_TIME, AS_SAID]))
+@given(shares, st.lists(st.integers(0, NUM_GAP_CELLS), max_size=40), st.sampled_from([UNHINTED_PRIOR, HINTED_PRIOR]))
 def test_worth_is_the_best_chance_for_the_time_kept(back: list[int], away: list[int], prior: list[float]) -> None:
     """As of every time until which a turn may be kept, looked at one by one."""
     curve = Curve(prior)
     curve.draw(back, away)
-    survival, widths = curve.survival, [EDGES[0]] + [b - a for a, b in pairwise(EDGES)]
+    survival, widths = curve.survival, [GAP_EDGES_S[0]] + [b - a for a, b in pairwise(GAP_EDGES_S)]
     assert all(0 <= after <= before <= 1 for before, after in pairwise(survival))
-    for age in range(LAST):
+    for age in range(NUM_GAP_CELLS):
         best = kept = 0.0
-        for until in range(age, LAST):
+        for until in range(age, NUM_GAP_CELLS):
             kept += widths[until] * (survival[until] + survival[until + 1]) / 2
             best = max(best, (survival[age] - survival[until + 1]) / kept if kept else 0.0)
         assert curve.worth[age] == pytest.approx(best, rel=1e-9, abs=1e-15)
@@ -52,7 +60,7 @@ def test_worth_is_the_best_chance_for_the_time_kept(back: list[int], away: list[
 
 
 def test_before_anything_is_known_the_least_recent_is_worth_least() -> None:
-    worth = [ReturnTimes().worth("t", None, age) for age in EDGES]
+    worth = [ReturnTimes().worth("t", None, age) for age in GAP_EDGES_S]
     assert worth == sorted(worth, reverse=True) and worth[-1] >= 0
 
 
@@ -112,6 +120,6 @@ def test_a_turn_that_has_not_come_back_yet_is_not_taken_for_one_that_never_does(
 def test_tenants_are_apart_and_what_is_remembered_is_bounded() -> None:
     times = learned([(None, 30.0)] * 60)
     assert times.worth("other", None, 1.0) == ReturnTimes().worth("other", None, 1.0)
-    for _ in range(3 * HISTORY):
+    for _ in range(3 * TURNS_REMEMBERED):
         times.left(chain(None, 10_000.0), BlockName(next(_ordinals)))
-    assert len(times._awaited) <= HISTORY
+    assert len(times._awaited) <= TURNS_REMEMBERED

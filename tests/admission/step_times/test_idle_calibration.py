@@ -1,5 +1,11 @@
-from admission.core import PRIOR, CoreConfig, make_core
-from admission.step_times.idle_calibration import INTERVAL, LONGEST, SHARE, IdleCalibration, work_of_shape
+from admission.core import PRIOR_STEP_TIME, CoreConfig, make_core
+from admission.step_times.idle_calibration import (
+    MAX_SHARE_OF_IDLE_TIME,
+    MAX_STEP_S,
+    MIN_INTERVAL_S,
+    IdleCalibration,
+    work_of_shape,
+)
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
@@ -16,10 +22,10 @@ def ran(calibration: IdleCalibration, seconds: float, now: float) -> Calibration
 
 
 def test_every_shape_that_is_short_enough_has_its_turn() -> None:
-    calibration = IdleCalibration(ENGINE, StepTimeModel(PRIOR))
+    calibration = IdleCalibration(ENGINE, StepTimeModel(PRIOR_STEP_TIME))
     steps = {ran(calibration, 0.001, 100.0 * n) for n in range(200)}
     assert len(steps) > 20
-    assert all(step and PRIOR.seconds(work_of_shape(step)) <= LONGEST for step in steps)
+    assert all(step and PRIOR_STEP_TIME.seconds(work_of_shape(step)) <= MAX_STEP_S for step in steps)
 
 
 def test_a_device_that_takes_long_for_anything_is_left_alone() -> None:
@@ -29,23 +35,23 @@ def test_a_device_that_takes_long_for_anything_is_left_alone() -> None:
 
 
 def test_steps_of_any_duration_take_little_of_the_time() -> None:
-    calibration = IdleCalibration(ENGINE, StepTimeModel(PRIOR))
+    calibration = IdleCalibration(ENGINE, StepTimeModel(PRIOR_STEP_TIME))
     now = took = 0.0
     while now < 3600:
         if ran(calibration, 0.3, now) is not None:
             took += 0.3
         now += 1.0
-    assert 0 < took <= 1.1 * SHARE * 3600
-    assert INTERVAL >= 1
+    assert 0 < took <= 1.1 * MAX_SHARE_OF_IDLE_TIME * 3600
+    assert MIN_INTERVAL_S >= 1
 
 
 def test_drift_is_how_far_predictions_were_off_before_they_were_mended() -> None:
-    calibration = IdleCalibration(ENGINE, StepTimeModel(PRIOR))
+    calibration = IdleCalibration(ENGINE, StepTimeModel(PRIOR_STEP_TIME))
     assert calibration.drift == 0.0
     for n in range(9):
         step = calibration.begin(100.0 * n)
         assert step is not None
-        calibration.end([(step, 2 * PRIOR.seconds(work_of_shape(step)))], 100.0 * n)
+        calibration.end([(step, 2 * PRIOR_STEP_TIME.seconds(work_of_shape(step)))], 100.0 * n)
     assert abs(calibration.drift - 0.5) < 1e-9
 
 

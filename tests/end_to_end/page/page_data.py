@@ -4,7 +4,7 @@ from math import sin
 from random import Random
 from typing import Any
 
-from admission.explain import BEHIND, REASONS
+from admission.explain import BEHIND_PREFIX, REASONS
 from gateway.admin.policy import effective
 from quotas.policy.policy_file import parse_policy
 
@@ -163,7 +163,7 @@ def live(number: int, tenant: str) -> Json:
         "cached_tokens": 16 * (number % 3),
         "kv_blocks": random.randrange(2, 60),
         "preemptions": int(number % 7 == 0),
-        "reason": BEHIND + REASONS["budget"] if state == "waiting" else None,
+        "reason": BEHIND_PREFIX + REASONS["budget"] if state == "waiting" else None,
     }
 
 

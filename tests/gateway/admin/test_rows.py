@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from admission.explain import BEHIND, REASONS
+from admission.explain import BEHIND_PREFIX, REASONS
 from gateway.admin.rows import Reasons, State, state_of
 from gateway.http.request_scope import RequestScope
 from gateway.telemetry.request_record import RequestRecord
@@ -36,8 +36,11 @@ def test_a_request_passes_through_every_state(site: Site) -> None:
 
 
 def test_who_is_next_and_who_is_behind_are_told_the_same_cause(site: Site) -> None:
-    assert reasons_of_waiting(site, prompt=2, max_tokens=4) == {REASONS["slots"], BEHIND + REASONS["slots"]}
-    assert reasons_of_waiting(Site(), prompt=12, max_tokens=24) == {REASONS["budget"], BEHIND + REASONS["budget"]}
+    assert reasons_of_waiting(site, prompt=2, max_tokens=4) == {REASONS["slots"], BEHIND_PREFIX + REASONS["slots"]}
+    assert reasons_of_waiting(Site(), prompt=12, max_tokens=24) == {
+        REASONS["budget"],
+        BEHIND_PREFIX + REASONS["budget"],
+    }
 
 
 def reasons_of_waiting(site: Site, prompt: int, max_tokens: int) -> set[str | None]:

@@ -1,8 +1,8 @@
 import asyncio
 from contextlib import closing
 
-from admission.request import EXTEND_MARGIN as MARGIN
-from admission.request import EXTEND_STEP as STEP
+from admission.request import EXTEND_MARGIN_TOKENS as MARGIN
+from admission.request import EXTEND_STEP_TOKENS as STEP
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream

@@ -1,6 +1,6 @@
 import pytest
 
-from admission.explain import BEHIND, REASONS
+from admission.explain import BEHIND_PREFIX, REASONS
 from gateway.doctor.finding import Severity
 from gateway.doctor.findings import findings
 from tests.gateway.doctor.snapshots import BEFORE, HEALTHY, found, histogram, snapshot, tenant, waits
@@ -10,14 +10,14 @@ MEMORY, SLOTS, ALLOWANCE = REASONS["memory"], REASONS["slots"], REASONS["allowan
 
 @pytest.mark.parametrize(
     ("reason", "remedy"),
-    [(MEMORY, "--kv-memory-bytes"), (BEHIND + SLOTS, "--max-num-seqs"), ("something else", "log")],
+    [(MEMORY, "--kv-memory-bytes"), (BEHIND_PREFIX + SLOTS, "--max-num-seqs"), ("something else", "log")],
 )
 def test_waiting_and_not_admitted_names_the_reason(reason: str, remedy: str) -> None:
     none_admitted = {'sluice_admissions_total{class="standard"}': 100.0}
     finding = found(none_admitted, waiting=(waits(reason), waits(reason, 12.5)))["not_admitted"]
     assert finding.severity is Severity.SERIOUS
     assert finding.evidence.startswith("2 wait, the longest for 12.5 s, and none was admitted in 5.0 s: ")
-    assert finding.evidence.endswith(reason.removeprefix(BEHIND))
+    assert finding.evidence.endswith(reason.removeprefix(BEHIND_PREFIX))
     assert remedy in finding.remedy
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from admission.core import PRIOR, CoreConfig, Overload
+from admission.core import PRIOR_STEP_TIME, CoreConfig, Overload
 from admission.event_logs.event_log import make_logged_core
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
@@ -196,7 +196,7 @@ def log(tmp_path: Path) -> Path:
     lines: list[str] = []
     engine = EngineConfig(num_blocks=64, max_model_len=512, max_num_seqs=2)
     config = CoreConfig(max_waiting=1, overload=Overload.BOUNDED)
-    core = make_logged_core(config, engine, StepTimeModel(PRIOR), lines.append)[0]
+    core = make_logged_core(config, engine, StepTimeModel(PRIOR_STEP_TIME), lines.append)[0]
     slow = replace(DEVICES["llama3-8b-a100"], seconds=lambda _: 0.02)
     arrivals = [Arrival(0.1 * n, 20, 200, tenant="acme", max_tokens=200) for n in range(4)]
     Loop(core, slow, Recorder(slow, Objective(), {}), 512).run(arrivals)

@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from admission.core import ORDERS, PRIOR, CoreConfig, MemoryGate
+from admission.core import ORDERS, PRIOR_STEP_TIME, CoreConfig, MemoryGate
 from admission.event_logs.event_log import make_logged_core, replay
 from admission.kv.copy_time import CopyTime
 from admission.ledger import EngineTimeTariff
@@ -72,7 +72,7 @@ class CoreMachine(RuleBasedStateMachine):
     @initialize(engine=ENGINES, config=CONFIGS)
     def start(self, engine: EngineConfig, config: CoreConfig) -> None:
         self.engine, self.config = engine, config
-        self.model = StepTimeModel(PRIOR)
+        self.model = StepTimeModel(PRIOR_STEP_TIME)
         self.log: list[str] = []
         self.core = make_logged_core(self.config, self.engine, self.model, self.log.append)[0]
         self.scheduler = self.core.scheduler
@@ -314,7 +314,7 @@ class Twin:
     def __init__(self, config: CoreConfig, engine: EngineConfig, names: Mapping[str, str]) -> None:
         weights = {"": SCALE} | {names[tenant]: SCALE * weight for tenant, weight in config.weights.items()}
         self._core = make_logged_core(
-            replace(config, weights=weights), engine, StepTimeModel(PRIOR), lambda line: None
+            replace(config, weights=weights), engine, StepTimeModel(PRIOR_STEP_TIME), lambda line: None
         )[0]
         self._names = names
         self._sequences: dict[str, Sequence] = {}

@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig, MemoryGate, make_core
+from admission.core import PRIOR_STEP_TIME, CoreConfig, MemoryGate, make_core
 from admission.event_logs.event_log import LogError, make_logged_core, replay
 from admission.event_logs.names import VERSION
 from admission.request import Asked, AskedPrompt
@@ -176,7 +176,7 @@ def decisions(core: Controller, seed: int) -> list[Batch]:
 @pytest.mark.parametrize("seed", range(10))
 def test_recording_a_core_changes_no_decision(seed: int) -> None:
     config, engine = CoreConfig(), EngineConfig(**SMALL)
-    recorded = make_logged_core(config, engine, StepTimeModel(PRIOR), lambda line: None)[0]
+    recorded = make_logged_core(config, engine, StepTimeModel(PRIOR_STEP_TIME), lambda line: None)[0]
     assert decisions(recorded, seed) == decisions(make_core(config, engine), seed)
 
 
@@ -208,7 +208,7 @@ def test_blocks_are_told_by_runs_of_ordinals_and_output_as_it_is_left() -> None:
 
 def test_no_decision_depends_on_a_name_that_the_log_has_not_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that was named as it filled is known to the core, which lost the step that was to compute it again."""
-    monkeypatch.setattr("backend.scheduler.block_tables.NAMED_TOGETHER", 1)
+    monkeypatch.setattr("backend.scheduler.block_tables.BLOCKS_NAMED_AT_ONCE", 1)
     stage = StagedCore(CoreConfig(memory=MemoryGate.OPTIMISTIC), max_num_seqs=2, num_blocks=60)
     other = stage.arrive("other", [5] * 3, 40, priority_class=1)
     low = stage.arrive("low", [7] * 5, 20, priority_class=2)

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig, Overload, make_core
+from admission.core import PRIOR_STEP_TIME, CoreConfig, Overload, make_core
 from admission.event_logs.event_log import replay
 from admission.expiry import ControlledDelay, DeadlineExpiry
 from admission.ledger import work_of
@@ -199,7 +199,9 @@ def in_answering(promised: Sequence) -> float:
 
 def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
     """Of answers that might have 100 tokens and have 10, a request that can wait for less than 100 is admitted."""
-    machine = ClockedCore(busy(), lambda step: PRIOR.seconds(work_of(step)))  # nothing is to be learned but lengths
+    machine = ClockedCore(
+        busy(), lambda step: PRIOR_STEP_TIME.seconds(work_of(step))
+    )  # nothing is to be learned but lengths
 
     def last(name: str) -> Sequence:
         return machine.add(sequence(name, done_by=machine.now + 60.0))

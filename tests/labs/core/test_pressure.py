@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from admission.controller import Controller
-from admission.core import PRIOR, CoreConfig, make_core
+from admission.core import PRIOR_STEP_TIME, CoreConfig, make_core
 from admission.step_times.step_time import StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import NewToken
@@ -198,7 +198,7 @@ def test_after_a_stall_what_is_due_first_goes_first(stalled: tuple[Watch, Contro
 
 
 def test_a_stall_does_not_bend_what_is_believed_of_steps() -> None:
-    model = StepTimeModel(PRIOR)
+    model = StepTimeModel(PRIOR_STEP_TIME)
     random = Random(1)
     works = [StepWork(random.randint(0, 400), n := random.randint(1, 100), n * 300) for _ in range(600)]
     for work in works[:300]:

@@ -2,9 +2,9 @@ from random import Random
 
 import pytest
 
-from admission.core import PRIOR
+from admission.core import PRIOR_STEP_TIME
 from admission.step_times.idle_calibration import work_of_shape
-from admission.step_times.step_calibration import REPEATS
+from admission.step_times.step_calibration import TIMES_PER_SHAPE
 from admission.step_times.step_time import StepTime, StepTimeModel, StepWork, prefill_work
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
@@ -46,8 +46,8 @@ def calibrated(device: StepTime, budget: int, random: Random, noise: float, stal
         stall = random.choice((3, 10)) if random.random() < stalls else 1
         return device.seconds(work_of_shape(step)) * random.gauss(1, noise) * stall
 
-    model = StepTimeModel(PRIOR)
-    model.calibrate([(work_of_shape(step), took(step)) for step in shapes(budget) for _ in range(REPEATS)])
+    model = StepTimeModel(PRIOR_STEP_TIME)
+    model.calibrate([(work_of_shape(step), took(step)) for step in shapes(budget) for _ in range(TIMES_PER_SHAPE)])
     return model
 
 
@@ -88,7 +88,7 @@ def test_full_steps_do_not_undo_what_calibration_told_apart() -> None:
     rng, device = Random(1), DEVICES["llama3-8b-a100"]
     true = StepTime((14.936e-3, 81.3e-6, 95.2e-6, 0.111e-6, 0.755e-6, 0.0, 0.0))
     model = calibrated(true, 512, rng, 0.02, 0.03)
-    plain = StepTimeModel(PRIOR)
+    plain = StepTimeModel(PRIOR_STEP_TIME)
     for _ in range(4000):
         work = saturated(rng)
         seconds = device.seconds(work) * rng.gauss(1, 0.02)
@@ -136,6 +136,6 @@ def test_newer_calibration_replaces_older() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_that_cannot_be_is_not_learned_from(seconds: float) -> None:
-    model = StepTimeModel(PRIOR)
+    model = StepTimeModel(PRIOR_STEP_TIME)
     model.calibrate([(StepWork(decode_tokens=1), seconds)])
-    assert model.fitted is PRIOR
+    assert model.fitted is PRIOR_STEP_TIME

@@ -6,7 +6,7 @@ import pytest
 
 import labs.orderings.published  # noqa: F401 - adds orders
 from admission.backlog import Backlog
-from admission.core import ORDERS, PRIOR, CoreConfig, OrderParts
+from admission.core import ORDERS, PRIOR_STEP_TIME, CoreConfig, OrderParts
 from admission.ledger import EngineTimeTariff
 from admission.order import WaitingOrder
 from admission.output_length import OutputLengths
@@ -88,7 +88,7 @@ def test_the_next_plan_chooses_again() -> None:
 
 
 def order_of(name: str) -> WaitingOrder:
-    tariff, engine = EngineTimeTariff(StepTimeModel(PRIOR)), EngineConfig(num_blocks=64, max_model_len=1024)
+    tariff, engine = EngineTimeTariff(StepTimeModel(PRIOR_STEP_TIME)), EngineConfig(num_blocks=64, max_model_len=1024)
     backlog = Backlog(tariff.estimate, shares_blocks=False)
     return ORDERS[name](OrderParts(CoreConfig(), engine, Share(), OutputLengths(), tariff, backlog))
 

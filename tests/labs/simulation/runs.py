@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from admission.controller import Controller
-from admission.core import PRIOR
+from admission.core import PRIOR_STEP_TIME
 from admission.event_logs.event_log import make_logged_core
 from admission.step_times.step_time import StepTimeModel
 from labs.simulation.arrival import Arrival
@@ -26,7 +26,7 @@ def simulated(policy: str, arrivals: list[Arrival]) -> tuple[Recorder, Controlle
 def recorded(policy: str, arrivals: list[Arrival], device: Device = DEVICE) -> tuple[Recorder, list[str]]:
     """The same with an event log, whose lines are returned."""
     simulated, lines = parse_simulated_policy(policy, DEVICE), list[str]()
-    core = make_logged_core(simulated.core, simulated.engine, StepTimeModel(PRIOR), lines.append)[0]
+    core = make_logged_core(simulated.core, simulated.engine, StepTimeModel(PRIOR_STEP_TIME), lines.append)[0]
     recorder = Recorder(device, Objective(), {})
     Loop(core, device, recorder, simulated.engine.max_model_len).run(arrivals)
     return recorder, lines

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from admission.core import PRIOR, CoreConfig
+from admission.core import PRIOR_STEP_TIME, CoreConfig
 from admission.event_logs.event_log import make_logged_core
 from admission.request import Asked, AskedPrompt
 from admission.step_times.step_time import StepTimeModel
@@ -49,7 +49,7 @@ def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Pa
     """Two prompts of one request, one that limits refused, and an answer that declared no length."""
     lines: list[str] = []
     core, event_log = make_logged_core(
-        CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR), lines.append
+        CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR_STEP_TIME), lines.append
     )
     event_log.serves("embedded", 2048, 1e9, 5.0)
     two = (AskedPrompt(20, 30, True), AskedPrompt(10, 30, True))
@@ -78,7 +78,7 @@ def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Pa
 def test_a_log_says_to_which_prompt_several_answers_were_wanted(tmp_path: Path) -> None:
     lines: list[str] = []
     core, event_log = make_logged_core(
-        CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR), lines.append
+        CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR_STEP_TIME), lines.append
     )
     event_log.serves("embedded", 2048, 1e9, 5.0)
     prompts = tuple(AskedPrompt(20, 30, True, is_repeated) for is_repeated in (False, True, False, True))

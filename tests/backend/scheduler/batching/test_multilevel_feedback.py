@@ -1,7 +1,7 @@
 """Who has had little goes first, and sinks by what it had."""
 
 from backend.config import Batching
-from backend.scheduler.batching.multilevel_feedback import OVERSUBSCRIPTION, QUANTUM, STARVED
+from backend.scheduler.batching.multilevel_feedback import FIRST_QUANTUM_TOKENS, SEQUENCES_PER_ROW, STARVATION_S
 from backend.scheduler.sequence import Sequence
 from tests.backend.paper_device import continuation
 from tests.backend.scheduler.bench import Bench
@@ -11,7 +11,7 @@ ROWS = 2
 
 def feedback(**changes: object) -> Bench:
     fields: dict[str, object] = dict(
-        max_num_seqs=ROWS * OVERSUBSCRIPTION, max_num_batched_tokens=512, prefill_chunk=512, num_blocks=800
+        max_num_seqs=ROWS * SEQUENCES_PER_ROW, max_num_batched_tokens=512, prefill_chunk=512, num_blocks=800
     )
     return Bench(
         **({"batching": Batching.MULTILEVEL_FEEDBACK, "steps_in_flight": 1, "max_model_len": 512} | fields | changes)
@@ -37,7 +37,7 @@ def ran(bench: Bench, *sequences: Sequence) -> list[bool]:
 def test_a_step_computes_those_of_the_first_levels() -> None:
     bench = feedback()
     old = [add(bench, 4, 300) for _ in range(ROWS)]
-    bench.steps(QUANTUM)
+    bench.steps(FIRST_QUANTUM_TOKENS)
     new = add(bench, 4, 20)
     bench.steps(2)
     assert ran(bench, new, *old) == [True, True, False], "one place is the newcomer's, which is above them"
@@ -49,7 +49,7 @@ def test_a_long_prompt_begins_on_the_level_that_it_fills() -> None:
     bench = feedback()
     short = [add(bench, 4, 40) for _ in range(ROWS)]
     bench.step()
-    long = add(bench, 4 * QUANTUM, 40)
+    long = add(bench, 4 * FIRST_QUANTUM_TOKENS, 40)
     bench.steps(2)
     assert ran(bench, long, *short) == [False, True, True], "its prompt was computed, and it waits for its turn"
     bench.drain()
@@ -58,11 +58,11 @@ def test_a_long_prompt_begins_on_the_level_that_it_fills() -> None:
 def test_nobody_is_passed_over_for_longer_than_that() -> None:
     bench = feedback()
     old = [add(bench, 4, 300) for _ in range(ROWS)]
-    bench.steps(QUANTUM)
+    bench.steps(FIRST_QUANTUM_TOKENS)
     young = [add(bench, 4, 200) for _ in range(ROWS)]
     bench.steps(2)
     assert ran(bench, *old) == [False, False]
-    bench.now += STARVED
+    bench.now += STARVATION_S
     bench.step()
     assert all(ran(bench, *old)) or all(ran(bench, *young))
     bench.step()

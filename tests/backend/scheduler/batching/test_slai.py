@@ -6,7 +6,7 @@ import pytest
 
 from backend.config import Batching
 from backend.scheduler.batch import Batch
-from backend.scheduler.batching.slai import OFFSET, TIME_BETWEEN_TOKENS
+from backend.scheduler.batching.slai import DEFAULT_TOKEN_INTERVAL_S, OFFSET_STEPS
 from backend.scheduler.sequence import Sequence, SequenceStatus
 from tests.backend.scheduler.bench import Bench, expected
 
@@ -63,7 +63,7 @@ def test_a_decode_is_in_the_step_from_its_last_schedulable_time_on(monkeypatch: 
     with_elapsed(bench, monkeypatch)
     decoding(bench)
     bench.add(190, 2)
-    last = round((TIME_BETWEEN_TOKENS - OFFSET * STEP) / STEP)
+    last = round((DEFAULT_TOKEN_INTERVAL_S - OFFSET_STEPS * STEP) / STEP)
     waited = 0
     while (batch := bench.timed_step()).num_decodes == 0:
         waited += 1

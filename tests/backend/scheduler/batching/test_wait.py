@@ -10,7 +10,7 @@ from backend.config import Batching
 from backend.scheduler.batch import Batch
 from backend.scheduler.batching import nested_wait
 from backend.scheduler.batching.fluid import ArrivalRate, memory_of
-from backend.scheduler.batching.wait import DELAY
+from backend.scheduler.batching.wait import MAX_WAIT_S
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import Sequence
 from tests.backend.scheduler.bench import Bench, expected
@@ -85,8 +85,8 @@ def test_a_timer_bounds_what_waiting_costs() -> None:
     bench = FluidBench()
     bench.settled(rate=3)
     bench.come(40.0, 1)
-    assert bench.plan(40.0) is None and bench.scheduler.wakes_at == 40.0 + DELAY
-    batch = bench.plan(40.0 + DELAY)
+    assert bench.plan(40.0) is None and bench.scheduler.wakes_at == 40.0 + MAX_WAIT_S
+    batch = bench.plan(40.0 + MAX_WAIT_S)
     assert batch is not None and len(batch.admitted) == 1
 
 
@@ -114,7 +114,7 @@ STAGES = (2, 5)
 
 @pytest.fixture
 def short_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nested_wait, "STAGES", STAGES)
+    monkeypatch.setattr(nested_wait, "STAGE_TOKENS", STAGES)
 
 
 @pytest.mark.usefixtures("short_stages")
@@ -131,7 +131,7 @@ def test_answers_that_go_on_are_gathered_at_their_stages() -> None:
     bench.complete()
     bench.drain_now(40.0)
     few = bench.come(41.0, 1, max_tokens=8)
-    bench.plan(41.0 + DELAY)
+    bench.plan(41.0 + MAX_WAIT_S)
     bench.complete()
     while few[0].num_tokens - 4 < STAGES[0]:
         assert bench.plan() is not None

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.config import Batching
-from backend.scheduler.batching.window import DELAY
+from backend.scheduler.batching.window import DEFAULT_MAX_DELAY_S
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence
 from tests.backend.scheduler.bench import Bench, expected
@@ -31,7 +31,7 @@ def test_a_batch_starts_at_a_preferred_size_the_largest_that_is_filled() -> None
     bench = WindowBench()
     bench.come(0.0)
     assert bench.plan(0.0) is None and bench.scheduler.wait_reason is WaitReason.PEERS
-    assert bench.scheduler.wakes_at == DELAY
+    assert bench.scheduler.wakes_at == DEFAULT_MAX_DELAY_S
     for _ in range(4):
         bench.come(0.001)
     batch = bench.plan(0.001)
@@ -42,8 +42,8 @@ def test_a_batch_starts_at_a_preferred_size_the_largest_that_is_filled() -> None
 def test_the_oldest_waits_for_the_longest_delay_and_no_longer() -> None:
     bench = WindowBench()
     bench.come(1.0)
-    assert bench.plan(1.0) is None and bench.plan(1.0 + DELAY - 1e-6) is None
-    batch = bench.plan(1.0 + DELAY)
+    assert bench.plan(1.0) is None and bench.plan(1.0 + DEFAULT_MAX_DELAY_S - 1e-6) is None
+    batch = bench.plan(1.0 + DEFAULT_MAX_DELAY_S)
     assert batch is not None and len(batch.slots) == 1 and bench.scheduler.wakes_at is None
 
 
@@ -78,4 +78,4 @@ def test_nobody_waits_longer_than_the_delay_while_there_is_room(requests: list[t
             begun |= {s: at for s in sequences if s not in begun and s.output}
             at = bench.scheduler.wakes_at
     assert [s.output for s in sequences] == [expected(s) for s in sequences]
-    assert all(begun[s] - s.arrival <= DELAY + 1e-9 for s in sequences)
+    assert all(begun[s] - s.arrival <= DEFAULT_MAX_DELAY_S + 1e-9 for s in sequences)
