@@ -16,7 +16,7 @@ class Accounting:
         self._counters = counters
 
     def account(self, scheduled: ScheduledStep, output: StepOutput) -> list[NewToken]:
-        """Append the sampled token of each row to its sequence; returns the new tokens, without late ones."""
+        """Append the sampled token of each row to its sequence; return the new tokens, without late ones."""
         new_tokens: list[NewToken] = []
         sampled, counters, token_ids = scheduled.sampled, self._counters, output.token_ids
         assert len(sampled) == len(token_ids), f"{len(token_ids)} tokens for {len(sampled)} rows"

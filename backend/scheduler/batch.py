@@ -10,7 +10,7 @@ from backend.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class NewSequence:
-    """A sequence takes a slot; the device keeps this, which nobody changes, until the slot is taken again."""
+    """A sequence takes a slot; the device keeps this immutable record until the slot is taken again."""
 
     slot: int
     sampling: SamplingParams
@@ -23,20 +23,20 @@ class NewSequence:
 class Batch:
     """One step as a structure of arrays: a row for each sequence, decodes first, each part in the order of admission.
 
-    Row i computes tokens [starts[i], starts[i] + lengths[i]) of its sequence. A decode computes the one token that its
-    slot sampled last, which the host may not know yet; `token_ids` holds those of the prefills, row after row.
+    Row i computes tokens [starts[i], starts[i] + lengths[i]) of its sequence. A decode computes the token that its
+    slot sampled last, which the host may not know yet; `token_ids` holds the prefill tokens, row after row.
     `sampled` lists the rows whose last token is followed by a sampled one: all decodes, and prefills that are complete.
     A row is listed again for each fork, an answer of another slot to the same prompt, and `forks` says which slot; the
-    last block of the prompt, if it is not full, is copied for it behind all that the step computes.
+    last block of the prompt, if it is not full, is copied for it after the step's rows.
 
-    Rows of `padding` compute tokens of nobody over the beginning of a slot's context, and store nothing.
+    Rows of `padding` compute discarded tokens over the beginning of a slot's context, and store nothing.
 
-    After a step that was lost, the next one repeats what the device may not know: a sequence or a block table in it may
-    be known already.
+    After a lost step, the next one repeats sequences and block tables that the device may not know. The device may know
+    some of them already.
 
-    Copies are in order among themselves, over all steps, and those of a step are made before it computes. They may be
-    made as soon as the step is launched, beside the steps in flight before it, for no copy touches what one of those
-    reads or writes: a block is given up, or another's, when the last step that names its holders has completed.
+    Swaps are ordered among themselves, over all steps, and a step's swaps precede its rows. They may start as soon as
+    the step is launched, beside earlier steps in flight, because no swap touches a block that an earlier step reads or
+    writes: a block is freed only after the last step that names its holders has completed.
     """
 
     step: int
@@ -49,15 +49,15 @@ class Batch:
     new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)  # slot, index in its table, blocks
     admitted: list[NewSequence] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # block, host block; copied first, in any order
-    swap_in: list[tuple[int, int]] = field(default_factory=list)  # host block, block; then, the last to a block counts
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # host block, block; after `swap_out`, in order
     forks: list[tuple[int, int]] = field(default_factory=list)  # index in `sampled`, slot
-    block_copies: list[tuple[int, int]] = field(default_factory=list)  # block, block that is made like it, last of all
-    padding: list[tuple[int, int, int]] = field(default_factory=list)  # rows of nobody: slot, start, length
-    stores: bool = True  # False: keys and values are computed and stored nowhere, as it is done for the time it takes
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # source block, destination block; after the rows
+    padding: list[tuple[int, int, int]] = field(default_factory=list)  # discarded rows: slot, start, length
+    stores: bool = True  # False: keys and values are computed only for timing, and not stored
 
     @property
     def sampled_slots(self) -> list[int]:
-        """The slots that sample, one for each of `sampled`."""
+        """The slot of each entry in `sampled`."""
         slots = [self.slots[row] for row in self.sampled]
         for index, slot in self.forks:
             slots[index] = slot
@@ -65,11 +65,11 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that the step computes, those of nobody included."""
+        """Tokens that the step computes, padding included."""
         return sum(self.lengths) + sum([length for _, _, length in self.padding])
 
     def padded(self) -> "Batch":
-        """Return what the device computes: the rows of nobody behind the others."""
+        """Return the batch with the padding rows behind the others."""
         if not self.padding:
             return self
         slots, starts, lengths = map(list, zip(*self.padding, strict=True))
@@ -141,8 +141,8 @@ class Counters:
     cached_tokens: int = 0  # of prompts, found in the prefix cache or forked, and not computed
     recomputed_tokens: int = 0  # computed again after a preemption
     generation_tokens: int = 0
-    jump_forward_tokens: int = 0  # of those, forced by grammars and not sampled one by one
-    padding_tokens: int = 0  # computed for nobody, by static batches that are padded
+    jump_forward_tokens: int = 0  # of `generation_tokens`, forced by grammars
+    padding_tokens: int = 0  # discarded tokens of padded static batches
     late_tokens: int = 0  # sampled after their sequence had ended; discarded
     preemptions: int = 0  # for the memory or the slot of others
     swapped_out: int = 0  # blocks copied to the host's memory

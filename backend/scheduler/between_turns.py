@@ -1,4 +1,4 @@
-"""Between the turns of a conversation its blocks are a chain, of which it is said here when the next turn comes."""
+"""Between the turns of a conversation its blocks are an idle chain, which the next turn claims."""
 
 from backend.paged_kv.idle_blocks import PLAIN, WANTED, IdleChain
 from backend.paged_kv.prefix_cache import PrefixCache
@@ -9,9 +9,9 @@ from backend.scheduler.swapping import Swapping
 
 
 class BetweenTurns:
-    """Tells retention what sequences leave and which turns come, and the cache what retention makes of it.
+    """Reports the chains that sequences leave and the turns that arrive to retention, and its ratings to the cache.
 
-    What somebody has come for, and waits to be given a slot for, goes last of all.
+    A chain claimed by a waiting sequence is evicted last.
     """
 
     def __init__(
@@ -20,29 +20,29 @@ class BetweenTurns:
         self._cache, self._holdings, self._swapping = cache, holdings, swapping
         self._block_size = block_size
         self._retention: Retention = KeepRecent()
-        self._came: dict[Sequence, tuple[IdleChain, int]] = {}  # for what those who wait came, and its kind before
+        self._came: dict[Sequence, tuple[IdleChain, int]] = {}  # claims of waiting sequences, with the kind before
 
     def keep_by(self, retention: Retention) -> None:
-        """Let this say what is kept."""
+        """Rate idle chains by this retention."""
         self._retention = retention
         if retention.keep is Keep.WHILE_WORTH:
             self._cache.worth, self._swapping.forecast = self._worth, self._probability
 
     def arrived(self, sequence: Sequence, now: float) -> None:
-        """Keep the chain for which a sequence comes until it has a slot or has ended."""
+        """Evict the chain that the sequence claims last, until `settled`."""
         chain = self._retention.arrived(sequence.block_names, now)
         if chain is not None and chain.blocks and chain.kind != WANTED:
             self._came[sequence] = chain, chain.kind
             self._cache.change_kind(chain, WANTED, now)
 
     def settled(self, sequence: Sequence) -> None:
-        """Note that a sequence has taken what it came for, or does not come to take it: that may be tried again."""
+        """Drop the claim of a sequence, which has been admitted or has ended: the chain has its earlier kind again."""
         chain, kind = self._came.pop(sequence, (None, PLAIN))
         if chain is not None and chain.blocks:
             self._cache.change_kind(chain, kind, self._holdings.now)
 
     def leaves(self, sequence: Sequence, *, is_named: bool) -> None:
-        """Begin the chain that a sequence leaves, which ended or was preempted."""
+        """Begin the chain of a sequence that has finished or was preempted."""
         keep, now = self._retention.keep, self._holdings.now
         names = sequence.block_names[: sequence.num_computed_tokens // self._block_size] if is_named else []
         if sequence.status is SequenceStatus.PREEMPTED:
@@ -59,7 +59,7 @@ class BetweenTurns:
             self._retention.left(chain, names[-1])
 
     def has_left(self, sequence: Sequence) -> None:
-        """Drop what a sequence has left, where nothing is kept."""
+        """Drop the chain of a finished sequence where retention keeps none."""
         if self._retention.keep is Keep.DROPPED and sequence.status is SequenceStatus.FINISHED:
             self._cache.drop_chain()
 

@@ -1,7 +1,7 @@
-"""Block tables: which sequences hold which blocks of KV memory, which of those they share, and on whose account.
+"""Block tables: the KV blocks of each sequence, shared blocks, and the account that pays for each.
 
-Sequences that begin with the same tokens share the blocks that hold them. Each of their tenants is charged for such a
-block once, on the account of the first of its sequences that holds it.
+Sequences with a common prefix share its blocks. Each of their tenants is charged for a shared block once, on the
+account of its first sequence that holds the block.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -29,18 +29,18 @@ _POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
 }
 
 BLOCKS_NAMED_AT_ONCE = 4  # blocks of output
-# one in 1,024 blocks is evicted in advance: evicting many at once takes half of the time
+# one in 1,024 blocks is evicted in advance: evicting a batch takes half the time per block
 BLOCKS_PER_EVICTED_AHEAD = 1024
 COPIED_TOKENS_PER_COMPUTED = 4  # by a step, for a sequence
 
 NameBlocks = Callable[[Sequence, int], None]
-"""This names the first `count` blocks of a sequence, if their tokens are known and they have no names yet."""
+"""Name the first `count` blocks of a sequence, where the tokens are known and the blocks have no names yet."""
 
 
 class BlockTables:
-    """Gives sequences their blocks and takes them back. It decides nothing, and knows of steps only which are done.
+    """Allocates and frees the blocks of sequences. It holds no policy, and of steps knows only which have completed.
 
-    Blocks that are given back stay in the prefix cache, as far as they have names, until their memory is needed.
+    Freed blocks with names stay in the prefix cache until evicted.
     """
 
     def __init__(self, config: EngineConfig, counters: Counters) -> None:
@@ -49,8 +49,8 @@ class BlockTables:
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
         self.pinned_prefixes = PinnedPrefixes(self.cache, self.allowances)
-        self.name_blocks: NameBlocks = lambda sequence, count: None  # set by the owner of the tokens' content
-        self.newly_named: list[tuple[Sequence, int]] = []  # that gave blocks back, and which of their names are new
+        self.name_blocks: NameBlocks = lambda sequence, count: None  # set by the owner of the token ids
+        self.newly_named: list[tuple[Sequence, int]] = []  # freed sequences, and the index of a first new name
         self._config = config
         self._block_size = config.block_size
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
@@ -60,7 +60,7 @@ class BlockTables:
         self._evicted_ahead = config.num_blocks // BLOCKS_PER_EVICTED_AHEAD
         self.swapping = Swapping(config, self.cache, counters)
         self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
-        self._found: list[tuple[int, Sequence, int, int]] = []  # in steps in flight: step, who, from where to where
+        self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
         parts = self.cache, self.holdings, self.allowances, self.pinned_prefixes
         self.pins = Pins(config, *parts, lambda sequence, step: self.find(sequence, step).blocks)
@@ -68,7 +68,7 @@ class BlockTables:
 
     @property
     def num_available(self) -> int:
-        """The blocks that may be allocated: those that are free, and those that are cached for nobody in particular."""
+        """Blocks that can be allocated: free or evictable."""
         return self.pool.num_free + self.cache.num_evictable
 
     @property
@@ -76,7 +76,7 @@ class BlockTables:
         return self._caches
 
     def completed(self, step: int) -> None:
-        """Note that a step is done: what it was to compute is there."""
+        """Record that a step has completed: the blocks it filled are valid."""
         self.cache.completed(step)
         if self._found and self._found[0][0] <= step:
             certain = [found for found in self._found if found[0] <= step]
@@ -84,24 +84,24 @@ class BlockTables:
             self._found = [found for found in self._found if found[0] > step]
 
     def blocks_to_start(self, sequence: Sequence) -> int:
-        """Return the blocks for all tokens that the sequence has; contiguous: that it may ever have.
+        """Return the blocks for all tokens of the sequence; contiguous: for its maximum length.
 
         The last token is never computed, so it needs no memory.
         """
         return blocks_for(sequence.most_tokens - 1 if self._contiguous else sequence.num_tokens, self._block_size)
 
     def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
-        """Return how many blocks `length` more computed tokens need beyond those that the sequence holds."""
+        """Return the blocks that `length` more computed tokens need beyond the block table."""
         needed = blocks_for(sequence.num_computed_tokens + length, self._block_size) - len(sequence.block_table)
         if needed <= 0:
             return 0
         return self.blocks_to_start(sequence) if self._contiguous else needed
 
     def watermark_blocks(self, sequence: Sequence, running: Collection[Sequence]) -> int:
-        """Return how many blocks must stay free for those running when `sequence` is admitted.
+        """Return the free blocks that running sequences keep when `sequence` is admitted.
 
-        Each is left as many as the watermark of `sequence` says, and none more than it may come to need. The watermark
-        doubles whenever others took the memory of `sequence`, so that all can get further each time it returns.
+        Each running sequence is left the watermark of `sequence`, at most its own remaining need. The watermark doubles
+        at each preemption of `sequence` for memory, so that all get further each time it returns.
         """
         if sequence.watermark == 1:
             return len(running)
@@ -109,7 +109,7 @@ class BlockTables:
         return sum(min(each, blocks_for(s.most_tokens - 1, size) - len(s.block_table)) for s in running)
 
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
-        """Return True if the blocks that the sequence starts with are free, and `watermark_blocks` beside them."""
+        """Return True if the blocks of the sequence and `watermark_blocks` beside them are available."""
         needed = self.blocks_to_start(sequence) - hit.num_held
         if hit.num_blocks and self.holdings.num_entries + self.blocks_to_start(sequence) > self._max_entries:
             return False
@@ -120,9 +120,9 @@ class BlockTables:
         return run is not None
 
     def allocate(self, sequence: Sequence, count: int) -> list[int] | None:
-        """Append `count` blocks to the sequence's block table and return them; None if not enough are free.
+        """Append `count` blocks to the block table and return them; None if too few are available.
 
-        Idle blocks are evicted before any block is taken.
+        Idle blocks are evicted first where free blocks are lacking.
         """
         lacking = count - self.pool.num_free
         if lacking > 0:
@@ -136,16 +136,16 @@ class BlockTables:
         return blocks
 
     def num_reclaimable(self, sequence: Sequence) -> int:
-        """Return how many blocks are available once the sequence has left them: those that nobody else holds."""
+        """Return the blocks that freeing the sequence makes available: its unshared ones."""
         return len(sequence.block_table) - sequence.num_shared_blocks
 
-    # blocks that are shared
+    # shared blocks
 
     def find(self, sequence: Sequence, step: int) -> PrefixHit:
-        """Return what the prefix cache has of the sequence's tokens behind its block table, for a row of this step.
+        """Return the prefix hit of the sequence behind its block table, for a row of this step.
 
-        Its last token is not looked for, so that a row is left to compute, from which the next one is sampled; nor are
-        blocks that the same step fills, of which a row behind could not be sure.
+        The last token is left out, so that a row remains to sample the next token from; so are blocks that the same
+        step fills, because rows of one step are computed in no order.
         """
         table, names, size = sequence.block_table, sequence.block_names, self._block_size
         index = len(table)
@@ -175,15 +175,15 @@ class BlockTables:
         return hit
 
     def permits(self, tenant: str, blocks: int, hit: PrefixHit = NO_HIT) -> bool:
-        """Return True if the tenant may hold `blocks` more; its pins give way for that, but for what was found."""
+        """Return True if the tenant may hold `blocks` more. Its pins, except those of the hit, give way for that."""
         if self.cache.num_pinned:
             self.pinned_prefixes.give_way(tenant, blocks, hit.blocks)
         return self.allowances.permits(tenant, blocks)
 
     def take(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[int]:
-        """Append the blocks that were found to the sequence's block table, as if it had computed what they hold.
+        """Append the hit's blocks to the block table, and count their tokens as computed.
 
-        Those that the host has are copied back by the step, into memory for which there is room.
+        The step copies swapped blocks back from the host, as far as blocks can be allocated.
         """
         self.holdings.count_seconds(sequence)
         for cached in hit.blocks:
@@ -197,8 +197,8 @@ class BlockTables:
         return blocks
 
     def fork(self, sequence: Sequence, hit: PrefixHit, step: int) -> None:
-        """Append all blocks of the sequence's prompt to its block table: those that were found, and one of its own for
-        what fills none, for which there is room.
+        """Append all blocks of the prompt to the block table: the hit's, and one of its own for the last partial block.
+        The caller has made sure that it can be allocated.
         """
         self.take(sequence, hit, step)
         if len(sequence.block_table) < blocks_for(len(sequence.prompt), self._block_size):
@@ -207,7 +207,7 @@ class BlockTables:
         self._found_up_to(sequence, len(sequence.prompt), step)
 
     def _found_up_to(self, sequence: Sequence, num_tokens: int, step: int) -> None:
-        """Note that a sequence has its first tokens without computing them, if that step takes place."""
+        """Record that the sequence has its first tokens from the cache, unless the step is lost."""
         sequence.num_computed_tokens = num_tokens
         before, after = sequence.num_prefilled_tokens, min(num_tokens, len(sequence.prompt))
         if after > before:
@@ -216,8 +216,8 @@ class BlockTables:
             self._found.append((step, sequence, before, after))
 
     def _copy_back(self, sequence: Sequence, swapped: list[HostBlock], step: int) -> list[int]:
-        """Append blocks to the sequence's table to which the step copies these; none where there is no room."""
-        with self.swapping.keeping(swapped):  # making room may give up others there
+        """Allocate blocks to which the step copies the swapped ones; none where too few are available."""
+        with self.swapping.keeping(swapped):  # eviction may drop other blocks of the host
             blocks = self.allocate(sequence, len(swapped))
         if blocks is None:
             return []
@@ -227,7 +227,7 @@ class BlockTables:
         return blocks
 
     def _find_swapped(self, names: list[BlockName]) -> list[HostBlock]:
-        """Return the host's blocks with which these names begin, as far as one needs to know."""
+        """Return the host blocks of the longest prefix of `names`, up to one more than a step may copy."""
         found: list[HostBlock] = []
         for name in names[: self._most_copied + 1]:
             host_block = self.swapping.named(name)
@@ -237,17 +237,17 @@ class BlockTables:
         return found
 
     def unpin(self, sequence: Sequence) -> None:
-        """Keep nothing for a sequence that has waited: it has taken what was kept, or has ended."""
+        """Drop the pin of a sequence, which has been admitted or has ended."""
         self.between_turns.settled(sequence)
         self.pins.unpin(sequence)
 
     def unpin_surplus(self) -> None:
-        """Keep less for those that wait where floors or pinned prefixes have grown."""
+        """Unpin waiting sequences, the newest first, while floors and pinned prefixes leave too little room."""
         while (newest := self.pins.surplus()) is not None:
             self.unpin(newest)
 
     def allow(self, tenant: str, blocks: int | None) -> None:
-        """Let the tenant hold this many blocks from now on, for those alone that run; None: any number."""
+        """Set the tenant's allowance, of which only running sequences may take blocks; None: no limit."""
         self.allowances.allow(tenant, blocks)
         if blocks is not None:
             for sequence in self.pins.of(tenant):
@@ -255,9 +255,9 @@ class BlockTables:
             self.pinned_prefixes.allowed(tenant)
 
     def publish(self, sequence: Sequence, start: int, step: int) -> None:
-        """Name the blocks that a row of this step fills, which begins at the sequence's token `start`.
+        """Name the blocks that a row of this step fills, from the sequence's token `start` on.
 
-        Names that are not told yet are not used, though they may be known: what is decided depends on told ones alone.
+        Names not reported yet (`newly_named`) are not used, even where known: plans depend on reported names alone.
         """
         names, table = sequence.block_names, sequence.block_table
         if not names or not self._caches:
@@ -270,13 +270,13 @@ class BlockTables:
             self.swapping.computed(filled)
 
     def lost(self, step: int, forks: Iterable[Fork]) -> None:
-        """Undo the effects of this step and the steps behind it, which were not computed: the rows are undone already.
+        """Undo the effects of this lost step and all later ones on block tables. Their rows are undone already.
 
-        A holder of a block that one of them was to fill leaves it and all blocks behind it; a sequence forked by one of
-        them has its earlier blocks again.
+        A holder of a block that a lost step was to fill loses it and all blocks behind it; a sequence forked by a lost
+        step returns to its earlier blocks.
         """
         lost = self.cache.uncomputed(step)
-        cut: dict[BlockHolder, int] = {forked: num_blocks for forked, _, num_blocks in forks}  # places in their tables
+        cut: dict[BlockHolder, int] = {forked: num_blocks for forked, _, num_blocks in forks}  # first index
         for cached in lost:
             for follower in list(cached.holders)[not cached.is_copied :]:
                 cut[follower] = min(follower.block_table.index(cached.block), cut.get(follower, maxsize))
@@ -301,15 +301,15 @@ class BlockTables:
             self.cache.forget(cached)
 
     def name_known(self, sequence: Sequence) -> None:
-        """Name blocks whose tokens are known by now: a few at a time, for there may be many in the end."""
+        """Name full blocks of known tokens, a few at a time: naming all of a long output at its end would stall."""
         known = (len(sequence.prompt) + len(sequence.output)) // self._block_size
         if self._caches and known >= len(sequence.block_names) + BLOCKS_NAMED_AT_ONCE:
             self.name_blocks(sequence, known)
 
     def publish_all(self, sequence: Sequence) -> bool:
-        """Name every full block of a sequence that leaves: tokens that were accepted and computed, and none else.
+        """Name every full block of accepted and computed tokens of a sequence that is about to be freed.
 
-        Returns True if others may find them. What one that failed computed is of no use to others.
+        Return True if other sequences may share them: the blocks of a failed sequence are never shared.
         """
         if not self._caches or sequence.finish_reason is FinishReason.FAILED:
             return False
@@ -325,7 +325,7 @@ class BlockTables:
         return True
 
     def free(self, sequence: Sequence, *, is_published: bool = False) -> None:
-        """Take all of a sequence's blocks back; no step in flight names it."""
+        """Free all blocks of a sequence with no step in flight."""
         if not is_published:
             self.publish_all(sequence)
         self.holdings.count_seconds(sequence)
@@ -336,13 +336,13 @@ class BlockTables:
         self.between_turns.has_left(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
-        """Let nobody find what the sequence has computed."""
+        """Invalidate the cached blocks of a sequence."""
         cached = [self.cache.at(block) for block in sequence.block_table]
         self.cache.invalidate([one for one in cached if one is not None])
 
     def check_integrity(self, sequences: Collection[Sequence]) -> None:
-        """Assert that every block is free, cached, or held by one of these sequences or by a pin, or by several that
-        share it; and the integrity of what they hold.
+        """Assert that every block is free, idle, or held by some of these sequences and pins; and the integrity of
+        each part.
         """
         holders: list[BlockHolder] = [*sequences, *self.pins.all]
         self.pins.check_integrity()

@@ -47,10 +47,10 @@ class Forking:
         self._block_size = config.block_size
 
     def find(self, sequence: Sequence, scheduled: ScheduledStep, budget: PrefillBudget) -> PrefixHit:
-        """Return what need not be computed of the sequence's tokens: all, where it can be forked; else what is cached,
-        as far as the step has time to copy it back from the host.
+        """Return the prefix hit of the sequence: the whole prompt, where it can be forked; else its cached blocks, as
+        far as the step has time to copy swapped ones back from the host.
 
-        Nothing behind that is computed for it either where its leader does that now.
+        Where its leader computes the next tokens in this step, the sequence computes none itself.
         """
         hit, swapping = self._find(sequence, scheduled), self._blocks.swapping
         if swapping.host.num_blocks:

@@ -12,7 +12,7 @@ from backend.scheduler.allowances import Allowances
 class BlockHolder(Holder, Protocol):
     """A sequence or a pin: it holds the blocks of its table, and its tenant is charged for some of them on its account.
 
-    Compared by identity. The fields are those of `Sequence`.
+    Compared by identity. The fields mean the same as in `Sequence`.
     """
 
     @property
@@ -30,15 +30,15 @@ Cached = CachedBlock[BlockHolder]
 
 
 class Holdings:
-    """Keeps up what each holder of blocks shares, and what its tenant is charged for on its account.
+    """Counts the shared blocks of each holder, and the blocks charged on its account.
 
-    Of a tenant's holders of one block the first pays, and when it leaves, the next. So what is charged on the accounts
-    of a tenant's holders adds up to the blocks that the tenant holds, at any time.
+    Of a tenant's holders of one block the first pays, and when it leaves, the next. So the charges on the accounts of a
+    tenant's holders add up to the blocks that the tenant holds, at any time.
     """
 
     def __init__(self, pool: BlockPool, cache: PrefixCache[BlockHolder], allowances: Allowances) -> None:
         self.now = 0.0  # seconds of the engine's clock, set by the clock's owner
-        self.num_shared = 0  # blocks that more than one holds
+        self.num_shared = 0  # blocks with several holders
         self.num_entries = 0  # of all block tables
         self._pool, self._cache, self._allowances = pool, cache, allowances
 
@@ -65,7 +65,7 @@ class Holdings:
         self.num_entries += len(blocks)
 
     def own(self, holder: BlockHolder, blocks: list[int]) -> None:
-        """Add blocks that nobody else has to a holder's table."""
+        """Add unshared blocks to a holder's table."""
         self.count_seconds(holder)
         self.append(holder, blocks)
         holder.num_charged_blocks += len(blocks)
@@ -112,13 +112,13 @@ class Holdings:
             heir.num_charged_blocks += 1
 
     def count_seconds(self, holder: BlockHolder) -> None:
-        """Add up a holder's block-seconds, before what it is charged for changes."""
+        """Add up a holder's block-seconds; call it before any change of its charge."""
         holder.kv_block_seconds += holder.num_charged_blocks * (self.now - holder.held_since)
         holder.held_since = self.now
 
     def check_integrity(self, holders: Collection[BlockHolder], pinned: Counter[str]) -> None:
-        """Assert that these are all holders, that a block which several hold has a name, and that each tenant is
-        charged for the blocks that are held for it, once, and for those that are `pinned`.
+        """Assert that these are all holders, that every shared block has a name, and that each tenant is charged once
+        for each block held for it, and for its `pinned` blocks.
         """
         self._allowances.check_integrity()
         uses = Counter(block for one in holders for block in one.block_table)

@@ -10,23 +10,21 @@ from backend.scheduler.sequence import Sequence
 
 
 class SchedulerHooks(Protocol):
-    """The scheduler calls these while it plans a step or says what one would be; they answer at once."""
+    """Called by the scheduler while it plans or predicts a step; none may block."""
 
-    retention: Retention  # what is kept of those that have ended
+    retention: Retention  # of the blocks of finished sequences
 
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
     ) -> PrefillBudget:
-        """Return the prefill that a step with these decodes over `decode_context` tokens in all may carry.
-
-        The prefill is at most `tokens`. `interval` is the tightest time between tokens
-        promised to any of those running, in seconds.
+        """Return the prefill budget, at most `tokens`, of a step with these decodes over `decode_context` tokens in
+        total. `interval` is the tightest time between tokens promised to a running sequence, in seconds.
         """
         ...
 
     def due(self, sequence: Sequence) -> float:
-        """Return when a sequence is due: what is due first goes first, and is the last to give way. It stays the same
-        from the sequence's admission until it waits again.
+        """Return when a sequence is due: the earliest is planned first, and is the last victim. Constant from its
+        admission until it waits again.
         """
         ...
 
@@ -49,11 +47,10 @@ class SchedulerHooks(Protocol):
     def admits(
         self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
     ) -> bool:
-        """Return True if `num_free` blocks suffice for `sequence` to join `running`, which would not give way to it.
+        """Return True if `num_free` blocks suffice for `sequence` to join `running`, which it cannot preempt.
 
-        Some hold `num_held` of its blocks already, which it would share; `num_kept` blocks are cached for their tenants
-        and nobody's to take. The scheduler has made sure that its tokens fit now; the question is what all of them may
-        still need.
+        `num_held` of its blocks are held already, to be shared; `num_kept` cached blocks are not evictable. The
+        scheduler has made sure that its tokens fit now; the question is the remaining need of all of them.
         """
         ...
 

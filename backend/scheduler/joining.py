@@ -59,7 +59,7 @@ class Joining:
     def _why_no_room(
         self, sequence: Sequence, hit: PrefixHit, length: int, scheduled: ScheduledStep
     ) -> WaitReason | None:
-        """Return what is lacking. Who waits for another to compute its prefix needs no room in the step."""
+        """Return the lacking resource. A sequence that waits for its leader's prefill needs no room in the step."""
         if self._kv_manager.freeing:
             return WaitReason.RELEASE
         is_full = length == 0 and not hit.is_being_computed
@@ -70,7 +70,7 @@ class Joining:
         return None if self._fits(sequence, hit) else WaitReason.MEMORY
 
     def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """Return True if all its tokens fit now, those running can grow, and the hooks expect memory to last."""
+        """Return True if all its tokens fit now, running sequences can grow, and the hooks expect memory to last."""
         tables, running = self._kv_manager.blocks, self._kv_manager.running
         watermark = tables.watermark_blocks(sequence, running.values())
         if running:

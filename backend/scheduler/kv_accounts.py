@@ -22,7 +22,7 @@ class KVAccounts:
 
     @property
     def num_held(self) -> int:
-        """The blocks that sequences hold, those kept for waiting ones among them."""
+        """Blocks held by sequences, pins of waiting ones included."""
         return self._kv.num_held
 
     @property
@@ -37,7 +37,7 @@ class KVAccounts:
 
     @property
     def num_idle(self) -> int:
-        """The blocks that are cached and held by nobody."""
+        """Cached blocks without holders."""
         return self._cache.num_idle
 
     @property
@@ -81,11 +81,11 @@ class KVAccounts:
         return Counter(self._kv.allowances.held) - self.pinned()
 
     def pinned(self) -> Counter[str]:
-        """Return the idle blocks that each tenant has pinned: one that two have pinned counts for both."""
+        """Return the idle pinned blocks of each tenant: a block pinned by two tenants counts for both."""
         return self._prefixes.idle_by_tenant()
 
     def idle(self) -> Counter[str]:
-        """Return the idle blocks that each tenant used last, without those that are pinned."""
+        """Return the unpinned idle blocks by the tenant that used each last."""
         return self._cache.idle_by_tenant()
 
     def kept(self) -> Counter[str]:
@@ -97,9 +97,9 @@ class KVAccounts:
         return self.held() + self.kept() + self.pinned()
 
     def kept_block_seconds(self, now: float) -> dict[str, float]:
-        """Return the blocks that each tenant's floor and pins have kept, times how long, until `now`.
+        """Return the block-seconds of each tenant's floor and pins until `now`.
 
-        With the block-seconds of its sequences that is what it was charged for over time.
+        With the block-seconds of its sequences they add up to the tenant's charge for memory.
         """
         return self._cache.kept.all_block_seconds(now)
 

@@ -53,12 +53,11 @@ class KVManager:
 
     @property
     def num_held(self) -> int:
-        """The blocks that sequences hold."""
         pool = self.blocks.pool
         return pool.num_blocks - pool.num_free - self.blocks.cache.num_idle
 
     def begin(self, now: float) -> None:
-        """Begin with an event, up to whose time memory was held and kept as it is now."""
+        """Begin an event at `now`: holdings were constant since the last one."""
         self.blocks.holdings.now = self.cache.kept.now = now
         if self.blocks.newly_named:
             self.blocks.newly_named.clear()
@@ -144,8 +143,8 @@ class KVManager:
             self._waiting.restore(sequence)
 
     def check_integrity(self, in_flight: Iterable[Sequence]) -> None:
-        """Assert that every slot is free or held by exactly one sequence that runs, was preempted or is in flight, and
-        the integrity of the blocks that these hold.
+        """Assert that every slot is free or held by exactly one running, preempted or in-flight sequence, and the
+        integrity of their blocks.
         """
         holders = {*self.running.values(), *self.freeing.values(), *in_flight}
         self.blocks.check_integrity(holders)

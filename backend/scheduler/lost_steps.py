@@ -30,14 +30,14 @@ class TokenBudget:
         self.is_cut = self._size < self._most
 
     def lost(self, tokens: int) -> bool:
-        """Halve the budget: a step of `tokens` tokens was lost. Returns False after too many losses in a row."""
+        """Halve the budget after the loss of a step of `tokens` tokens. Return False after too many losses in a row."""
         self._losses += 1
         self.is_cut = True
         self._resize(max(1.0, min(self.tokens, tokens) / 2))
         return self._losses <= MAX_LOSSES_IN_A_ROW
 
     def restore(self) -> bool:
-        """Make the budget whole, because nothing fits what is left of it. Returns True if it was less."""
+        """Restore the whole budget, because nothing fits the cut one. Return True if it was cut."""
         was_less = self._size < self._most
         self._resize(float(self._most))
         return was_less
@@ -47,20 +47,20 @@ class TokenBudget:
 
 
 class DeviceResync:
-    """Sends the device again what it was not told of sequences and block tables, or may not have taken in.
+    """Sends the device again sequences and block tables that were not sent, or were lost with a step.
 
-    It may have taken in any part of a lost step, so all of it is sent again, whether it is known or not.
+    The device may have applied any part of a lost step, so all of it is sent again.
     """
 
     def __init__(self) -> None:
-        self.untold: list[tuple[Sequence, int, list[int]]] = []  # hits of plans without rows, which are not sent
-        self.out_of_sync: list[Sequence] = []  # since the last lost step; empty where there was none
+        self.untold: list[tuple[Sequence, int, list[int]]] = []  # hits of empty plans, not sent
+        self.out_of_sync: list[Sequence] = []  # running at the last lost step, until sent again
 
     def begin(self, running: Iterable[Sequence]) -> None:
         self.out_of_sync = list(running)
 
     def tell_hits(self, scheduled: ScheduledStep) -> None:
-        """Add to the step the hits of which the device was not told, for those who still run with them."""
+        """Add unsent hits to the step, for the sequences that still run with them."""
         hits, self.untold = self.untold, []
         for sequence, index, blocks in hits:
             held = sequence.block_table[index : index + len(blocks)]
@@ -68,10 +68,8 @@ class DeviceResync:
                 scheduled.add_hit(sequence, index, blocks)
 
     def add_to(self, scheduled: ScheduledStep) -> None:
-        """Add to the step, ahead of its own changes, what the device may not know.
-
-        For sequences that still hold a slot, be it for this step alone, that is all their blocks; for those that have
-        sampled nothing yet, also who they are.
+        """Add to the step, ahead of its own changes, the block tables of sequences that still hold a slot, and the
+        sequences themselves where nothing was sampled yet.
         """
         kept = [s for s in self.out_of_sync if s.slot >= 0 and s not in scheduled.admitted]
         prefilling = [s for s in kept if len(s.prompt) + len(s.output) == s.num_admitted_tokens]

@@ -1,6 +1,4 @@
-"""Prefixes that a policy pins, such as system prompts: once computed they stay, on the accounts of those who pinned
-them.
-"""
+"""Pinned prefixes, as of system prompts: once computed they stay, on the accounts of the tenants that pin them."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -12,45 +10,44 @@ from backend.scheduler.holdings import BlockHolder, Cached
 
 
 class PinnedPrefixes:
-    """Keeps cached blocks whose names are pinned while nobody holds them, and charges the tenants that pinned them.
+    """Keeps idle blocks with pinned names from eviction, and charges the tenants that pinned them.
 
-    Nothing is computed ahead: who asks first for a pinned prefix computes it. While sequences hold a block, their
-    tenants are charged for it as for any; the pin begins to count when the last of them leaves. What a pin keeps is
-    within its tenant's allowance, and is let go of before the allowance keeps a sequence from running.
+    A pin computes nothing ahead: the first request with the prefix does. While sequences hold a block, their tenants
+    are charged for it as for any; the pin is charged from the time the last holder leaves. Idle pinned blocks count
+    towards their tenant's allowance, and are unpinned before the allowance keeps a sequence from running.
     """
 
     def __init__(self, cache: PrefixCache[BlockHolder], allowances: Allowances) -> None:
         self._cache, self._allowances = cache, allowances
-        self._names: dict[str, dict[BlockName, None]] = {}  # that each tenant has pinned, a block after what precedes
-        self._tenants: dict[BlockName, tuple[str, ...]] = {}  # that have pinned a name
-        self._idle: dict[str, dict[int, Cached]] = {}  # that are kept for each tenant, a block before what precedes it
-        self._above: dict[str, None] = {}  # tenants that may be above their allowance
-        self.reuses: Counter[str] = Counter()  # blocks of each tenant's pins that were found while only the pin had it
+        self._names: dict[str, dict[BlockName, None]] = {}  # pinned by each tenant, in the order of the prefix
+        self._tenants: dict[BlockName, tuple[str, ...]] = {}  # tenants that pin each name
+        self._idle: dict[str, dict[int, Cached]] = {}  # pinned blocks of each tenant, a prefix's last first
+        self._above: dict[str, None] = {}  # tenants perhaps above their allowance
+        self.reuses: Counter[str] = Counter()  # hits on idle pinned blocks, by tenant
         cache.taken = self._taken
 
     @property
     def num_blocks(self) -> int:
-        """The blocks that pins may come to keep."""
+        """Pinned names: an upper bound of the blocks kept."""
         return len(self._tenants)
 
     def idle_of(self, tenant: str) -> int:
-        """Return how many idle blocks are kept for the tenant."""
         return len(self._idle.get(tenant, ()))
 
     def idle_by_tenant(self) -> Counter[str]:
-        """Return the same for each tenant: one that two have pinned counts for both."""
+        """Return the idle pinned blocks of each tenant: a block pinned by two tenants counts for both."""
         return Counter({tenant: len(blocks) for tenant, blocks in self._idle.items()})
 
     def idle_blocks(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield the idle blocks that are kept for each tenant."""
+        """Yield each tenant with its idle pinned blocks."""
         return ((tenant, list(blocks)) for tenant, blocks in self._idle.items())
 
     def pinned_by_tenant(self) -> Counter[str]:
-        """Return how many blocks each tenant has pinned, be they computed or not."""
+        """Return the pinned names of each tenant, computed or not."""
         return Counter({tenant: len(names) for tenant, names in self._names.items()})
 
     def pin(self, tenant: str, names: Iterable[BlockName]) -> None:
-        """Pin these names for the tenant, each behind that of the block it follows on, and none else."""
+        """Set the names that the tenant pins, in the order of the prefix."""
         before, after = self._names.pop(tenant, {}), dict.fromkeys(names)
         if after:
             self._names[tenant] = after
@@ -64,8 +61,8 @@ class PinnedPrefixes:
         self.settle()
 
     def give_way(self, tenant: str, needed: int, besides: Collection[Cached] = ()) -> None:
-        """Let go of as many of the tenant's idle blocks as its allowance lacks for `needed` more, of none of `besides`;
-        of none where all would not do.
+        """Unpin idle blocks of the tenant, except `besides`, until its allowance permits `needed` more; none if all are
+        too few.
         """
         allowed, blocks = self._allowances.allowed(tenant), self._idle.get(tenant)
         if allowed is None or not blocks or self._allowances.held[tenant] + needed <= allowed:
@@ -78,7 +75,7 @@ class PinnedPrefixes:
                 self._let_go(tenant, cached)
 
     def settle(self) -> None:
-        """Let go of what is above an allowance, as far as that is idle."""
+        """Unpin idle blocks of tenants above their allowance."""
         while self._above:
             tenant, _ = self._above.popitem()
             allowed = self._allowances.allowed(tenant)
@@ -87,12 +84,12 @@ class PinnedPrefixes:
                 self._let_go(tenant, cached)
 
     def allowed(self, tenant: str) -> None:
-        """Keep to the tenant's allowance, which has changed."""
+        """Settle after a change of the tenant's allowance."""
         self._above[tenant] = None
         self.settle()
 
     def _is_pinned(self, cached: Cached) -> bool:
-        """Keep a block that nobody holds any more, if its name is pinned."""
+        """Keep a block without holders for each tenant that pins its name; True if any does."""
         assert cached.name is not None
         tenants = self._tenants.get(cached.name, ())
         for tenant in tenants:
@@ -108,14 +105,13 @@ class PinnedPrefixes:
             self._above[tenant] = None
 
     def _let_go(self, tenant: str, cached: Cached) -> None:
-        """Keep a block no longer for the tenant."""
         cached.pinned_for = tuple(one for one in cached.pinned_for if one != tenant)
         self._forget(tenant, cached)
         if not cached.pinned_for:
             self._cache.unpin(cached)
 
     def _taken(self, cached: Cached) -> None:
-        """Charge nobody any more for a block that somebody holds from now on."""
+        """End the charge for an idle pinned block that a sequence takes."""
         for tenant in cached.pinned_for:
             self._forget(tenant, cached)
             self.reuses[tenant] += 1
@@ -148,7 +144,7 @@ class PinnedPrefixes:
             self._let_go(tenant, cached)
 
     def check_integrity(self) -> None:
-        """Assert that what is kept is idle, pinned, and told of in both directions."""
+        """Assert that every kept block is idle and pinned, and that the two indexes agree."""
         pins = {(name, tenant) for tenant, names in self._names.items() for name in names}
         assert pins == {(name, tenant) for name, tenants in self._tenants.items() for tenant in tenants}, "a lost pin"
         assert not self._above, "a tenant may be above its allowance for what is pinned"

@@ -14,7 +14,7 @@ from backend.scheduler.sequence import Sequence
 BLOCKS_PER_PINNED_BLOCK = 8  # one in eight blocks may be pinned for waiting sequences
 
 FindBlocks = Callable[[Sequence, int], list[Cached]]
-"""This returns the cached blocks of a sequence's tokens, for a row of a step."""
+"""Return the cached blocks of a sequence's tokens, for a row of a step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class Pin:
 
 
 class Pins:
-    """Pins blocks for waiting sequences, each until it has a slot or has ended.
+    """Pins the cached prompt blocks of waiting sequences.
 
     A pin is refused where pins, floors and pinned prefixes would leave too little memory for the longest sequence, and
     to a tenant with a lease, whose running sequences may need all of it.
@@ -51,18 +51,16 @@ class Pins:
         self._pinned_prefixes, self._find = pinned_prefixes, find
         self._block_size = config.block_size
         self._most = config.num_blocks // BLOCKS_PER_PINNED_BLOCK
-        self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # by pins, floors and prefixes
+        self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # beside floors and prefixes
         self._pins: dict[Sequence, Pin] = {}  # the newest last
-        self._pinned: Counter[int] = Counter()  # blocks, by how many pins hold each
+        self._pinned: Counter[int] = Counter()  # pins that hold each block
 
     @property
     def num_blocks(self) -> int:
-        """The blocks pinned for waiting sequences."""
         return len(self._pinned)
 
     @property
     def all(self) -> Collection[Pin]:
-        """The pins of all waiting sequences."""
         return self._pins.values()
 
     def of(self, tenant: str) -> list[Sequence]:
@@ -78,7 +76,7 @@ class Pins:
         return found
 
     def pin(self, sequence: Sequence, found: list[Cached]) -> None:
-        """Keep what was just looked up for a sequence that waits, until `unpin`."""
+        """Pin the blocks just looked up for a waiting sequence, until `unpin`."""
         if not found:
             return
         blocks = [cached.block for cached in found]
@@ -90,7 +88,7 @@ class Pins:
         pin.num_computed_tokens = sequence.num_pinned_tokens
 
     def unpin(self, sequence: Sequence) -> None:
-        """Keep nothing for the sequence any more: it has taken it, or has ended. What keeping it cost is its own."""
+        """Drop the pin of a sequence, which has been admitted or has ended, and charge it the pin's block-seconds."""
         pin = self._pins.pop(sequence, None)
         if pin is None:
             return
@@ -103,24 +101,24 @@ class Pins:
         self._pinned_prefixes.settle()
 
     def surplus(self) -> Sequence | None:
-        """Return the newest for which nothing can be kept any more, as floors or pinned prefixes have grown: who is
-        first would wait for memory that is kept for those behind it.
+        """Return the newest pinned sequence where grown floors or pinned prefixes leave too little room for all pins:
+        the head of the queue would wait for memory pinned for sequences behind it.
         """
         return next(reversed(self._pins)) if self._pins and len(self._pinned) > self._room else None
 
     def cut(self, holder: BlockHolder, index: int) -> None:
-        """Note that a holder loses the blocks of its table from this place on, if it is a pin."""
+        """Forget the blocks from `index` on, which a lost step takes from the holder, if it is a pin."""
         if isinstance(holder, Pin):
             self._forget(holder.block_table[index:])
 
     def were_cut(self) -> None:
-        """Have sequences know what is left of their pins."""
+        """Set `num_pinned_tokens` of waiting sequences after `cut`."""
         for sequence, pin in self._pins.items():
             sequence.num_pinned_tokens = pin.num_computed_tokens
 
     @property
     def _room(self) -> int:
-        """The blocks that pins may keep beside floors and pinned prefixes."""
+        """Blocks left for pins beside floors and pinned prefixes."""
         return self._most_kept - self._cache.num_floor_blocks - self._pinned_prefixes.num_blocks
 
     def _pinnable(self, sequence: Sequence, step: int) -> list[Cached]:
@@ -137,7 +135,7 @@ class Pins:
                 del self._pinned[block]
 
     def check_integrity(self) -> None:
-        """Assert that what is kept is kept for those that wait, and is no more than may be."""
+        """Assert that only waiting sequences have pins, and that the pinned blocks are within their limit."""
         assert all(waiting.slot < 0 for waiting in self._pins), "blocks are kept for a sequence that runs"
         assert self._pinned == Counter(block for pin in self._pins.values() for block in pin.block_table), "lost a pin"
         assert not self._pinned or len(self._pinned) <= min(self._most, self._room), "too much is kept for who waits"

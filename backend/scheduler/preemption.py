@@ -1,7 +1,7 @@
-"""Preemption chooses which sequences give way when one that runs or waits needs the memory or the slot of another.
+"""Preemption chooses the victims where a running or waiting sequence needs memory or a slot.
 
 A preempted sequence keeps its place and its tokens. Its computed blocks stay in the prefix cache until evicted;
-evicted blocks that the host does not have either (`swapping`) are recomputed (Kwon et al., 2023).
+evicted blocks are copied back from the host (`swapping`) or recomputed (Kwon et al., 2023).
 """
 
 from collections import Counter
@@ -25,26 +25,27 @@ class Victims:
         self._step_tokens = config.max_num_batched_tokens
 
     def key(self, sequence: Sequence) -> tuple[int, float]:
-        """Return a sequence's rank; the largest gives way first."""
+        """Return the rank of a sequence; the largest is the first victim."""
         return sequence.priority_class, self._hooks.due(sequence)
 
     def choose(self, running: Iterable[Sequence], step: int | None) -> list[Sequence]:
-        """Return the sequences that may be preempted, first choice first.
+        """Return the eligible victims, first choice first.
 
-        One that is in `step` is not among them, because its rows are planned already; nor is one that was preempted too
-        often, or has made no progress since: without the latter, two sequences could take each other's memory for ever.
+        Sequences in `step` are not eligible, because their rows are planned already; nor are sequences at the limit of
+        preemptions, or without progress since their last: two sequences could take each other's memory for ever.
         """
         return sorted((s for s in running if s.last_step != step and self._is_eligible(s)), key=self.key, reverse=True)
 
     def choose_for_share(self, running: Iterable[Sequence]) -> list[Sequence]:
-        """Return the sequences that may be preempted for the share of another tenant, first choice first: those that
-        have generated tokens, since they were admitted, in as many steps as computing them again takes. So they
-        recompute no longer than they generate, however often tenants take from each other.
+        """Return the eligible victims for the share of another tenant, first choice first.
+
+        A victim has decoded, since its admission, for at least as many steps as its recompute takes. So sequences
+        recompute no longer than they generate, however often tenants preempt each other.
         """
         return self.choose((s for s in running if self._steps(s) * self._step_tokens >= s.num_computed_tokens), None)
 
     def _steps(self, sequence: Sequence) -> int:
-        """Return the steps in which a running sequence has generated tokens since it was admitted."""
+        """Return the decode steps of a running sequence since its admission."""
         return len(sequence.output) - sequence.num_kept_tokens
 
     def may_be_preempted(self, sequence: Sequence) -> bool:
@@ -56,45 +57,45 @@ class Victims:
 
 
 class Preemption:
-    """Takes running sequences out of the batch, and lets them wait again."""
+    """Takes running sequences out of the batch and queues them again."""
 
     def __init__(self, config: EngineConfig, kv_manager: KVManager, hooks: SchedulerHooks, counters: Counters) -> None:
         self.preempted: list[Sequence] = []  # by the last plan, or by the last lost step: the scheduler empties it
-        self.preemptor: Sequence | None = None  # others gave way to it; none of its tenant's since, who may be first
+        self.preemptor: Sequence | None = None  # victims gave way to it, and none of its own tenant since
         self._config = config
         self._kv_manager = kv_manager
         self._hooks = hooks
         self._victims = Victims(config, hooks)
         self._counters = counters
-        self._slots_of, self._most_spare = Counter[str](), 0.0  # slots, and the most beyond one for each unit of weight
-        self._lowest_class = 0  # that runs
-        self._counted = -1, 0  # how many had been admitted and were running then
+        self._slots_of, self._most_spare = Counter[str](), 0.0  # by tenant; most beyond the first, per weight
+        self._lowest_class = 0  # of the running sequences
+        self._counted = -1, 0  # `running_changes` at the last count of slots
 
     def preempt_for_running(self, sequence: Sequence, needed: int, step: int) -> None:
-        """Preempt sequences that rank below this one until `needed` blocks are free or on their way back.
+        """Preempt sequences of lower rank until `needed` blocks are available or being freed.
 
-        Only those below: the one that ranks first is never a victim, so it always progresses, and so does the engine.
+        The sequence of the highest rank is never a victim, so it always progresses, and so does the engine.
         """
         own, key = self._victims.key(sequence), self._victims.key
         running = self._kv_manager.running.values()
         self._preempt_for(needed, [s for s in self._victims.choose(running, step) if key(s) > own])
 
     def not_giving_way_to(self, sequence: Sequence) -> list[Sequence]:
-        """Return those running that would not give way to this one, should memory run out.
+        """Return the running sequences that `sequence` cannot preempt.
 
-        The memory that a lower class may still need is reserved only while nobody of a higher class wants it.
+        Only their remaining need is reserved at its admission: a lower class gives its memory to a higher one.
         """
         own, may_be_preempted = sequence.priority_class, self._victims.may_be_preempted
         return [s for s in self._kv_manager.running.values() if s.priority_class <= own or not may_be_preempted(s)]
 
     def preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
-        """Free slots or memory for the head of the queue, which found none; it joins a step after this one.
+        """Free a slot or memory for the head of the queue, which joins a later step.
 
-        Some hold `num_held` of its blocks already, which it would share.
+        `num_held` of its blocks are held already, to be shared.
 
-        First goes a sequence that is paused at a limit of another tenant, because it computes nothing meanwhile; else
-        sequences of a lower class. The head then goes next, regardless of the queue's order: otherwise a victim, which
-        keeps its place in the queue, would take back the freed memory.
+        The first victim is a sequence paused at a limit of another tenant, because it computes nothing meanwhile; else
+        sequences of a lower class. The head is then admitted next, regardless of the queue's order: otherwise a victim,
+        which keeps its place in the queue, would take back the freed memory.
         """
         before = len(self.preempted)
         self._preempt_for_head(sequence, num_held, scheduled)
@@ -103,15 +104,15 @@ class Preemption:
         self.preemptor = sequence if gave_way and not of_its_tenant else None
 
     def lacks_a_slot(self, head: Sequence) -> bool:
-        """Return True if the head cannot have a slot now, and another might take one from a tenant that has more than
-        one. O(1), but for the first call since others run.
+        """Return True if the head can take no slot, but a sequence of another tenant might. O(1), except for the first
+        call after a change of the running sequences.
         """
         if self._kv_manager.has_free_slot or self._kv_manager.freeing:
             return False
         return not self.may_take_a_slot(head.tenant, head.priority_class) and self._most_spare > 0.0
 
     def may_take_a_slot(self, tenant: str, priority_class: int) -> bool:
-        """Return True if others may hold a slot, where all are taken, that a sequence of the tenant is to have."""
+        """Return True if a running sequence may have to give its slot to one of this tenant and class."""
         slots, weight = self._slots(), self._hooks.weight(tenant)
         if priority_class < self._lowest_class or weight is None:
             return True
@@ -119,11 +120,11 @@ class Preemption:
 
     @property
     def running_changes(self) -> tuple[int, int]:
-        """What differs whenever others run than before."""
+        """A key that differs after every change of the running sequences."""
         return self._counters.admissions, len(self._kv_manager.running)
 
     def _slots(self) -> Counter[str]:
-        """Return the slots of each tenant, counted anew where others run than before."""
+        """Return the slots of each tenant, recounted after a change of the running sequences."""
         if self._counted != self.running_changes:
             self._counted = self.running_changes
             running = self._kv_manager.running.values()
@@ -147,7 +148,7 @@ class Preemption:
         lower = self._victims.choose(below, None)
         if not self._kv_manager.has_free_slot:
             if (seated := self.slot_for(sequence)) is None:
-                return  # memory is of no use to it yet
+                return  # memory is of no use without a slot
             self._preempt(seated)
             lower = [one for one in lower if one is not seated]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
@@ -156,9 +157,8 @@ class Preemption:
             self._preempt_for(needed, [*lower, *self._of_fuller_tenants(sequence, needed, lower)])
 
     def slot_for(self, head: Sequence) -> Sequence | None:
-        """Return the running sequence that gives its slot to a waiting one: of a lower class, else of a tenant that has
-        as many slots for its weight without it as the waiting one's with it, and is owed no more; the tenant with most
-        slots first.
+        """Return the running sequence that gives its slot to `head`: of a lower class, else of the fullest tenant that
+        without it has at least as many slots per weight as the head's tenant with one more, and is owed no more.
         """
         running, own = self._kv_manager.running, head.priority_class
         slots, own_weight = self._slots(), self._hooks.weight(head.tenant)
@@ -175,8 +175,8 @@ class Preemption:
         return None
 
     def _fuller_tenants(self, head: Sequence, held: Mapping[str, int], least: float) -> list[tuple[str, float]]:
-        """Return tenants with their weights that hold more than `least` for each unit of it, and are owed no more than
-        the head's tenant; the fullest first.
+        """Return the tenants, with their weights, that hold more than `least` per weight and are owed no more than the
+        head's tenant, the fullest first.
         """
         weights = {tenant: self._hooks.weight(tenant) or 1.0 for tenant in held if tenant != head.tenant}
         may_take = self._hooks.may_take
@@ -184,8 +184,8 @@ class Preemption:
         return sorted(fuller, key=lambda one: held[one[0]] / one[1], reverse=True)
 
     def _of_fuller_tenants(self, head: Sequence, needed: int, besides: list[Sequence]) -> list[Sequence]:
-        """Return running sequences of tenants that hold more blocks for their weight than the head's tenant would with
-        `needed` more, the fullest first: as many of each as leave it no less than that.
+        """Return victims of tenants with more blocks per weight than the head's tenant would have with `needed` more,
+        the fullest first. No tenant is taken below that level.
         """
         held, own_weight = self._kv_manager.allowances.held, self._hooks.weight(head.tenant)
         if own_weight is None:
@@ -202,10 +202,10 @@ class Preemption:
         return found
 
     def yield_to_oldest(self, scheduled: ScheduledStep) -> bool:
-        """Where all of a tenant's sequences are paused for blocks, preempt the youngest. Returns True if any was.
+        """Preempt the youngest sequence of each tenant with all its sequences paused for blocks; True if any was.
 
-        The oldest, with the memory of the others, can always come to its end (`TenantLimits`). Tenants come in the
-        order in which they were paused: that of a set would differ in a replay by another process.
+        The oldest, with the memory of the others, can always run to its end (`TenantLimits`). Tenants come in the
+        order of their pauses: the order of a set would differ in a replay by another process.
         """
         tenants = dict.fromkeys(s.tenant for s, limit in scheduled.paused.items() if limit is WaitReason.ALLOWANCE)
         yielded = False
@@ -217,14 +217,14 @@ class Preemption:
         return yielded
 
     def break_deadlock(self, scheduled: ScheduledStep) -> Sequence | None:
-        """Preempt one sequence, since everyone who could run waits for memory that only another could free.
+        """Preempt one sequence, because every runnable sequence waits for memory that only another could free.
 
-        A paused sequence goes first, else the last in rank. Returns the latter instead when it has been preempted as
-        often as it may: it has to end.
+        The victim is a paused sequence, else the last in rank. Return the latter instead at its limit of preemptions:
+        the caller ends it.
         """
         if scheduled.paused:
             none_yielded = all(s.status is SequenceStatus.RUNNING for s in scheduled.paused)
-            if none_yielded:  # else one gave way already, to the head
+            if none_yielded:  # else one was preempted already, for the head
                 self._yield(max(scheduled.paused, key=YOUNGEST))
             return None
         victim = max(self._kv_manager.running.values(), key=self._victims.key)
@@ -234,14 +234,14 @@ class Preemption:
         return None
 
     def shrink_batch(self, most: int) -> None:
-        """Preempt the last in rank until `most` sequences run: steps hold no more of them."""
+        """Preempt the last in rank until `most` sequences run, the limit of smaller steps."""
         lowest = sorted(self._kv_manager.running.values(), key=self._victims.key, reverse=True)
         for victim in lowest[: max(0, len(lowest) - most)]:
             self._counters.rollback_preemptions += 1
             self._preempt_uncounted(victim)
 
     def _preempt_for(self, needed: int, candidates: list[Sequence]) -> None:
-        """Preempt candidates in their order until `needed` blocks are free or will be; nobody if all do not suffice."""
+        """Preempt candidates in order until `needed` blocks are available or being freed; none if all are too few."""
         kv_manager, coming = self._kv_manager, self._num_coming()
         if coming + sum(map(kv_manager.blocks.num_reclaimable, candidates)) < needed:
             return
@@ -252,7 +252,7 @@ class Preemption:
             self._preempt_for_memory(victim)
 
     def _num_coming(self) -> int:
-        """Return the blocks that are free, or on their way back."""
+        """Return the blocks available or being freed."""
         kv_manager = self._kv_manager
         return kv_manager.num_available + sum(map(kv_manager.blocks.num_reclaimable, kv_manager.freeing.values()))
 
@@ -261,7 +261,7 @@ class Preemption:
         self._preempt(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Preempt a sequence for others, which may happen to it a bounded number of times."""
+        """Preempt a sequence for another, which counts towards its limit of preemptions."""
         self._counters.preemptions += 1
         sequence.num_preemptions += 1
         sequence.num_kept_tokens = len(sequence.output)
@@ -273,7 +273,7 @@ class Preemption:
         self._preempt_uncounted(sequence)
 
     def _preempt_uncounted(self, sequence: Sequence) -> None:
-        """Preempt a sequence for what does not count towards the most that it may be preempted."""
+        """Preempt a sequence without counting towards its limit of preemptions."""
         sequence.num_yields += 1
         self._take_out(sequence)
 

@@ -8,16 +8,16 @@ from backend.scheduler.holdings import Cached
 
 @dataclass(slots=True)
 class PrefixHit:
-    """The cached blocks with which a sequence's tokens begin, from where its block table ends."""
+    """The cached blocks of a sequence's tokens, from the end of its block table on."""
 
     blocks: list[Cached] = field(default_factory=list)
-    swapped: list[HostBlock] = field(default_factory=list)  # those behind them that the host has
-    is_cut: bool = False  # the host has more than one step may copy
-    num_held: int = 0  # those that somebody holds, or that are pinned: sharing them takes no memory
-    num_paid: int = 0  # those that its tenant is charged for already
-    num_pinned: int = 0  # those of them that only a pin of its tenant keeps
-    is_being_computed: bool = False  # what follows on them is, by the step that is being planned
-    fork_row: int | None = None  # of that step, which completes the prompt: the sequence can sample from it as well
+    swapped: list[HostBlock] = field(default_factory=list)  # host blocks that follow on `blocks`
+    is_cut: bool = False  # the host has more blocks than one step may copy
+    num_held: int = 0  # of `blocks`, held or pinned ones: sharing them takes no memory
+    num_paid: int = 0  # of `blocks`, already charged to its tenant
+    num_pinned: int = 0  # of the paid ones, idle blocks pinned by its tenant
+    is_being_computed: bool = False  # the step being planned computes the next block
+    fork_row: int | None = None  # row of that step that completes the prompt: the sequence can be forked from it
 
     @property
     def num_blocks(self) -> int:

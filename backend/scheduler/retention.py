@@ -1,4 +1,4 @@
-"""Retention says what keeping the blocks of a sequence that has ended is worth, until its next turn comes."""
+"""Retention: the worth of keeping the blocks of a finished sequence until the next turn of its conversation."""
 
 from enum import StrEnum
 from typing import Protocol
@@ -8,42 +8,40 @@ from backend.paged_kv.idle_blocks import IdleChain
 
 
 class Keep(StrEnum):
-    """What becomes of the blocks of a sequence that has ended."""
+    """Eviction policy for the blocks of a finished sequence."""
 
-    WHILE_WORTH = "while_worth"  # until their memory is needed, and those of least worth go first
-    WHILE_RECENT = "while_recent"  # until their memory is needed, and the least recently used go first
-    HELD = "held"  # those that a client expects to come back for are not for newcomers to take
-    DROPPED = "dropped"  # nothing is kept
+    WHILE_WORTH = "while_worth"  # evictable, least worth first
+    WHILE_RECENT = "while_recent"  # evictable, least recently used first
+    HELD = "held"  # not evictable for new conversations while the client announced a next turn
+    DROPPED = "dropped"  # freed at once
 
 
 class Retention(Protocol):
-    """The cache tells this what was left and what came back, and asks it what idle chains are worth."""
+    """Learns from chains left and returning turns, and rates idle chains for the cache."""
 
     keep: Keep
 
     def left(self, chain: IdleChain, last: BlockName) -> None:
-        """Note that a sequence has ended whose last full block is `last`, and leaves this chain; say of what kind it
-        is.
+        """Record that a finished sequence leaves this chain, whose last full block is `last`, and set the chain's
+        kind.
         """
         ...
 
     def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
-        """Note that somebody came whose prompt has these blocks. Returns the chain of the turn before it."""
+        """Record the arrival of a prompt with these blocks. Return the chain of the preceding turn."""
         ...
 
     def worth(self, kind: int, chain: IdleChain, age: float) -> float:
-        """Return how much computing a second of keeping a block saves, where the chain has been idle for `age`
-        seconds.
-        """
+        """Return the computing saved by keeping a block for a second, for a chain idle for `age` seconds."""
         ...
 
     def probability(self, chain: IdleChain, age: float) -> float | None:
-        """Return how probable it is that the chain comes back; None where nothing was learned of it."""
+        """Return the probability that the next turn comes; None where nothing was learned of the chain."""
         ...
 
 
 class KeepRecent:
-    """Nothing is learned: the least recently used goes first."""
+    """Least recently used first; learns nothing."""
 
     keep = Keep.WHILE_RECENT
 

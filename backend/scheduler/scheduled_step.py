@@ -1,4 +1,4 @@
-"""A step from its planning to its completion: the prefill that it may take, its rows, and the tokens it brings."""
+"""A step from planning to completion: its prefill budget, its rows and its new tokens."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,30 +8,30 @@ from backend.scheduler.batch import Batch, NewSequence
 from backend.scheduler.sequence import FinishReason, Sequence
 
 Fork = tuple[Sequence, Sequence, int]
-"""A sequence that is forked, the one whose prompt it starts from, and the blocks that it had before."""
+"""A forked sequence, its leader, and the number of its blocks before the fork."""
 
 NewToken = tuple[Sequence, int, FinishReason | None]
-"""One token of one sequence, and why the sequence ended if it did."""
+"""A token of a sequence, and the reason if the sequence ended with it."""
 
 
 class WaitReason(StrEnum):
     """The reason why the head of the queue waits, why a tenant is held, or why a sequence pauses."""
 
     BATCH = "batch"  # static batching: the batch has to drain
-    PEERS = "peers"  # it is to be computed beside others, and fewer are there
-    RELEASE = "release"  # memory of preempted sequences is on its way back
+    PEERS = "peers"  # too few sequences to batch it with
+    RELEASE = "release"  # memory of preempted sequences is being freed
     BUDGET = "budget"  # the step is full
     SLOTS = "slots"  # max_num_seqs run
-    MEMORY = "memory"  # its tokens, or what those running may still need, do not fit
-    ALLOWANCE = "allowance"  # its tenant holds as many blocks as it may
-    TOKENS = "tokens"  # it has generated as many tokens as it may for now
+    MEMORY = "memory"  # its tokens, or the remaining need of running sequences, do not fit
+    ALLOWANCE = "allowance"  # its tenant's allowance of blocks is used up
+    TOKENS = "tokens"  # it has reached its `token_limit`
 
 
 class PrefillBudget(Protocol):
     """The prefill that a step may still take."""
 
     def fits(self, start: int, length: int) -> int:
-        """Return how many of `length` tokens behind `start` computed ones the step can carry."""
+        """Return how many of `length` tokens behind `start` computed ones fit the step."""
         ...
 
     def take(self, start: int, length: int) -> None:
@@ -39,13 +39,13 @@ class PrefillBudget(Protocol):
         ...
 
     def copies(self, due: float, free: int, rate: float) -> None:
-        """Note that the step copies `due` blocks as far as it is planned. Each block that it allocates from now on
-        beyond `free` is expected to take `rate` more copies.
+        """Record that the step, as planned so far, copies `due` blocks. Each block allocated from now on beyond `free`
+        is expected to cost `rate` more copies.
         """
         ...
 
     def fits_back(self, start: int, blocks: int) -> int:
-        """Return how many of these blocks, which follow on `start` computed tokens, the step can copy back."""
+        """Return how many of `blocks` behind `start` computed tokens the step can copy back."""
         ...
 
 
@@ -74,24 +74,24 @@ class ScheduledStep:
 
     batch: Batch
     sequences: list[Sequence] = field(default_factory=list)  # by row
-    sampled: list[Sequence] = field(default_factory=list)  # whose tokens those of `Batch.sampled` are
+    sampled: list[Sequence] = field(default_factory=list)  # the sequence of each row in `Batch.sampled`
     admitted: list[Sequence] = field(default_factory=list)
     billed: list[tuple[Sequence, int]] = field(default_factory=list)  # prompt tokens not computed before
     paused: dict[Sequence, WaitReason] = field(default_factory=dict)  # at a limit of their tenants
-    ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)  # by its tokens, once they are known
-    failed: list[Sequence] = field(default_factory=list)  # those for which the model computed no numbers
-    jumped: dict[Sequence, int] = field(default_factory=dict)  # forced tokens, taken with those that were sampled
-    hits: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)  # cached blocks and their places
-    leaders: dict[str, int] = field(default_factory=dict)  # by prompt group, the row that computes of the prompt
+    ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)  # by its new tokens, set at completion
+    failed: list[Sequence] = field(default_factory=list)  # sequences without finite logits
+    jumped: dict[Sequence, int] = field(default_factory=dict)  # forced tokens accepted beside the sampled ones
+    hits: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)  # first index, cached blocks
+    leaders: dict[str, int] = field(default_factory=dict)  # by prompt group, the row that prefills the prompt
     forks: list[Fork] = field(default_factory=list)
-    recomputed_tokens: int = 0  # that a preemption had lost
-    decode_context: int = 0  # tokens that the decodes attend to, in all
-    planned_at: float = 0.0  # seconds, of the scheduler's owner's clock
-    planning: float = 0.0  # seconds of planning it, for measurements
+    recomputed_tokens: int = 0  # tokens lost by preemptions
+    decode_context: int = 0  # tokens that the decodes attend to, in total
+    planned_at: float = 0.0  # seconds on the owner's clock
+    planning: float = 0.0  # seconds spent planning it, for measurements
 
     @classmethod
     def empty(cls, step: int) -> "ScheduledStep":
-        """Return a step without rows. Its lists are made here, because a dataclass takes twice as long to make them."""
+        """Return a step without rows. Its lists are made here: default factories take twice as long."""
         return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {}, [], [], {}, [], {}, [])
 
     @property
@@ -100,29 +100,29 @@ class ScheduledStep:
 
     @property
     def named(self) -> list[Sequence]:
-        """The sequences that the step names: those of its rows, and those that are forked."""
+        """The sequences of its rows and its forks."""
         return [*self.sequences, *[sequence for sequence, _, _ in self.forks]] if self.forks else self.sequences
 
     def has_brought_first(self, sequence: Sequence) -> bool:
-        """Return True if the step, now that its tokens are known, has brought the first one of the sequence."""
+        """Return True if the completed step produced the first output token of the sequence."""
         return len(sequence.output) == 1 + self.jumped.get(sequence, 0)
 
     def admit(self, sequence: Sequence) -> None:
-        """Note that a sequence has just taken its slot, for the device as well."""
+        """Record an admission, for the device as well."""
         self.admitted.append(sequence)
         self.batch.admitted.append(new_sequence(sequence))
 
     def add_hit(self, sequence: Sequence, index: int, blocks: list[int]) -> None:
-        """Note that blocks with a prefix that was computed already are in a sequence's table, from `index` on."""
+        """Record cached blocks in the block table of a sequence, from `index` on."""
         self.hits.append((sequence, index, blocks))
         self.batch.new_blocks.append((sequence.slot, index, blocks))
 
     def drop_hits(self, slot: int) -> None:
-        """Tell the device nothing of the hits of who had a slot that is free, and was preempted before it had a row."""
+        """Drop the hits of a slot's last sequence, preempted before it had a row, from the batch."""
         self.batch.new_blocks[:] = [told for told in self.batch.new_blocks if told[0] != slot]
 
     def add_decodes(self, sequences: list[Sequence]) -> None:
-        """Add rows for the next token of each of these, behind the decodes that there are, before all prefills."""
+        """Add a row for the next token of each sequence, behind the present decodes and before all prefills."""
         batch, first, count = self.batch, self.batch.num_decodes, len(sequences)
         starts = [sequence.num_computed_tokens for sequence in sequences]
         batch.slots[first:first] = [sequence.slot for sequence in sequences]
@@ -141,7 +141,7 @@ class ScheduledStep:
             sequence.last_step = batch.step
 
     def add_prefill(self, sequence: Sequence, length: int) -> None:
-        """Add a row that computes the next `length` tokens of a prompt, or of what is recomputed.
+        """Add a row for the next `length` tokens of a prompt or a recompute.
 
         A chunk that reaches the sequence's last token samples the one after it.
         """
@@ -168,8 +168,8 @@ class ScheduledStep:
         sequence.last_step = batch.step
 
     def add_fork(self, sequence: Sequence, row: int, num_blocks: int) -> None:
-        """Have the row that completes a prompt sample for another sequence as well, which has the prompt's blocks by
-        now; it had `num_blocks` of them before.
+        """Fork a sequence: the row that completes the prompt samples for it as well. Its block table has the prompt's
+        blocks already; the first `num_blocks` precede the fork.
         """
         batch, leader, table = self.batch, self.sequences[row], sequence.block_table
         batch.new_blocks.append((sequence.slot, num_blocks, table[num_blocks:]))
@@ -187,14 +187,14 @@ class ScheduledStep:
         self.sampled.append(sequence)
 
     def _bill(self, sequence: Sequence) -> None:
-        """Count the prompt tokens that are computed for the first time: a recompute is not the tenant's doing."""
+        """Bill prompt tokens computed for the first time: a recompute is free for the tenant."""
         tokens = min(sequence.num_computed_tokens, len(sequence.prompt)) - sequence.num_prefilled_tokens
         if tokens > 0:
             sequence.num_prefilled_tokens += tokens
             self.billed.append((sequence, tokens))
 
     def undo(self) -> None:
-        """Set the sequences back to where they were before this step, the newest in flight, which was not computed."""
+        """Undo the plan of this step, the newest in flight, in its sequences."""
         for sequence, start in zip(self.sequences, self.batch.starts, strict=True):
             sequence.num_computed_tokens = start
             sequence.last_step = -1
@@ -210,6 +210,6 @@ class ScheduledStep:
 
 
 def new_sequence(sequence: Sequence) -> NewSequence:
-    """Return what the device is told of a sequence that has just taken its slot, or has sampled nothing since."""
+    """Return the device's record of a sequence that has sampled nothing since its admission."""
     tokens = [*sequence.prompt, *sequence.output]
     return NewSequence(sequence.slot, sequence.sampling, sequence.seed, tokens, len(sequence.prompt))

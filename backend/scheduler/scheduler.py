@@ -37,14 +37,14 @@ _LACKS = (WaitReason.SLOTS, WaitReason.MEMORY)
 class Scheduler:
     """Plans steps and accounts for them. Pure: no clock, no I/O, no tensors; one owner calls it.
 
-    `now` is the time in seconds of the owner's clock, from which the time that sequences hold memory is reckoned; an
-    owner that does not bill for memory leaves it out. Up to `steps_in_flight` planned steps may be incomplete.
+    `now` is the time in seconds on the owner's clock, from which block-seconds are counted; an owner that does not bill
+    for memory leaves it out. Up to `steps_in_flight` planned steps may be incomplete.
 
-    A sequence that reaches a limit of its tenant pauses: it keeps its place and its memory, and computes nothing. When
-    all of a tenant's sequences are paused for blocks, the youngest gives its own to the others.
+    A sequence at a limit of its tenant pauses: it keeps its place and its memory, and computes nothing. When all of a
+    tenant's sequences are paused for blocks, the youngest is preempted for the others.
 
-    Where the device had no memory for a step, steps are smaller for a while: the prefill of the lowest classes is left
-    out first, and then their sequences.
+    After a step for which the device had no memory, steps are smaller for a while: the prefill of the lowest classes is
+    left out first, and then their sequences.
     """
 
     def __init__(self, config: EngineConfig, waiting: WaitingQueue, hooks: SchedulerHooks | None = None) -> None:
@@ -53,10 +53,10 @@ class Scheduler:
         self.hooks = hooks or DefaultHooks(config)
         self.counters = Counters()
         self.in_flight: deque[ScheduledStep] = deque()  # oldest first
-        self.wait_reason: WaitReason | None = None  # why the last plan left the head of the queue waiting
-        self.waiting_head: Sequence | None = None  # which it was
+        self.wait_reason: WaitReason | None = None  # of the head of the queue in the last plan
+        self.waiting_head: Sequence | None = None  # the head that `wait_reason` is about
         self._held_tenants = HeldTenants(waiting)
-        self.held_tenants = self._held_tenants.reasons  # those of which nobody is admitted, each with the limit it met
+        self.held_tenants = self._held_tenants.reasons  # tenants with admission on hold, and the limit met
         self.kv_manager = KVManager(config, waiting, self._held_tenants, self.counters)
         self.kv_manager.blocks.swapping.swaps = self.hooks.swaps
         self.kv_manager.blocks.between_turns.keep_by(self.hooks.retention)
@@ -64,14 +64,14 @@ class Scheduler:
         self._limits = TenantLimits(config, self.kv_manager, self.hooks)
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
         self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
-        self.ended: list[Sequence] = []  # by planning, and not taken yet
+        self.ended: list[Sequence] = []  # by planning, until `take_ended`
         self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
         self._rows = StepRows(self.kv_manager, self._preemption)
         self._forking = Forking(config, self.kv_manager)
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
-        self._none_takes_a_slot_at: tuple[int, int] | None = None  # `running_changes`, when no waiting sequence could
+        self._none_takes_a_slot_at: tuple[int, int] | None = None  # `running_changes` of the last vain search
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
         whole = (config, self.kv_manager, waiting, self.in_flight, self._rows, self._budget, self.counters)
@@ -94,17 +94,17 @@ class Scheduler:
         return self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
 
     def pin(self, sequence: Sequence, found: list[Cached], now: float = 0.0) -> None:
-        """Pin the blocks just looked up until the sequence has a slot or has ended, so that they can be counted on."""
+        """Pin the blocks just looked up until the sequence has a slot or has ended."""
         self.kv_manager.begin(now)
         self.kv_manager.blocks.between_turns.arrived(sequence, now)
         self.kv_manager.blocks.pins.pin(sequence, found)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Return the tokens with which a waiting sequence begins that are cached, or computed by steps in flight."""
+        """Return the prefix tokens of a waiting sequence that are cached or computed by steps in flight."""
         return len(self.kv_manager.blocks.find(sequence, self._next_step).blocks) * self.config.block_size
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
-        """End (abort) a sequence in any state, once: no token of it comes out after this, and its blocks are freed."""
+        """Finish (abort) a sequence in any state: it yields no further token, and its blocks are freed. Idempotent."""
         self.kv_manager.begin(now)
         if sequence.status is _FINISHED:
             return
@@ -115,22 +115,22 @@ class Scheduler:
         self.kv_manager.finish(sequence, reason)
 
     def allow(self, tenant: str, blocks: int | None, now: float = 0.0) -> None:
-        """Let the tenant hold this many blocks from now on; None: any number."""
+        """Set the tenant's allowance of blocks; None: no limit."""
         self.kv_manager.begin(now)
         self.kv_manager.blocks.allow(tenant, blocks)
         self._resume(tenant)
 
     def demand(self, tenant: str) -> int:
-        """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need."""
+        """Return the blocks that the tenant would hold without a limit."""
         return self._limits.demand(tenant)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
-        """Let it generate `tokens` more than it was allowed so far, at most its max_tokens in all."""
+        """Raise the sequence's `token_limit` by `tokens`, at most to its max_tokens."""
         sequence.extend(tokens)
         self._resume(sequence.tenant)
 
     def take_ended(self) -> list[Sequence]:
-        """Return the sequences that were ended since the last call, because nothing else could free memory for them."""
+        """Return the sequences ended by planning since the last call, because no victim was left to free memory."""
         ended, self.ended = self.ended, []
         return ended
 
@@ -139,35 +139,33 @@ class Scheduler:
         return self.kv_manager.pool
 
     def name_blocks_by(self, name_blocks: NameBlocks) -> None:
-        """Have blocks of output named by who knows tokens by their content; until then only those of prompts are."""
+        """Set the function that names output blocks; without it only prompt blocks have names."""
         self.kv_manager.blocks.name_blocks = name_blocks
 
     @property
     def has_work(self) -> bool:
-        """True while anything waits, runs, or is in flight."""
         return bool(self.waiting or self.running or self.in_flight)
 
     @property
     def is_full(self) -> bool:
-        """True while as many steps are in flight as may be."""
         return len(self.in_flight) >= self.config.steps_in_flight
 
     @property
     def wakes_at(self) -> float | None:
-        """The time at which to plan again though nothing has happened: a batch that is gathered is then due."""
+        """The time to plan again even without an event: a gathered batch is due."""
         return self._rule.wakes_at
 
     @property
     def token_budget(self) -> int:
-        """The tokens that a step may have at present."""
+        """The most tokens of a step, less than configured after lost steps."""
         return self._budget.tokens
 
     def prefill_budget(self, num_decodes: int, decode_context: int, interval: float | None) -> PrefillBudget:
-        """Return the prefill that a step may carry beside these decodes."""
+        """Return the prefill budget of a step beside these decodes."""
         return self.hooks.prefill_budget(num_decodes, decode_context, interval, self._budget.tokens - num_decodes)
 
     def takes_a_slot(self, sequence: Sequence) -> bool:
-        """Return True if one that runs would give its slot to a waiting sequence."""
+        """Return True if a running sequence would give its slot to this waiting one."""
         return self._preemption.slot_for(sequence) is not None
 
     # planning
@@ -175,10 +173,9 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> Batch | None:
         """Plan the next step; None when there is nothing to compute or enough steps are already in flight.
 
-        A plan of nothing is tried again for as long as something else can be changed about it: first a tenant's
-        youngest gives way to its oldest; then a budget that lost steps had cut is restored; then, with nothing in
-        flight that could free memory, somebody is preempted, or ended where nobody may be. Each of these happens a
-        bounded number of times.
+        An empty plan is retried after each remedy, in order: a tenant's youngest sequence yields to its oldest; a
+        budget cut by lost steps is restored; with no step in flight to free memory, a victim is preempted, or ended at
+        its limit of preemptions. Each remedy applies a bounded number of times.
         """
         if len(self.in_flight) >= self.config.steps_in_flight:
             return None
@@ -207,7 +204,7 @@ class Scheduler:
         return scheduled.batch
 
     def _resume(self, tenant: str) -> None:
-        """Let the queue offer the tenant's sequences: something has changed for it."""
+        """Lift the hold on the tenant after a change of its limits or its queue."""
         self._none_takes_a_slot_at = None
         self._held_tenants.resume(tenant)
 
@@ -220,7 +217,7 @@ class Scheduler:
         return scheduled
 
     def _plan_decodes(self, scheduled: ScheduledStep) -> list[Sequence]:
-        """Give every decode that has memory its token; returns the sequences that are still prefilling.
+        """Add a row for every decode with memory; return the sequences that are still prefilling.
 
         `max_num_seqs` is at most `max_num_batched_tokens`, so all decodes fit each step and none has to rotate.
         """
@@ -236,9 +233,9 @@ class Scheduler:
             if num_tokens == start or num_tokens == sequence.token_limit:  # noqa: PLR1714 - for each row of each step
                 if start < num_tokens < sequence.most_tokens:
                     scheduled.paused[sequence] = WaitReason.TOKENS
-                continue  # nothing to compute until its last token is known, or it may have another
+                continue  # its last token is in flight, or it is at its limit
             if sequence.status is not _RUNNING:
-                continue  # preempted for one before it
+                continue  # preempted for an earlier sequence
             if start == len(sequence.block_table) * block_size:
                 self.kv_manager.blocks.name_known(sequence)
                 if not self._rows.grow(sequence, 1, scheduled):
@@ -259,8 +256,9 @@ class Scheduler:
         return prefilling
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
-        """Plan chunks in the order in which prompts are due, running or waiting. A decode is not
-        overtaken: it takes one token of a step, a prefill takes all that is left.
+        """Plan prefill chunks of running and waiting sequences in the order of `PrefillOrder`.
+
+        Decodes have no part in it: a decode takes one token of a step, a prefill all remaining ones.
         """
         interval = min([s.token_interval for s in scheduled.sequences if s.token_interval is not None], default=None)
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
@@ -277,7 +275,7 @@ class Scheduler:
         for sequence in self._prefill_order.served(prefilling):
             self._admit_waiting(scheduled, budget, sequence)
             if sequence.status is not _RUNNING or sequence.last_step == batch.step:
-                continue  # it was preempted for one before it, and may have joined again since
+                continue  # preempted for an earlier sequence, and perhaps admitted again
             hit = self._forking.find(sequence, scheduled, budget)
             length = self._prefill_order.chunk(sequence, hit, budget)
             if self._take(sequence, hit, scheduled) and length:
@@ -291,7 +289,7 @@ class Scheduler:
             budget.take(start, length)
 
     def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
-        """Let a running sequence share the blocks that were found, unless a limit of its tenant is in the way."""
+        """Append the hit to a running sequence's block table; False if it pauses at its tenant's allowance instead."""
         blocks, tenant = self.kv_manager.blocks, sequence.tenant
         if hit.num_blocks and not blocks.permits(tenant, hit.num_blocks - hit.num_paid, hit):
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
@@ -300,11 +298,11 @@ class Scheduler:
         return True
 
     def _admit_waiting(self, scheduled: ScheduledStep, budget: PrefillBudget, before: Sequence | None) -> None:
-        """Admit heads of the queue, all or those that may go before one that runs.
+        """Admit heads of the queue, all or, with `before`, the heads due before that running sequence.
 
-        A head that does not fit stops admission: if others overtook it while they fit, a large one would starve. Only a
-        limit of its own tenant lets it be overtaken, since it would delay other tenants for a matter of its own; and,
-        where all slots are taken, a tenant that may take one from another.
+        A head that does not fit stops admission: if smaller requests overtook it, a large one would starve. It is
+        overtaken only at a limit of its own tenant, which must not delay other tenants, and, where all slots are taken,
+        by a sequence that may take a slot from another tenant.
         """
         order = self._prefill_order
         while (sequence := self._head(scheduled)) is not None:
@@ -330,8 +328,8 @@ class Scheduler:
                 self._prefill(sequence, length, scheduled, budget)
 
     def _head(self, scheduled: ScheduledStep) -> Sequence | None:
-        """Return the sequence that others gave way to, if it still waits; else the first in the queue, or the first
-        that may take a slot from another where none is free.
+        """Return the last preemptor, if it still waits; else the head of the queue or, where no slot is free, the first
+        waiting sequence that may take one from a running sequence.
         """
         head, held = self._preemption.preemptor, self._held_tenants.reasons
         if head and head.status is SequenceStatus.WAITING and head.tenant not in held:
@@ -348,7 +346,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         self.kv_manager.admit(sequence)
-        if self.preempted:  # in this very plan, maybe from this slot
+        if self.preempted:  # in this plan, perhaps from this slot
             scheduled.drop_hits(sequence.slot)
         scheduled.admit(sequence)
         self._forking.take(sequence, hit, scheduled)
@@ -358,10 +356,10 @@ class Scheduler:
     # lost steps
 
     def rollback(self, now: float = 0.0) -> bool:
-        """Undo the oldest step in flight, for which the device had no memory, and those behind it.
+        """Undo the oldest step in flight, for which the device had no memory, and all later ones.
 
-        The next plan has its number, and only as many sequences run as it may have tokens. Returns False when steps
-        have been lost for too long.
+        The next plan reuses its number, and at most as many sequences run as the cut budget has tokens. Return False
+        when steps have been lost for too long.
         """
         self.kv_manager.begin(now)
         self.preempted.clear()
@@ -383,7 +381,7 @@ class Scheduler:
     # accounting
 
     def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[NewToken]:
-        """Account for the oldest step in flight; returns its tokens in row order."""
+        """Account for the oldest step in flight; return its new tokens in row order."""
         self.kv_manager.begin(now)
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
@@ -394,5 +392,5 @@ class Scheduler:
         return self._accounting.account(scheduled, output)
 
     def check_integrity(self) -> None:
-        """Assert that every slot and block is free, or held by exactly one sequence that may use it."""
+        """Assert that every slot and block is free or has a holder that may use it."""
         self.kv_manager.check_integrity(s for scheduled in self.in_flight for s in scheduled.named)

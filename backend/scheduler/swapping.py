@@ -138,14 +138,14 @@ class Swapping:
             self._out.append((cached.block, host_block))
 
     def _remember(self, name: BlockName, tenant: str) -> None:
-        """Wait whether a block that the host did not take is asked for, while the pool would have kept it."""
+        """Watch for a request of a block that the host declined, for as long as the pool would have kept it."""
         self._declined[name] = tenant
         self._declined.move_to_end(name)
         if len(self._declined) > self.host.num_blocks:
             self._learn(self._declined.popitem(last=False)[1], 0.0)
 
     def computed(self, names: Iterable[BlockName]) -> None:
-        """Note that these are computed: those that the host did not take would have been of use there."""
+        """Record computed names: for a declined one, a host copy would have saved the recompute."""
         for name in names if self._declined else ():
             if (tenant := self._declined.pop(name, None)) is not None:
                 self._learn(tenant, 1.0)

@@ -1,4 +1,4 @@
-"""A tenant's own limits, on tokens and on KV memory, may hold its sequences back and never those of another tenant."""
+"""A tenant's limits on tokens and KV memory hold back its own sequences, never another tenant's."""
 
 from operator import attrgetter
 
@@ -10,14 +10,14 @@ from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
 YOUNGEST = attrgetter("priority_class", "arrival", "id")
-"""The one of a tenant's sequences with the largest key is preempted first for the others, the smallest last."""
+"""Sort key of victims within a tenant: the largest is preempted first."""
 
 
 class TenantLimits:
-    """A tenant runs no more than its allowance of blocks lets come to its end, the oldest sequence first.
+    """A tenant runs only sequences whose joint peak its allowance of blocks can hold.
 
-    Were sequences admitted as long as blocks are left, all of a tenant's could stop half-way, each short of memory that
-    only another could free.
+    If free blocks alone decided, all of a tenant's sequences could stop half-way, each short of memory that only
+    another could free.
     """
 
     def __init__(self, config: EngineConfig, kv_manager: KVManager, hooks: SchedulerHooks) -> None:
@@ -26,8 +26,8 @@ class TenantLimits:
         self._hooks = hooks
 
     def allows(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
-        """Return True if a waiting sequence may join a step: its tenant, who has an allowance, may hold the blocks to
-        start with, of which it is charged for some already, and those that all it runs may still need.
+        """Return True if the tenant's allowance covers the blocks that the waiting sequence starts with, and the peak
+        of all its running sequences with this one. Blocks already charged to the tenant count once.
         """
         tenant, allowances = sequence.tenant, self._kv_manager.allowances
         own = self._kv_manager.running_of(tenant)
@@ -36,18 +36,18 @@ class TenantLimits:
         blocks = self._kv_manager.blocks
         if not blocks.permits(tenant, blocks.blocks_to_start(sequence) - hit.num_paid, hit):
             return False
-        shared = hit.num_paid - hit.num_pinned  # with those that run: what else is pinned gives way to them
+        shared = hit.num_paid - hit.num_pinned  # with running sequences: idle pinned blocks give way
         return allowances.permits_in_all(tenant, self._peak([*own, sequence]) - shared)
 
     def demand(self, tenant: str) -> int:
-        """Return the blocks that the tenant would hold if it might: those denied, and those its sequences may need
-        beside what is pinned.
+        """Return the blocks that the tenant would hold without a limit: the largest of its holdings, its denied
+        request, and the peak of its running sequences with its idle pinned blocks.
         """
         allowances, pinned = self._kv_manager.allowances, self._kv_manager.blocks.pinned_prefixes.idle_of(tenant)
         own = self._kv_manager.running_of(tenant)
         return max(allowances.held[tenant], allowances.requested.get(tenant, 0), self._peak(own) + pinned if own else 0)
 
     def _peak(self, own: list[Sequence]) -> int:
-        """Return the blocks that one tenant's sequences may come to need; the oldest must be able to run to its end."""
+        """Return the peak blocks of one tenant's sequences, at least the blocks for the oldest to run to its end."""
         oldest = min(own, key=YOUNGEST)
         return max(self._hooks.peak(own) if len(own) > 1 else 0, self._blocks_for(oldest.most_tokens - 1))

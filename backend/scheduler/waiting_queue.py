@@ -21,7 +21,7 @@ class SequenceQueue(Protocol):
         ...
 
     def head(self) -> Sequence | None:
-        """Return the sequence that is admitted next; None when nobody waits."""
+        """Return the sequence that is admitted next; None when the queue is empty."""
         ...
 
     def remove(self, sequence: Sequence) -> None:
@@ -56,7 +56,7 @@ class HoldingQueue:
         self._lay_aside(sequence)
 
     def head(self) -> Sequence | None:
-        """Return the first sequence of a tenant that is not held, and lay aside those before it."""
+        """Return the first sequence of a tenant that is not held, and lay aside the sequences before it."""
         while (sequence := self._order.head()) is not None and sequence.tenant in self._aside:
             self._lay_aside(sequence)
         return sequence

@@ -1,4 +1,4 @@
-"""The batching rules by their names: one that is new has its module, and a line here and in `Batching`."""
+"""The batching rules by name. A new rule needs a module, and a line here and in `Batching`."""
 
 from backend.config import Batching
 from backend.scheduler.batching.multilevel_feedback import MultilevelFeedback

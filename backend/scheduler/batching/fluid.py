@@ -1,4 +1,4 @@
-"""The fluid balance of a batch: how many arrive during a step, and how many may begin for memory to hold out.
+"""The fluid balance of a batch: arrivals per step against the sequences that memory can hold.
 
 Of Ao, Luo, Simchi-Levi and Wang, "Optimizing LLM inference: fluid-guided online scheduling with memory constraints"
 (arXiv 2504.11320, version 2).
@@ -6,11 +6,11 @@ Of Ao, Luo, Simchi-Levi and Wang, "Optimizing LLM inference: fluid-guided online
 
 from math import exp
 
-ARRIVAL_WINDOW_S = 10.0  # over which arrivals are counted
+ARRIVAL_WINDOW_S = 10.0  # time constant of the arrival rate
 
 
 class ArrivalRate:
-    """Arrivals a second, of late: each counts less, exponentially, by its age over `ARRIVAL_WINDOW_S`."""
+    """Arrivals per second, an exponential average over `ARRIVAL_WINDOW_S`."""
 
     def __init__(self) -> None:
         self._count, self._last, self._first = 0.0, 0.0, -1.0
@@ -22,7 +22,7 @@ class ArrivalRate:
         self._last = now
 
     def at(self, now: float) -> float:
-        """Return the arrivals a second; the first alone counts as one in `ARRIVAL_WINDOW_S`."""
+        """Return the arrivals per second; a lone first arrival counts as one in `ARRIVAL_WINDOW_S`."""
         seen = ARRIVAL_WINDOW_S * (1.0 - exp((self._first - now) / ARRIVAL_WINDOW_S))
         return (
             self._count
@@ -32,7 +32,7 @@ class ArrivalRate:
 
 
 class StepSeconds:
-    """What a step takes, averaged over the last few dozen."""
+    """Mean seconds of a step, an exponential average over 32 steps."""
 
     def __init__(self) -> None:
         self.mean, self._count = 0.0, 0
@@ -43,8 +43,8 @@ class StepSeconds:
 
 
 def memory_of(arriving: float, prompt: float, output: float) -> float:
-    """Return the tokens of memory held in balance, where `arriving` sequences begin in each step.
+    """Return the tokens of memory in balance, with `arriving` sequences admitted per step.
 
-    Each of the output + 1 stages has as many sequences, which hold their prompts and half of their answers.
+    Each of the output + 1 stages has `arriving` sequences, which hold their prompts and on average half their answers.
     """
     return arriving * (output + 1.0) * (prompt + output / 2.0)

@@ -1,13 +1,13 @@
 """Least served first: a multi-level feedback queue, as in FastServe (Wu et al., 2023).
 
-A sequence begins on the level whose quantum its prompt fills (skip-join), and sinks by one whenever it has used up its
-level's quantum, each twice as large as the one above. A step computes the first `max_num_seqs / SEQUENCES_PER_ROW`
+A sequence begins on the level whose quantum its prompt fills (skip-join), and sinks one level whenever it has used up
+its quantum; each level's quantum is twice the one above. A step computes the first `max_num_seqs / SEQUENCES_PER_ROW`
 sequences that hold memory, by level, the earliest on a level first; the others pause, and keep their memory. A newly
 admitted sequence has its first chunk computed at once. A sequence passed over for `STARVATION_S` seconds begins anew on
 the first level. The paper counts seconds and swaps the memory of paused sequences; here a quantum counts computed
 tokens, since a batch's rows share its time, and memory stays.
 
-Waived is that every decode is in every step, and with it the promised times between tokens.
+Waived: every decode in every step, and with it the promised times between tokens.
 """
 
 from backend.scheduler.batching.rule import BatchingRule, StepParts
@@ -25,7 +25,7 @@ class MultilevelFeedback(BatchingRule):
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
         self._rows = max(1, parts.config.max_num_seqs // SEQUENCES_PER_ROW)
-        self._jobs: dict[Sequence, _Job] = {}  # of those running
+        self._jobs: dict[Sequence, _Job] = {}  # of the running sequences
 
     def plan(self, scheduled: ScheduledStep) -> None:
         parts, now = self.parts, scheduled.planned_at
@@ -50,12 +50,12 @@ class MultilevelFeedback(BatchingRule):
 
 
 class _Job:
-    """What a sequence has had since it began on its level."""
+    """The level of a sequence, and its computed tokens there."""
 
     def __init__(self, sequence: Sequence, now: float) -> None:
         self.level = 0
         self.last_run = self._since = now
-        self._begun_at = 0  # computed tokens, by then
+        self._begun_at = 0  # computed tokens at `_since`
         while FIRST_QUANTUM_TOKENS << self.level < len(sequence.prompt):
             self.level += 1
 
@@ -64,7 +64,7 @@ class _Job:
         return self.level, self._since
 
     def update(self, sequence: Sequence, now: float) -> None:
-        """Sink, or begin anew."""
+        """Sink at the end of a quantum, or return to the first level after starvation."""
         computed = sequence.num_computed_tokens
         if now - self.last_run >= STARVATION_S:
             self.level, self._begun_at, self._since, self.last_run = 0, computed, now, now

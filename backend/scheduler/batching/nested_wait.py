@@ -1,11 +1,11 @@
-"""Answers of unknown lengths, sorted as they go: nested WAIT, see `fluid`.
+"""Answers of unknown length, batched by the length reached so far: nested WAIT, see `fluid`.
 
-An answer's length is unknown, but answers that go on can be gathered: an answer that reaches a stage of `STAGE_TOKENS`
-tokens pauses, with its memory, until the stage is in balance: as many as the arrivals during a step, times the share of
-answers that come that far. Waiting requests begin by the first threshold, and leave a safety buffer of free memory that
-grows with the logarithm of the running sequences. A timer bounds each pause.
+An answer that reaches a stage of `STAGE_TOKENS` tokens pauses, with its memory, until the stage is in balance: its
+paused answers reach the arrivals per step times the share of answers that get that far. Waiting requests are admitted
+by the first threshold, and leave a safety buffer of free memory that grows with the logarithm of the running sequences.
+A timer bounds each pause.
 
-Waived is that every sequence that fits joins any step, and that every decode is in every step.
+Waived: every sequence that fits joins any step; every decode in every step.
 """
 
 from math import log2
@@ -16,19 +16,19 @@ from backend.scheduler.batching.wait import MAX_WAIT_S
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
 
-STAGE_TOKENS = (32, 128, 512, 2048)  # tokens of an answer at which it waits for others
+STAGE_TOKENS = (32, 128, 512, 2048)  # tokens of an answer at which it pauses
 
 
 class NestedWait(BatchingRule):
-    """Admits by the first threshold, and lets answers go on by those of their stages."""
+    """Admits by the first threshold, and resumes paused answers by the thresholds of their stages."""
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
         self._delay = MAX_WAIT_S if parts.config.max_batch_delay is None else parts.config.max_batch_delay
-        self._waiting: dict[Sequence, None] = {}  # for the first time, in order of arrival
-        self._stages: dict[Sequence, int] = {}  # of those running, how many they have gone through
-        self._pausing: list[dict[Sequence, float]] = [{} for _ in STAGE_TOKENS]  # since when
-        self._reached = [0] * (len(STAGE_TOKENS) + 1)  # answers that came to each stage, from their beginning on
+        self._waiting: dict[Sequence, None] = {}  # sequences never admitted, in order of arrival
+        self._stages: dict[Sequence, int] = {}  # stages passed by each running sequence
+        self._pausing: list[dict[Sequence, float]] = [{} for _ in STAGE_TOKENS]  # by stage: start of each pause
+        self._reached = [0] * (len(STAGE_TOKENS) + 1)  # answers that began, and that reached each stage
         self._rate, self._step = ArrivalRate(), StepSeconds()
         self._places = 0
 
@@ -68,7 +68,7 @@ class NestedWait(BatchingRule):
         return None
 
     def _stage(self, sequence: Sequence) -> int:
-        """Return how many stages a running sequence has gone through, be it for the second time after a preemption."""
+        """Return the stages that a running sequence has passed, before a preemption included."""
         known = self._stages.get(sequence)
         if known is not None:
             return known
@@ -77,7 +77,7 @@ class NestedWait(BatchingRule):
         return sum([output > stage for stage in STAGE_TOKENS])
 
     def _begin(self, now: float) -> int:
-        """Return how many may begin with this step."""
+        """Return the number of sequences to admit to this step."""
         if not self._waiting:
             return 0
         threshold = self._threshold(0, now)
@@ -88,7 +88,7 @@ class NestedWait(BatchingRule):
         return threshold
 
     def _pause(self, ready: list[Sequence], now: float) -> list[Sequence]:
-        """Return those that wait at their stages for others, and let the others go on."""
+        """Return the decodes that pause at a stage, and resume each stage at its threshold or timer."""
         pausing, before = [dict[Sequence, float]() for _ in STAGE_TOKENS], self._pausing
         for sequence in ready:
             stage = self._stages[sequence]
@@ -106,12 +106,12 @@ class NestedWait(BatchingRule):
         return [one for group in pausing for one in group]
 
     def _threshold(self, stage: int, now: float) -> int:
-        """Return how many are in a stage in balance, at least one."""
+        """Return the sequences of a stage in balance, at least one."""
         come_so_far = self._reached[stage] / max(1, self._reached[0]) if stage else 1.0
         return max(1, round(self._rate.at(now) * self._step.mean * come_so_far))
 
     def _buffer(self) -> float:
-        """Return the blocks that are left free for those that go on."""
+        """Return the free blocks reserved for running sequences."""
         running = len(self.parts.running)
         return log2(1 + running) * self.parts.config.blocks_for(STAGE_TOKENS[0])
 

@@ -1,10 +1,10 @@
 """Prompts in steps of their own, before all decodes: vLLM's first scheduler (Kwon et al., 2023).
 
 A step computes prompts, packed into a microbatch of at most `max_num_batched_tokens`, or decodes, never both. First
-tokens come as early as they can, and every answer that runs stands still meanwhile: the stalls that chunked prefill
-beside decodes does away with (Sarathi-Serve: Agrawal et al., 2024). As it was, with `--prefill-chunk off`.
+tokens come as early as possible, and all decodes stall meanwhile; chunked prefill beside decodes removes these stalls
+(Sarathi-Serve: Agrawal et al., 2024). Use `--prefill-chunk off` for the original.
 
-Waived is that every decode is in every step, and with it the promised times between tokens.
+Waived: every decode in every step, and with it the promised times between tokens.
 """
 
 from backend.scheduler.batching.rule import BatchingRule
@@ -13,7 +13,7 @@ from backend.scheduler.sequence import Sequence
 
 
 class PrefillFirst(BatchingRule):
-    """Plans decodes where no prompt can be computed."""
+    """Plans decodes only in steps without a prefill."""
 
     def plan(self, scheduled: ScheduledStep) -> None:
         prefilling = self.parts.prefilling()

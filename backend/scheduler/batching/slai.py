@@ -1,22 +1,22 @@
 """Decodes that can wait make room for prompts: SLAI, the SLO-aware scheduler of Bari, Hegde and de Veciana (2025).
 
-A decode is critical from the last moment on at which it can be scheduled and be in time,
+A decode is critical from its last schedulable time on:
 
     last schedulable time = end of its last step + time between tokens - offset * mean step
 
-A step takes critical decodes, then prompts that are being computed, then those that wait, and what room is left goes to
-the other decodes, the most urgent first. With prompts in the order of their lengths (`--order shortest_first`) this is
-the paper's; any other order keeps its promises about who is admitted. The offset is larger where memory is nearly full:
-decodes end sooner then. Its values are those of the authors' code, for tokens 0.2 s apart.
+A step takes critical decodes, then running prefills, then waiting prompts, and the remaining room goes to the other
+decodes, the most urgent first. With `--order shortest_first` this is the paper's scheduler; any other order keeps its
+own promises about admission. The offset is larger where memory is nearly full, so that decodes end sooner. Its values
+are from the authors' code, for tokens 0.2 s apart.
 
-Waived is that every decode that can run is in every step: tokens come as late as they may.
+Waived: every runnable decode in every step; tokens come as late as their interval allows.
 """
 
 from backend.scheduler.batching.rule import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
-DEFAULT_TOKEN_INTERVAL_S = 0.2  # seconds, where the class of a sequence promises none
+DEFAULT_TOKEN_INTERVAL_S = 0.2  # where the class of a sequence promises none
 OFFSET_STEPS, FULL_OFFSET_STEPS = 5, 10  # mean steps by which a decode is early; where memory is nearly full
 NEARLY_FULL_SHARE_OF_BLOCKS = 0.96  # of the blocks
 
@@ -27,7 +27,7 @@ class SLAI(BatchingRule):
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
         self._mean, self._num_steps = 0.0, 0  # of all steps, in seconds
-        self._last_ends: dict[Sequence, float] = {}  # of the last step of each that decodes, as expected
+        self._last_ends: dict[Sequence, float] = {}  # predicted end of the last step of each decode
 
     def completed(self, elapsed: float) -> None:
         self._num_steps += 1
@@ -50,7 +50,7 @@ class SLAI(BatchingRule):
         return room
 
     def _split(self, ready: list[Sequence], begin: float) -> tuple[list[Sequence], list[Sequence]]:
-        """Return critical decodes and the others, the most urgent first, for a step that begins at a time."""
+        """Return critical decodes and other decodes, each most urgent first, for a step that begins at `begin`."""
         used = self.parts.kv_manager.num_held / self.parts.config.num_blocks
         early = (FULL_OFFSET_STEPS if used >= NEARLY_FULL_SHARE_OF_BLOCKS else OFFSET_STEPS) * self._mean
         self._last_ends = {sequence: self._last_ends.get(sequence, begin) for sequence in ready}

@@ -1,7 +1,7 @@
-"""Static batching: a batch takes nobody until all of it has ended.
+"""Static batching: a batch admits no sequence until all of it has ended.
 
-With packed prompts, and rows that end with their answers, it is what such an engine can be at best; `padding` is what
-those engines were. Waived is that every sequence that fits joins any step.
+With packed prompts, and rows that end with their answers, this is the best case of a static engine; `padding` adds its
+real costs. Waived: every sequence that fits joins any step.
 """
 
 from backend.scheduler.batching.padding import Padding
@@ -11,7 +11,7 @@ from backend.scheduler.sequence import Sequence
 
 
 class StaticBatching(BatchingRule):
-    """Admits to an empty batch alone."""
+    """Admits only to an empty batch."""
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
@@ -26,7 +26,7 @@ class StaticBatching(BatchingRule):
 
 
 class PaddedStaticBatching(StaticBatching):
-    """The same with what such engines compute for nobody; waived, too, is that decodes go on beside prompts."""
+    """Static batching with padding. Waived, too: decodes in steps with prefills."""
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)

@@ -1,12 +1,12 @@
-"""Those of one type begin together, as many as the fluid balance has in each stage: WAIT, see `fluid`.
+"""Sequences of one type are admitted together, in batches of the fluid balance: WAIT, see `fluid`.
 
-A type is the powers of two that a prompt and its declared output (`max_tokens`) reach; how long its answers are is
-learned from those that ended. A batch of a type starts when its threshold waits, which is what arrives of it during a
-step. Where memory could not hold all that arrives in balance, sequences begin no oftener than it can, so that it never
-runs out. A timer bounds what waiting costs at low load. Use it with `--admit optimistic`: it is a rule of admission of
+A type is the power of two of the prompt's length with that of `max_tokens`; the mean length of its answers is learned
+from finished ones. A batch of a type is admitted when its waiting sequences reach a threshold, the type's arrivals per
+step. Where memory cannot hold all arrivals in balance, admissions are spaced at the rate that it can hold, so that it
+never runs out. A timer bounds the delay at low load. Use it with `--admit optimistic`: the rule is an admission test of
 its own.
 
-Waived is that every sequence that fits joins any step.
+Waived: every sequence that fits joins any step.
 """
 
 from backend.scheduler.batching.fluid import ArrivalRate, StepSeconds, memory_of
@@ -14,17 +14,17 @@ from backend.scheduler.batching.rule import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
-MAX_WAIT_S = 0.05  # seconds that the oldest of a type waits for others at the longest
-ANSWERS_REMEMBERED = 64  # answers of a type, the newest
+MAX_WAIT_S = 0.05  # longest delay of the oldest sequence of a type
+ANSWERS_REMEMBERED = 64  # newest answers of a type
 
 
 class _Type:
-    """The sequences of like lengths."""
+    """The waiting sequences of similar lengths, with their statistics."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.waiting: dict[Sequence, None] = {}  # in order of arrival
         self.rate = ArrivalRate()
-        self.places = 0  # that are left of the batch which this step takes
+        self.places = 0  # left in this step's batch
         self.prompt, self.output = float(len(sequence.prompt)), float(sequence.max_tokens)  # tokens, on average
         self._num_answers = 0
 
@@ -39,18 +39,18 @@ class _Type:
 
 
 class Wait(BatchingRule):
-    """Admits a type by whole thresholds."""
+    """Admits whole batches of a type."""
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
         self._delay = MAX_WAIT_S if parts.config.max_batch_delay is None else parts.config.max_batch_delay
         self._memory = parts.config.num_blocks * parts.config.block_size
         self._types: dict[tuple[int, int], _Type] = {}
-        self._begun: dict[Sequence, None] = {}  # and not known to have ended
+        self._begun: dict[Sequence, None] = {}  # admitted, end not seen yet
         self._step = StepSeconds()
         self._now = 0.0  # of the last plan
-        self._is_scarce = False  # memory, for all that arrives
-        self._not_before = 0.0  # the next may begin, where it is
+        self._is_scarce = False  # memory is too small for all arrivals in balance
+        self._not_before = 0.0  # earliest next admission while memory is scarce
 
     def arrived(self, sequence: Sequence) -> None:
         self._types.setdefault(_type_of(sequence), _Type(sequence)).arrived(sequence)
@@ -89,17 +89,17 @@ class Wait(BatchingRule):
         return None
 
     def _learn(self) -> None:
-        """Learn how long the answers are that have ended."""
+        """Record the lengths of newly finished answers."""
         for sequence in [one for one in self._begun if one.status is SequenceStatus.FINISHED]:
             del self._begun[sequence]
             self._types[_type_of(sequence)].answered(len(sequence.output))
 
     def _arriving(self, one: _Type) -> float:
-        """Return how many of a type arrive during a step."""
+        """Return the arrivals of a type per step."""
         return one.rate.at(self._now) * self._step.mean
 
     def _batch_size(self, one: _Type) -> int:
-        """Return how many of a type may begin with this step."""
+        """Return the number of sequences of a type to admit to this step."""
         threshold = max(1, round(self._arriving(one)))
         due = next(iter(one.waiting)).arrival + self._delay
         if len(one.waiting) < threshold and due > self._now:

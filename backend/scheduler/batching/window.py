@@ -1,30 +1,30 @@
-"""Requests of one token of output are gathered for a moment: dynamic batching, as Triton Inference Server's batcher.
+"""Requests with one output token are gathered in a window: dynamic batching, as in Triton Inference Server.
 
-For scores and classes (`/v1/completions` with max_tokens 1, and what log-probabilities say of it). A batch starts
-when as many requests wait as one of the preferred sizes, or when the oldest has waited for the longest delay. Only
-prompts of similar length, within the same power of two, make a batch: a long prompt would delay short ones. A request
-with more output tokens is batched continuously, and a window ahead of it in the queue delays it by at most its delay.
+For scoring and classification (`/v1/completions` with max_tokens 1 and log-probabilities). A batch starts when the
+waiting requests fill a preferred size, or when the oldest has waited for the longest delay. A batch takes only prompts
+of similar length, within the same power of two: a long prompt would delay short ones. Requests with more output tokens
+are batched continuously; a window ahead of one in the queue delays it by at most the longest delay.
 
-Waived is that every sequence that fits joins any step.
+Waived: every sequence that fits joins any step.
 """
 
 from backend.scheduler.batching.rule import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
 
-DEFAULT_MAX_DELAY_S = 0.005  # seconds, where the configuration says nothing: a fraction of a step of a large model
+DEFAULT_MAX_DELAY_S = 0.005  # unless configured: a fraction of a step of a large model
 
 
 class WindowBatching(BatchingRule):
-    """Holds those of one token of output back until there are enough of them, or the oldest has waited too long."""
+    """Holds requests with one output token back until a batch is full, or the oldest has waited too long."""
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
         delay, sizes = parts.config.max_batch_delay, parts.config.preferred_batch_sizes
         self._delay = DEFAULT_MAX_DELAY_S if delay is None else delay
         self._sizes = sorted(sizes) or [parts.config.max_num_seqs]
-        self._groups: dict[int, dict[Sequence, None]] = {}  # by the power of two of their prompts, in order of arrival
-        self._places: dict[int, int] = {}  # that are left of the batches which this step takes, by group
+        self._groups: dict[int, dict[Sequence, None]] = {}  # by power of two of the prompt, in order of arrival
+        self._places: dict[int, int] = {}  # left in this step's batches, by group
 
     def arrived(self, sequence: Sequence) -> None:
         if sequence.max_tokens == 1:
@@ -55,8 +55,8 @@ class WindowBatching(BatchingRule):
         return WaitReason.PEERS
 
     def _batch_size(self, group: dict[Sequence, None], now: float) -> int:
-        """Return how many of a group may join now: the largest preferred size that they fill, or all, once the oldest
-        has waited too long.
+        """Return the number of requests of a group that may join now: the largest preferred size that the group fills,
+        or all, once the oldest has waited too long.
         """
         due = next(iter(group)).arrival + self._delay
         if now >= due:
