@@ -104,7 +104,7 @@ class Accounting:
 
 
 def _take_logprobs(sampled: list[Sequence], token_ids: list[int], logprobs: dict[int, TokenLogprobs]) -> None:
-    """Take the log probabilities to the sequences whose output the tokens are about to join."""
+    """Append log probabilities to their sequences, before the tokens themselves are appended."""
     for index, entry in logprobs.items():
         sequence = sampled[index]
         if sequence.logprobs is not None and sequence.status is not _FINISHED and token_ids[index] >= 0:
@@ -112,9 +112,9 @@ def _take_logprobs(sampled: list[Sequence], token_ids: list[int], logprobs: dict
 
 
 def _take_prompt_logprobs(scheduled: ScheduledStep, stretches: list[PromptLogprobs]) -> None:
-    """Take the log probabilities of prompts to their sequences, each position once, though it may be computed again.
+    """Append prompt log probabilities to their sequences, each position once, even after a recompute.
 
-    Answers to one prompt have one list of them, so that even one that has ended brings it on for the others.
+    Answers to one prompt share one list, so that even a finished one extends it for the others.
     """
     rows = {slot: row for row, slot in enumerate(scheduled.batch.slots)}
     for stretch in stretches:

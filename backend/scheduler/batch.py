@@ -114,11 +114,11 @@ class PromptLogprobs:
 
 @dataclass(slots=True)
 class StepOutput:
-    """The tokens that a step sampled, one for each of `Batch.sampled`, and how long the step took.
+    """The tokens that a step sampled, one for each of `Batch.sampled`, and the duration of the step.
 
-    Nobody changes it. A token is `NO_TOKEN` where the model computed no numbers to draw from: NaN, or beyond what its
-    type can hold; and `NO_TOKEN_ALLOWED` where what forbids tokens of a row, be it a grammar, leaves none, or takes
-    too much work to say which.
+    Immutable. A token is `NO_TOKEN` where the logits are not finite (NaN, or an overflow of their type), and
+    `NO_TOKEN_ALLOWED` where the row's token mask, of a grammar for example, allows no token, or takes too much work to
+    compute.
 
     `elapsed` is in seconds, from the completion of the step before it (or its own launch, if later) to its own
     completion, so that the times of consecutive steps add up to the time the device was busy.

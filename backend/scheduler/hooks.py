@@ -55,12 +55,12 @@ class SchedulerHooks(Protocol):
         ...
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
-        """Return the blocks that these sequences may come to hold together at the fullest moment."""
+        """Return the peak of the blocks that these sequences may hold together."""
         ...
 
     def admitted(self, sequence: Sequence, *, follows: bool) -> None:
-        """Note that the sequence has just joined, perhaps again after a preemption: the next head may depend on it. One
-        that follows waits for what another computes of its prompt.
+        """Record an admission, perhaps again after a preemption: the next head may depend on it. A sequence that
+        `follows` waits for its leader's prefill.
         """
         ...
 

@@ -33,7 +33,7 @@ class Joining:
         self._lacking = None
 
     def lacks(self, sequence: Sequence) -> None:
-        """Note that the next sequence lacks something, even after preemptions for it."""
+        """Record that the head lacks a resource, even after preemptions for it."""
         self._lacking = sequence
         self._num_available, self._num_running = self._kv_manager.num_available, len(self._kv_manager.running)
 

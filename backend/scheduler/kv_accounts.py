@@ -8,10 +8,10 @@ from backend.scheduler.kv_manager import KVManager
 class KVAccounts:
     """Reads off what the scheduler keeps anyway: each figure costs O(1), each one by tenant O(tenants) or O(running).
 
-    Blocks are physical: one that several sequences share is one block, held and not idle. Those by tenant are charged:
-    a shared block counts for each tenant that holds it, once, so that their sum may be more than there are. Nobody is
-    charged for an idle block, unless its tenant's floor keeps it, or tenants have pinned it: then each of them. Host
-    blocks are apart from both.
+    Totals count physical blocks: a shared block is one block, held and not idle. Figures by tenant count charged
+    blocks: a shared block counts once for each tenant that holds it, so that their sum may exceed the total. An idle
+    block is charged only to a tenant whose floor keeps it, or to each tenant that pins it. Host blocks are apart from
+    both.
     """
 
     def __init__(self, kv_manager: KVManager) -> None:
@@ -68,7 +68,7 @@ class KVAccounts:
 
     @property
     def evictions(self) -> int:
-        """The idle blocks given up since the start."""
+        """Idle blocks evicted since the start."""
         return self._cache.evictions
 
     @property

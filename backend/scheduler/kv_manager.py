@@ -127,7 +127,7 @@ class KVManager:
         if sequence.slot < 0:
             return
         if self.is_in_flight(sequence):
-            if not self._leaving.get(sequence):  # who asks for the next turn may be faster than the step in flight
+            if not self._leaving.get(sequence):  # the next turn may arrive before the step in flight completes
                 self._leaving[sequence] = sequence.status is _FINISHED and self.blocks.publish_all(sequence)
             return
         is_published = self._leaving.pop(sequence, False)

@@ -22,7 +22,7 @@ class PrefillOrder:
         return sorted(prefilling, key=self._due)
 
     def goes_before(self, head: Sequence, running: Sequence) -> bool:
-        """Return True if one that waits is computed before one that runs."""
+        """Return True if a waiting sequence is computed before a running one."""
         return self._due(head) < self._due(running)
 
     def chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:

@@ -84,7 +84,7 @@ class Sequence:
     num_kept_tokens: int = 0  # output tokens at its last preemption
     num_pinned_tokens: int = 0  # prompt tokens pinned in the prefix cache when it arrived
     num_lost_tokens: int = 0  # most computed tokens at any preemption
-    num_told_names: int = 0  # of `block_names`, names given at arrival or reported by `KVManager.newly_named`
+    num_told_names: int = 0  # of `block_names`, names given at arrival or reported by `BlockTables.newly_named`
     watermark: int = 1  # free blocks for each running sequence that its admission requires; see `KVManager`
     admission_number: int = 0  # count of admissions of all sequences at its arrival, or at its own last admission
 

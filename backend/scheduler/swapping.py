@@ -1,7 +1,7 @@
-"""Swapping moves blocks that are given up to the host's memory, and back when they are found there.
+"""Swapping moves evicted blocks to the host's memory, and back on a prefix hit.
 
-What was preempted keeps its blocks in the prefix cache, so that swapping it out and giving up idle blocks are one
-thing: a block leaves the device when its memory is needed, and goes to the host if that is worth two copies.
+A preempted sequence leaves its blocks in the prefix cache, so that swapping it out is the eviction of idle blocks: a
+block leaves the device when its memory is needed, and goes to the host if that is worth two copies.
 """
 
 from collections import OrderedDict
@@ -35,14 +35,14 @@ class Swapping:
         self._num_blocks = config.num_blocks
         self.swaps: Swaps = lambda probability: True  # set by the owner of the step-time model
         self.forecast: Forecast = lambda cached: None  # set by the owner of return times
-        self.declined = 0  # blocks given up so far that the host did not take
+        self.declined = 0  # evicted blocks not copied to the host, so far
         self._cache = cache
         self._counters = counters
-        self._returns: dict[str, float] = {}  # by tenant, how many of its idle blocks were used again
-        self._declined: OrderedDict[BlockName, str] = OrderedDict()  # blocks the host did not take, and whose they were
+        self._returns: dict[str, float] = {}  # by tenant, the reused share of its idle blocks
+        self._declined: OrderedDict[BlockName, str] = OrderedDict()  # declined blocks and their tenants
         self._out: list[tuple[int, HostBlock]] = []  # copies that no step carries out yet
         self._in: list[tuple[HostBlock, int]] = []
-        self.out_rate = 1.0  # share of the blocks given up lately that are copied to the host
+        self.out_rate = 1.0  # share of recently evicted blocks copied to the host
         if config.num_host_blocks:
             cache.evicted, cache.reused, cache.floor_set = self._evicted, self._reused, self._keep
 
@@ -52,7 +52,7 @@ class Swapping:
 
     @contextmanager
     def keeping(self, host_blocks: Iterable[HostBlock]) -> Iterator[None]:
-        """Give up none of these while the block of code runs."""
+        """Evict none of these host blocks inside the `with` block."""
         read = [(host_block, host_block.read) for host_block in host_blocks]
         for host_block, _ in read:
             host_block.read = UNPLANNED
@@ -94,8 +94,8 @@ class Swapping:
         self._out, self._in = [], []
 
     def lost(self, step: int) -> None:
-        """Undo the copies of this step and those behind it, of which nobody knows how many were made. Who was to have
-        what comes back does not have it any more.
+        """Undo the copies of this lost step and all later ones, of which any number may have been made. The caller
+        takes the blocks copied back from their holders.
         """
         self.host.lost(step)
         for host_block, _ in self._in:
@@ -103,8 +103,8 @@ class Swapping:
         self._in = []
 
     def fit(self, hit: PrefixHit, start: int, free: int, budget: PrefillBudget) -> None:
-        """Leave on the host what the step has no time to copy back behind `start` computed tokens, and tell its budget
-        of its copies; `free` blocks can be allocated without giving up others.
+        """Cut the hit to the host blocks that the step has time to copy back behind `start` computed tokens, and tell
+        its budget of its copies; `free` blocks can be allocated without eviction.
         """
         due, rate = self.num_due, self.out_rate
         budget.copies(due, free, rate)
