@@ -65,7 +65,7 @@ class Sequence:
     # written by admission
     first_token_estimate: float | None = None  # seconds from arrival, the ninetieth percentile
     last_token_estimate: float | None = None  # the same for the last token
-    charged: float = 0.0  # to its tenant for completed steps, in units of account
+    charged: float = 0.0  # engine seconds, to its tenant for completed steps
 
     # written by the scheduler
     status: SequenceStatus = SequenceStatus.WAITING

@@ -91,7 +91,7 @@ BAD_CHATS = [
     ({"stream": "yes"}, "stream"),
     ({"stop": ["s"] * 10_000}, "stop"),
     ({"stop": "s" * 100_000}, "stop"),
-    ({"stop": [""]}, "stop"),
+    ({"stop": [5]}, "stop[0]"),
     ({"stop": {"a": 1}}, "stop"),
     ({"stop_token_ids": [2**40]}, "stop_token_ids"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),

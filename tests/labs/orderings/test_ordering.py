@@ -78,7 +78,7 @@ def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: s
         elif (head := admit()) is not None:
             admitted.append(head)
     newcomer = arriving(count)
-    ahead, behind = order.ahead(newcomer), [one for _, one, _ in order.behind(newcomer)]
+    ahead, behind = order.ahead(newcomer), [one for _, _, one, _ in order.behind(newcomer)]
     assert order.ahead(newcomer) == ahead, "and asking changes nothing"
     order.at(now := float(count))
     order.add(newcomer)
