@@ -23,9 +23,9 @@ from threading import Event, Thread
 
 from backend.bound_process import bound
 from backend.timed_run import end_group
+from labs.benchmarks.processes import ROOT
 from labs.benchmarks.report import RESULTS, Report
 
-ROOT = Path(__file__).parent.parent
 SAMPLE_SECONDS = 0.2
 MOST_CPU_SECONDS = {"pip": 60.0, "uv": 40.0}
 MOST_MEBIBYTES = 1240.0  # 1.3 GB

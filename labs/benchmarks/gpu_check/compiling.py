@@ -32,9 +32,9 @@ from labs.benchmarks.gpu_check import correctness, serving
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import TINY
 from labs.benchmarks.gpu_check.paper_gpu import compiled, paper_gpu, paper_runner
+from labs.benchmarks.processes import ROOT
 from labs.process_pool import process_pool
 
-ROOT = Path(__file__).parent.parent.parent
 CPU = torch.device("cpu")
 CONFIG = EngineConfig(
     num_blocks=64, max_model_len=256, block_size=16, max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk=64
