@@ -141,11 +141,11 @@ class Ledger:
         corrections = self._corrections
         for tenant, cost in sums.items():
             self.share.charge(self.share.account(tenant), cost + corrections.pop(tenant, 0.0))
-        if corrections:
-            self._correct()
+        self._correct()
         return sums
 
     def _correct(self) -> None:
+        """Charge the corrections that no step has been charged with."""
         for tenant, seconds in self._corrections.items():
             self.share.charge(self.share.account(tenant), seconds)
         self._corrections.clear()
@@ -174,6 +174,7 @@ class Ledger:
             *_, by_tenant = self._open.pop()
             for tenant, cost in by_tenant.items():
                 self.share.charge(self.share.account(tenant), -cost)
+        self._correct()
         self._copy_time.lost()
 
     def ended(self, sequence: Sequence) -> None:

@@ -8,7 +8,7 @@ from admission.step_times.idle_calibration import work_of_shape
 from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.calibration_steps import calibration_series
 from backend.config import EngineConfig
-from backend.scheduler.batch import Batch
+from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 from tests.admission.clocked_core import ClockedCore
@@ -30,6 +30,20 @@ def test_what_sequences_are_charged_adds_up_to_the_time_that_the_device_was_busy
     sequences = served(seconds)
     assert sum(sequence.charged for sequence in sequences) == pytest.approx(5 * seconds)
     assert all(sequence.charged > 0 for sequence in sequences)
+
+
+@pytest.mark.parametrize("seconds", [0.0005, 0.04])
+def test_tenants_are_charged_the_time_of_completed_steps_when_those_behind_are_lost(seconds: float) -> None:
+    core = make_core(CoreConfig(), ENGINE)
+    for n in range(3):
+        core.arrive(make_sequence(f"{n}", f"t{n % 2}", 9 + n, 20), 0.0)
+    core.schedule(0.0)
+    core.schedule(0.0)
+    tokens = [5 for _ in core.in_flight[0].batch.sampled]
+    core.update_from_output(StepOutput(0, tokens, seconds), seconds)
+    assert len(core.in_flight) == 1
+    core.rollback(seconds)
+    assert sum(account.charged for account in core.share.accounts.values()) == pytest.approx(seconds)
 
 
 def test_no_request_is_expected_to_cost_more_than_in_steps_of_its_own() -> None:
