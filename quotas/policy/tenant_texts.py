@@ -57,12 +57,8 @@ def form_of(around: tuple[str, ...]) -> Form | None:
     words = [f"word-{number}" for number in range(len(before))]
     text = "".join([*chain.from_iterable(zip(before, words, strict=True)), end]).replace(":", "_:", 1)
     composer = Composer("", problems := Problems())
-    try:
-        tree = composer.run(_TREE + text.encode("utf-8", "surrogateescape"))
-    except (Unreadable, TooManyProblems):
-        return None
-    tenants = tree.entries["tenants"][1] if isinstance(tree, Fields) and [*tree.entries] == ["tenants"] else None
-    if problems.found or not isinstance(tenants, Fields) or [*tenants.entries] != ["_"]:
+    tenants = _tenants(composer, problems, text.encode("utf-8", "surrogateescape"))
+    if tenants is None or [*tenants.entries] != ["_"]:
         return None
     node = tenants.entries["_"][1]
     places = [leaf for leaf in _leaves(node) if leaf.is_plain and leaf.text in words]
@@ -70,6 +66,16 @@ def form_of(around: tuple[str, ...]) -> Form | None:
     if has_keys or [place.text for place in places] != words:
         return None
     return Form(node, places, composer.num_nodes - 3)
+
+
+def _tenants(composer: Composer, problems: Problems, texts: bytes) -> Fields | None:
+    """Compose the texts of tenants; None if they hold a mistake, or more than tenants."""
+    try:
+        tree = composer.run(_TREE + texts)
+    except (Unreadable, TooManyProblems):
+        return None
+    tenants = tree.entries["tenants"][1] if isinstance(tree, Fields) and [*tree.entries] == ["tenants"] else None
+    return tenants if isinstance(tenants, Fields) and not problems.found else None
 
 
 def _leaves(node: Node) -> Iterator[Scalar]:
@@ -130,12 +136,8 @@ class TenantTexts:
     def _composed(self, texts: list[bytes], line: int) -> Iterator[TenantTree]:
         problems = Problems()
         composer = Composer(self.file, problems, line - 1 - _TREE.count(b"\n"))
-        try:
-            tree = composer.run(_TREE + b"".join(texts))
-        except (Unreadable, TooManyProblems):
-            raise Indivisible from None
-        tenants = tree.entries["tenants"][1] if isinstance(tree, Fields) and [*tree.entries] == ["tenants"] else None
-        if problems.found or not isinstance(tenants, Fields) or len(tenants.entries) != len(texts):
+        tenants = _tenants(composer, problems, b"".join(texts))
+        if tenants is None or len(tenants.entries) != len(texts):
             raise Indivisible
         before = 3  # nodes: the file, the heading and what it holds
         for text, (name, (mark, node)), size in zip(texts, tenants.entries.items(), composer.sizes, strict=True):
