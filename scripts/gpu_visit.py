@@ -36,7 +36,7 @@ from labs.benchmarks.gpu_check.finding import Finding
 
 ROOT = Path(__file__).resolve().parent.parent
 GATHERED = ROOT / ".gpu"
-RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+RESULTS = ROOT / "labs" / "benchmarks" / "results" / "gpu"
 TRITON_CACHE = Path("/tmp/sluice-gpu/triton")  # as in scripts/gpu_box: a cache serves at the path where it was made
 MOST_BYTES = 40 << 20
 THERE = {"torch", "triton"}  # in any version: they are what is checked

@@ -129,7 +129,7 @@ def test_the_index_has_every_page() -> None:
 def test_nobody_is_told_to_install_a_strangers_package() -> None:
     """On PyPI `sluice` is another project."""
     assert STRANGER.search("pip install -U 'sluice[ray]'") and not STRANGER.search("pip install '.[ray]'; sluice serve")
-    folders = [ROOT / folder for folder in (*PACKAGES, "benchmarks", "deploy", "examples", "scripts")]
+    folders = [ROOT / folder for folder in (*PACKAGES, "labs", "deploy", "examples", "scripts")]
     sources = [
         path for folder in folders for path in folder.rglob("*") if path.suffix in {"", ".py", ".yaml", ".service"}
     ]

@@ -20,9 +20,9 @@ STALE_SECONDS = 60.0  # after which a look is too old to compare with
 
 
 class FleetDiagnosis:
-    """Compares two looks at the fleet that are `SECONDS` apart or more, and asks every replica meanwhile.
+    """Compares two looks at the fleet that are `WINDOW_SECONDS` apart or more, and asks every replica meanwhile.
 
-    The later look is kept for the next comparison, and its findings for questions within `SECONDS` of it.
+    The later look is kept for the next comparison, and its findings for questions within `WINDOW_SECONDS` of it.
     """
 
     def __init__(self, fleet: Fleet, budget: RetryBudget, client: httpx.AsyncClient, key: str) -> None:
@@ -34,7 +34,7 @@ class FleetDiagnosis:
 
     async def report(self) -> dict[str, Any]:
         """Return the findings: as soon as replicas have answered where they were asked for lately, else after
-        `SECONDS` at least.
+        `WINDOW_SECONDS` at least.
         """
         async with self._lock:
             if self._last is None or self._fleet.clock() - self._last.at >= WINDOW_SECONDS:
@@ -48,7 +48,7 @@ class FleetDiagnosis:
         self._last = after
 
     async def _before(self) -> Look:
-        """Return the last look if it is recent enough, else look and wait `SECONDS`."""
+        """Return the last look if it is recent enough, else look and wait `WINDOW_SECONDS`."""
         if self._last is not None and self._fleet.clock() - self._last.at <= STALE_SECONDS:
             return self._last
         first = self._look()

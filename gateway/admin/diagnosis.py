@@ -19,9 +19,9 @@ Json = dict[str, Any]
 
 
 class Diagnosis:
-    """Compares two snapshots of the gateway that are `SECONDS` apart or more.
+    """Compares two snapshots of the gateway that are `WINDOW_SECONDS` apart or more.
 
-    The later snapshot is kept for the next comparison, and its findings for those who ask within `SECONDS` of it.
+    The later snapshot is kept for the next comparison, and its findings for questions within `WINDOW_SECONDS` of it.
     Troubles that metrics alone show are looked for in the last `REMEMBERED` seconds too, as far as `watch` has run.
 
     `read` gives the answers of the admin API by the names that the doctor asks for, `metrics` those in Prometheus' text
@@ -50,7 +50,7 @@ class Diagnosis:
             await asyncio.sleep(EVERY)
 
     async def report(self) -> Json:
-        """Return the findings: at once where they were asked for in the last minute, else after `SECONDS`."""
+        """Return the findings: at once where they were asked for in the last minute, else after `WINDOW_SECONDS`."""
         async with self._lock:
             if self._last is None or self._clock() - self._last.at >= WINDOW_SECONDS:
                 await self._look()
@@ -71,7 +71,7 @@ class Diagnosis:
         return ranked(found + [past for past in past_findings(at, samples, after) if past.name not in known])
 
     async def _before(self) -> Snapshot:
-        """Return the last snapshot if it is recent enough, else take one and wait `SECONDS`."""
+        """Return the last snapshot if it is recent enough, else take one and wait `WINDOW_SECONDS`."""
         if self._last is not None and self._clock() - self._last.at <= STALE:
             return self._last
         first = await self._snapshot()

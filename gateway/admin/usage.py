@@ -30,7 +30,7 @@ MAX_LEDGERS = 500_000  # of a tenant and a day each, that one answer adds up
 MAX_WRITTEN = 20_000  # of them, that are written as rows
 MAX_BUDGETS = 500  # of one list
 MAX_ASKED = 20_000  # tenants and keys with one, whose state is asked for
-AT_ONCE = 4  # of those: their accounts and answers keep an event loop for a millisecond
+OWNERS_PER_TURN = 4  # of those: their accounts and answers keep an event loop for a millisecond
 BY = ("tenant", "key")
 
 
@@ -116,8 +116,8 @@ class UsageReader:
         owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, words.lower())
         rows, num_rows = list[Row](), 0
         async with self._reading:
-            for start in range(0, len(owners), AT_ONCE):
-                some = owners[start : start + AT_ONCE]
+            for start in range(0, len(owners), OWNERS_PER_TURN):
+                some = owners[start : start + OWNERS_PER_TURN]
                 for found in await asyncio.gather(*(self._left(*owner) for owner in some)):
                     rows += found
                     num_rows += len(found)

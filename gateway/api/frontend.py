@@ -85,8 +85,8 @@ class Frontend:
     async def encode(
         self, tenant: str, text: str, add_special_tokens: bool, param: str, is_cut: bool = False
     ) -> list[int]:
-        """Returns token ids, as many as the context holds, or of a text that `is_cut` afterwards `CUT_CONTEXTS` times
-        that. A text that has more is refused before any time is spent on it. A tenant has one long text encoded at a
+        """Return token ids, at most the context's, or `MAX_CUT_CONTEXTS` times as many of a text that `is_cut`
+        afterwards. A longer text is refused before any time is spent on it. A tenant has one long text encoded at a
         time, so that another tenant finds a thread.
         """
         context = self.model.limits.max_model_len
