@@ -142,8 +142,10 @@ class _LogReader:
         self._prompts: dict[str, int] = {}  # lengths in tokens
         self._asked_for: dict[str, _Asked] = {}  # open sequences
         self._not_begun: set[str] = set()
-        self._began: list[_Asked] = []  # with the last plan
-        self._head: list[_Asked] = []  # the head of the queue, if it waits by the last plan
+        # began with the last plan, or is the head of the queue that waits by it; and of those, who took a slot
+        self._ahead: dict[str, _Asked] = {}
+        self._overtook: set[str] = set()
+        self._overtakers: set[str] = set()  # open sequences that took a slot, which those due before them could not
         self._engine: dict[str, Any] = {}  # its settings
         self._why: list[str] | None = None  # the queue's obstacle by the last plan, and its head
         self._readers: dict[str, Callable[..., None]] = {
@@ -246,8 +248,11 @@ class _LogReader:
         why_given_up = dict(given_up)
         began = [name for name, _ in chunks if name in self._not_begun]
         self._not_begun.difference_update(began, cached.get("forked", ()))
-        self._began = [self._asked_for[name] for name in began]
-        self._head = [] if why is None or why[1] not in self._asked_for else [self._asked_for[why[1]]]
+        if why is not None and len(why) > 2:
+            self._overtakers.add(why[1])
+        ahead = began if why is None else [*began, why[1]]
+        self._ahead = {name: self._asked_for[name] for name in ahead if name in self._asked_for}
+        self._overtook = self._overtakers.intersection(ahead)
         self._forget(why_given_up)
         for history in self._open():
             if history.name in why_given_up:
@@ -271,17 +276,16 @@ class _LogReader:
         self._why = why
 
     def _wait(self, history: _SequenceHistory, seconds: float) -> None:
-        """Add waiting time to the requests that began with the last plan, or else to the plan's obstacle.
-
-        A tenant passed over for want of slots may see requests begin that are due later, of tenants with fewer slots.
-        """
+        """Add waiting time to the requests that began with the last plan, or else to the plan's obstacle."""
         obstacle, limit = "" if self._why is None else REASONS[self._why[0]], self._held.get(history.tenant)
-        own = self._asked_for.get(history.name)
-        began, head = ([one for one in some if one is not own] for some in (self._began, self._head))
+        ahead = {name: asked for name, asked in self._ahead.items() if name != history.name}
+        due_earlier = [asked for name, asked in ahead.items() if name not in self._overtook]
         if limit is not None:
-            history.wait(REASONS[limit], began if limit == "slots" else (), seconds)
-        elif began or head:
-            history.wait(BEHIND_PREFIX + obstacle, (*began, *head), seconds)
+            history.wait(REASONS[limit], (), seconds)
+        elif due_earlier:
+            history.wait(BEHIND_PREFIX + obstacle, due_earlier, seconds)
+        elif ahead:
+            history.wait(REASONS["slots"], ahead.values(), seconds)
         else:
             history.wait(obstacle or "until the next step was planned", (), seconds)
 
@@ -289,6 +293,7 @@ class _LogReader:
         for name in names:
             self._asked_for.pop(name, None)
             self._not_begun.discard(name)
+            self._overtakers.discard(name)
 
     def _found(self, name: str, blocks: int) -> str:
         """Return the text for a prefix hit; a preempted sequence may hit blocks of its output too."""

@@ -25,7 +25,8 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["calibrate", t, decodes, context of each, prefills, computed tokens before each, tokens of each]
                 the device is idle, and runs a step of this shape for what it takes
     ["calibrated", t, [[a shape as in `calibrate`, elapsed] ...]]    what such steps took, or those before the first
-    ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...], [why, head] | null,
+    ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...],
+     [why, head] | [why, head, 1 where it takes a slot that those due before it may not] | null,
      {tenant: limit of its own that it is passed over for} or null for the same as before,
      [[each that was given up since the last plan, why] ...]]
     ["done", t, step, elapsed, [id of each that an end token ended ...], [of each that reached max_tokens ...],
@@ -179,7 +180,8 @@ class EventLog(CoreObserver):
         planned = "null,0,0,[]" if step is None else self._planned(step)
         preempted, blocked, held, ended = ids_of(self._scheduler.preempted), "null", "null", "[]"
         if (reason := self._scheduler.wait_reason) and (head := self._scheduler.waiting_head):
-            blocked = _encode([OBSTACLES.of(reason), head.id])
+            overtakes = [1] if head is self._scheduler.overtaker else []
+            blocked = _encode([OBSTACLES.of(reason), head.id, *overtakes])
         if self._scheduler.held_tenants != self._held:
             held = self._changed_holds()
         if self._given_up:

@@ -55,6 +55,7 @@ class Scheduler:
         self.in_flight: deque[ScheduledStep] = deque()  # oldest first
         self.wait_reason: WaitReason | None = None  # of the head of the queue in the last plan
         self.waiting_head: Sequence | None = None  # the head that `wait_reason` is about
+        self.overtaker: Sequence | None = None  # it takes a slot, which those due before it may not
         self._held_tenants = HeldTenants(waiting)
         self.held_tenants = self._held_tenants.reasons  # tenants with admission on hold, and the limit met
         self.kv_manager = KVManager(config, waiting, self._held_tenants, self.counters)
@@ -334,15 +335,15 @@ class Scheduler:
         head, held = self._preemption.preemptor, self._held_tenants.reasons
         if head and head.status is SequenceStatus.WAITING and head.tenant not in held:
             return head
-        head = self.waiting.head()
+        head, self.overtaker = self.waiting.head(), None
         if head is None or scheduled.paused or not self._preemption.lacks_a_slot(head):
             return head
         if self._none_takes_a_slot_at == (changes := self._preemption.running_changes):
             return head
-        if (taker := self.hooks.first_that(self._preemption.may_take_a_slot)) is not None:
-            return taker
-        self._none_takes_a_slot_at = changes
-        return head
+        self.overtaker = self.hooks.first_that(self._preemption.may_take_a_slot)
+        if self.overtaker is None:
+            self._none_takes_a_slot_at = changes
+        return self.overtaker or head
 
     def _start(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         self.kv_manager.admit(sequence)

@@ -84,7 +84,8 @@ class Reasons:
         if scheduler.wait_reason is None:
             return "until the next step is planned"
         reason = REASONS[scheduler.wait_reason]
-        return reason if scheduler.waiting_head is sequence else BEHIND_PREFIX + reason
+        head = scheduler.waiting_head
+        return reason if head is sequence or head is scheduler.overtaker else BEHIND_PREFIX + reason
 
     def _of_running(self, sequence: Sequence) -> str | None:
         """Return the limit of its tenant at which a running sequence stands still, if there is one."""

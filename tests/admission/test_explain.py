@@ -6,6 +6,7 @@ import pytest
 from admission.core import CoreConfig
 from admission.event_logs.event_log import VERSION, LogError
 from admission.explain import explain
+from backend.scheduler.sequence import SequenceStatus
 from tests.admission.staged_core import StagedCore
 from tests.backend.sequences import TOKEN
 
@@ -79,7 +80,7 @@ def waits_of(*entries: list[Any], name: str = "r") -> list[str]:
     return [line.strip() for line in story[begins + 1 :] if line.startswith(" " * 13)]
 
 
-def plan(now: float, *began: str, why: tuple[str, str] | None = None) -> list[Any]:
+def plan(now: float, *began: str, why: tuple[Any, ...] | None = None) -> list[Any]:
     return ["plan", now, 0, 3, 0, [[name, 20] for name in began], [], why, None, []]
 
 
@@ -101,12 +102,19 @@ def test_a_wait_is_told_by_whose_requests_were_due_earlier_and_what_they_waited_
     ]
 
 
-def test_a_tenant_that_has_its_slots_is_told_who_was_served_first_be_it_due_later() -> None:
-    full = [*plan(1.5, "a-0")[:-2], {"acme": "slots"}, []]
-    entries = [arrival(1.0, "r-0", "acme", 400), arrival(1.2, "a-0", "globex", 20), full, plan(2.5, "r-0")]
-    assert waits_of(*entries) == [
+def test_a_request_overtaken_for_a_slot_is_told_who_was_served_first_be_it_due_later() -> None:
+    assert waits_of(
+        arrival(1.0, "r-0", "acme", 400),
+        arrival(1.2, "a-0", "globex", 20),
+        plan(1.25, why=("slots", "a-0", 1)),
+        plan(1.5, "a-0", why=("slots", "r-0")),
+        arrival(2.0, "b-0", "initech", 20),
+        plan(2.25, "b-0", why=("slots", "r-0")),
+        plan(2.5, "r-0"),
+    ) == [
         "1.000 s: 1 request of globex was served first; max_num_seqs sequences were running",
-        "0.500 s: until the next step was planned",
+        "0.250 s: until the next step was planned",
+        "0.250 s: 1 request of initech was due earlier; max_num_seqs sequences were running",
     ]
 
 
@@ -291,3 +299,21 @@ def test_the_grammar_of_an_answer_is_named_and_what_it_forced_is_counted() -> No
     told = explain(map(json.dumps, log), "r")
     assert told[2] == "    0.000 s  its answer has to match the grammar 81f3a0c2d4e5b697"
     assert "    1.000 s  7 tokens that its grammar forced came with another" in told
+
+
+def test_a_tenant_above_its_share_of_slots_is_told_who_took_one() -> None:
+    stage = StagedCore(CoreConfig())
+    for n in range(4):
+        stage.arrive(f"runs-{n}", 8, 50)
+    stage.step()
+    waits = stage.arrive("waits", 8, 8, first_token_by=stage.now + 5.0)
+    stage.step()
+    taker = stage.arrive("takes", 8, 8, tenant="b", first_token_by=stage.now + 9.0)
+    while taker.status is not SequenceStatus.RUNNING:
+        stage.step()
+    assert waits.status is SequenceStatus.WAITING
+    stage.run()
+    waited = [line for line in explain(stage.lines, "waits") if "of b" in line]
+    assert len(waited) == 1 and waited[0].endswith(
+        "1 request of b was served first; max_num_seqs sequences were running"
+    )
