@@ -52,8 +52,8 @@ class ChatDialect(Dialect):
         if most_reasoning is not None and template is not None and template.field(REASONING):
             request.thinking_budget = most_reasoning if asked is None else min(asked, most_reasoning)
 
-    def identify(self, model: str) -> Identity:
-        return Identity.of_chat(model)
+    def identify(self, request: ChatRequest) -> Identity:
+        return Identity.of_chat(request.model)
 
     def message(self, request: ChatRequest, prompt: Prompt, frontend: Frontend) -> AnswerMessage | None:
         """Returns what the text of an answer is parsed to: where tools are offered, or the model reasons."""

@@ -55,7 +55,7 @@ class Dialect:
     async def prompts(self, request: Any, tenant: str, frontend: Frontend) -> list[Prompt]:
         raise NotImplementedError
 
-    def identify(self, model: str) -> Identity:
+    def identify(self, request: Any) -> Identity:
         raise NotImplementedError
 
     def bound(self, request: Any, most_reasoning: int | None, frontend: Frontend) -> None:
@@ -153,8 +153,8 @@ class CompletionDialect(Dialect):
             return given
         return await frontend.decode(tenant, token_ids, request.skip_special_tokens)
 
-    def identify(self, model: str) -> Identity:
-        return Identity.of_completion(model)
+    def identify(self, request: CompletionRequest) -> Identity:
+        return Identity.of_completion(request.model)
 
     def chunks(
         self, identity: Identity, include_usage: bool, index: int, message: AnswerMessage | None = None

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from admission.outcome import Outcome
 from backend.text.detokenizer import IncrementalDetokenizer
-from gateway import sse
 from gateway.api.choice_writer import ChoiceWriter, Progress
 from gateway.api.client_deadlines import read_deadlines, read_expected_followup
 from gateway.api.detailed_text import DetailedChoiceWriter, DetailedText, Telling, told_choices
@@ -121,7 +120,7 @@ class GenerationEndpoint(Endpoint):
     async def _generate(self, call: Call, scope: RequestScope, params: GenerationParams, prompts: list[Prompt]) -> None:
         """Have the engine generate, within what it reserves for the request, and deliver the answer."""
         frontend, record, request = self.frontend, call.record, params.request
-        identity = self._dialect.identify(request.model)
+        identity = self._dialect.identify(request)
         record.response_id, record.service_class = identity.id, params.service_class.name
         record.num_choices, record.num_answers = len(prompts), request.num_answers
         messages = [self._dialect.message(request, prompt, frontend) for prompt in prompts]
@@ -171,6 +170,7 @@ class GenerationEndpoint(Endpoint):
             chunks = [
                 dialect.chunks(identity, request.include_usage, index, text.message) for index, text in enumerate(texts)
             ]
+            response.failure = chunks[0].failure
             progress = None if response.request_header(PROGRESS_HEADER) is None else Progress()
             writers = [
                 _writer(response, text, encoder, request.continuous_usage, progress)
@@ -182,8 +182,7 @@ class GenerationEndpoint(Endpoint):
                 await _gather([writer.write_all() for writer in writers])
                 end = b""
             await generation.settle()
-            usage = chunks[0].usage(_token_usage(texts, request.num_answers)) if request.include_usage else b""
-            await response.end_stream(end + usage + sse.DONE)
+            await response.end_stream(end + chunks[0].end(_token_usage(texts, request.num_answers)))
         else:
             choices = await _gather([text.choice() for text in texts])
             if not request.is_plain:

@@ -43,6 +43,7 @@ class ResponseWriter:
         "_is_streaming",
         "_starting",
         "exchange",
+        "failure",
         "request_id",
         "send",
         "started",
@@ -59,6 +60,7 @@ class ResponseWriter:
         self._extra_headers: Headers = []
         self.exchange = exchange_of(scope)
         self._starting: asyncio.Lock | None = None
+        self.failure: Callable[[ApiError], bytes] = ApiError.to_sse  # what ends a stream that has failed
         self._is_streaming = False  # the headers of a stream have been sent
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
@@ -98,7 +100,7 @@ class ResponseWriter:
     async def fail(self, error: ApiError) -> None:
         """Send an error: as a whole response, or as the last event of a stream that has begun, without [DONE]."""
         if self.started is not None:
-            await self.end_stream(error.to_sse())
+            await self.end_stream(self.failure(error))
         else:
             await self.reply(error.to_body(), error.status, encode_headers(error.headers()))
 

@@ -40,8 +40,8 @@ def _one_or_many(stop: Any) -> Any:
     return stop and [text for text in stop if text != ""]
 
 
-_PositiveInt = Annotated[int, Field(ge=1, le=2**63 - 1)]
-_Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**63 - 1)]
+Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 _Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
 
 
@@ -52,19 +52,13 @@ class StreamOptions(TypedDict, total=False):
 
 
 @with_config(EXACT)
-class GenerationBody(TypedDict, total=False):
-    """The body that both dialects share. A field that was not sent is absent; null stands for that as well."""
+class SamplingBody(TypedDict, total=False):
+    """What all dialects share: which model, and how its tokens are drawn. A field that was not sent is absent; null
+    stands for that as well.
+    """
 
     model: Required[str]
     stream: bool | None
-    stream_options: (
-        Annotated[
-            StreamOptions,
-            known_object(StreamOptions, "stream_options.", ignorable={"include_obfuscation": (False,)}),
-        ]
-        | None
-    )
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
     temperature: float | None
     top_p: float | None
     presence_penalty: float | None
@@ -73,7 +67,6 @@ class GenerationBody(TypedDict, total=False):
     stop: Annotated[
         Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None, BeforeValidator(_one_or_many)
     ]
-    response_format: ResponseFormat | None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASED)] | None
     # vLLM's
     top_k: int | None
@@ -84,15 +77,9 @@ class GenerationBody(TypedDict, total=False):
     ignore_eos: bool | None
     include_stop_str_in_output: bool | None
     skip_special_tokens: bool | None
-    add_special_tokens: bool | None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None
-    structured_outputs: StructuredOutputsField | None
     allowed_token_ids: Any
     bad_words: Annotated[list[_Word], Field(max_length=MAX_WORDS, fail_fast=True)] | None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None
-    prompt_logprobs: _Top | None
-    return_token_ids: bool | None
-    return_tokens_as_token_ids: bool | None
     # about the request, without effect on its answer
     service_tier: Tier | None
     user: str | None
@@ -102,12 +89,34 @@ class GenerationBody(TypedDict, total=False):
 
 
 @with_config(EXACT)
+class GenerationBody(SamplingBody, total=False):
+    """What chats and completions share."""
+
+    stream_options: (
+        Annotated[
+            StreamOptions,
+            known_object(StreamOptions, "stream_options.", ignorable={"include_obfuscation": (False,)}),
+        ]
+        | None
+    )
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
+    response_format: ResponseFormat | None
+    # vLLM's
+    add_special_tokens: bool | None
+    structured_outputs: StructuredOutputsField | None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None
+    prompt_logprobs: Top | None
+    return_token_ids: bool | None
+    return_tokens_as_token_ids: bool | None
+
+
+@with_config(EXACT)
 class ChatBody(GenerationBody, total=False):
     messages: Required[Messages]
-    max_tokens: _PositiveInt | None
-    max_completion_tokens: _PositiveInt | None
+    max_tokens: PositiveInt | None
+    max_completion_tokens: PositiveInt | None
     logprobs: bool | None
-    top_logprobs: _Top | None
+    top_logprobs: Top | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     tools: Tools | None
@@ -124,7 +133,7 @@ class ChatBody(GenerationBody, total=False):
 class CompletionBody(GenerationBody, total=False):
     prompt: Required[Any]
     max_tokens: Annotated[int, Field(ge=0)] | None  # 0 where the prompt is echoed, and nothing is to be added to it
-    logprobs: _Top | None
+    logprobs: Top | None
     echo: bool | None
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
     suffix: Annotated[str, Field(max_length=MAX_SUFFIX)] | None

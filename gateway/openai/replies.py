@@ -9,6 +9,7 @@ from typing import Any, Literal
 import orjson
 
 from gateway import sse
+from gateway.errors import ApiError
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 _NOTHING: Mapping[str, Any] = {}
@@ -81,7 +82,7 @@ def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenU
 
 
 class Chunks:
-    """Makes the events of one streamed choice: `start`, any number of `text`, `finish`, and perhaps `usage`.
+    """Makes the events of one streamed choice: `start`, any number of `text`, `finish`, and of one of them `end`.
 
     Their common part is encoded once, when the stream begins; a dialect's own part is written below as JSON text. An
     event that is given a `usage` includes it.
@@ -121,8 +122,15 @@ class Chunks:
     ) -> bytes:
         return self._head + self.FINISH + self._tail(reason, usage, told)
 
-    def usage(self, usage: TokenUsage) -> bytes:
-        return b'%b,"choices":[],"usage":%b}%b' % (self._fields, orjson.dumps(usage.to_json()), sse.END)
+    def end(self, usage: TokenUsage) -> bytes:
+        """Returns what ends the stream, after the last event of each choice."""
+        if not self._include_usage:
+            return sse.DONE
+        return b'%b,"choices":[],"usage":%b}%b%b' % (self._fields, orjson.dumps(usage.to_json()), sse.END, sse.DONE)
+
+    def failure(self, error: ApiError) -> bytes:
+        """Returns what ends a stream that has failed."""
+        return error.to_sse()
 
     def _tail(
         self, reason: FinishReason | None, usage: TokenUsage | None, told: Mapping[str, Any] | None = None

@@ -16,13 +16,14 @@ from gateway.openai.bodies import (
     TOKENIZE,
     CompletionBody,
     GenerationBody,
+    SamplingBody,
     Tier,
 )
 from gateway.openai.conversation import Conversation, read_conversation
 from gateway.openai.foreign_fields import Ignored
 from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits, token_ids
 from gateway.openai.sampling import sampling_of
-from gateway.openai.structured import read_grammar
+from gateway.openai.structured import AskedGrammar, read_grammar
 
 Prompt = str | tuple[int, ...]
 
@@ -49,11 +50,11 @@ class GenerationRequest:
     model: str
     sampling: SamplingParams
     stream: bool
-    include_usage: bool  # a last chunk with the usage of the stream
-    continuous_usage: bool  # and in every other chunk the usage of its choice so far
+    include_usage: bool = False  # a last chunk with the usage of the stream
+    continuous_usage: bool = False  # and in every other chunk the usage of its choice so far
     include_stop: bool  # the stop string stays in the text
     skip_special_tokens: bool
-    add_special_tokens: bool  # when the prompt is encoded
+    add_special_tokens: bool = False  # when the prompt is encoded
     service_tier: Tier | None
     user: str | None
     num_answers: int = 1  # to each prompt
@@ -94,7 +95,7 @@ class GenerationRequest:
 @dataclass(slots=True, kw_only=True)
 class ChatRequest(GenerationRequest):
     conversation: Conversation
-    shows_reasoning: bool  # the answer tells its reasoning, apart from its content
+    shows_reasoning: bool = True  # the answer tells its reasoning, apart from its content
     thinking_budget: int | None = None  # tokens of its reasoning
     top_field: str = "top_logprobs"
 
@@ -246,6 +247,39 @@ def parse_detokenize_request(raw: JsonBody, limits: Limits) -> DetokenizeRequest
     return DetokenizeRequest(model=body.get("model"), tokens=tokens, ignored=ignored)
 
 
+def shared_fields(
+    body: SamplingBody,
+    limits: Limits,
+    asked: AskedGrammar | None,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> dict[str, Any]:
+    """Returns the fields of a request that all dialects share. `logprobs` and `prompt_logprobs` are what the model has
+    to compute.
+    """
+    return {
+        "model": body["model"],
+        "sampling": sampling_of(
+            body,
+            limits,
+            max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            grammar=asked and asked.grammar,
+        ),
+        "stream": bool(body.get("stream")),
+        "include_stop": _default(body.get("include_stop_str_in_output"), False),
+        "skip_special_tokens": _default(body.get("skip_special_tokens"), True),
+        "service_tier": body.get("service_tier"),
+        "user": body.get("user"),
+        "bad_words": tuple(body.get("bad_words") or ()),
+        "cache_salt": body.get("cache_salt"),
+        "grammar_field": asked and asked.field,
+        "left_out": list(asked.left_out) if asked else [],
+    }
+
+
 def _shared(
     body: GenerationBody,
     limits: Limits,
@@ -253,8 +287,8 @@ def _shared(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> dict[str, Any]:
-    """Returns the fields of both dialects. `lengths` are `max_tokens` and `max_completion_tokens`; `logprobs` and
-    `prompt_logprobs` are what the model has to compute.
+    """Returns the fields of chats and completions. `lengths` are `max_tokens` and `max_completion_tokens`; `logprobs`
+    and `prompt_logprobs` are what the model has to compute.
     """
     options, stream = body.get("stream_options"), bool(body.get("stream"))
     max_tokens, max_completion_tokens = lengths
@@ -268,32 +302,16 @@ def _shared(
     is_newer = (max_completion_tokens or 0) > (max_tokens or 0)
     include_usage = options is not None and bool(options.get("include_usage"))
     asked = read_grammar(body.get("response_format"), body.get("structured_outputs"))
+    longest = max_completion_tokens if is_newer else max_tokens
     return {
-        "model": body["model"],
-        "sampling": sampling_of(
-            body,
-            limits,
-            max_completion_tokens if is_newer else max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            grammar=asked and asked.grammar,
-        ),
+        **shared_fields(body, limits, asked, longest, logprobs, prompt_logprobs),
         "details": _details(body),
-        "stream": stream,
         "include_usage": include_usage,
         "continuous_usage": options is not None and include_usage and bool(options.get("continuous_usage_stats")),
-        "include_stop": _default(body.get("include_stop_str_in_output"), False),
-        "skip_special_tokens": _default(body.get("skip_special_tokens"), True),
-        "service_tier": body.get("service_tier"),
-        "user": body.get("user"),
         "num_answers": body.get("n") or 1,
         "num_shown": body.get("n") or 1,
-        "bad_words": tuple(body.get("bad_words") or ()),
         "kept_tokens": _kept_tokens(body),
-        "cache_salt": body.get("cache_salt"),
         "length_field": "max_completion_tokens" if is_newer else "max_tokens",
-        "grammar_field": asked and asked.field,
-        "left_out": list(asked.left_out) if asked else [],
     }
 
 

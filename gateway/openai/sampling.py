@@ -9,7 +9,7 @@ from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from gateway.errors import BadRequest, translate
 from gateway.http.json_body import shown
-from gateway.openai.bodies import GenerationBody
+from gateway.openai.bodies import SamplingBody
 from gateway.openai.limits import Limits, check_in_vocabulary, whole_numbers
 
 _SAMPLING_FIELDS = {
@@ -19,7 +19,7 @@ _SAMPLING_FIELDS = {
 
 
 def sampling_of(
-    body: GenerationBody, limits: Limits, max_tokens: int | None, **asked: int | Grammar | None
+    body: SamplingBody, limits: Limits, max_tokens: int | None, **asked: int | Grammar | None
 ) -> SamplingParams:
     """Returns the sampling parameters; null stands for the default, which the model may set.
 
@@ -45,7 +45,7 @@ def sampling_of(
         raise translate(exc) from exc
 
 
-def _constraints(body: GenerationBody, limits: Limits) -> dict[str, Any]:
+def _constraints(body: SamplingBody, limits: Limits) -> dict[str, Any]:
     """Returns what narrows the tokens that may be drawn, where anything does."""
     constraints: dict[str, Any] = {}
     if bias := body.get("logit_bias"):

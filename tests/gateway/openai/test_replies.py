@@ -11,6 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.openai import replies
 from gateway.openai.replies import ChatChunks, Choice, CompletionChunks, Identity, TokenUsage
+from gateway.sse import DONE
 
 USAGE = TokenUsage(prompt_tokens=7, completion_tokens=5, cached_tokens=4)
 CHOICES = [Choice("Hi é😀\n", "stop"), Choice("", "length")]
@@ -66,9 +67,11 @@ def test_chat_chunks_are_what_the_client_expects(include_usage: bool) -> None:
 
 def test_the_usage_chunk_has_no_choices() -> None:
     for chunks in (ChatChunks(Identity.of_chat("m"), True), CompletionChunks(Identity.of_completion("m"), True)):
-        assert data(chunks.usage(USAGE))["choices"] == []
-        assert data(chunks.usage(USAGE))["usage"] == USAGE.to_json()
-    ChatCompletionChunk.model_validate(data(ChatChunks(Identity.of_chat("m"), True).usage(USAGE)))
+        last = data(chunks.end(USAGE).removesuffix(DONE))
+        assert last["choices"] == []
+        assert last["usage"] == USAGE.to_json()
+    ChatCompletionChunk.model_validate(data(ChatChunks(Identity.of_chat("m"), True).end(USAGE).removesuffix(DONE)))
+    assert ChatChunks(Identity.of_chat("m"), False).end(USAGE) == DONE
 
 
 def test_completion_chunks_are_what_the_client_expects() -> None:
