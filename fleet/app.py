@@ -18,6 +18,7 @@ MODELS = "/v1/models"
 ROUTES = {  # with the scope that a key needs; a replica looks again
     ("POST", "/v1/chat/completions"): "inference",
     ("POST", "/v1/completions"): "inference",
+    ("POST", "/v1/responses"): "inference",
     ("POST", "/tokenize"): "inference",
     ("POST", "/detokenize"): "inference",
     ("GET", MODELS): "inference",

@@ -15,7 +15,7 @@ from gateway.openai.answer_message import AnswerMessage, MessageChunks
 from gateway.openai.chat_grammar import chat_grammar, needs_grammar
 from gateway.openai.limits import Limits
 from gateway.openai.logprobs import Spelling, ToldToken, chat_logprobs
-from gateway.openai.replies import ChatChunks, Choice, Chunks, Identity, TokenUsage, chat_completion
+from gateway.openai.replies import ChatChunks, Choice, Identity, StreamEncoder, TokenUsage, chat_completion
 from gateway.openai.requests import ChatRequest, parse_chat_request
 
 
@@ -73,7 +73,7 @@ class ChatDialect(Dialect):
 
     def chunks(
         self, identity: Identity, include_usage: bool, index: int, message: AnswerMessage | None = None
-    ) -> Chunks:
+    ) -> StreamEncoder:
         if message is not None:
             return MessageChunks(identity, include_usage, index, message)
         return ChatChunks(identity, include_usage, index)

@@ -7,7 +7,7 @@ from gateway import sse
 from gateway.api.text_stream import TextStream
 from gateway.http.request_scope import Exchange
 from gateway.http.responses import ResponseWriter
-from gateway.openai.replies import Chunks, TokenUsage
+from gateway.openai.replies import StreamEncoder, TokenUsage
 
 
 class Progress:
@@ -40,7 +40,7 @@ class ChoiceWriter:
         self,
         response: ResponseWriter,
         text: TextStream,
-        chunks: Chunks,
+        chunks: StreamEncoder,
         continuous_usage: bool,
         progress: Progress | None = None,
     ) -> None:

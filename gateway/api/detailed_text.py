@@ -22,7 +22,7 @@ from gateway.api.text_stream import TextStream
 from gateway.http.responses import ResponseWriter
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.logprobs import Spelling, ToldToken, prompt_logprobs
-from gateway.openai.replies import Choice, Chunks
+from gateway.openai.replies import Choice, StreamEncoder
 from gateway.openai.requests import GenerationRequest
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 
@@ -261,7 +261,7 @@ class DetailedChoiceWriter(ChoiceWriter):
         self,
         response: ResponseWriter,
         text: DetailedText,
-        chunks: Chunks,
+        chunks: StreamEncoder,
         continuous_usage: bool,
         progress: Progress | None = None,
     ) -> None:

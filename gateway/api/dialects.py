@@ -14,9 +14,9 @@ from gateway.openai.limits import Limits
 from gateway.openai.logprobs import Spelling, ToldToken, completion_logprobs
 from gateway.openai.replies import (
     Choice,
-    Chunks,
     CompletionChunks,
     Identity,
+    StreamEncoder,
     TokenUsage,
     text_completion,
 )
@@ -67,7 +67,7 @@ class Dialect:
 
     def chunks(
         self, identity: Identity, include_usage: bool, index: int, message: AnswerMessage | None = None
-    ) -> Chunks:
+    ) -> StreamEncoder:
         raise NotImplementedError
 
     def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
@@ -158,7 +158,7 @@ class CompletionDialect(Dialect):
 
     def chunks(
         self, identity: Identity, include_usage: bool, index: int, message: AnswerMessage | None = None
-    ) -> Chunks:
+    ) -> StreamEncoder:
         return CompletionChunks(identity, include_usage, index)
 
     def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:

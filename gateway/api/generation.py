@@ -25,7 +25,7 @@ from gateway.http.request_scope import RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
 from gateway.key_mask import masked
 from gateway.openai.json_schema import located
-from gateway.openai.replies import Chunks, Identity, TokenUsage
+from gateway.openai.replies import Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER, UNKNOWN, Beginnings
 from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
@@ -209,7 +209,7 @@ def _check_details(request: GenerationRequest, policy: EffectivePolicy) -> None:
 
 
 def _writer(
-    response: ResponseWriter, text: TextStream, chunks: Chunks, continuous_usage: bool, progress: Progress | None
+    response: ResponseWriter, text: TextStream, chunks: StreamEncoder, continuous_usage: bool, progress: Progress | None
 ) -> ChoiceWriter:
     if isinstance(text, DetailedText):
         return DetailedChoiceWriter(response, text, chunks, continuous_usage, progress)

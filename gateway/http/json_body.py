@@ -165,10 +165,14 @@ class BodyType(Generic[T]):
         body = raw.loads()
         if not isinstance(body, dict):
             raise BadRequest(f"The body must be a JSON object, got {shown(body)}.")
+        return self.checked(body, context)
+
+    def checked(self, value: Any, context: object = None, place: tuple[int | str, ...] = ()) -> T:
+        """Returns an object that stands at this `place` of a body. Raises `BadRequest`."""
         try:
-            return self._validate(body, context=context)
+            return self._validate(value, context=context)
         except ValidationError as exc:
-            raise _bad_request(exc.errors(include_url=False)[0]) from exc
+            raise _bad_request(exc.errors(include_url=False)[0], place) from exc
 
 
 @cache
@@ -198,9 +202,9 @@ def shown(value: Any) -> str:
     return repr(value)
 
 
-def _bad_request(error: ErrorDetails) -> BadRequest:
+def _bad_request(error: ErrorDetails, place: tuple[int | str, ...]) -> BadRequest:
     field = error["ctx"]["field"] if error["type"] == "unsupported" else ()
-    param = _param((*error["loc"], *(field if isinstance(field, tuple) else (field,))))
+    param = _param((*place, *error["loc"], *(field if isinstance(field, tuple) else (field,))))
     refusal = BadRequest(_sentence(error, param or "The body"), param or None)
     if error["type"] in _EXPECTED:
         refusal.rule = f"{_rule(error, param or 'The body')}."

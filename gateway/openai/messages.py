@@ -30,19 +30,23 @@ _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal"
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # types of parts that nobody reads again
 
 
-def _flatten_content(content: Any, info: ValidationInfo) -> Any:
-    """Returns the concatenation of text parts."""
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        wanted = f"must be a string, or an array of text parts, got {shown(content)}"
-        raise PydanticCustomError("content", wanted)
-    if len(content) > MAX_CONTENT_PARTS:
-        raise PydanticCustomError("content", "must hold at most {limit} parts", {"limit": MAX_CONTENT_PARTS})
-    return "".join(_part_text(index, part, info.context) for index, part in enumerate(content))
+def text_content(place: str) -> BeforeValidator:
+    """Returns a validator that makes text parts one text. `place` is the content's, for fields that are ignored."""
+
+    def flatten(content: Any, info: ValidationInfo) -> Any:
+        if content is None or isinstance(content, str):
+            return content
+        if not isinstance(content, list):
+            wanted = f"must be a string, or an array of text parts, got {shown(content)}"
+            raise PydanticCustomError("content", wanted)
+        if len(content) > MAX_CONTENT_PARTS:
+            raise PydanticCustomError("content", "must hold at most {limit} parts", {"limit": MAX_CONTENT_PARTS})
+        return "".join(_part_text(place, index, part, info.context) for index, part in enumerate(content))
+
+    return BeforeValidator(flatten)
 
 
-def _part_text(index: int, part: Any, ignored: Ignored | None) -> str:
+def _part_text(place: str, index: int, part: Any, ignored: Ignored | None) -> str:
     if type(part) is str:
         return part
     if type(part) is dict and len(part) == 2 and part.get("type") == "text" and type(part.get("text")) is str:
@@ -60,14 +64,14 @@ def _part_text(index: int, part: Any, ignored: Ignored | None) -> str:
         )
         raise _wrong_part(complaint, index, kind if isinstance(kind, str) and kind in part else "type")
     field = _TEXTS[kind]
-    _check_beside(index, part, field, ignored)
+    _check_beside(place, index, part, field, ignored)
     text = part.get(field)
     if type(text) is not str:
         raise _wrong_part(f"must be a string, got {shown(text)}" if field in part else "is required", index, field)
     return text
 
 
-def _check_beside(index: int, part: Mapping[str, Any], field: str, ignored: Ignored | None) -> None:
+def _check_beside(place: str, index: int, part: Mapping[str, Any], field: str, ignored: Ignored | None) -> None:
     """Look at what a part has beside its type and its text."""
     for name, value in part.items():
         if name in ("type", field) or name in ECHOES or says_nothing(value):
@@ -76,7 +80,7 @@ def _check_beside(index: int, part: Mapping[str, Any], field: str, ignored: Igno
             raise _wrong_part("is not supported here: this server reads texts; leave it out", index, name)
         if name in _TEXTS.values() or ignored is None:
             raise _wrong_part("is not a field that this server knows of a part of this type", index, name)
-        ignored.add("messages[].content[].", name)
+        ignored.add(f"{place}[].", name)
 
 
 def _wrong_part(complaint: str, index: int, *field: str) -> PydanticCustomError:
@@ -105,7 +109,7 @@ _MessageCall = Annotated[MessageCall, known_object(MessageCall, "messages[].tool
 @with_config(EXACT)
 class ChatMessage(TypedDict, total=False):
     role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
-    content: Annotated[str | None, BeforeValidator(_flatten_content)]
+    content: Annotated[str | None, text_content("messages[].content")]
     name: str | None
     tool_calls: Annotated[list[_MessageCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None
     tool_call_id: Annotated[str, Field(max_length=MAX_CALL_ID_CHARS)] | None
@@ -168,7 +172,7 @@ def _add_answer(read: dict[str, Any], message: ChatMessage, names: dict[str, str
         function = call["function"]
         told = {
             "type": "function",
-            "function": {"name": function["name"], "arguments": _object(function.get("arguments"))},
+            "function": {"name": function["name"], "arguments": object_of(function.get("arguments"))},
         }
         if (call_id := call.get("id")) is not None:
             told["id"] = call_id
@@ -176,7 +180,7 @@ def _add_answer(read: dict[str, Any], message: ChatMessage, names: dict[str, str
         read["tool_calls"].append(told)
 
 
-def _object(arguments: Any) -> Any:
+def object_of(arguments: Any) -> Any:
     """Returns the object that arguments are, {} for any other value; text that is no JSON, malformed by a model or cut
     short, stays text.
     """

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import urandom
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import orjson
 
@@ -81,8 +81,30 @@ def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenU
     return _completion(identity, "text_completion", [_text_choice(*pair) for pair in enumerate(choices)], usage)
 
 
+class StreamEncoder(Protocol):
+    """Makes the events of one streamed choice: `start`, any number of `text`, `finish`, and of one of them `end`. An
+    event may include the `usage` so far, and what is `told` of its tokens.
+    """
+
+    def start(self, usage: TokenUsage | None = None, beside: Mapping[str, Any] | None = None) -> bytes: ...
+
+    def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes: ...
+
+    def finish(
+        self, reason: FinishReason, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None
+    ) -> bytes: ...
+
+    def end(self, usage: TokenUsage) -> bytes:
+        """Returns what ends the stream, after the last event of each choice."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Returns what ends a stream that has failed."""
+        ...
+
+
 class Chunks:
-    """Makes the events of one streamed choice: `start`, any number of `text`, `finish`, and of one of them `end`.
+    """Makes the events of chats and completions.
 
     Their common part is encoded once, when the stream begins; a dialect's own part is written below as JSON text. An
     event that is given a `usage` includes it.
@@ -123,13 +145,11 @@ class Chunks:
         return self._head + self.FINISH + self._tail(reason, usage, told)
 
     def end(self, usage: TokenUsage) -> bytes:
-        """Returns what ends the stream, after the last event of each choice."""
         if not self._include_usage:
             return sse.DONE
         return b'%b,"choices":[],"usage":%b}%b%b' % (self._fields, orjson.dumps(usage.to_json()), sse.END, sse.DONE)
 
     def failure(self, error: ApiError) -> bytes:
-        """Returns what ends a stream that has failed."""
         return error.to_sse()
 
     def _tail(

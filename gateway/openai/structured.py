@@ -39,6 +39,17 @@ class ResponseFormat(TypedDict, total=False):
 
 
 @with_config(EXACT)
+class TextFormat(TypedDict, total=False):
+    """What a response's text has to match."""
+
+    type: Required[Literal["text", "json_object", "json_schema"]]
+    name: str | None
+    description: str | None
+    schema: Any
+    strict: bool | None
+
+
+@with_config(EXACT)
 class StructuredOutputs(TypedDict, total=False):
     """vLLM's: one of the first five. The sixth says how JSON is written."""
 
@@ -99,6 +110,15 @@ def _of_format(asked: ResponseFormat, most_bytes: int) -> AskedGrammar | None:
     if given is None:
         raise BadRequest(f'{field} is required when response_format.type is "json_schema".', field)
     return _of_schema(given.get("schema"), f"{field}.schema", most_bytes, is_strict=given.get("strict") is True)
+
+
+def read_text_format(asked: TextFormat | None, most_bytes: int = MAX_SCHEMA_BYTES) -> AskedGrammar | None:
+    """Returns the grammar of a response's text; None where it may be any. Raises as `read_grammar`."""
+    if asked is None or asked["type"] == "text":
+        return None
+    if asked["type"] == "json_object":
+        return AskedGrammar(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), "text.format")
+    return _of_schema(asked.get("schema"), "text.format.schema", most_bytes, is_strict=asked.get("strict") is True)
 
 
 def _of_structured(structured: StructuredOutputs, most_bytes: int) -> AskedGrammar:

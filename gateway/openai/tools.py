@@ -63,8 +63,15 @@ class ToolUse:
         return self.choice == "required" or (self.choice == "auto" and promised)
 
 
-def read_tools(tools: Sequence[ToolDefinition] | None, choice: Any, parallel_tool_calls: bool | None) -> ToolUse | None:
-    """Returns the tools that a request offers; None for none. Raises `BadRequest`."""
+def read_tools(
+    tools: Sequence[ToolDefinition] | None,
+    choice: Any,
+    parallel_tool_calls: bool | None,
+    places: Sequence[str] | None = None,
+) -> ToolUse | None:
+    """Returns the tools that a request offers; None for none. `places` are those of the functions in the request, where
+    they are not a chat's. Raises `BadRequest`.
+    """
     if not tools:
         if choice not in (None, "none", "auto"):
             raise BadRequest("tool_choice needs tools to choose from: send tools, or leave it out.", "tool_choice")
@@ -75,7 +82,7 @@ def read_tools(tools: Sequence[ToolDefinition] | None, choice: Any, parallel_too
             f"tools have {size} bytes; at most {MAX_TOOLS_BYTES} are read. Send fewer of them, or smaller schemas.",
             "tools",
         )
-    functions = _functions(tools)
+    functions = _functions(tools, places or [f"tools[{index}].function" for index in range(len(tools))])
     kind, allowed, is_named = _read_choice(choice, {function.name for function in functions})
     may_be_called = tuple([function for function in functions if function.name in allowed])
     is_single = parallel_tool_calls is False or is_named
@@ -90,11 +97,11 @@ def _size(tools: Sequence[ToolDefinition]) -> int:
         raise BadRequest("tools are nested too deeply.", "tools") from None
 
 
-def _functions(tools: Sequence[ToolDefinition]) -> list[Function]:
+def _functions(tools: Sequence[ToolDefinition], places: Sequence[str]) -> list[Function]:
     functions: dict[str, Function] = {}
-    for index, tool in enumerate(tools):
+    for tool, param in zip(tools, places, strict=True):
         function = tool["function"]
-        name, param = function["name"], f"tools[{index}].function"
+        name = function["name"]
         if name in functions:
             raise BadRequest(f"{param}.name is {name!r}, which another tool has too.", f"{param}.name")
         # without parameters a function takes none
@@ -118,12 +125,16 @@ def _read_choice(choice: Any, names: set[str]) -> tuple[Literal["none", "auto", 
             return choice, names, False
         case {"type": "function", "function": {"name": str(name), **others}, **rest} if not others and not rest:
             return "required", _known([name], names, "tool_choice.function.name"), True
+        case {"type": "function", "name": str(name), **rest} if not rest:  # as OpenAI's responses say it
+            return "required", _known([name], names, "tool_choice.name"), True
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools},
         }:
             where = "tool_choice.allowed_tools.tools"
             return mode, _known([_name_of(tool) for tool in tools], names, where), False
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
+            return mode, _known([_name_of(tool) for tool in tools], names, "tool_choice.tools"), False
     raise BadRequest(
         'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": string}}, or of '
         'the type "allowed_tools", with a mode, which is "auto" or "required", and some of the tools by their names, '

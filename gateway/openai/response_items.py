@@ -1,0 +1,143 @@
+"""The input of a response: its items as clients send them, and the messages of a conversation that they are.
+
+A turn of the assistant is several items: its reasoning, its text and each of its calls. Chat templates read one
+message.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Required
+
+from pydantic import Field, with_config
+from typing_extensions import TypedDict  # as in `bodies`
+
+from gateway.errors import BadRequest
+from gateway.http.json_body import EXACT, BodyType, shown
+from gateway.openai.foreign_fields import ECHOES, REFUSED_IN_MESSAGE, Ignored, known_object
+from gateway.openai.messages import MAX_CALL_ID_CHARS, MAX_MESSAGES, Message, object_of, text_content
+
+ITEM_ECHOES = ECHOES | {"agent", "async", "caller", "name", "namespace", "parsed_arguments", "phase", "type"}
+
+_CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_CHARS)]
+
+
+@with_config(EXACT)
+class MessageItem(TypedDict, total=False):
+    role: Required[Literal["system", "developer", "user", "assistant"]]
+    content: Required[Annotated[str, text_content("input[].content")]]
+
+
+@with_config(EXACT)
+class CallItem(TypedDict, total=False):
+    call_id: Required[_CallId]
+    name: Required[str]
+    arguments: Any  # as a model has written them, which may be anything
+
+
+@with_config(EXACT)
+class CallOutputItem(TypedDict, total=False):
+    call_id: Required[_CallId]
+    output: Required[Annotated[str, text_content("input[].output")]]
+
+
+@with_config(EXACT)
+class ReasoningText(TypedDict, total=False):
+    type: Required[Literal["reasoning_text"]]
+    text: Required[str]
+
+
+@with_config(EXACT)
+class ReasoningItem(TypedDict, total=False):
+    summary: Any
+    content: list[ReasoningText] | None
+    encrypted_content: str | None
+
+
+def _item(form: Any, echoes: frozenset[str]) -> BodyType[Any]:
+    known = known_object(form, "input[].", refused=REFUSED_IN_MESSAGE, echoes=echoes - form.__required_keys__)
+    return BodyType[Any](form, known)
+
+
+_FORMS: Mapping[str, BodyType[Any]] = {
+    "message": _item(MessageItem, ITEM_ECHOES),
+    "function_call": _item(CallItem, ITEM_ECHOES),
+    "function_call_output": _item(CallOutputItem, ITEM_ECHOES),
+    "reasoning": _item(ReasoningItem, ITEM_ECHOES),
+}
+
+
+def read_input(given: Any, ignored: Ignored | None) -> tuple[Message, ...]:
+    """Returns the messages of an input. Raises `BadRequest`."""
+    if isinstance(given, str):
+        return ({"role": "user", "content": given},)
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
+        wanted = f"a string, or an array of 1 to {MAX_MESSAGES} items"
+        raise BadRequest(f"input must be {wanted}, got {shown(given)}.", "input")
+    turns = _Turns()
+    for index, item in enumerate(given):
+        if not isinstance(item, dict):
+            raise BadRequest(f"input[{index}] must be an object, got {shown(item)}.", f"input[{index}]")
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if not isinstance(kind, str) or kind not in _FORMS:
+            raise _unknown(index, item, kind)
+        turns.add(kind, _FORMS[kind].checked(item, ignored, ("input", index)))
+    turns.end()
+    return tuple(turns.messages)
+
+
+def _unknown(index: int, item: Mapping[str, Any], kind: Any) -> BadRequest:
+    param = f"input[{index}].type"
+    if kind == "item_reference" or (kind is None and "id" in item):
+        return BadRequest(
+            f"input[{index}] names an item of an earlier response, and this server keeps none: send the item itself, "
+            "as clients do with store = false.",
+            f"input[{index}].id",
+        )
+    known = ", ".join(_FORMS)
+    if kind is None:
+        return BadRequest(f"{param} is required: one of {known}.", param)
+    return BadRequest(f"{param} must be one of {known}, which this server reads, got {shown(kind)}.", param)
+
+
+class _Turns:
+    """Collects the messages of a conversation, item by item."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._reasoning = ""  # of the assistant's turn that follows
+        self._names: dict[str, str] = {}  # of functions, by the ids of calls
+
+    def add(self, kind: str, item: Mapping[str, Any]) -> None:
+        match kind:
+            case "message":
+                self._add_message(item["role"], item["content"])
+            case "reasoning":
+                self._reasoning += "".join([part["text"] for part in item.get("content") or ()])
+            case "function_call":
+                self._add_call(item["call_id"], item["name"], item.get("arguments"))
+            case _:
+                self._add_output(item["call_id"], item["output"])
+
+    def end(self) -> None:
+        """Keep reasoning that nothing has followed."""
+        if self._reasoning:
+            self._add_message("assistant", "")
+
+    def _add_message(self, role: str, content: str) -> None:
+        message = {"role": "system" if role == "developer" else role, "content": content}
+        if role == "assistant" and self._reasoning:
+            message["reasoning_content"], self._reasoning = self._reasoning, ""
+        self.messages.append(message)
+
+    def _add_call(self, call_id: str, name: str, arguments: Any) -> None:
+        if self._reasoning or not self.messages or self.messages[-1]["role"] != "assistant":
+            self._add_message("assistant", "")
+        function = {"name": name, "arguments": object_of(arguments)}
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        calls.append({"type": "function", "function": function, "id": call_id})
+        self._names[call_id] = name
+
+    def _add_output(self, call_id: str, output: str) -> None:
+        message = {"role": "tool", "content": output, "tool_call_id": call_id}
+        if (name := self._names.get(call_id)) is not None:
+            message["name"] = name
+        self.messages.append(message)

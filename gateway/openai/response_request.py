@@ -1,0 +1,165 @@
+"""Reads the bodies of /v1/responses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Required
+
+from pydantic import Field, with_config
+from typing_extensions import TypedDict  # as in `bodies`
+
+from gateway.errors import BadRequest
+from gateway.http.json_body import EXACT, BodyType, JsonBody, shown
+from gateway.openai.bodies import MAX_THINKING, PositiveInt, SamplingBody, Top
+from gateway.openai.conversation import Conversation
+from gateway.openai.foreign_fields import ECHOES, IGNORABLE, REFUSED_IN_CHAT, Ignored, Values, known_object
+from gateway.openai.limits import Limits
+from gateway.openai.requests import NO_DETAILS, ChatRequest, TokenDetails, shared_fields
+from gateway.openai.response_items import read_input
+from gateway.openai.structured import TextFormat, read_text_format
+from gateway.openai.template_variables import Effort, Kwargs, read_variables
+from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
+
+MAX_INCLUDED = 32
+LOGPROBS = "message.output_text.logprobs"
+
+
+@with_config(EXACT)
+class TextConfig(TypedDict, total=False):
+    format: Annotated[TextFormat, known_object(TextFormat, "text.format.")] | None
+
+
+@with_config(EXACT)
+class ReasoningConfig(TypedDict, total=False):
+    effort: Effort | None
+    summary: Literal["auto", "concise", "detailed"] | None  # there is none: all of the reasoning is told
+    generate_summary: Literal["auto", "concise", "detailed"] | None
+
+
+@with_config(EXACT)
+class StreamOptions(TypedDict, total=False):
+    include_obfuscation: bool | None
+
+
+@with_config(EXACT)
+class ResponsesBody(SamplingBody, total=False):
+    input: Required[Any]
+    instructions: str | None
+    max_output_tokens: PositiveInt | None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None
+    tool_choice: Any
+    parallel_tool_calls: bool | None
+    text: Annotated[TextConfig, known_object(TextConfig, "text.", ignorable={"verbosity": ("medium",)})] | None
+    reasoning: Annotated[ReasoningConfig, known_object(ReasoningConfig, "reasoning.")] | None
+    include: Annotated[list[str], Field(max_length=MAX_INCLUDED, fail_fast=True)] | None
+    top_logprobs: Top | None
+    truncation: Literal["auto", "disabled"] | None
+    store: bool | None
+    stream_options: Annotated[StreamOptions, known_object(StreamOptions, "stream_options.")] | None
+    # not OpenAI's
+    chat_template_kwargs: Kwargs | None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING)] | None
+
+
+_IGNORABLE: Mapping[str, Values] = {
+    **{name: values for name, values in IGNORABLE.items() if name not in ResponsesBody.__optional_keys__},
+    **dict.fromkeys(("access_programs", "client_metadata", "context_management", "image", "max_tool_calls"), ()),
+}
+_REFUSED: Mapping[str, Values | str] = {
+    **{name: values for name, values in REFUSED_IN_CHAT.items() if name not in ResponsesBody.__annotations__},
+    "background": (False,), "conversation": (), "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens", "messages": "input", "n": (1,),
+    "previous_response_id": (), "prompt": ([],), "response_format": "text.format",
+    "structured_outputs": "text.format", "system": "instructions",
+}  # fmt: skip
+RESPONSES = BodyType[ResponsesBody](ResponsesBody, known_object(ResponsesBody, refused=_REFUSED, ignorable=_IGNORABLE))
+
+
+@with_config(EXACT)
+class ResponseTool(FunctionTool):
+    type: Literal["function"]
+
+
+_TOOL = BodyType[ResponseTool](ResponseTool, known_object(ResponseTool, "tools[].", echoes=ECHOES))
+
+
+@dataclass(slots=True, kw_only=True)
+class ResponseRequest(ChatRequest):
+    """A request whose answer is a response, made of items."""
+
+    truncates: bool = False  # the oldest messages are left out where the context does not hold all
+    echoed: Mapping[str, Any] = field(default_factory=dict)  # of the request, that the response repeats
+
+
+def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
+    """Parse any body. Raises `ApiError`, and nothing else."""
+    body = RESPONSES.read(raw, ignored := limits.ignored())
+    text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
+    top = body.get("top_logprobs")
+    if top is None and LOGPROBS in (body.get("include") or ()):
+        top = 0
+    messages = read_input(body["input"], ignored)
+    if body.get("instructions"):
+        messages = ({"role": "system", "content": body["instructions"]}, *messages)
+    tools = _read_tools(body, ignored)
+    variables = read_variables(body.get("chat_template_kwargs"), None, reasoning.get("effort"))
+    return ResponseRequest(
+        **shared_fields(body, limits, read_text_format(text.get("format")), body.get("max_output_tokens"), top),
+        conversation=Conversation(messages, tools=tools, variables=variables, ignored=ignored),
+        details=NO_DETAILS if top is None else TokenDetails(top),
+        length_field="max_output_tokens",
+        ignored=ignored,
+        thinking_budget=body.get("thinking_token_budget"),
+        truncates=body.get("truncation") == "auto",
+        echoed=_echoed(body),
+    )
+
+
+def _read_tools(body: ResponsesBody, ignored: Ignored | None) -> ToolUse | None:
+    """Returns the functions among the tools. Tools that a server runs itself are ignored, since an answer may do
+    without them, unless unknown fields are refused.
+    """
+    functions, places = list[ToolDefinition](), list[str]()
+    for index, tool in enumerate(body.get("tools") or ()):
+        kind, place = tool.get("type"), f"tools[{index}]"
+        if kind == "function":
+            function = {**_TOOL.checked(tool, ignored, ("tools", index))}
+            del function["type"]
+            functions.append({"type": "function", "function": function})  # type: ignore[typeddict-item]
+            places.append(place)
+        elif ignored is None or not isinstance(kind, str):
+            raise BadRequest(
+                f'{place}.type must be "function", the tools that clients run, got {shown(kind)}; this server runs '
+                "none. Leave it out.",
+                f"{place}.type",
+            )
+        else:
+            ignored.add("tools[].", kind, "tools")
+    return read_tools(functions, body.get("tool_choice"), body.get("parallel_tool_calls"), places)
+
+
+def _echoed(body: ResponsesBody) -> dict[str, Any]:
+    """Returns the fields of a response that say how it was asked for."""
+    text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
+    given: Sequence[Mapping[str, Any]] = [tool for tool in body.get("tools") or () if tool.get("type") == "function"]
+    parallel = body.get("parallel_tool_calls")
+    return {
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "max_tool_calls": None,
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": True if parallel is None else parallel,
+        "previous_response_id": None,
+        "prompt_cache_key": body.get("prompt_cache_key"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "safety_identifier": body.get("safety_identifier"),
+        "service_tier": body.get("service_tier") or "default",
+        "store": False,
+        "temperature": body.get("temperature"),
+        "text": {"format": text.get("format") or {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": [{"parameters": {}, "strict": False, **tool} for tool in given],
+        "top_logprobs": body.get("top_logprobs") or 0,
+        "top_p": body.get("top_p"),
+        "truncation": body.get("truncation") or "disabled",
+        "user": body.get("user"),
+    }
