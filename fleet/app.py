@@ -19,6 +19,8 @@ ROUTES = {  # with the scope that a key needs; a replica looks again
     ("POST", "/v1/chat/completions"): "inference",
     ("POST", "/v1/completions"): "inference",
     ("POST", "/v1/responses"): "inference",
+    ("POST", "/v1/messages"): "inference",
+    ("POST", "/v1/messages/count_tokens"): "inference",
     ("POST", "/tokenize"): "inference",
     ("POST", "/detokenize"): "inference",
     ("GET", MODELS): "inference",

@@ -89,7 +89,7 @@ class FleetEndpoint:
 
     async def _answer(self, scope: Scope, receive: Receive, response: ResponseWriter, record: RequestRecord) -> Outcome:
         services = self._services
-        principal = services.keys.authenticate(response.request_header(b"authorization"))
+        principal = services.keys.authenticate(response.credentials)
         show_key(scope, principal.tenant)
         record.tenant, record.key = principal.tenant, principal.key_id
         services.active_requests.check_open()

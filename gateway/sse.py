@@ -17,6 +17,10 @@ def event(data: bytes) -> bytes:
     return START + data + END
 
 
+def named_event(name: str, data: bytes) -> bytes:
+    return b"event: %b\n%b" % (name.encode(), event(data))
+
+
 def progress(num_tokens: int) -> bytes:
     """Returns a comment that says how many tokens of an answer were sent before it."""
     return b": %d tokens\n\n" % num_tokens

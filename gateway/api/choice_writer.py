@@ -77,7 +77,7 @@ class ChoiceWriter:
         return self._events(await self._text.pieces(receiver))
 
     def _finish(self) -> bytes:
-        return self._chunks.finish(self._text.told_reason, self._usage)
+        return self._chunks.finish(self._text.told_reason, self._usage, None, self._text.stop_string)
 
     def _write_pending(self, exchange: Exchange) -> bool:
         """Write what is pending, unless that may have to wait: then take nothing and return False."""

@@ -296,7 +296,7 @@ class DetailedChoiceWriter(ChoiceWriter):
         return list(filter(None, [self._chunks.text("".join(pieces), self._usage, self._told())]))
 
     def _finish(self) -> bytes:
-        return self._chunks.finish(self._text.told_reason, self._usage, self._told())
+        return self._chunks.finish(self._text.told_reason, self._usage, self._told(), self._text.stop_string)
 
     def _told(self) -> Members:
         """Returns what is told of the tokens since the last event; null where none is certain yet."""

@@ -83,7 +83,7 @@ class Endpoint:
 
     def authenticate(self, call: Call) -> Principal:
         """Returns who sends the request. Raises `InvalidApiKey`, and `ShuttingDown` once no new request is taken."""
-        principal = self.frontend.keys.authenticate(call.response.request_header(b"authorization"))
+        principal = self.frontend.keys.authenticate(call.response.credentials)
         show_key(call.scope, principal.tenant)
         call.record.tenant, call.record.key = principal.tenant, principal.key_id
         call.record.authenticated = self.frontend.telemetry.clock()

@@ -83,7 +83,7 @@ def _policy_of_asker(endpoint: Endpoint, call: Call) -> EffectivePolicy | None:
     shown has to be good. Raises `ApiError`.
     """
     frontend = endpoint.frontend
-    if frontend.public_models and call.response.request_header(b"authorization") is None:
+    if frontend.public_models and call.response.credentials is None:
         return None
     return frontend.policy(endpoint.authenticate(call), "inference")
 

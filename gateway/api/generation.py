@@ -47,7 +47,7 @@ class GenerationEndpoint(Endpoint):
         self._dialect = dialect
 
     async def answer(self, call: Call) -> Outcome:
-        call.record.operation = self._dialect.operation
+        call.record.operation, call.response.error_reply = self._dialect.operation, self._dialect.error_reply
         principal = self.authenticate(call)
         policy = self.frontend.policy(principal, "inference")
         try:
@@ -107,7 +107,7 @@ class GenerationEndpoint(Endpoint):
         Raises `InvalidApiKey` if the key was revoked meanwhile, and `Forbidden` if it may not generate any more.
         """
         if not had_come:
-            principal = self.frontend.keys.authenticate(call.response.request_header(b"authorization"))
+            principal = self.frontend.keys.authenticate(call.response.credentials)
         return self.frontend.policy(principal, "inference")
 
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:

@@ -29,6 +29,7 @@ from gateway.api.endpoints import (
 from gateway.api.engine_client import ALIVE, READY, STARTED
 from gateway.api.frontend import Frontend
 from gateway.api.generation import GenerationEndpoint
+from gateway.api.message_dialect import CountTokensEndpoint, MessageDialect
 from gateway.api.response_dialect import ResponseDialect
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.http.path import route_path
@@ -55,6 +56,8 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completion, methods=["POST"]),
         Route("/v1/responses", GenerationEndpoint(frontend, ResponseDialect()), methods=["POST"]),
+        Route("/v1/messages", GenerationEndpoint(frontend, MessageDialect()), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokensEndpoint(frontend), methods=["POST"]),
         Route("/v1/models", ModelsEndpoint(frontend), methods=["GET"]),
         Route("/v1/models/{model:path}", ModelsEndpoint(frontend), methods=["GET"]),
         Route("/v1/limits", LimitsEndpoint(frontend), methods=["GET"]),

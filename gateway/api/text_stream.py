@@ -85,7 +85,7 @@ class TextStream:
         while self.finish_reason is None:
             pieces += await (self.pieces() if self.tokens.eager else self._all())
         message = None if self.message is None else self.message.members()
-        return Choice("".join(pieces), self.told_reason, message=message)
+        return Choice("".join(pieces), self.told_reason, message=message, stop_string=self.stop_string)
 
     @property
     def told_reason(self) -> ToldReason:
@@ -96,6 +96,11 @@ class TextStream:
             return "length"
         has_calls = self.message is not None and self.message.has_calls
         return "tool_calls" if has_calls and not self._is_call_cut else "stop"
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text; None where another cause has."""
+        return self._detokenizer.stopped
 
     async def _all(self) -> list[str]:
         """Wait for the last token and return the text of all. Those before it are taken by a plain call."""

@@ -33,6 +33,11 @@ def request_id(given: bytes | None = None) -> bytes:
     return b"req_" + urandom(16).hex().encode()
 
 
+def error_reply(error: ApiError) -> tuple[int, bytes]:
+    """Returns the status and the body of an error, as OpenAI's clients read it."""
+    return error.status, error.to_body()
+
+
 class ResponseWriter:
     """Writes the response to one request."""
 
@@ -42,6 +47,7 @@ class ResponseWriter:
         "_headers",
         "_is_streaming",
         "_starting",
+        "error_reply",
         "exchange",
         "failure",
         "request_id",
@@ -61,6 +67,7 @@ class ResponseWriter:
         self.exchange = exchange_of(scope)
         self._starting: asyncio.Lock | None = None
         self.failure: Callable[[ApiError], bytes] = ApiError.to_sse  # what ends a stream that has failed
+        self.error_reply: Callable[[ApiError], tuple[int, bytes]] = error_reply  # the status and body of an error
         self._is_streaming = False  # the headers of a stream have been sent
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
@@ -70,6 +77,14 @@ class ResponseWriter:
     def request_header(self, name: bytes) -> bytes | None:
         """Returns a header of the request, the first one if it is repeated; None if it is absent."""
         return self._headers.get(name)
+
+    @property
+    def credentials(self) -> bytes | None:
+        """The request's `authorization`, or the key that Anthropic's clients send in its place, as one; None without
+        either.
+        """
+        given, key = self.request_header(b"authorization"), self.request_header(b"x-api-key")
+        return given if given is not None or key is None else b"Bearer " + key
 
     async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
         """Send a whole response with this body."""
@@ -102,7 +117,8 @@ class ResponseWriter:
         if self.started is not None:
             await self.end_stream(self.failure(error))
         else:
-            await self.reply(error.to_body(), error.status, encode_headers(error.headers()))
+            status, body = self.error_reply(error)
+            await self.reply(body, status, encode_headers(error.headers()))
 
     async def _start_stream(self, events: bytes) -> bytes:
         """Send the headers of a stream once, and return the rest of `events` that was not sent with them. Other writers

@@ -140,7 +140,11 @@ class MessageChunks(ChatChunks):
         return b"".join(events)
 
     def finish(
-        self, reason: FinishReason, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None
+        self,
+        reason: FinishReason,
+        usage: TokenUsage | None = None,
+        told: Mapping[str, Any] | None = None,
+        stop_string: str | None = None,
     ) -> bytes:
         before = self.text("", usage, told)
         told, self._told = self._told, None

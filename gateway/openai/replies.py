@@ -70,6 +70,7 @@ class Choice:
     told: Mapping[str, Any] = field(default_factory=dict)  # of its tokens, as members of the choice
     told_of_prompt: Mapping[str, Any] = field(default_factory=dict)
     message: Mapping[str, Any] | None = None  # its members, if the text was parsed
+    stop_string: str | None = None  # the one that ended it
 
 
 def chat_completion(identity: Identity, choices: Sequence[Choice], usage: TokenUsage) -> bytes:
@@ -91,8 +92,14 @@ class StreamEncoder(Protocol):
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes: ...
 
     def finish(
-        self, reason: FinishReason, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None
-    ) -> bytes: ...
+        self,
+        reason: FinishReason,
+        usage: TokenUsage | None = None,
+        told: Mapping[str, Any] | None = None,
+        stop_string: str | None = None,
+    ) -> bytes:
+        """`stop_string`: the one that ended the text."""
+        ...
 
     def end(self, usage: TokenUsage) -> bytes:
         """Returns what ends the stream, after the last event of each choice."""
@@ -140,7 +147,11 @@ class Chunks:
         return self._text_head + orjson.dumps(text) + tail
 
     def finish(
-        self, reason: FinishReason, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None
+        self,
+        reason: FinishReason,
+        usage: TokenUsage | None = None,
+        told: Mapping[str, Any] | None = None,
+        stop_string: str | None = None,
     ) -> bytes:
         return self._head + self.FINISH + self._tail(reason, usage, told)
 

@@ -15,19 +15,24 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import urandom
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
 from gateway import sse
 from gateway.errors import ApiError
+from gateway.openai.answer_blocks import Block, BlockEncoder, Kind, blocks_of
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.replies import Choice, FinishReason, Identity, TokenUsage
 
 Json = dict[str, Any]
-Kind = Literal["reasoning", "message", "function_call"]
 
-_ID_PREFIXES: Mapping[Kind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_ID_PREFIXES: Mapping[Kind, str] = {"reasoning": "rs", "text": "msg", "call": "fc"}
+_DELTAS: Mapping[Kind, str] = {
+    "reasoning": "response.reasoning_text",
+    "text": "response.output_text",
+    "call": "response.function_call_arguments",
+}
 
 
 @dataclass(slots=True)
@@ -81,67 +86,61 @@ def usage_of_response(usage: TokenUsage) -> Json:
 
 
 def whole_response(identity: ResponseIdentity, choice: Choice, usage: TokenUsage) -> bytes:
-    message, output = choice.message or {"content": choice.text}, list[Json]()
-    if reasoning := message.get("reasoning_content"):
-        output.append(Item("reasoning", text=reasoning).whole("completed"))
-    status = _item_status(choice.finish_reason)
-    if (content := message.get("content")) is not None:
-        logprobs = (choice.told.get("logprobs") or {}).get("content", [])
-        output.append(Item("message", text=content, logprobs=logprobs).whole(status))
-    for call in message.get("tool_calls", ()):
-        function = call["function"]
-        output.append(Item("function_call", function["arguments"], call["id"], function["name"]).whole(status))
+    status, output = _item_status(choice.finish_reason), list[Json]()
+    for block in blocks_of(choice):
+        item = Item(block)
+        if block.kind == "text":
+            item.logprobs = (choice.told.get("logprobs") or {}).get("content", [])
+        output.append(item.whole("completed" if block.kind == "reasoning" else status))
     return orjson.dumps(identity.response(output, reason=choice.finish_reason, usage=usage))
 
 
-def _item_status(reason: FinishReason) -> str:
+def _item_status(reason: FinishReason | None) -> str:
     return "incomplete" if reason == "length" else "completed"
 
 
 class Item:
     """One item of a response's output."""
 
-    def __init__(self, kind: Kind, text: str = "", call_id: str = "", name: str = "", logprobs: Any = ()) -> None:
-        """`text`: of a call, its arguments."""
-        self.kind: Kind = kind
-        self.id = f"{_ID_PREFIXES[kind]}_{urandom(24).hex()}"
-        self.texts = [text]
-        self.logprobs: Any = logprobs if isinstance(logprobs, orjson.Fragment) else list(logprobs)
-        self._call_id, self._name = call_id, name
+    def __init__(self, block: Block) -> None:
+        self.id = f"{_ID_PREFIXES[block.kind]}_{urandom(24).hex()}"
+        self.texts = [block.text]
+        self.logprobs: Any = []  # of its tokens, as a chat's
+        self._block = block
 
     def begun(self) -> Json:
         """Returns the item before it has anything."""
-        if self.kind == "function_call":
+        if self._block.kind == "call":
             return self._call("", "in_progress")
         return self._spoken([], "in_progress")
 
     def whole(self, status: str) -> Json:
         text = "".join(self.texts)
-        return self._call(text, status) if self.kind == "function_call" else self._spoken([self.part(text)], status)
+        return self._call(text, status) if self._block.kind == "call" else self._spoken([self.part(text)], status)
 
     def part(self, text: str) -> Json:
-        if self.kind == "reasoning":
+        if self._block.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs if text else []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
 
     def _call(self, arguments: str, status: str) -> Json:
-        called = {"call_id": self._call_id, "name": self._name, "arguments": arguments}
+        called = {"call_id": self._block.call_id, "name": self._block.name, "arguments": arguments}
         return {"type": "function_call", "id": self.id, **called, "status": status}
 
     def _spoken(self, content: list[Json], status: str) -> Json:
-        if self.kind == "reasoning":
+        if self._block.kind == "reasoning":
             return {"type": "reasoning", "id": self.id, "summary": [], "content": content, "status": status}
         return {"type": "message", "id": self.id, "role": "assistant", "content": content, "status": status}
 
 
-class ResponseEvents:
+class ResponseEvents(BlockEncoder):
     """Makes the events of a streamed response."""
 
     def __init__(self, identity: ResponseIdentity, message: AnswerMessage | None) -> None:
-        """`message` is what the text is parsed to; None: all of it is content."""
-        self._identity, self._message = identity, message
+        super().__init__(message)
+        self._identity = identity
         self._output: list[Json] = []
-        self._item: Item | None = None
+        self._item = Item(Block("text"))  # the open block's
         self._num_events = 0
         self._reason: FinishReason = "stop"
 
@@ -151,24 +150,42 @@ class ResponseEvents:
             "response.in_progress", response=response
         )
 
-    def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
-        """Returns the events of all that is new; none, if the text may still be part of a delimiter."""
-        deltas = [{"content": text}] if self._message is None else self._message.deltas()
-        logprobs = ((told or {}).get("logprobs") or {}).get("content", [])
-        events: list[bytes] = []
-        for delta in deltas:
-            self._add(delta, logprobs, events)
-        return b"".join(events)
+    def begin(self, block: Block) -> bytes:
+        item = self._item = Item(block)
+        added = self._event("response.output_item.added", output_index=self.num_blocks, item=item.begun())
+        if block.kind == "call":
+            return added
+        return added + self._of_item("response.content_part.added", content_index=0, part=item.part(""))
+
+    def extend(self, kind: Kind, text: str, told: Mapping[str, Any] | None) -> bytes:
+        self._item.texts.append(text)
+        fields: Json = {} if kind == "call" else {"content_index": 0}
+        if kind == "text":
+            fields["logprobs"] = ((told or {}).get("logprobs") or {}).get("content", [])
+            self._item.logprobs += fields["logprobs"]
+        return self._of_item(f"{_DELTAS[kind]}.delta", delta=text, **fields)
+
+    def close(self, kind: Kind, reason: FinishReason | None) -> bytes:
+        item = self._item
+        text, whole = "".join(item.texts), item.whole(_item_status(reason))
+        self._output.append(whole)
+        if kind == "call":
+            ended = self._of_item(f"{_DELTAS[kind]}.done", arguments=text, name=whole["name"])
+        else:
+            told = {"logprobs": item.logprobs} if kind == "text" else {}
+            ended = self._of_item(f"{_DELTAS[kind]}.done", content_index=0, text=text, **told)
+            ended += self._of_item("response.content_part.done", content_index=0, part=item.part(text))
+        return ended + self._event("response.output_item.done", output_index=self.num_blocks, item=whole)
 
     def finish(
-        self, reason: FinishReason, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None
+        self,
+        reason: FinishReason,
+        usage: TokenUsage | None = None,
+        told: Mapping[str, Any] | None = None,
+        stop_string: str | None = None,
     ) -> bytes:
         self._reason = reason
-        events = [self.text("", usage, told)] if self._message is not None else []
-        if self._item is None and not self._output:
-            self._begin(Item("message"), events)
-        self._close(_item_status(reason), events)
-        return b"".join(events)
+        return self.end_blocks(reason, told)
 
     def end(self, usage: TokenUsage) -> bytes:
         response = self._identity.response(self._output, reason=self._reason, usage=usage)
@@ -181,63 +198,9 @@ class ResponseEvents:
         beside = {"code": told["code"], "message": told["message"], "param": told["param"]}
         return failed + self._event("error", error=told, **beside)
 
-    def _add(self, delta: Mapping[str, Any], logprobs: list[Any], events: list[bytes]) -> None:
-        """Append the events of a delta, as a chat's is."""
-        for call in delta.get("tool_calls", ()):
-            function = call["function"]
-            if "name" in function:
-                self._begin(Item("function_call", "", call["id"], function["name"]), events)
-            elif text := function["arguments"]:
-                self._extend(text, "response.function_call_arguments.delta", events)
-        for kind, name, event in _SPOKEN:
-            if text := delta.get(name):
-                if self._item is None or self._item.kind != kind:
-                    self._begin(Item(kind), events)
-                told = {"logprobs": logprobs} if kind == "message" else {}
-                self._extend(text, event, events, content_index=0, **told)
-
-    def _begin(self, item: Item, events: list[bytes]) -> None:
-        self._close("completed", events)
-        self._item = item
-        events.append(self._event("response.output_item.added", output_index=len(self._output), item=item.begun()))
-        if item.kind != "function_call":
-            events.append(self._of_item("response.content_part.added", content_index=0, part=item.part("")))
-
-    def _extend(self, text: str, event: str, events: list[bytes], **fields: Any) -> None:
-        assert self._item is not None
-        self._item.texts.append(text)
-        self._item.logprobs += fields.get("logprobs", ())
-        events.append(self._of_item(event, delta=text, **fields))
-
-    def _close(self, status: str, events: list[bytes]) -> None:
-        """Append the events that end the item, if there is one."""
-        item = self._item
-        if item is None:
-            return
-        text, whole = "".join(item.texts), item.whole(status)
-        if item.kind == "function_call":
-            done = {"arguments": text, "name": whole["name"]}
-            events.append(self._of_item("response.function_call_arguments.done", **done))
-        else:
-            name = "reasoning_text" if item.kind == "reasoning" else "output_text"
-            told = {} if item.kind == "reasoning" else {"logprobs": item.logprobs}
-            events.append(self._of_item(f"response.{name}.done", content_index=0, text=text, **told))
-            events.append(self._of_item("response.content_part.done", content_index=0, part=item.part(text)))
-        events.append(self._event("response.output_item.done", output_index=len(self._output), item=whole))
-        self._output.append(whole)
-        self._item = None
-
     def _of_item(self, kind: str, **fields: Any) -> bytes:
-        assert self._item is not None
-        return self._event(kind, item_id=self._item.id, output_index=len(self._output), **fields)
+        return self._event(kind, item_id=self._item.id, output_index=self.num_blocks, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
-        data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
-        return b"event: %b\n%b" % (kind.encode(), sse.event(data))
-
-
-_SPOKEN: tuple[tuple[Kind, str, str], ...] = (
-    ("reasoning", "reasoning_content", "response.reasoning_text.delta"),
-    ("message", "content", "response.output_text.delta"),
-)
+        return sse.named_event(kind, orjson.dumps({"type": kind, "sequence_number": number, **fields}))

@@ -102,8 +102,9 @@ def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
         messages = ({"role": "system", "content": body["instructions"]}, *messages)
     tools = _read_tools(body, ignored)
     variables = read_variables(body.get("chat_template_kwargs"), None, reasoning.get("effort"))
+    grammar = read_text_format(text.get("format"), "text.format")
     return ResponseRequest(
-        **shared_fields(body, limits, read_text_format(text.get("format")), body.get("max_output_tokens"), top),
+        **shared_fields(body, limits, grammar, body.get("max_output_tokens"), top),
         conversation=Conversation(messages, tools=tools, variables=variables, ignored=ignored),
         details=NO_DETAILS if top is None else TokenDetails(top),
         length_field="max_output_tokens",

@@ -112,13 +112,15 @@ def _of_format(asked: ResponseFormat, most_bytes: int) -> AskedGrammar | None:
     return _of_schema(given.get("schema"), f"{field}.schema", most_bytes, is_strict=given.get("strict") is True)
 
 
-def read_text_format(asked: TextFormat | None, most_bytes: int = MAX_SCHEMA_BYTES) -> AskedGrammar | None:
-    """Returns the grammar of a response's text; None where it may be any. Raises as `read_grammar`."""
+def read_text_format(asked: TextFormat | None, field: str, most_bytes: int = MAX_SCHEMA_BYTES) -> AskedGrammar | None:
+    """Returns the grammar of an answer's text; None where it may be any. `field` of the request asks for it. Raises as
+    `read_grammar`.
+    """
     if asked is None or asked["type"] == "text":
         return None
     if asked["type"] == "json_object":
-        return AskedGrammar(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), "text.format")
-    return _of_schema(asked.get("schema"), "text.format.schema", most_bytes, is_strict=asked.get("strict") is True)
+        return AskedGrammar(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), field)
+    return _of_schema(asked.get("schema"), f"{field}.schema", most_bytes, is_strict=asked.get("strict") is True)
 
 
 def _of_structured(structured: StructuredOutputs, most_bytes: int) -> AskedGrammar:

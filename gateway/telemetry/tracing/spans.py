@@ -33,9 +33,10 @@ _ASKED_BESIDE = frozenset(
 )  # outside of the phases in which quota is reserved and settled
 ROUTES = frozenset(
     {
-        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/v1/models/{model}", "/v1/limits",
-        "/tokenize", "/tokenizer_info", "/detokenize", "/startupz", "/livez", "/readyz", "/health", "/ping",
-        "/v1/loads", "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/version", "/metrics",
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+        "/v1/models", "/v1/models/{model}", "/v1/limits", "/tokenize", "/tokenizer_info", "/detokenize", "/startupz",
+        "/livez", "/readyz", "/health", "/ping", "/v1/loads", "/server_info", "/get_server_info", "/model_info",
+        "/get_model_info", "/version", "/metrics",
     }
 )  # fmt: skip
 UNKNOWN = "{unknown}"  # the route of paths that no endpoint answers

@@ -1,0 +1,313 @@
+"""Reads the bodies of Anthropic's /v1/messages and /v1/messages/count_tokens: https://docs.claude.com/en/api/messages"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Required, cast
+
+from pydantic import BeforeValidator, Field, with_config
+from typing_extensions import TypedDict  # as in `gateway.openai.bodies`
+
+from backend.sampling_params import MAX_STOPS
+from gateway.errors import BadRequest
+from gateway.http.json_body import EXACT, BodyType, JsonBody, shown
+from gateway.openai.bodies import MAX_SALT, PositiveInt, SamplingBody
+from gateway.openai.conversation import Conversation
+from gateway.openai.foreign_fields import ECHOES, IGNORABLE, REFUSED_IN_CHAT, Ignored, Values, known_object
+from gateway.openai.limits import Limits
+from gateway.openai.messages import (
+    MAX_CALL_ID_CHARS,
+    MAX_CALLS,
+    MAX_MESSAGES,
+    Message,
+    text_content,
+)
+from gateway.openai.requests import ChatRequest, shared_fields
+from gateway.openai.structured import TextFormat, read_text_format
+from gateway.openai.template_variables import Effort, Kwargs, read_variables
+from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
+
+MAX_BLOCKS = MAX_CALLS + 64  # in one message
+
+_Id = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_CHARS)]
+_SYSTEM: BeforeValidator = text_content("system")
+
+
+@with_config(EXACT)
+class Thinking(TypedDict, total=False):
+    type: Required[Literal["enabled", "disabled", "adaptive"]]
+    budget_tokens: PositiveInt | None
+    display: Literal["summarized", "omitted"] | None
+
+
+@with_config(EXACT)
+class OutputConfig(TypedDict, total=False):
+    format: Annotated[TextFormat, known_object(TextFormat, "output_config.format.")] | None
+    effort: Effort | None
+
+
+@with_config(EXACT)
+class GivenMessage(TypedDict):
+    role: Literal["user", "assistant", "system"]
+    content: Any  # a text, or blocks
+
+
+_Message = Annotated[GivenMessage, known_object(GivenMessage, "messages[].", echoes=ECHOES)]
+
+
+@with_config(EXACT)
+class CountBody(TypedDict, total=False):
+    """What a prompt is made of."""
+
+    model: Required[str]
+    messages: Required[Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]]
+    system: Annotated[str | None, _SYSTEM]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None
+    tool_choice: Any
+    thinking: Annotated[Thinking, known_object(Thinking, "thinking.")] | None
+    output_config: Annotated[OutputConfig, known_object(OutputConfig, "output_config.")] | None
+    chat_template_kwargs: Kwargs | None  # not Anthropic's
+
+
+@with_config(EXACT)
+class MessagesBody(CountBody, total=False):
+    max_tokens: Required[PositiveInt]
+    stream: bool | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None
+    metadata: dict[str, Any] | None
+    service_tier: Literal["auto", "standard_only"] | None
+    # not Anthropic's
+    seed: int | None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None
+
+
+_IGNORABLE: Mapping[str, Values] = {
+    **{name: values for name, values in IGNORABLE.items() if name not in MessagesBody.__annotations__},
+    **dict.fromkeys(("cache_control", "container", "context_management", "inference_geo", "output_format"), ()),
+}
+_REFUSED: Mapping[str, Values | str] = {
+    **{name: values for name, values in REFUSED_IN_CHAT.items() if name not in MessagesBody.__annotations__},
+    "mcp_servers": ([],), "n": (1,), "response_format": "output_config.format", "stop": "stop_sequences",
+}  # fmt: skip
+MESSAGES = BodyType[MessagesBody](MessagesBody, known_object(MessagesBody, refused=_REFUSED, ignorable=_IGNORABLE))
+COUNT = BodyType[CountBody](
+    CountBody,
+    known_object(
+        CountBody,
+        refused=_REFUSED,
+        ignorable={**_IGNORABLE, **dict.fromkeys(MessagesBody.__annotations__.keys() - CountBody.__annotations__, ())},
+    ),
+)
+
+
+@with_config(EXACT)
+class TextBlock(TypedDict):
+    text: str
+
+
+@with_config(EXACT)
+class ThinkingBlock(TypedDict, total=False):
+    thinking: Required[str]
+    signature: str | None
+
+
+@with_config(EXACT)
+class RedactedBlock(TypedDict, total=False):
+    data: Any  # which nobody here can read
+
+
+@with_config(EXACT)
+class ToolUseBlock(TypedDict, total=False):
+    id: Required[_Id]
+    name: Required[str]
+    input: dict[str, Any] | None
+
+
+@with_config(EXACT)
+class ToolResultBlock(TypedDict, total=False):
+    tool_use_id: Required[_Id]
+    content: Annotated[str | None, text_content("messages[].content[].content")]
+
+
+def _block(form: Any) -> BodyType[Any]:
+    echoes = (ECHOES | {"caller", "type"}) - form.__required_keys__
+    return BodyType[Any](form, known_object(form, "messages[].content[].", echoes=echoes))
+
+
+_FORMS: Mapping[str, Mapping[str, BodyType[Any]]] = {
+    "user": {"text": _block(TextBlock), "tool_result": _block(ToolResultBlock)},
+    "system": {"text": _block(TextBlock)},
+    "assistant": {
+        "text": _block(TextBlock),
+        "thinking": _block(ThinkingBlock),
+        "redacted_thinking": _block(RedactedBlock),
+        "tool_use": _block(ToolUseBlock),
+    },
+}
+
+
+@with_config(EXACT)
+class MessageTool(TypedDict, total=False):
+    name: Required[str]
+    description: str | None
+    input_schema: Required[dict[str, Any]]
+    strict: bool | None
+
+
+_TOOL_ECHOES = ECHOES | {
+    "allowed_callers", "defer_loading", "eager_input_streaming", "input_examples", "type"
+}  # fmt: skip
+_TOOL = BodyType[MessageTool](MessageTool, known_object(MessageTool, "tools[].", echoes=_TOOL_ECHOES))
+_FUNCTION = BodyType[FunctionTool](FunctionTool)
+
+
+def parse_message_request(raw: JsonBody, limits: Limits) -> ChatRequest:
+    """Parse any body. Raises `ApiError`, and nothing else."""
+    body = MESSAGES.read(raw, ignored := limits.ignored())
+    thinking: Any = body.get("thinking") or {}
+    asked = (body.get("output_config") or {}).get("format")
+    sampling: Any = {
+        "model": body["model"],
+        "stop": [text for text in body.get("stop_sequences") or () if text],
+        "service_tier": "default" if body.get("service_tier") == "standard_only" else body.get("service_tier"),
+        **{name: body.get(name) for name in ("stream", "temperature", "top_p", "top_k", "seed", "cache_salt")},
+    }
+    grammar = read_text_format(asked, "output_config.format")
+    return ChatRequest(
+        **shared_fields(cast(SamplingBody, sampling), limits, grammar, body["max_tokens"]),
+        conversation=_conversation(body, ignored),
+        continuous_usage=True,  # a message begins with its usage
+        ignored=ignored,
+        shows_reasoning=_thinks(body) and thinking.get("display") != "omitted",
+        thinking_budget=thinking.get("budget_tokens"),
+    )
+
+
+def parse_count_request(raw: JsonBody, limits: Limits) -> tuple[str, Conversation, Ignored | None]:
+    """Returns the model and the conversation whose tokens are to be counted, and what was ignored. Parse any body.
+    Raises `ApiError`, and nothing else.
+    """
+    body = COUNT.read(raw, ignored := limits.ignored())
+    return body["model"], _conversation(body, ignored), ignored
+
+
+def _thinks(body: CountBody) -> bool:
+    thinking = body.get("thinking")
+    return thinking is not None and thinking["type"] != "disabled"
+
+
+def _conversation(body: CountBody, ignored: Ignored | None) -> Conversation:
+    messages = _read_messages(body["messages"], ignored)
+    if body.get("system"):
+        messages = [{"role": "system", "content": body["system"]}, *messages]
+    goes_on = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    effort = (body.get("output_config") or {}).get("effort") if _thinks(body) else "none"
+    return Conversation(
+        tuple(messages),
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
+        tools=_read_tools(body, ignored),
+        variables=read_variables(body.get("chat_template_kwargs"), None, effort),
+        ignored=ignored,
+    )
+
+
+def _read_messages(given: Iterable[GivenMessage], ignored: Ignored | None) -> list[Message]:
+    messages, names = list[Message](), dict[str, str]()
+    for index, message in enumerate(given):
+        role, content = message["role"], message["content"]
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        place = f"messages[{index}].content"
+        if not isinstance(content, list) or len(content) > MAX_BLOCKS:
+            raise BadRequest(
+                f"{place} must be a string, or an array of at most {MAX_BLOCKS} blocks, got {shown(content)}.", place
+            )
+        blocks = [_read_block(role, (index, number), block, ignored) for number, block in enumerate(content)]
+        messages += _user_turn(role, blocks, names) if role != "assistant" else [_assistant_turn(blocks, names)]
+    return messages
+
+
+def _read_block(role: str, place: tuple[int, int], block: Any, ignored: Ignored | None) -> tuple[str, Any]:
+    """Returns the type of a block, and the block."""
+    path = f"messages[{place[0]}].content[{place[1]}]"
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str) or kind not in _FORMS[role]:
+        known = ", ".join(_FORMS[role])
+        raise BadRequest(
+            f"{path} must be a block of a type that this server reads in a message of this role, {known}, got "
+            f"{shown(kind if isinstance(block, dict) else block)}.",
+            f"{path}.type",
+        )
+    return kind, _FORMS[role][kind].checked(block, ignored, ("messages", place[0], "content", place[1]))
+
+
+def _user_turn(role: str, blocks: list[tuple[str, Any]], names: Mapping[str, str]) -> list[Message]:
+    """Returns the messages of a turn: each result of a tool is one, and the texts between them."""
+    messages: list[dict[str, Any]] = []
+    for kind, block in blocks:
+        if kind == "tool_result":
+            call_id = block["tool_use_id"]
+            told = {"role": "tool", "content": block.get("content") or "", "tool_call_id": call_id}
+            messages.append(told | ({"name": names[call_id]} if call_id in names else {}))
+        elif messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += block["text"]
+        else:
+            messages.append({"role": role, "content": block["text"]})
+    return list(messages) or [{"role": role, "content": ""}]
+
+
+def _assistant_turn(blocks: list[tuple[str, Any]], names: dict[str, str]) -> Message:
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for kind, block in blocks:
+        if kind == "text":
+            message["content"] += block["text"]
+        elif kind == "thinking":
+            message["reasoning_content"] = message.get("reasoning_content", "") + block["thinking"]
+        elif kind == "tool_use":
+            names[block["id"]] = block["name"]
+            function = {"name": block["name"], "arguments": block.get("input") or {}}
+            calls = message.setdefault("tool_calls", [])
+            calls.append({"type": "function", "function": function, "id": block["id"]})
+    return message
+
+
+def _read_tools(body: CountBody, ignored: Ignored | None) -> ToolUse | None:
+    """Returns the tools that clients run. Those that Anthropic runs are ignored, since an answer may do without them,
+    unless unknown fields are refused.
+    """
+    tools, places = list[ToolDefinition](), list[str]()
+    for index, given in enumerate(body.get("tools") or ()):
+        kind = given.get("type") or "custom"
+        if kind == "custom":
+            tool = _TOOL.checked(given, ignored, ("tools", index))
+            function = {"parameters": tool["input_schema"], **{k: v for k, v in tool.items() if k != "input_schema"}}
+            tools.append({"type": "function", "function": _FUNCTION.checked(function, ignored, ("tools", index))})
+            places.append(f"tools[{index}]")
+        elif ignored is None or not isinstance(kind, str):
+            raise BadRequest(
+                f'tools[{index}].type must be "custom", the tools that clients run, got {shown(kind)}; this server '
+                "runs none. Leave it out.",
+                f"tools[{index}].type",
+            )
+        else:
+            ignored.add("tools[].", kind, "tools")
+    choice, is_parallel = _read_choice(body.get("tool_choice"))
+    return read_tools(tools, choice, is_parallel, places)
+
+
+def _read_choice(choice: Any) -> tuple[Any, bool]:
+    """Returns OpenAI's form of a choice, and whether several tools may be called."""
+    match choice:
+        case None:
+            return None, True
+        case {"type": "auto" | "any" | "none" as kind, **rest} if rest.keys() <= {"disable_parallel_tool_use"}:
+            return {"any": "required"}.get(kind, kind), rest.get("disable_parallel_tool_use") is not True
+        case {"type": "tool", "name": str(name), **rest} if rest.keys() <= {"disable_parallel_tool_use"}:
+            return {"type": "function", "name": name}, False
+    raise BadRequest(
+        'tool_choice must be {"type": "auto"}, "any" or "none" in its place, or {"type": "tool", "name": string}, got '
+        f"{shown(choice)}.",
+        "tool_choice",
+    )

@@ -1,0 +1,66 @@
+"""Anthropic's messages: chats whose content is blocks."""
+
+from contextlib import closing
+from functools import partial
+from typing import cast
+
+import orjson
+
+from admission.outcome import Outcome
+from backend.text.response_templates.template import REASONING
+from gateway.anthropic.errors import error_reply
+from gateway.anthropic.message_events import MessageEvents, MessageIdentity, whole_message
+from gateway.anthropic.message_request import parse_count_request, parse_message_request
+from gateway.api.chat_dialect import ChatDialect
+from gateway.api.endpoint import Call, Endpoint
+from gateway.api.frontend import Frontend
+from gateway.http.json_body import JsonBody
+from gateway.openai.answer_message import AnswerMessage
+from gateway.openai.limits import Limits
+from gateway.openai.replies import Choice, Identity, StreamEncoder, TokenUsage
+from gateway.openai.requests import ChatRequest
+
+
+class MessageDialect(ChatDialect):
+    """Messages of blocks, which another message answers."""
+
+    error_reply = staticmethod(error_reply)
+
+    def parse(self, body: JsonBody, limits: Limits) -> ChatRequest:
+        return parse_message_request(body, limits)
+
+    def bound(self, request: ChatRequest, most_reasoning: int | None, frontend: Frontend) -> None:
+        """A budget of a model that does not reason means nothing; clients send one to every model."""
+        template = frontend.tokenizer.response_template
+        if request.thinking_budget is not None and (template is None or template.field(REASONING) is None):
+            request.thinking_budget = None
+        super().bound(request, most_reasoning, frontend)
+
+    def identify(self, request: ChatRequest) -> Identity:
+        return MessageIdentity.of_message(request.model)
+
+    def chunks(
+        self, identity: Identity, include_usage: bool, index: int, message: AnswerMessage | None = None
+    ) -> StreamEncoder:
+        return MessageEvents(cast(MessageIdentity, identity), message)
+
+    def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
+        return whole_message(cast(MessageIdentity, identity), choices[0], usage)
+
+
+class CountTokensEndpoint(Endpoint):
+    """Answers POST /v1/messages/count_tokens. A call counts as one of `TokenizeEndpoint` does."""
+
+    async def answer(self, call: Call) -> Outcome:
+        frontend, call.response.error_reply = self.frontend, error_reply
+        policy = frontend.policy(self.authenticate(call), "inference")
+        with closing(await self.charge(call, policy)) as charge:
+            parse = partial(parse_count_request, limits=frontend.model.limits)
+            model, conversation, ignored = await self.read(call, policy, parse)
+            frontend.check_model(model, policy)
+            text = await frontend.render(policy.name, conversation)
+            token_ids = await frontend.encode(policy.name, text, False, "messages")
+            charge.was_served = True
+            self.tell_ignored(call, ignored)
+            await call.response.reply(orjson.dumps({"input_tokens": len(token_ids)}))
+        return Outcome.COMPLETED
