@@ -1,6 +1,7 @@
 """The router's ASGI application: which paths replicas answer, and which it answers itself."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 
 import orjson
@@ -15,10 +16,16 @@ from gateway.http.responses import ResponseWriter
 log = logging.getLogger(__name__)
 
 MODELS = "/v1/models"
+RESPONSE = "/v1/responses/*"
+_ONE_RESPONSE = re.compile(r"/v1/responses/[^/]+")
 ROUTES = {  # with the scope that a key needs; a replica looks again
     ("POST", "/v1/chat/completions"): "inference",
     ("POST", "/v1/completions"): "inference",
     ("POST", "/v1/responses"): "inference",
+    ("GET", RESPONSE): "inference",
+    ("DELETE", RESPONSE): "inference",
+    ("GET", f"{RESPONSE}/input_items"): "inference",
+    ("POST", f"{RESPONSE}/cancel"): "inference",
     ("POST", "/v1/messages"): "inference",
     ("POST", "/v1/messages/count_tokens"): "inference",
     ("POST", "/tokenize"): "inference",
@@ -54,7 +61,7 @@ class RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], route_path(scope)
         one_model = path.startswith(f"{MODELS}/") and len(path) > len(MODELS) + 1
-        known = MODELS if one_model else path
+        known = MODELS if one_model else _ONE_RESPONSE.sub(RESPONSE, path, count=1)
         endpoint = self._endpoints.get((method, known))
         if endpoint is not None:
             await endpoint(scope, receive, send)

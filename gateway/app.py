@@ -68,6 +68,7 @@ from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.pinned_prompts import PinnedPrompts, pinned_problems
 from gateway.tenants.quota_store import open_quotas, open_store
+from gateway.tenants.sealer import Sealer
 from gateway.tenants.shared_debts import share_debts
 from gateway.version import VERSION
 from gateway.watchdog import Watchdog
@@ -145,6 +146,7 @@ async def open_service(
             policies=tenants.policies,
             effective_policies=EffectivePolicies(tenants.policies),
             quotas=quotas,
+            responses=quotas.store.responses(),
             kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
             cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
             prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names),
@@ -286,6 +288,7 @@ async def serve_engine(
             active_requests=active_requests,
             body_reader=body_reader,
             engine=client,
+            sealer=Sealer.of(settings, keys.pepper),
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )

@@ -13,6 +13,7 @@ ApiError
 ├── Forbidden            403  the key lacks a scope
 ├── ModelNotFound        404  unknown, or not allowed to this tenant
 ├── RouteNotFound        404
+├── ResponseNotFound     404  not stored for this tenant; 400 where a request names it as the one before
 ├── RequestNotFound, TenantNotFound, KeyNotFound  404  on the admin port
 ├── TenantNotNamed       400  on the admin port: a key for it was not confirmed
 ├── MethodNotAllowed     405
@@ -166,6 +167,15 @@ class ModelNotFound(ApiError):
 class RouteNotFound(ApiError):
     status = 404
     code = "unknown_url"
+
+
+class ResponseNotFound(ApiError):
+    status = 404
+    code = "response_not_found"
+
+
+class PreviousResponseNotFound(BadRequest):
+    code = "previous_response_not_found"
 
 
 class RequestNotFound(ApiError):

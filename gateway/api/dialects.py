@@ -27,6 +27,7 @@ from gateway.openai.requests import (
     parse_completion_request,
 )
 from gateway.openai.requests import Prompt as GivenPrompt
+from gateway.tenants.effective_policy import EffectivePolicy
 
 PROMPT_TAIL_TOKENS = 8  # the last ids of a prompt, with which a completion may share a character
 
@@ -74,6 +75,16 @@ class Dialect:
 
     def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
         raise NotImplementedError
+
+    async def whole(
+        self, policy: EffectivePolicy, identity: Identity, choices: list[Choice], usage: TokenUsage
+    ) -> bytes:
+        """Returns the body of an answer that is not streamed."""
+        return self.complete(identity, choices, usage)
+
+    async def end(self, policy: EffectivePolicy, chunks: StreamEncoder, usage: TokenUsage) -> bytes:
+        """Returns what ends a stream."""
+        return chunks.end(usage)
 
     def logprobs(self, tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> dict[str, list[Any]]:
         """Returns what is told of the tokens' log probabilities, as arrays that are as long as they are many."""

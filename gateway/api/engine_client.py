@@ -120,6 +120,20 @@ class EngineClient(Protocol):
         """Charge one request that takes no tokens."""
         ...
 
+    async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
+        """Store a response of the tenant. Returns False where its policy has no room for it."""
+        ...
+
+    async def read_responses(self, tenant: str, name: str, alone: bool) -> Sequence[bytes] | None:
+        """Returns the contents of a response and, unless `alone`, of those before it, the first one first; None if one
+        is not there.
+        """
+        ...
+
+    async def delete_response(self, tenant: str, name: str) -> bool:
+        """Delete a response. Returns whether there was one."""
+        ...
+
     async def limit_states(self, policy: EffectivePolicy) -> Sequence[LimitState]:
         """Returns the state of each limit that the key is charged to."""
         ...

@@ -18,6 +18,7 @@ from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
 from gateway.tenants.effective_policy import EffectivePolicies, EffectivePolicy, KVShape
+from gateway.tenants.sealer import Sealer
 
 BYTES_PER_TOKEN = 8  # of text that render in the time of decoding a token
 WORD_BYTES = 64  # of text that render in the time of encoding a word
@@ -53,6 +54,7 @@ class Frontend:
     active_requests: ActiveRequests
     body_reader: BodyReader
     engine: EngineClient
+    sealer: Sealer
     cors: Cors | None = None  # None: no web page of another origin may call
     public_models: bool = False  # what is served may be asked without a key
 

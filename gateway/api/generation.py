@@ -145,14 +145,14 @@ class GenerationEndpoint(Endpoint):
             if request.is_plain:
                 each = zip(made, messages, strict=True)
                 texts = [TextStream(*pair, generation, deliveries, message) for pair, message in each]
-                await self._deliver(call.response, generation, identity, request, texts)
+                await self._deliver(call.response, generation, identity, params, texts)
             else:
                 telling = Telling.of(request, self._dialect, frontend.tokenizer)
                 detailed = [
                     DetailedText(*pair, generation, deliveries, telling, prompt, message)
                     for pair, prompt, message in zip(made, prompts, messages, strict=True)
                 ]
-                await self._deliver(call.response, generation, identity, request, detailed)
+                await self._deliver(call.response, generation, identity, params, detailed)
         finally:
             generation.close()
 
@@ -161,11 +161,11 @@ class GenerationEndpoint(Endpoint):
         response: ResponseWriter,
         generation: Generation,
         identity: Identity,
-        request: GenerationRequest,
+        params: GenerationParams,
         texts: Sequence[TextStream],
     ) -> None:
         """Deliver the answer. The quota is settled before its last byte, after which the client may send again."""
-        dialect = self._dialect
+        dialect, request, policy = self._dialect, params.request, params.policy
         if request.stream:
             chunks = [
                 dialect.chunks(identity, request.include_usage, index, text.message) for index, text in enumerate(texts)
@@ -182,13 +182,15 @@ class GenerationEndpoint(Endpoint):
                 await _gather([writer.write_all() for writer in writers])
                 end = b""
             await generation.settle()
-            await response.end_stream(end + chunks[0].end(_token_usage(texts, request.num_answers)))
+            usage = _token_usage(texts, request.num_answers)
+            await response.end_stream(end + await dialect.end(policy, chunks[0], usage))
         else:
             choices = await _gather([text.choice() for text in texts])
             if not request.is_plain:
                 choices = await told_choices(texts, choices, request.num_answers, request.num_shown)
             await generation.settle()
-            await response.reply(dialect.complete(identity, choices, _token_usage(texts, request.num_answers)))
+            usage = _token_usage(texts, request.num_answers)
+            await response.reply(await dialect.whole(policy, identity, choices, usage))
 
     def _detokenizer(self, request: GenerationRequest, prompt: Prompt, in_message: bool) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(

@@ -276,6 +276,29 @@ class InProcessClient:
             raise _refusal(error, policy) from None
         return InProcessCharge(grant, policy.rate_headers.of(grant.states))
 
+    async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
+        limits = policy.tenant.stored_responses
+        try:
+            return await self.service.responses.store(policy.name, name, previous, contents, limits)
+        except QuotaError as error:
+            raise refusal_of(error) from None
+
+    async def read_responses(self, tenant: str, name: str, alone: bool) -> list[bytes] | None:
+        stored = self.service.responses
+        try:
+            if not alone:
+                return await stored.read_turns(tenant, name)
+            contents = await stored.read(tenant, name)
+        except QuotaError as error:
+            raise refusal_of(error) from None
+        return None if contents is None else [contents]
+
+    async def delete_response(self, tenant: str, name: str) -> bool:
+        try:
+            return await self.service.responses.delete(tenant, name)
+        except QuotaError as error:
+            raise refusal_of(error) from None
+
     async def limit_states(self, policy: EffectivePolicy) -> tuple[LimitState, ...]:
         try:
             return await self.service.quotas.states(policy.name, policy.key, policy.charged)

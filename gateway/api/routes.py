@@ -31,6 +31,7 @@ from gateway.api.frontend import Frontend
 from gateway.api.generation import GenerationEndpoint
 from gateway.api.message_dialect import CountTokensEndpoint, MessageDialect
 from gateway.api.response_dialect import ResponseDialect
+from gateway.api.stored_responses import CancelResponseEndpoint, InputItemsEndpoint, ResponseEndpoint
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.http.path import route_path
 
@@ -55,7 +56,10 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completion, methods=["POST"]),
-        Route("/v1/responses", GenerationEndpoint(frontend, ResponseDialect()), methods=["POST"]),
+        Route("/v1/responses", GenerationEndpoint(frontend, ResponseDialect(frontend)), methods=["POST"]),
+        Route("/v1/responses/{response}", ResponseEndpoint(frontend), methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response}/input_items", InputItemsEndpoint(frontend), methods=["GET"]),
+        Route("/v1/responses/{response}/cancel", CancelResponseEndpoint(frontend), methods=["POST"]),
         Route("/v1/messages", GenerationEndpoint(frontend, MessageDialect()), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokensEndpoint(frontend), methods=["POST"]),
         Route("/v1/models", ModelsEndpoint(frontend), methods=["GET"]),

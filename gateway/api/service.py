@@ -22,6 +22,7 @@ from gateway.tenants.live_policy import LivePolicy, scheduling_policy
 from gateway.tenants.shared_debts import SharedDebts
 from quotas.policy.policy import Policy
 from quotas.quotas import Quotas
+from quotas.store.responses import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Service:
     policies: LivePolicy
     effective_policies: EffectivePolicies
     quotas: Quotas
+    responses: ResponseStore
     kv_leases: KvLeases
     cache_limiter: CacheLimiter
     prompt_pinner: PromptPinner

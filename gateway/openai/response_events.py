@@ -24,10 +24,11 @@ from gateway.errors import ApiError
 from gateway.openai.answer_blocks import Block, BlockEncoder, Kind, blocks_of
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.replies import Choice, FinishReason, Identity, TokenUsage
+from gateway.openai.response_items import OUTPUT_ORDINAL, item_id
 
 Json = dict[str, Any]
 
-_ID_PREFIXES: Mapping[Kind, str] = {"reasoning": "rs", "text": "msg", "call": "fc"}
+_TYPES: Mapping[Kind, str] = {"reasoning": "reasoning", "text": "message", "call": "function_call"}
 _DELTAS: Mapping[Kind, str] = {
     "reasoning": "response.reasoning_text",
     "text": "response.output_text",
@@ -39,11 +40,16 @@ _DELTAS: Mapping[Kind, str] = {
 class ResponseIdentity(Identity):
     """What each form of one response repeats; `echoed` are fields of the request."""
 
-    echoed: Mapping[str, Any] = field(default_factory=dict)
+    echoed: Json = field(default_factory=dict)
+    items: list[Json] = field(default_factory=list)  # of the input
 
     @classmethod
-    def of_response(cls, model: str, echoed: Mapping[str, Any]) -> "ResponseIdentity":
-        return cls(f"resp_{urandom(24).hex()}", int(time.time()), model, echoed=echoed)
+    def of_response(cls, model: str, echoed: Json, items: list[Json]) -> "ResponseIdentity":
+        return cls(f"resp_{urandom(24).hex()}", int(time.time()), model, echoed=echoed, items=items)
+
+    def item(self, block: Block, ordinal: int) -> "Item":
+        """Returns an item of the output."""
+        return Item(item_id(_TYPES[block.kind], self.id, OUTPUT_ORDINAL + ordinal), block)
 
     def response(
         self,
@@ -85,14 +91,14 @@ def usage_of_response(usage: TokenUsage) -> Json:
     }
 
 
-def whole_response(identity: ResponseIdentity, choice: Choice, usage: TokenUsage) -> bytes:
+def whole_response(identity: ResponseIdentity, choice: Choice, usage: TokenUsage) -> Json:
     status, output = _item_status(choice.finish_reason), list[Json]()
-    for block in blocks_of(choice):
-        item = Item(block)
+    for ordinal, block in enumerate(blocks_of(choice)):
+        item = identity.item(block, ordinal)
         if block.kind == "text":
             item.logprobs = (choice.told.get("logprobs") or {}).get("content", [])
         output.append(item.whole("completed" if block.kind == "reasoning" else status))
-    return orjson.dumps(identity.response(output, reason=choice.finish_reason, usage=usage))
+    return identity.response(output, reason=choice.finish_reason, usage=usage)
 
 
 def _item_status(reason: FinishReason | None) -> str:
@@ -102,8 +108,8 @@ def _item_status(reason: FinishReason | None) -> str:
 class Item:
     """One item of a response's output."""
 
-    def __init__(self, block: Block) -> None:
-        self.id = f"{_ID_PREFIXES[block.kind]}_{urandom(24).hex()}"
+    def __init__(self, name: str, block: Block) -> None:
+        self.id = name
         self.texts = [block.text]
         self.logprobs: Any = []  # of its tokens, as a chat's
         self._block = block
@@ -138,20 +144,20 @@ class ResponseEvents(BlockEncoder):
 
     def __init__(self, identity: ResponseIdentity, message: AnswerMessage | None) -> None:
         super().__init__(message)
-        self._identity = identity
+        self.identity = identity
         self._output: list[Json] = []
-        self._item = Item(Block("text"))  # the open block's
+        self._item = identity.item(Block("text"), 0)  # the open block's
         self._num_events = 0
         self._reason: FinishReason = "stop"
 
     def start(self, usage: TokenUsage | None = None, beside: Mapping[str, Any] | None = None) -> bytes:
-        response = self._identity.response([])
+        response = self.identity.response([])
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def begin(self, block: Block) -> bytes:
-        item = self._item = Item(block)
+        item = self._item = self.identity.item(block, self.num_blocks)
         added = self._event("response.output_item.added", output_index=self.num_blocks, item=item.begun())
         if block.kind == "call":
             return added
@@ -187,14 +193,21 @@ class ResponseEvents(BlockEncoder):
         self._reason = reason
         return self.end_blocks(reason, told)
 
+    def response(self, usage: TokenUsage) -> Json:
+        """Returns the whole response, once its last block has ended."""
+        return self.identity.response(self._output, reason=self._reason, usage=usage)
+
     def end(self, usage: TokenUsage) -> bytes:
-        response = self._identity.response(self._output, reason=self._reason, usage=usage)
+        return self.ended(self.response(usage))
+
+    def ended(self, response: Json) -> bytes:
+        """Returns the last event, which holds the whole response."""
         return self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
         """Returns the failed response, and the error in the two forms that clients look for."""
         told = orjson.loads(error.to_body())["error"]
-        failed = self._event("response.failed", response=self._identity.response(self._output, error=error))
+        failed = self._event("response.failed", response=self.identity.response(self._output, error=error))
         beside = {"code": told["code"], "message": told["message"], "param": told["param"]}
         return failed + self._event("error", error=told, **beside)
 

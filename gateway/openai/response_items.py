@@ -4,7 +4,7 @@ A turn of the assistant is several items: its reasoning, its text and each of it
 message.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import Field, with_config
@@ -65,37 +65,51 @@ _FORMS: Mapping[str, BodyType[Any]] = {
 }
 
 
-def read_input(given: Any, ignored: Ignored | None) -> tuple[Message, ...]:
-    """Returns the messages of an input. Raises `BadRequest`."""
+Item = dict[str, Any]
+
+REFERENCE = "item_reference"
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+OUTPUT_ORDINAL = 0x8000  # from which on items are a response's output
+
+
+def item_id(kind: str, response: str, ordinal: int) -> str:
+    """Returns the id of an item of the response with this id, which it names."""
+    return f"{_ID_PREFIXES[kind]}_{response.removeprefix('resp_')}{ordinal:04x}"
+
+
+def read_items(given: Any) -> list[Item]:
+    """Returns the items of an input, each with its type. Raises `BadRequest`."""
     if isinstance(given, str):
-        return ({"role": "user", "content": given},)
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
         wanted = f"a string, or an array of 1 to {MAX_MESSAGES} items"
         raise BadRequest(f"input must be {wanted}, got {shown(given)}.", "input")
-    turns = _Turns()
+    items: list[Item] = []
     for index, item in enumerate(given):
+        param = f"input[{index}]"
         if not isinstance(item, dict):
-            raise BadRequest(f"input[{index}] must be an object, got {shown(item)}.", f"input[{index}]")
-        kind = item.get("type") or ("message" if "role" in item else None)
-        if not isinstance(kind, str) or kind not in _FORMS:
-            raise _unknown(index, item, kind)
-        turns.add(kind, _FORMS[kind].checked(item, ignored, ("input", index)))
+            raise BadRequest(f"{param} must be an object, got {shown(item)}.", param)
+        kind = item.get("type") or ("message" if "role" in item else REFERENCE if "id" in item else None)
+        known = ", ".join(_FORMS)
+        if kind is None:
+            raise BadRequest(f"{param}.type is required: one of {known}.", f"{param}.type")
+        if kind == REFERENCE and not isinstance(item.get("id"), str):
+            raise BadRequest(f"{param}.id must be the id of an item, got {shown(item.get('id'))}.", f"{param}.id")
+        if not isinstance(kind, str) or kind not in (*_FORMS, REFERENCE):
+            wanted = f"must be one of {known}, which this server reads"
+            raise BadRequest(f"{param}.type {wanted}, got {shown(kind)}.", f"{param}.type")
+        items.append({**item, "type": kind})
+    return items
+
+
+def read_messages(items: Iterable[Item], ignored: Ignored | None) -> tuple[Message, ...]:
+    """Returns the messages that items are; references to others are left out. Raises `BadRequest`."""
+    turns = _Turns()
+    for index, item in enumerate(items):
+        if (kind := item["type"]) != REFERENCE:
+            turns.add(kind, _FORMS[kind].checked(item, ignored, ("input", index)))
     turns.end()
     return tuple(turns.messages)
-
-
-def _unknown(index: int, item: Mapping[str, Any], kind: Any) -> BadRequest:
-    param = f"input[{index}].type"
-    if kind == "item_reference" or (kind is None and "id" in item):
-        return BadRequest(
-            f"input[{index}] names an item of an earlier response, and this server keeps none: send the item itself, "
-            "as clients do with store = false.",
-            f"input[{index}].id",
-        )
-    known = ", ".join(_FORMS)
-    if kind is None:
-        return BadRequest(f"{param} is required: one of {known}.", param)
-    return BadRequest(f"{param} must be one of {known}, which this server reads, got {shown(kind)}.", param)
 
 
 class _Turns:

@@ -13,8 +13,9 @@ from gateway.openai.bodies import MAX_THINKING, PositiveInt, SamplingBody, Top
 from gateway.openai.conversation import Conversation
 from gateway.openai.foreign_fields import ECHOES, IGNORABLE, REFUSED_IN_CHAT, Ignored, Values, known_object
 from gateway.openai.limits import Limits
+from gateway.openai.messages import Message
 from gateway.openai.requests import NO_DETAILS, ChatRequest, TokenDetails, shared_fields
-from gateway.openai.response_items import read_input
+from gateway.openai.response_items import Item, read_items, read_messages
 from gateway.openai.structured import TextFormat, read_text_format
 from gateway.openai.template_variables import Effort, Kwargs, read_variables
 from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
@@ -54,6 +55,7 @@ class ResponsesBody(SamplingBody, total=False):
     top_logprobs: Top | None
     truncation: Literal["auto", "disabled"] | None
     store: bool | None
+    previous_response_id: str | None
     stream_options: Annotated[StreamOptions, known_object(StreamOptions, "stream_options.")] | None
     # not OpenAI's
     chat_template_kwargs: Kwargs | None
@@ -68,7 +70,7 @@ _REFUSED: Mapping[str, Values | str] = {
     **{name: values for name, values in REFUSED_IN_CHAT.items() if name not in ResponsesBody.__annotations__},
     "background": (False,), "conversation": (), "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens", "messages": "input", "n": (1,),
-    "previous_response_id": (), "prompt": ([],), "response_format": "text.format",
+    "prompt": ([],), "response_format": "text.format",
     "structured_outputs": "text.format", "system": "instructions",
 }  # fmt: skip
 RESPONSES = BodyType[ResponsesBody](ResponsesBody, known_object(ResponsesBody, refused=_REFUSED, ignorable=_IGNORABLE))
@@ -86,6 +88,10 @@ _TOOL = BodyType[ResponseTool](ResponseTool, known_object(ResponseTool, "tools[]
 class ResponseRequest(ChatRequest):
     """A request whose answer is a response, made of items."""
 
+    items: list[Item] = field(default_factory=list)  # of its input
+    instructions: str = ""
+    previous: str | None = None  # the response that comes before it
+    stores: bool = True
     truncates: bool = False  # the oldest messages are left out where the context does not hold all
     echoed: Mapping[str, Any] = field(default_factory=dict)  # of the request, that the response repeats
 
@@ -97,9 +103,8 @@ def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
     top = body.get("top_logprobs")
     if top is None and LOGPROBS in (body.get("include") or ()):
         top = 0
-    messages = read_input(body["input"], ignored)
-    if body.get("instructions"):
-        messages = ({"role": "system", "content": body["instructions"]}, *messages)
+    items, instructions = read_items(body["input"]), body.get("instructions") or ""
+    messages = with_instructions(instructions, read_messages(items, ignored))
     tools = _read_tools(body, ignored)
     variables = read_variables(body.get("chat_template_kwargs"), None, reasoning.get("effort"))
     grammar = read_text_format(text.get("format"), "text.format")
@@ -110,9 +115,17 @@ def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
         length_field="max_output_tokens",
         ignored=ignored,
         thinking_budget=body.get("thinking_token_budget"),
+        items=items,
+        instructions=instructions,
+        previous=body.get("previous_response_id"),
+        stores=body.get("store") is not False,
         truncates=body.get("truncation") == "auto",
         echoed=_echoed(body),
     )
+
+
+def with_instructions(instructions: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    return ({"role": "system", "content": instructions}, *messages) if instructions else messages
 
 
 def _read_tools(body: ResponsesBody, ignored: Ignored | None) -> ToolUse | None:
@@ -149,12 +162,12 @@ def _echoed(body: ResponsesBody) -> dict[str, Any]:
         "max_tool_calls": None,
         "metadata": body.get("metadata") or {},
         "parallel_tool_calls": True if parallel is None else parallel,
-        "previous_response_id": None,
+        "previous_response_id": body.get("previous_response_id"),
         "prompt_cache_key": body.get("prompt_cache_key"),
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "safety_identifier": body.get("safety_identifier"),
         "service_tier": body.get("service_tier") or "default",
-        "store": False,
+        "store": body.get("store") is not False,
         "temperature": body.get("temperature"),
         "text": {"format": text.get("format") or {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",

@@ -204,6 +204,15 @@ class SettingFields(EngineFields):
     pepper: SecretOrAuto = setting(
         "security", "", None, "secret that API keys are hashed with, where replicas share it; auto: DIR/pepper"
     )
+    storage_secret: SecretOrAuto = setting(
+        "security",
+        "",
+        None,
+        "secret that stored responses are encrypted under, where replicas share it; auto: follows from the pepper",
+    )
+    old_storage_secrets: SecretOrAuto = setting(
+        "security", "", None, "secrets before it, separated by commas, that what is stored can still be read under"
+    )
 
     admin_host: str = setting(
         "admin", "HOST", "127.0.0.1", "address that the admin API and its page listen on", min_length=1

@@ -93,9 +93,9 @@ class Settings(SettingFields):
             raise ValueError("must be NAME=VALUE, separated by commas, each VALUE URL-encoded")
         return headers
 
-    @field_validator("pepper")
+    @field_validator("pepper", "storage_secret")
     @classmethod
-    def _pepper_is_strong(cls, pepper: SecretStr | None) -> SecretStr | None:
+    def _secret_is_strong(cls, pepper: SecretStr | None) -> SecretStr | None:
         if pepper and len(pepper.get_secret_value().encode()) < 32:
             raise ValueError("must be at least 32 bytes, such as `openssl rand -hex 32` prints")
         return _refuse(pepper, weakness)

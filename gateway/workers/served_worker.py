@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -65,6 +66,9 @@ class ServedWorker:
             "check_refusals": lambda tenant, key: client.check_refusals(self._policy(tenant, key)),
             "refused": lambda error, *told: client.refused(error_of(error), *told),
             "charge": self._charge,
+            "store_response": self._store_response,
+            "read_responses": self._read_responses,
+            "delete_response": client.delete_response,
             "limit_states": self._limit_states,
             "kv_memory": lambda tenant, key: client.kv_memory(self._policy(tenant, key)),
             "load": self._load,
@@ -202,6 +206,13 @@ class ServedWorker:
         if (charge := self._charges.pop(number, None)) is not None:
             charge.was_served = was_served
             charge.close()
+
+    async def _store_response(self, tenant: str, key: str, name: str, previous: str | None, text: str) -> bool:
+        return await self._client.store_response(self._policy(tenant, key), name, previous, b64decode(text))
+
+    async def _read_responses(self, tenant: str, name: str, alone: bool) -> list[str] | None:
+        contents = await self._client.read_responses(tenant, name, alone)
+        return None if contents is None else [b64encode(one).decode() for one in contents]
 
     async def _limit_states(self, tenant: str, key: str) -> list[Message]:
         states = await self._client.limit_states(self._policy(tenant, key))

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -182,6 +183,17 @@ class WorkerClient:
     async def charge(self, policy: EffectivePolicy) -> WorkerCharge:
         number, headers = await self.ask("charge", policy.name, policy.key)
         return WorkerCharge(self.link, number, headers)
+
+    async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
+        text = b64encode(contents).decode()
+        return bool(await self.ask("store_response", policy.name, policy.key, name, previous, text))
+
+    async def read_responses(self, tenant: str, name: str, alone: bool) -> list[bytes] | None:
+        texts = await self.ask("read_responses", tenant, name, alone)
+        return None if texts is None else [b64decode(text) for text in texts]
+
+    async def delete_response(self, tenant: str, name: str) -> bool:
+        return bool(await self.ask("delete_response", tenant, name))
 
     async def limit_states(self, policy: EffectivePolicy) -> list[LimitState]:
         limits = {limit.name: limit for limit in policy.charged}

@@ -33,6 +33,7 @@ from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing
 from gateway.tenants.effective_policy import EffectivePolicies
+from gateway.tenants.sealer import Sealer
 from gateway.workers.link import FrameKind, read_frame
 from gateway.workers.messages import Setup
 from gateway.workers.stats import report
@@ -84,6 +85,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             active_requests=active_requests,
             body_reader=body_reader,
             engine=client,
+            sealer=Sealer.of(settings, setup.pepper),
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )

@@ -19,6 +19,8 @@ NEVER = {  # fields of a tenant that change nothing in a simulation
     "max_n": "a trace says nothing of requests that were refused for what they are",
     "max_schema_bytes": "a trace does not say what answers have to match",
     "max_top_logprobs": "a trace does not say what is told of tokens",
+    "stored_responses.bytes": "a trace does not say what is stored",
+    "stored_responses.retention": "a trace does not say what is stored",
     "prefix_cache.pinned": "a trace says how long prompts are and what they share, and not what they begin with",
 }
 NO_CONTENTS = "the trace does not say what prompts share: nothing is found in the prefix cache"

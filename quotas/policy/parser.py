@@ -24,6 +24,7 @@ from quotas.policy.policy import (
     Policy,
     Price,
     QueueLimits,
+    StoredResponses,
     TenantPolicy,
     Unnamed,
 )
@@ -196,6 +197,7 @@ class TenantReader:
             on_store_outage=section.value("on_store_outage", words.outage, base.on_store_outage),
             price=_read_price(section, base.price),
             prefix_cache=_read_cache_limits(section.section("prefix_cache"), base.prefix_cache),
+            stored_responses=_read_stored(section.section("stored_responses"), base.stored_responses),
             max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
             max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
             max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),
@@ -308,6 +310,16 @@ def _read_cache_limits(section: Section | None, base: CacheLimits) -> CacheLimit
     else:
         section.wrong("ceiling", f"is below the floor of defaults, {units.show_size(floor)}: raise it, or lower floor")
     return base
+
+
+def _read_stored(section: Section | None, base: StoredResponses) -> StoredResponses:
+    if section is None:
+        return base
+    section.refuse_unknown(fields_of("stored_responses"))
+    return StoredResponses(
+        section.value("bytes", partial(units.size, least=0), base.bytes),
+        section.value("retention", units.positive_duration, base.retention),
+    )
 
 
 def _read_pinned(section: Section, base: tuple[str, ...]) -> tuple[str, ...]:

@@ -69,6 +69,14 @@ class CacheLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredResponses:
+    """How long a tenant's responses are stored, and how many bytes they may have: the oldest make room."""
+
+    bytes: int = 8 * 2**20  # 0: none are stored
+    retention: float = 30 * 86400.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
 class KeyPolicy:
     """Narrows what requests with one API key may do. Its limits hold besides the tenant's."""
 
@@ -94,6 +102,7 @@ class TenantPolicy:
     on_store_outage: Outage = "lease"
     price: Price | None = None
     prefix_cache: CacheLimits = CacheLimits()
+    stored_responses: StoredResponses = StoredResponses()
     max_n: int = MAX_N  # answers to one prompt, those of best_of that nobody sees included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of what an answer has to match; 0: any text, and nothing else
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens that are told of at each position
@@ -232,6 +241,7 @@ def _digest(tenant: TenantPolicy) -> int:
     content = (
         (tenant.name, tenant.highest_class, tenant.default_class, tenant.weight, tenant.models, _said(tenant.limits)),
         (tenant.on_store_outage, price and astuple(price), cache.floor, cache.ceiling, cache.pinned),
+        astuple(tenant.stored_responses),
         (tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])

@@ -63,6 +63,10 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
         "on_store_outage": tenant.on_store_outage,
         "price": _price(tenant.price) if tenant.price else NO_PRICE,
         "prefix_cache": _cache_limits(tenant.prefix_cache),
+        "stored_responses": {
+            "bytes": show_size(tenant.stored_responses.bytes),
+            "retention": show_duration(tenant.stored_responses.retention),
+        },
         "max_n": tenant.max_n,
         "max_schema_bytes": tenant.max_schema_bytes,
         "max_top_logprobs": tenant.max_top_logprobs,

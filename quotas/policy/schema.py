@@ -182,6 +182,7 @@ def _defaults() -> dict[str, Schema]:
         "on_store_outage": {"enum": list(OUTAGES), "description": "What happens when the quota store is away."},
         "price": _price(),
         "prefix_cache": _ref("prefix_cache"),
+        "stored_responses": _ref("stored_responses"),
         "max_n": _number("integer", COUNT, "The most answers to one prompt: n, or best_of.", minimum=1, maximum=MAX_N),
         "max_schema_bytes": _number(
             "integer",
@@ -241,6 +242,11 @@ def _schema() -> Schema:
             ),
             "limits": _limits(list(Resource), "What may be spent or held; unlimited lifts one of the defaults."),
             "prefix_cache": _prefix_cache(),
+            "stored_responses": _fields(
+                "What is stored of /v1/responses, for turns that follow.",
+                bytes=_text(SIZE, "The most of the tenant, such as 64MiB; the oldest make room. 0B: none are stored."),
+                retention=_positive(_text(DURATION, "How long a response is stored, such as 30d.")),
+            ),
             "rate": _rate(),
             "key": _key(),
         },

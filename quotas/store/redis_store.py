@@ -9,7 +9,7 @@ A tenant has one hash, `sluice:{tenant}`:
     s:<replica>.<ordinal>        what a replica may spend of some limits while the store is away (lua/slice.lua)
 
 beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, and `sluice:{tenant}:usage:<day>`, the ledger.
-State that no longer differs from none expires.
+and what is stored of /v1/responses (`quotas.store.responses`). State that no longer differs from none expires.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from quotas.store.announcements import Announcements
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations
 from quotas.store.replica_name import ReplicaName
+from quotas.store.responses import ResponseStore
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
 from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
@@ -286,6 +287,10 @@ class RedisStore:
     def announcements(self, fleet: str) -> Announcements:
         """Return what the replicas of a fleet say of themselves: see `Announcements`."""
         return Announcements(self._runner, fleet)
+
+    def responses(self) -> ResponseStore:
+        """Return the tenants' stored responses."""
+        return ResponseStore(self._runner)
 
     async def heartbeat(self) -> None:
         """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a

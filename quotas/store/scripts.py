@@ -40,6 +40,9 @@ class Script(StrEnum):
     CHARGE = "charge"
     EXCHANGE = "exchange"
     ANNOUNCE = "announce"
+    STORE_RESPONSE = "store_response"
+    READ_RESPONSE = "read_response"
+    DELETE_RESPONSE = "delete_response"
 
 
 ACCOUNT = ("clock", "level", "spec", "record", "account")
@@ -60,6 +63,9 @@ PARTS = {
     Script.CHARGE: (*ACCOUNT, "ledger"),
     Script.EXCHANGE: ("clock",),
     Script.ANNOUNCE: ("clock",),
+    Script.STORE_RESPONSE: ("clock", "responses"),
+    Script.READ_RESPONSE: ("clock",),
+    Script.DELETE_RESPONSE: ("responses",),
 }
 
 

@@ -45,10 +45,12 @@ from gateway.tenants.kept_usage import KeptUsage
 from gateway.tenants.kv_leases import KvLeases
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.pinned_prompts import PinnedPrompts
+from gateway.tenants.sealer import Sealer
 from quotas.policy import policy as quota_policy
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.policy.policy import CLASSES, DEFAULTS
 from quotas.quotas import Quotas
+from quotas.store.responses import ResponseStore
 from tests.backend.paper_device import PaperDevice
 from tests.gateway.paper_store import PaperStore
 
@@ -90,6 +92,20 @@ class WatchedScheduler(Scheduler):
     def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[NewToken]:
         del self._named[output.step]
         return super().update_from_output(output, now)
+
+
+class PaperResponses:
+    """Stores the responses of one tenant, as `ResponseStore` does."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, bytes] = {}
+
+    async def store(self, tenant: str, response: str, previous: str | None, contents: bytes, limits: object) -> bool:
+        self.stored[response] = contents
+        return True
+
+    async def read(self, tenant: str, response: str) -> bytes | None:
+        return self.stored.get(response)
 
 
 class PaperExecutor:
@@ -146,6 +162,7 @@ class Gateway:
             policies=policies,
             effective_policies=EffectivePolicies(policies),
             quotas=Quotas(self.store, heartbeat=3600),
+            responses=cast(ResponseStore, PaperResponses()),
             kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
             cache_limiter=CacheLimiter(admission, KVPool.of(CONFIG, 1024), policies.current),
             prompt_pinner=PromptPinner(admission, PinnedPrompts(tokenizer, CONFIG.block_size), prompt_names),
@@ -173,6 +190,7 @@ class Gateway:
             active_requests=self.active_requests,
             body_reader=BodyReader(2**20, 2**30, timeout=3600, max_model_len=CONFIG.max_model_len),
             engine=self.client,
+            sealer=Sealer([pepper]),
         )
         self.app: ASGIApp = make_app(self.frontend, {})
 

@@ -14,6 +14,8 @@
 It contains no prompt, output, stop string or message of an error, since clients wrote those or may be quoted in them.
 """
 
+import re
+
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind
@@ -33,12 +35,14 @@ _ASKED_BESIDE = frozenset(
 )  # outside of the phases in which quota is reserved and settled
 ROUTES = frozenset(
     {
-        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-        "/v1/models", "/v1/models/{model}", "/v1/limits", "/tokenize", "/tokenizer_info", "/detokenize", "/startupz",
-        "/livez", "/readyz", "/health", "/ping", "/v1/loads", "/server_info", "/get_server_info", "/model_info",
-        "/get_model_info", "/version", "/metrics",
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response}", "/v1/messages",
+        "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}", "/v1/limits", "/tokenize", "/tokenizer_info",
+        "/detokenize", "/startupz", "/livez", "/readyz", "/health", "/ping", "/v1/loads", "/server_info",
+        "/get_server_info", "/model_info", "/get_model_info", "/version", "/metrics",
+        "/v1/responses/{response}/input_items", "/v1/responses/{response}/cancel",
     }
 )  # fmt: skip
+_ONE_RESPONSE = re.compile(r"^(/v1/responses/)[^/]+")
 UNKNOWN = "{unknown}"  # the route of paths that no endpoint answers
 _CUT_SHORT = {
     FinishReason.CANCELLED: "cancelled",
@@ -246,5 +250,5 @@ class RequestTrace:
 
 def _route(path: str) -> str:
     """Return the path's route, without its variable parts: clients cannot make new span names."""
-    route = "/v1/models/{model}" if path.startswith("/v1/models/") else path
+    route = "/v1/models/{model}" if path.startswith("/v1/models/") else _ONE_RESPONSE.sub(r"\1{response}", path)
     return route if route in ROUTES else UNKNOWN

@@ -1,0 +1,58 @@
+"""Seals what is stored of a tenant: compressed, and encrypted by AES-256-GCM (NIST SP 800-38D) under a key of the
+tenant, derived from a secret of the deployment. What is sealed for one tenant and name opens for these alone.
+
+    the key's id (4 bytes) | nonce (12) | ciphertext and tag
+
+Secrets are replaced by keeping the old ones beside the new one, until all that was sealed under them is gone.
+"""
+
+import hmac
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from os import urandom
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from gateway.settings.settings import Settings
+
+KEY_ID_BYTES, NONCE_BYTES = 4, 12
+_PURPOSE = b"sluice stored responses\0"
+
+
+class Sealer:
+    """Seals under the first of its secrets, and opens what was sealed under any."""
+
+    def __init__(self, secrets: Sequence[bytes]) -> None:
+        self._secrets = {hmac.digest(secret, b"sluice key id", "sha256")[:KEY_ID_BYTES]: secret for secret in secrets}
+        self._key_id = next(iter(self._secrets))
+        self._cipher = lru_cache(maxsize=1024)(self._new_cipher)
+
+    @staticmethod
+    def of(settings: Settings, pepper: bytes) -> "Sealer":
+        """Return the sealer of these settings; without a secret of its own it seals under one that follows from the
+        pepper.
+        """
+        given = [one.get_secret_value() for one in (settings.storage_secret, settings.old_storage_secrets) if one]
+        secrets = [secret.encode() for secret in ",".join(given).split(",") if secret]
+        return Sealer(secrets or [hmac.digest(pepper, b"sluice storage secret", "sha256")])
+
+    def seal(self, tenant: str, name: str, contents: bytes) -> bytes:
+        nonce = urandom(NONCE_BYTES)
+        sealed = self._cipher(self._key_id, tenant).encrypt(nonce, zlib.compress(contents, 1), name.encode())
+        return self._key_id + nonce + sealed
+
+    def open(self, tenant: str, name: str, sealed: bytes) -> bytes | None:
+        """Return the contents; None if they were sealed for another tenant or name, or under a secret that is gone."""
+        key_id, nonce = sealed[:KEY_ID_BYTES], sealed[KEY_ID_BYTES : KEY_ID_BYTES + NONCE_BYTES]
+        if key_id not in self._secrets or len(nonce) < NONCE_BYTES:
+            return None
+        try:
+            packed = self._cipher(key_id, tenant).decrypt(nonce, sealed[KEY_ID_BYTES + NONCE_BYTES :], name.encode())
+        except InvalidTag:
+            return None
+        return zlib.decompress(packed)
+
+    def _new_cipher(self, key_id: bytes, tenant: str) -> AESGCM:
+        return AESGCM(hmac.digest(self._secrets[key_id], _PURPOSE + tenant.encode("utf-8", "surrogatepass"), "sha256"))

@@ -1,0 +1,46 @@
+"""What is stored of responses, for turns that follow: by tenant, for a time, within its bytes. Contents are opaque.
+
+A tenant has one hash and one sorted set, `sluice:{tenant}:responses` and `sluice:{tenant}:responses:order`
+(lua/responses.lua). Another tenant's response is not there, and so is answered as one that never was.
+"""
+
+from quotas.policy.policy import StoredResponses
+from quotas.store.account import state_key
+from quotas.store.scripts import Script, ScriptRunner
+
+MAX_TURNS = 256  # of a conversation that are read
+
+
+class ResponseStore:
+    """Every call raises `StoreUnavailable` or `StoreFault` if it cannot be done."""
+
+    def __init__(self, runner: ScriptRunner) -> None:
+        self._runner = runner
+
+    async def store(
+        self, tenant: str, response: str, previous: str | None, contents: bytes, limits: StoredResponses
+    ) -> bool:
+        """Store a response, in place of one of the same id. Return False if it alone is beyond the tenant's bytes."""
+        arguments = (response, previous or "", contents, round(limits.retention * 1e6), limits.bytes)
+        (status, *_) = await self._ask(Script.STORE_RESPONSE, tenant, *arguments)
+        return status == b"ok"
+
+    async def read(self, tenant: str, response: str) -> bytes | None:
+        """Return the contents of a response; None if there is none, or its time is over."""
+        status, *contents = await self._ask(Script.READ_RESPONSE, tenant, response, 1)
+        return contents[0] if status == b"ok" else None
+
+    async def read_turns(self, tenant: str, response: str) -> list[bytes] | None:
+        """Return the contents of a response and of all before it, the first one first; None if one is not there."""
+        status, *contents = await self._ask(Script.READ_RESPONSE, tenant, response, MAX_TURNS)
+        return contents[::-1] if status == b"ok" else None
+
+    async def delete(self, tenant: str, response: str) -> bool:
+        """Delete a response. Return whether there was one."""
+        (status,) = await self._ask(Script.DELETE_RESPONSE, tenant, response)
+        return status == b"ok"
+
+    async def _ask(self, script: Script, tenant: str, *arguments: str | bytes | int) -> list[bytes]:
+        key = f"{state_key(tenant)}:responses"
+        words = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
+        return await self._runner.call(script, (key.encode(), f"{key}:order".encode()), *words)

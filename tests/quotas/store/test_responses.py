@@ -1,0 +1,100 @@
+"""Stored responses: by tenant, for their time, within the tenant's bytes."""
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from quotas.errors import StoreUnavailable
+from quotas.policy.policy import StoredResponses
+from quotas.store.account import state_key
+from quotas.store.redis_store import RedisStore
+from quotas.store.responses import MAX_TURNS, ResponseStore
+from quotas.store.scripts import ScriptRunner
+from tests.examples import examples
+from tests.quotas.servers import connected, hanging
+
+ROOMY = StoredResponses(10_000, 60.0)
+
+
+async def test_a_conversation_is_read_as_its_turns_by_its_tenant_alone(
+    store: RedisStore, other: RedisStore, tenant: str
+) -> None:
+    mine, theirs = store.responses(), other.responses()
+    assert await mine.read(tenant, "a") is None
+    for name, previous, contents in (("a", None, b"\x00\n first"), ("b", "a", b"second"), ("c", "b", b"")):
+        assert await mine.store(tenant, name, previous, contents, ROOMY)
+    assert await theirs.read_turns(tenant, "c") == [b"\x00\n first", b"second", b""]
+    assert await theirs.read(tenant, "b") == b"second"
+    for name in ("c", "", "nobody's"):
+        assert await theirs.read_turns(f"{tenant}-2", name) is await theirs.read(f"{tenant}-2", name) is None
+    assert await mine.store(tenant, "c", "b", b"third", ROOMY), "in place of what was there"
+    assert await mine.read(tenant, "c") == b"third"
+    assert not await theirs.delete(f"{tenant}-2", "a")
+    assert await theirs.delete(tenant, "a") and not await theirs.delete(tenant, "a")
+    assert await mine.read_turns(tenant, "c") is None, "a turn is missing"
+    assert await mine.read(tenant, "c") == b"third"
+
+
+async def test_a_conversation_of_more_turns_than_are_read_is_not_read_in_part(store: RedisStore, tenant: str) -> None:
+    stored = store.responses()
+    for turn in range(MAX_TURNS + 1):
+        await stored.store(tenant, str(turn), str(turn - 1) if turn else None, b"", StoredResponses(10**6, 60.0))
+    turns = await stored.read_turns(tenant, str(MAX_TURNS - 1))
+    assert turns is not None and len(turns) == MAX_TURNS
+    assert await stored.read_turns(tenant, str(MAX_TURNS)) is None
+
+
+async def test_a_response_larger_than_all_bytes_is_not_stored_and_others_stay(store: RedisStore, tenant: str) -> None:
+    stored = store.responses()
+    await stored.store(tenant, "a", None, b"small", ROOMY)
+    assert not await stored.store(tenant, "b", None, bytes(ROOMY.bytes), ROOMY)
+    assert (await stored.read(tenant, "a"), await stored.read(tenant, "b")) == (b"small", None)
+
+
+steps = st.lists(
+    st.tuples(st.integers(0, 7), st.integers(0, 120), st.integers(0, 40), st.sampled_from([0, 1, 29, 30])), max_size=25
+)
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps)
+def test_the_oldest_make_room_each_has_its_time_and_bytes_are_never_exceeded(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], valkey_url: str, steps: list[tuple[int, int, int, int]]
+) -> None:
+    """Each step stores a response of some bytes for some seconds, and then some seconds pass."""
+    loop, runner = loop_and_runner
+    most = 300
+
+    async def tried() -> None:
+        stored, now, kept = ResponseStore(runner), 1_000.0, dict[str, tuple[float, bytes]]()
+        async with Redis.from_url(valkey_url) as redis:
+            key = f"{state_key('t')}:responses"
+            await redis.delete(key, f"{key}:order")
+            for name, size, life, pause in steps:
+                await redis.set("test:clock", round(now * 1e6))
+                await stored.store("t", str(name), None, bytes(size), StoredResponses(most, life + 1.0))
+                kept = {one: said for one, said in kept.items() if said[0] > now}
+                kept.pop(str(name), None)
+                kept[str(name)] = now + life + 1.0, bytes(size)
+                sizes = {one: len(f"{round(end * 1e6)}  ") + len(said) for one, (end, said) in kept.items()}
+                while sum(sizes.values()) > most:
+                    oldest = min((end, one) for one, (end, _) in kept.items() if one != str(name))[1]
+                    del kept[oldest], sizes[oldest]
+                total = await redis.hget(key, "")  # type: ignore[misc]
+                assert int(total) == sum(sizes.values()) <= most
+                now += pause
+                await redis.set("test:clock", round(now * 1e6))
+                for one in map(str, range(8)):
+                    end, contents = kept.get(one, (0.0, b""))
+                    assert await stored.read("t", one) == (contents if end > now else None)
+
+    loop.run(tried())
+
+
+async def test_a_store_that_does_not_answer_is_unavailable(url: str, tenant: str) -> None:
+    async with connected(url, timeout=0.1) as store, hanging(url):
+        with pytest.raises(StoreUnavailable):
+            await store.responses().read(tenant, "a")
