@@ -119,10 +119,10 @@ class Controller:
         self._tell(lambda observer: observer.extended(sequence, tokens, now))
 
     def charge(self, tenant: str, seconds: float, now: float) -> None:
-        """Charge a tenant, a request of which has arrived, for work beside the engine: processor seconds count as
+        """Charge a tenant for work beside the steps: batches of inputs to embed, and processor seconds, which count as
         engine seconds.
         """
-        self.ledger.charge(tenant, seconds)
+        self.ledger.charge(tenant, seconds, now)
         self._tell(lambda observer: observer.charged(tenant, seconds, now))
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:

@@ -112,9 +112,11 @@ class Ledger:
         account = self.share.account(sequence.tenant)
         self.share.spend(account, cost)
 
-    def charge(self, tenant: str, seconds: float) -> None:
-        """Charge a tenant for seconds of work beside the engine."""
-        self.share.charge(self.share.account(tenant), seconds)
+    def charge(self, tenant: str, seconds: float, now: float) -> None:
+        """Charge a tenant for seconds of work beside the steps, for which it counts as asking."""
+        account = self.share.account(tenant)
+        self.share.asked(account, now)
+        self.share.charge(account, seconds)
 
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a planned step; returns its predicted seconds."""
