@@ -53,7 +53,7 @@ class QueueView:
             "tenant": sequence.tenant,
             "class": record.service_class,
             "waited": now - sequence.arrival,
-            "prompt_tokens": len(sequence.prompt),
+            "prompt_tokens": sequence.num_prompt_tokens,
             "reason": self._reasons.of_sequence(sequence),
         }
 

@@ -41,7 +41,7 @@ class SequenceSummary:
             tuple(timeline.preempted[:MAX_MOMENTS]),
             tuple(timeline.resumed[:MAX_MOMENTS]),
             len(timeline.chunks),
-            len(sequence.prompt),
+            sequence.num_prompt_tokens,
             len(sequence.output),
         )
 

@@ -88,9 +88,9 @@ class Reasons:
 
     def _of_running(self, sequence: Sequence) -> str | None:
         """Return the limit of its tenant at which a running sequence stands still, if there is one."""
-        if sequence.num_tokens == sequence.token_limit < sequence.most_tokens:
+        if sequence.num_tokens == sequence.token_limit < sequence.request.most_tokens:
             return PAUSED_PREFIX + REASONS["tokens"]
-        capacity = len(sequence.block_table) * self._scheduler.config.block_size
+        capacity = len(sequence.block_table.blocks) * self._scheduler.config.block_size
         if (
             sequence.num_computed_tokens >= capacity
             and sequence.tenant in self._scheduler.kv_manager.allowances.requested
@@ -112,8 +112,8 @@ def live_row(record: RequestRecord, reasons: Reasons, now: float) -> Row:
         "prompt_tokens": record.num_prompt_tokens,
         "cached_tokens": sum(sequence.num_cached_tokens for sequence in sequences),
         "output_tokens": record.num_output_tokens,
-        "max_tokens": sum(sequence.max_tokens for sequence in sequences),
-        "kv_blocks": sum(len(sequence.block_table) for sequence in sequences),
+        "max_tokens": sum(sequence.request.max_tokens for sequence in sequences),
+        "kv_blocks": sum(len(sequence.block_table.blocks) for sequence in sequences),
         "preemptions": record.num_preemptions,
         "reason": reasons.of(record),
     }

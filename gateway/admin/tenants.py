@@ -139,5 +139,5 @@ class _TenantCounts:
             for timeline in record.timelines:
                 sequence = timeline.sequence
                 self.waiting[sequence.tenant] += is_waiting(sequence)
-                self.prompt_tokens[sequence.tenant] += len(sequence.prompt)
+                self.prompt_tokens[sequence.tenant] += sequence.num_prompt_tokens
                 self.output_tokens[sequence.tenant] += len(sequence.output)

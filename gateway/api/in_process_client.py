@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
+from admission.promise import Promise
 from admission.request import Asked
 from backend.paged_kv.block_pool import blocks_for
 from backend.scheduler.sequence import Sequence
@@ -65,11 +66,11 @@ class InProcessGeneration:
         answers = self._record.num_answers
         self._grant.measure = partial(_usage, self._client.service, self.streams, self._num_delivered, answers)
         sequences = [stream.sequence for stream in self.streams]
-        if any(one.token_limit < one.most_tokens for one in sequences):
+        if any(one.token_limit < one.request.most_tokens for one in sequences):
             admission = self._client.service.admission
             self._extender = QuotaExtender(self._grant, admission, lambda error: fail(refusal_of(error)))
             self._extender.watch(self.streams)
-        self.headers = {**self.headers, **_estimate_headers(sequences)}
+        self.headers = {**self.headers, **_estimate_headers([timeline.promise for timeline in self._record.timelines])}
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
         self._num_delivered[stream] = num_tokens
@@ -89,7 +90,7 @@ class InProcessGeneration:
                 self._extender.close()
             for stream in self.streams:
                 self._client.service.admission.leave(stream)
-            if self.streams and self.streams[0].sequence.sampling.grammar is not None:
+            if self.streams and self.streams[0].sequence.request.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
             self._held.close()
@@ -159,11 +160,11 @@ class InProcessClient:
         service, sequences = self.service, request.sequences(self.service.end_tokens, self.service.draw_seed)
         if request.sampling.max_tokens is None:
             for one in sequences:
-                expected = service.admission.expected_tokens(one.tenant, one.max_tokens)
-                if (reservable := policy.reservable(len(one.prompt), expected)) is not None:
+                expected = service.admission.expected_tokens(one.tenant, one.request.max_tokens)
+                if (reservable := policy.reservable(one.num_prompt_tokens, expected)) is not None:
                     one.limit_to(reservable)
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
-            longest = max(one.most_tokens for one in sequences)
+            longest = max(one.request.most_tokens for one in sequences)
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
         service.cache_limiter.use(policy.name)
         if service.prompt_names is not None:
@@ -325,11 +326,11 @@ def _usage(
         prefilled, found = 0, None
         for stream in streams[first : first + num_answers]:
             sequence = stream.sequence
-            if sequence.num_billed_tokens or sequence.num_cached_tokens == len(sequence.prompt):
+            if sequence.num_billed_tokens or sequence.num_cached_tokens == sequence.num_prompt_tokens:
                 prefilled = max(prefilled, sequence.num_prefilled_tokens)
                 found = sequence.num_cached_tokens if found is None else min(found, sequence.num_cached_tokens)
             generated += num_delivered.get(stream, len(sequence.output))
-            block_seconds += sequence.block_seconds(now)
+            block_seconds += sequence.block_table.seconds(now)
         processed, cached = processed + prefilled, cached + (found or 0)
     byte_seconds = block_seconds * service.kv_shape.block_bytes
     return Usage(processed, generated, cached, byte_seconds, requests=1 if processed else 0)
@@ -351,9 +352,9 @@ def _with_headers(error: ApiError, headers: Headers, logged_as: str | None) -> A
     return error
 
 
-def _estimate_headers(sequences: list[Sequence]) -> dict[str, str]:
+def _estimate_headers(promises: list[Promise]) -> dict[str, str]:
     """Returns headers with the milliseconds within which nine in ten first tokens, and last tokens, come."""
-    first = [s.first_token_estimate for s in sequences if s.first_token_estimate is not None]
-    last = [s.last_token_estimate for s in sequences if s.last_token_estimate is not None]
+    first = [one.first_token for one in promises if one.first_token is not None]
+    last = [one.last_token for one in promises if one.last_token is not None]
     estimates = {"x-sluice-estimate-ttft-ms": first, "x-sluice-estimate-ms": last}
     return {name: f"{1000 * max(seconds):.0f}" for name, seconds in estimates.items() if seconds}

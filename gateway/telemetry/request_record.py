@@ -17,6 +17,7 @@ from typing import Protocol
 from starlette.types import Scope
 
 from admission.outcome import Outcome
+from admission.promise import Promise
 from admission.request import Asked
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
@@ -81,9 +82,10 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class SequenceTimeline:
-    """The moments at which the engine queued, admitted, computed and released one sequence; None: not yet."""
+    """One sequence, and when the engine queued, admitted, computed and released it; None: not yet."""
 
     sequence: Sequence
+    promise: Promise
     queued: float
     admitted: float | None = None  # for the first time
     credit: float | None = None  # its tenant's credit then, in engine seconds for each unit of its weight
@@ -95,6 +97,7 @@ class SequenceTimeline:
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[float] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
+    num_jumped_tokens: int = 0  # output tokens forced by its grammar and accepted together with a sampled token
 
 
 class Granted(Protocol):
@@ -190,7 +193,7 @@ class RequestRecord:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum([len(timeline.sequence.prompt) for timeline in self.timelines[:: self.num_answers]])
+        return sum([timeline.sequence.num_prompt_tokens for timeline in self.timelines[:: self.num_answers]])
 
     @property
     def num_cached_tokens(self) -> int:
@@ -209,7 +212,7 @@ class RequestRecord:
     @property
     def engine_time(self) -> float:
         """Returns the engine seconds that it was charged."""
-        return sum(timeline.sequence.charged for timeline in self.timelines)
+        return sum(timeline.promise.charged for timeline in self.timelines)
 
     @property
     def queued(self) -> float | None:

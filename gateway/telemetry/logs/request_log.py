@@ -56,13 +56,13 @@ class RequestLog:
         engine_time = block_seconds = 0.0
         for timeline in request.timelines:
             sequence = timeline.sequence
-            prompt_tokens += len(sequence.prompt)
+            prompt_tokens += sequence.num_prompt_tokens
             cached_tokens += sequence.num_cached_tokens
             output_tokens += len(sequence.output)
-            jumped_tokens += sequence.num_jumped_tokens
+            jumped_tokens += timeline.num_jumped_tokens
             preemptions += sequence.num_preemptions
-            engine_time += sequence.charged
-            block_seconds += sequence.block_seconds(ended)
+            engine_time += timeline.promise.charged
+            block_seconds += sequence.block_table.seconds(ended)
         if request.num_answers > 1:
             prompt_tokens, cached_tokens = request.num_prompt_tokens, request.num_cached_tokens
         queued, first_token = request.queued, request.first_token

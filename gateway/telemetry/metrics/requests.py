@@ -66,12 +66,12 @@ class LatencyTarget(StrEnum):
 def missed(timeline: SequenceTimeline) -> list[LatencyTarget]:
     """Returns the targets that a sequence missed, which was answered or expired."""
     misses, sequence, first = [], timeline.sequence, timeline.first_token
-    target, promised = sequence.first_token_target, sequence.token_interval
+    target, promised = sequence.request.first_token_target, sequence.request.token_interval
     if target is not None and (first is None or first - timeline.queued > target):
         misses.append(LatencyTarget.TTFT)
     if promised is not None and (interval := mean_interval(timeline)) is not None and interval > promised:
         misses.append(LatencyTarget.TIME_PER_OUTPUT_TOKEN)
-    if _is_late(first, sequence.first_token_by) or _is_late(timeline.ended, sequence.done_by):
+    if _is_late(first, sequence.request.first_token_by) or _is_late(timeline.ended, sequence.request.done_by):
         misses.append(LatencyTarget.DEADLINE)
     return misses
 

@@ -29,8 +29,8 @@ def of_failure(record: RequestRecord) -> dict[str, str]:
 def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> Attributes:
     sequences = [timeline.sequence for timeline in record.timelines]
     taken: Attributes = {
-        "sluice.kv.peak_bytes": sum(sequence.peak_blocks for sequence in sequences) * kv.block_bytes,
-        "sluice.kv.byte_seconds": sum(sequence.block_seconds(now) for sequence in sequences) * kv.block_bytes,
+        "sluice.kv.peak_bytes": sum(sequence.block_table.peak for sequence in sequences) * kv.block_bytes,
+        "sluice.kv.byte_seconds": sum(sequence.block_table.seconds(now) for sequence in sequences) * kv.block_bytes,
         "sluice.engine.time_us": round(record.engine_time * 1e6),
         "sluice.preemptions": record.num_preemptions,
     }
@@ -58,8 +58,9 @@ def of_step(step: CompletedStep) -> dict[str, int]:
 def _estimate(record: RequestRecord, kv: KVShape) -> Attributes:
     """Returns the estimates made when the request was queued, and the tokens and KV memory reserved for it."""
     sequences = [timeline.sequence for timeline in record.timelines]
-    first = [sequence.first_token_estimate for sequence in sequences if sequence.first_token_estimate is not None]
-    last = [sequence.last_token_estimate for sequence in sequences if sequence.last_token_estimate is not None]
+    promises = [timeline.promise for timeline in record.timelines]
+    first = [promise.first_token for promise in promises if promise.first_token is not None]
+    last = [promise.last_token for promise in promises if promise.last_token is not None]
     reservation = None if record.grant is None else record.grant.reservation
     if reservation is None:
         tokens = sum(sequence.token_limit for sequence in sequences)
@@ -131,7 +132,7 @@ def _of_grammar(grammar: Grammar, wait: float | None) -> Attributes:
 
 def of_prefill(timeline: SequenceTimeline) -> Attributes:
     return {
-        "sluice.sequence.input_tokens": len(timeline.sequence.prompt),
+        "sluice.sequence.input_tokens": timeline.sequence.num_prompt_tokens,
         "sluice.sequence.cached_tokens": timeline.sequence.num_cached_tokens or None,
         "sluice.prefill.chunks": len(timeline.chunks),
     }
@@ -140,7 +141,7 @@ def of_prefill(timeline: SequenceTimeline) -> Attributes:
 def of_decode(timeline: SequenceTimeline) -> Attributes:
     return {
         "sluice.sequence.output_tokens": len(timeline.sequence.output),
-        "sluice.sequence.jump_forward_tokens": timeline.sequence.num_jumped_tokens or None,
+        "sluice.sequence.jump_forward_tokens": timeline.num_jumped_tokens or None,
         "sluice.preemptions": timeline.sequence.num_preemptions or None,
     }
 

@@ -35,7 +35,7 @@ async def test_the_map_names_the_owner_of_every_block(site: Site) -> None:
     scheduler = site.core.scheduler
     shown = await kv_map(scheduler, 8)
     owners = [owner for owner, blocks, _ in shown["runs"] for _ in range(blocks)]
-    held = {block for s in scheduler.running.values() for block in s.block_table}
+    held = {block for s in scheduler.running.values() for block in s.block_table.blocks}
     assert len(owners) == shown["num_blocks"] == scheduler.config.num_blocks
     assert {block for block, owner in enumerate(owners) if owner >= 0} == held
     assert (shown["owners"], shown["block_bytes"], shown["block_tokens"]) == (["acme"], 8, 4)

@@ -192,8 +192,7 @@ def test_a_model_that_a_client_made_up_makes_no_series(rig: Rig) -> None:
 
 
 def test_goodput_counts_who_met_every_target(rig: Rig) -> None:
-    late = a_sequence()
-    late.first_token_target = 0.001
+    late = a_sequence(first_token_target=0.001)
     end(rig)
     page = end(rig, timelines=[a_timeline(), a_timeline(sequence=late)])
     assert page.value("sluice_goodput_requests_total", **{"class": "standard"}) == 1
@@ -201,8 +200,7 @@ def test_goodput_counts_who_met_every_target(rig: Rig) -> None:
 
 
 def test_who_expired_missed_and_who_was_cancelled_is_not_judged(rig: Rig) -> None:
-    late = a_sequence(output=0)
-    late.first_token_by = 100.02
+    late = a_sequence(output=0, first_token_by=100.02)
     waited = [a_timeline(sequence=late, first_token=None)]
     end(rig, timelines=waited, outcome=Outcome.DISCONNECTED)
     page = end(rig, timelines=waited, outcome=Outcome.EXPIRED)
