@@ -375,24 +375,11 @@ class _Replay:
             raise ValueError(f"an entry of unknown kind {kind!r}")
 
     def _sequence_of(self, entry: Entry) -> Sequence:
-        _, _, name, tenant, prompt, max_tokens, allowed, level, interval, size, first_by, done_by, target, *rest = entry
+        _, _, name, tenant, prompt, most, allowed, level, interval, size, by, done_by, target, *rest = entry
         *_, blocks, again, group, grammar = rest
+        tokens, sampling, ends = [0] * prompt, SamplingParams(), frozenset([END_TOKEN])
         request = PromptRequest(
-            name,
-            tenant,
-            [0] * prompt,
-            SamplingParams(),
-            max_tokens,
-            0,
-            frozenset([END_TOKEN]),
-            level,
-            interval,
-            first_by,
-            done_by,
-            target,
-            size,
-            again,
-            grammar,
+            name, tenant, tokens, sampling, most, 0, ends, level, interval, by, done_by, target, size, again, grammar
         )
         sequence = Sequence(request, prompt_group=group, block_names=self._names.of(blocks))
         sequence.limit_to(allowed)

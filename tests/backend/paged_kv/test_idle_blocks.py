@@ -4,13 +4,13 @@ from collections import Counter
 from itertools import count
 from typing import Any
 
-from backend.paged_kv.block_table import BlockTable
 from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.kv.retention import Between, make_retention
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import PagedPool
+from backend.paged_kv.block_table import BlockTable
 from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.scheduled_step import WaitReason
