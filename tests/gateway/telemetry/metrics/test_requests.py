@@ -68,9 +68,7 @@ def missed_targets(
     first_token: float | None = 100.030, ended: float | None = 100.070, **targets: Any
 ) -> set[LatencyTarget]:
     """What it missed; it was queued at 100.004 and has 4 tokens."""
-    sequence = a_sequence()
-    for name, value in targets.items():
-        setattr(sequence, name, value)
+    sequence = a_sequence(**targets)
     return set(missed(a_timeline(sequence=sequence, first_token=first_token, ended=ended)))
 
 
