@@ -35,7 +35,7 @@ class QueueView:
         waiting = [
             (timeline.sequence, record)
             for record in records
-            for timeline in record.timelines
+            for timeline in record.engine.timelines
             if is_waiting(timeline.sequence)
         ]
         shown = nsmallest(MAX_ROWS, waiting, key=lambda entry: self._rank(entry[0]))

@@ -59,7 +59,7 @@ class InProcessGeneration:
     def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
         """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
         self.streams.append(self._client.service.admission.admit(sequence, make_stream))
-        self._record.timelines.append(self._client.service.core_telemetry.timeline(sequence))
+        self._record.engine.timelines.append(self._client.service.core_telemetry.timeline(sequence))
 
     def begin(self, fail: Callable[[ApiError], object]) -> None:
         """Charge from now on what the sequences use, and reserve more for those that may need it."""
@@ -70,7 +70,8 @@ class InProcessGeneration:
             admission = self._client.service.admission
             self._extender = QuotaExtender(self._grant, admission, lambda error: fail(refusal_of(error)))
             self._extender.watch(self.streams)
-        self.headers = {**self.headers, **_estimate_headers([timeline.promise for timeline in self._record.timelines])}
+        promises = [timeline.promise for timeline in self._record.engine.timelines]
+        self.headers = {**self.headers, **_estimate_headers(promises)}
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
         self._num_delivered[stream] = num_tokens
@@ -81,7 +82,7 @@ class InProcessGeneration:
 
     def settle_now(self) -> None:
         """Settle as `settle` does."""
-        self._record.settling = self._client.service.telemetry.clock()
+        self._record.engine.settling = self._client.service.telemetry.clock()
         self._grant.settle()
 
     def close(self) -> None:
@@ -143,14 +144,14 @@ class InProcessClient:
 
     async def _hold_grammar(self, request: EngineRequest, record: RequestRecord, held: ExitStack) -> None:
         """Have the request's grammar compiled, if it has one, and kept until `held` is closed. Raises `ApiError`."""
-        record.grammar = grammar = request.sampling.grammar
+        record.engine.grammar = grammar = request.sampling.grammar
         if grammar is None:
             return
         began = self.service.telemetry.clock()
         try:
             await hold_grammar(self.service.grammars, grammar, request.key, held)
         finally:
-            record.grammar_wait = self.service.telemetry.clock() - began
+            record.engine.grammar_wait = self.service.telemetry.clock() - began
 
     def _prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
         """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
@@ -181,7 +182,7 @@ class InProcessClient:
 
         A request that no limit counts is served even when the store is away.
         """
-        record.reserving = self.service.telemetry.clock()
+        record.engine.reserving = self.service.telemetry.clock()
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
         try:
             ask = ask_of(sequences, request.num_answers, request.attempt)
@@ -209,10 +210,10 @@ class InProcessClient:
         grant = grant or Grant(service.quotas, request.tenant, request.key)
         generation = InProcessGeneration(self, record, grant, headers, held)
         try:
-            record.reserved, record.grant = service.telemetry.clock(), grant
-            record.beginnings = request.beginnings
-            if record.reserving is None:
-                record.reserving = record.reserved
+            record.engine.reserved, record.engine.grant = service.telemetry.clock(), grant
+            record.engine.beginnings = request.beginnings
+            if record.engine.reserving is None:
+                record.engine.reserving = record.engine.reserved
             service.admission.requested(request.as_recorded())
             for sequence in sequences:
                 generation.admit(sequence, make_stream)

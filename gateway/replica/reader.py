@@ -43,8 +43,8 @@ class ReplicaReader:
     def ended(self, record: RequestRecord) -> None:
         """Learn how many bytes of a body make a token of a prompt, and what its prompt has left in the cache."""
         tokens = record.num_prompt_tokens
-        if record.beginnings.digests and record.timelines:
-            self.beginnings.computed(record.beginnings, record.timelines[0].sequence)
+        if record.engine.beginnings.digests and record.engine.timelines:
+            self.beginnings.computed(record.engine.beginnings, record.engine.timelines[0].sequence)
         if tokens and record.body_bytes:
             self._bytes_per_token += NEWEST_SHARE * (record.body_bytes / tokens - self._bytes_per_token)
 

@@ -67,7 +67,7 @@ class CoreTelemetry(CoreObserver):
 
     def requested(self, asked: Asked, now: float) -> None:
         if (record := current.get()) is not None:
-            record.asked, record.asked_at = asked, now
+            record.engine.asked, record.engine.asked_at = asked, now
 
     def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
         if isinstance(answer, Promise):

@@ -17,7 +17,7 @@ from backend.scheduler.sequence import PromptRequest, Sequence
 from gateway.settings.settings import Settings
 from gateway.telemetry.logs.logs import logging_to, num_lines_dropped
 from gateway.telemetry.logs.request_log import RequestLog
-from gateway.telemetry.request_record import RequestRecord, SequenceTimeline, trace_context
+from gateway.telemetry.request_record import EngineRecord, RequestRecord, SequenceTimeline, trace_context
 from labs.benchmarks.report import Report, Spread, scenario_parser
 
 LINES = 2000  # at once; what is pending stays below what the writer holds
@@ -65,7 +65,7 @@ def _record() -> RequestRecord:
         service_class="standard",
         response_id="chatcmpl-e71eaeabbc172598fa7977abb8fec332",
         ended=100.91,
-        timelines=[timeline],
+        engine=EngineRecord(timelines=[timeline]),
         outcome=Outcome.COMPLETED,
         status=200,
     )

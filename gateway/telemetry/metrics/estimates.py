@@ -62,7 +62,7 @@ class EstimateMetrics:
 
     def ended(self, record: RequestRecord) -> None:
         """Compare the estimates that the client was sent with when its tokens came, or until when they had not."""
-        for timeline in record.timelines:
+        for timeline in record.engine.timelines:
             for token, told, came in _told(timeline):
                 if came is not None:
                     late = came - timeline.queued - told

@@ -181,7 +181,7 @@ class RequestMetrics:
         self._durations[*labels, error].observe(record.ended - record.began)
         if has_completed:
             self._completed(record, labels)
-        if record.timelines and (has_completed or record.outcome is Outcome.EXPIRED):
+        if record.engine.timelines and (has_completed or record.outcome is Outcome.EXPIRED):
             self._judge(record, has_completed)
 
     def _refused(self, record: RequestRecord, error: ApiError) -> None:
@@ -198,15 +198,15 @@ class RequestMetrics:
                 self._retries.at("true" if honoured else "false").value += 1
 
     def _completed(self, record: RequestRecord, labels: tuple[str, str, str]) -> None:
-        if (first := record.first_token) is not None:
+        if (first := record.engine.first_token) is not None:
             self._first_tokens[labels].observe(first - record.began)
-        for timeline in record.timelines:
+        for timeline in record.engine.timelines:
             if (interval := mean_interval(timeline)) is not None:
                 self._intervals[labels].observe(interval)
 
     def _judge(self, record: RequestRecord, has_completed: bool) -> None:
         name = record.service_class or ""
-        misses = [target for timeline in record.timelines for target in missed(timeline)]
+        misses = [target for timeline in record.engine.timelines for target in missed(timeline)]
         for target in set(misses):
             self._misses[name, target].value += 1
         if has_completed and not misses:

@@ -82,7 +82,7 @@ class TenantUsage:
         self._shown: dict[str, tuple[int, int]] = {}  # tokens of prompts, computed and cached
 
     def ended(self, record: RequestRecord) -> None:
-        for timeline in record.timelines:
+        for timeline in record.engine.timelines:
             self._of(self._ended, timeline).add(timeline, record.ended or timeline.queued)
 
     def read(self, now: float) -> dict[str, TenantTotals]:
@@ -92,7 +92,7 @@ class TenantUsage:
         """
         usage = {label: replace(one) for label, one in self._ended.items()}
         for record in self._live:
-            for timeline in record.timelines:
+            for timeline in record.engine.timelines:
                 self._of(usage, timeline).add(timeline, now)
         for label, one in usage.items():
             computed, cached = self._shown.get(label, (0, 0))

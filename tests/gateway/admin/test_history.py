@@ -137,7 +137,7 @@ def test_a_tenants_sums_are_of_all_prompts_of_a_request_however_many_of_them_are
     assert len(summary.sequences) == MAX_SEQUENCES
     assert (summary.num_prompt_tokens, summary.num_output_tokens) == (
         record.num_prompt_tokens,
-        record.num_output_tokens,
+        record.engine.num_output_tokens,
     )
     acme = site.history.totals["acme"]
     assert (acme.prompt_tokens, acme.output_tokens) == (10 * (MAX_SEQUENCES + 4), 4 * (MAX_SEQUENCES + 4))

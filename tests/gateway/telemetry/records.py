@@ -1,13 +1,14 @@
 """Stories for tests: a request that was served, changed in what a test is about."""
 
 import asyncio
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, cast
 
 from admission.outcome import Outcome
 from admission.promise import Promise
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, TraceContext
+from gateway.telemetry.request_record import Chunk, EngineRecord, RequestRecord, SequenceTimeline, TraceContext
 from quotas.quotas import Grant
 from quotas.reservation import Ask
 from tests.backend.sequences import make_sequence
@@ -71,4 +72,6 @@ def a_record(**changes: Any) -> RequestRecord:
         "outcome": Outcome.COMPLETED,
         "status": 200,
     }
-    return RequestRecord(**(values | changes))
+    values |= changes
+    of_engine = {field.name: values.pop(field.name) for field in fields(EngineRecord) if field.name in values}
+    return RequestRecord(**values, engine=EngineRecord(**of_engine))

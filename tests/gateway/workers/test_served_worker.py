@@ -60,7 +60,7 @@ class Steps:
 
 
 def sequences(worker: PaperWorker) -> list[Sequence]:
-    return [timeline.sequence for _, record in worker.served._requests.values() for timeline in record.timelines]
+    return [timeline.sequence for _, record in worker.served._requests.values() for timeline in record.engine.timelines]
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["worker", "client"])
