@@ -37,7 +37,7 @@ CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be g
 class ServingCore(Core, Protocol):
     """A core to which requests come while it runs."""
 
-    def arrive(self, sequence: Sequence, now: float) -> None:
+    def arrive(self, sequence: Sequence, now: float) -> object:
         """Queue a sequence, or raise a typed refusal and keep nothing of it."""
         ...
 

@@ -16,7 +16,8 @@ MAX_ROOTS = 1024  # that are remembered, of a tenant or of a salt of its clients
 class NameablePrompt(Tokens, Protocol):
     """A sequence that has not arrived yet, or the beginning of some that will."""
 
-    prompt: list[int]
+    @property
+    def num_prompt_tokens(self) -> int: ...
 
 
 class PromptNames:
@@ -56,7 +57,7 @@ class PromptNames:
         """
         room, size = self._at_once, self._block_size
         for sequence in sequences:
-            named, full = len(sequence.block_names), len(sequence.prompt) // size
+            named, full = len(sequence.block_names), sequence.num_prompt_tokens // size
             if named < full:
                 if room == 0:
                     return False

@@ -85,7 +85,7 @@ class WatchedScheduler(Scheduler):
     def schedule(self, now: float = 0.0) -> Batch | None:
         batch = super().schedule(now)
         if batch is not None:
-            tables = {sequence.slot: sequence.block_table for sequence in self.running.values()}
+            tables = {sequence.slot: sequence.block_table.blocks for sequence in self.running.values()}
             self._named[batch.step] = frozenset(block for slot in batch.slots for block in tables[slot])
         return batch
 

@@ -16,7 +16,7 @@ from backend.roofline import Footprint, Peaks, Roofline
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.worker.sampler import SamplingBatch, sample, uniforms
 from tests.backend.runners import CONFIG, make_runner
@@ -108,13 +108,16 @@ def test_blocks_that_were_given_up_are_read_by_nobody() -> None:
         for _ in range(2):
             sequences = [
                 Sequence(
-                    str(n), "", prompt, SamplingParams(temperature=0, ignore_eos=True), 8, n, frozenset(), float(n)
+                    PromptRequest(
+                        str(n), "", prompt, SamplingParams(temperature=0, ignore_eos=True), 8, n, frozenset()
+                    ),
+                    float(n),
                 )
                 for n, prompt in enumerate(prompts)
             ]
             for sequence in sequences:
                 sequence.cache_root = names.root()
-                names.name(sequence, len(sequence.prompt) // 4)
+                names.name(sequence, sequence.num_prompt_tokens // 4)
                 scheduler.add(sequence)
             while scheduler.has_work:
                 engine.step()
