@@ -16,6 +16,7 @@ class ResponseDialect(ChatDialect):
     """Items, which a response answers."""
 
     prompt_param = "input"
+    tells_content_alone = True
 
     def parse(self, body: JsonBody, limits: Limits) -> ResponseRequest:
         return parse_response_request(body, limits)
