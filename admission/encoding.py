@@ -1,8 +1,8 @@
 """Inputs to embed or to score wait here, and are computed in batches between the steps of the answers.
 
-Tenants are served in the order of their debts, as everywhere: what a batch takes is charged to them when it is measured,
-and counted while the batch is made. Of one tenant's requests the one goes next that has had the least, so that a short
-request passes a long list. An input is computed as a whole, and in one batch.
+Tenants are served in the order of their debts, as everywhere: what a batch takes is charged to them when it is
+measured, and counted while the batch is made. Of one tenant's requests the one goes next that has had the least, so
+that a short request passes a long list. An input is computed as a whole, and in one batch.
 
 A batch is taken as soon as the device is free. Waiting for more inputs pays where the next is expected so soon that all
 who wait lose less by it than the fixed cost of one more batch (`EncodingQueue.taken_at`): never at low load.
@@ -22,8 +22,8 @@ PRIOR_BATCH_S, PRIOR_TOKEN_S = 2e-3, 2e-6  # until batches were measured
 
 
 class EncodingLimits(NamedTuple):
-    """`longest_wait_s`: for others, before a batch is taken; `batch_tokens`: the most that a batch takes, one long input
-    excepted; `waiting_tokens`: the most that may wait; `beside_s`: a batch's seconds while answers are generated.
+    """`longest_wait_s`: for others, before a batch is taken; `batch_tokens`: the most that a batch takes, one long
+    input excepted; `waiting_tokens`: the most that may wait; `beside_s`: a batch's seconds while answers are generated.
     """
 
     longest_wait_s: float = 2e-3

@@ -47,7 +47,7 @@ class GenerationEndpoint(Endpoint):
         self._dialect = dialect
 
     async def answer(self, call: Call) -> Outcome:
-        call.record.operation, call.response.error_reply = self._dialect.operation, self._dialect.error_reply
+        call.record.operation = self._dialect.operation
         principal = self.authenticate(call)
         policy = self.frontend.policy(principal, "inference")
         try:

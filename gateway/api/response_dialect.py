@@ -12,6 +12,7 @@ from gateway.api.stored_responses import StoredResponses
 from gateway.errors import BadRequest, ContextLengthExceeded, PreviousResponseNotFound
 from gateway.http.json_body import JsonBody
 from gateway.openai.answer_message import AnswerMessage
+from gateway.openai.conversation import MESSAGE_BYTES
 from gateway.openai.limits import Limits
 from gateway.openai.replies import Choice, Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import ChatRequest
@@ -27,6 +28,7 @@ class ResponseDialect(ChatDialect):
     """Items, which a response answers."""
 
     prompt_param = "input"
+    tells_content_alone = True
 
     def __init__(self, frontend: Frontend) -> None:
         self._stored = StoredResponses(frontend)
@@ -95,7 +97,8 @@ class ResponseDialect(ChatDialect):
                     )
                 request.items[index] = found
         items += request.items
-        read = await frontend.body_reader.offload(tenant, len(orjson.dumps(items)), lambda: read_messages(items, None))
+        size = MESSAGE_BYTES * len(items)
+        read = await frontend.body_reader.offload(tenant, size, lambda: read_messages(items, None))
         messages = with_instructions(request.instructions, read)
         request.conversation = replace(request.conversation, messages=messages)
 

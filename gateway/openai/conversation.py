@@ -27,6 +27,7 @@ class Conversation:
     tools: ToolUse | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     ignored: Ignored | None = field(default=None, compare=False)  # of the variables, once rendered; None: none may be
+    effort_field: str = "reasoning_effort"  # the one that says how much the model is to reason
 
     @property
     def size(self) -> int:
@@ -43,7 +44,7 @@ class Conversation:
         if self.variables or self.tools or any(len(message) > 2 for message in self.messages):
             template = tokenizer.chat_template
             self._check(template)
-            variables = known_variables(self.variables, template, self.ignored)
+            variables = known_variables(self.variables, template, self.ignored, self.effort_field)
             if self.tools is not None:
                 variables["tools"] = list(self.tools.definitions)
         variables |= {"continue_final_message": True} if self.continue_final_message else {}

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.grammar_errors import InvalidGrammar
-from gateway.http.json_body import shown
+from gateway.http.json_body import MAX_LEVELS, check_nesting, shown
 from gateway.openai.exclusive_schemas import are_exclusive
 from gateway.openai.formats import KNOWN, PATTERNS, keep_bounds_small, said_by_format
 from gateway.openai.look_around import LookArounds
 
-MAX_LEVELS = 100  # of arrays and objects in one another
 MAX_ADDED_BYTES = 2**19  # that rewriting makes of a schema, or looks at besides what stands there
 MAX_REFERENCE = 1_000  # characters
 _CONTAINERS = frozenset((dict, list))
@@ -69,7 +68,8 @@ def enforce(schema: Any, param: str, is_strict: bool = True) -> list[str]:
         raise InvalidGrammar(
             f"{param} must not hold x-guidance: how a schema is enforced is the server's choice.", param
         )
-    rewriter, seen, check_depth = _Rewriter(schema, param, is_strict), dict[int, Any](), partial(_check_depth, param)
+    rewriter, seen = _Rewriter(schema, param, is_strict), dict[int, Any]()
+    check_depth = partial(check_nesting, param=param, error=InvalidGrammar)
     roots: list[tuple[Any, _Way]] = [(schema, None)]
     while roots:
         for root, way in roots:
@@ -123,21 +123,6 @@ def _schemas(
             waiting += [
                 (item, True, level + 1, (way, key)) for key, item in reversed(pairs) if type(item) in _CONTAINERS
             ]
-
-
-def _check_depth(param: str, value: Any, level: int) -> None:
-    """Raises `InvalidGrammar` where a value, which lies so deep, has arrays or objects deeper than is read."""
-    layer = [value]
-    while layer:
-        if level > MAX_LEVELS:
-            raise InvalidGrammar(f"{param} is nested in more than {MAX_LEVELS} levels, the most that are read.", param)
-        layer = [
-            item
-            for holder in layer
-            for item in (holder.values() if type(holder) is dict else holder)
-            if type(item) in _CONTAINERS
-        ]
-        level += 1
 
 
 def located(complaint: str, source: str) -> str:

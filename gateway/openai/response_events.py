@@ -21,9 +21,9 @@ import orjson
 
 from gateway import sse
 from gateway.errors import ApiError
-from gateway.openai.answer_blocks import Block, BlockEncoder, Kind, blocks_of
+from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, FinishReason, Identity, TokenUsage
+from gateway.openai.replies import Block, Choice, FinishReason, Identity, Kind, TokenUsage
 from gateway.openai.response_items import OUTPUT_ORDINAL, item_id
 
 Json = dict[str, Any]

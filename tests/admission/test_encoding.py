@@ -1,8 +1,8 @@
 """Batches of inputs: whom they serve, how large they are, and when they wait."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytest import approx
 
 from admission.encoding import BatchTime, EncodingLimits, EncodingQueue, EncodingRequest, Taken
 from admission.share import Share
@@ -80,11 +80,11 @@ def test_the_time_of_a_batch_is_learned_as_a_line() -> None:
     time = BatchTime()
     for tokens in (10, 200, 50, 400, 100):
         time.measured(tokens, BATCH_S + TOKEN_S * tokens)
-    assert (time.batch_s, time.token_s) == (approx(BATCH_S), approx(TOKEN_S))
+    assert (time.batch_s, time.token_s) == (pytest.approx(BATCH_S), pytest.approx(TOKEN_S))
     assert time.tokens(time.seconds(300)) in (299, 300)
     alike = BatchTime()
     alike.measured(10, 0.1)
-    assert alike.seconds(10) == approx(0.1) and alike.token_s > 0.0
+    assert alike.seconds(10) == pytest.approx(0.1) and alike.token_s > 0.0
 
 
 steps = st.lists(
@@ -99,7 +99,7 @@ steps = st.lists(
 
 @settings(max_examples=examples(200))
 @given(steps)
-def test_each_input_is_taken_once_in_order_and_batches_keep_their_bounds(steps: list[object]) -> None:
+def test_each_input_is_taken_once_in_order_and_batches_keep_their_bounds(steps: list[object]) -> None:  # noqa: C901
     queue, requests, taken = a_queue(), list[EncodingRequest](), dict[EncodingRequest, list[int]]()
     cancelled, now = set[EncodingRequest](), 0.0
 
@@ -111,7 +111,7 @@ def test_each_input_is_taken_once_in_order_and_batches_keep_their_bounds(steps: 
             assert one.request not in cancelled
             taken[one.request].append(one.ordinal)
         if batch:
-            assert sum(queue.measured(batch, 0.01).values()) == approx(0.01)
+            assert sum(queue.measured(batch, 0.01).values()) == pytest.approx(0.01)
         return bool(batch)
 
     for step in steps:

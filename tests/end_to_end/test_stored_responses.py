@@ -78,7 +78,7 @@ def test_what_is_not_stored_is_said_not_to_be(site: TenantSite) -> None:
     with site.client("none") as client:
         assert client.responses.create(input=ASK, **ASKED).store is False
     with site.client("small") as client:
-        large = {"digits": "".join(sha256(bytes([n])).hexdigest() for n in range(64))}
+        large = {str(part): "".join(sha256(bytes([part, n])).hexdigest() for n in range(8)) for part in range(16)}
         assert client.responses.create(input=ASK, metadata=large, **ASKED).store is False
         kept = [client.responses.create(input=f"{n}", **ASKED).id for n in range(6)]
         with pytest.raises(openai.NotFoundError):

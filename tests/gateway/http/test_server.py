@@ -45,7 +45,7 @@ async def test_as_many_connections_wait_for_their_acceptance_as_the_kernel_allow
         finally:
             await server.shutdown()
     may_wait = int.from_bytes(info[28:32], sys.byteorder)  # `tcpi_sacked`, of a socket that listens
-    assert may_wait == int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert may_wait == int(Path("/proc/sys/net/core/somaxconn").read_text())  # noqa: ASYNC240
 
 
 async def test_of_two_processes_that_have_bound_a_port_the_second_to_listen_is_told() -> None:
