@@ -235,10 +235,10 @@ class AdmissionControl:
         worst, of = 0.0, 0
         likely = self.calibration.likely(of)
         for sequence, first_token in zip(behind.sequences, behind.first_tokens, strict=True):
-            due = sequence.request.first_token_by
+            due, level = sequence.request.first_token_by, sequence.request.priority_class
             assert due is not None, "it has a deadline"
-            if of != sequence.request.priority_class:
-                of = sequence.request.priority_class
+            if of != level:
+                of = level
                 likely = self.calibration.likely(of)
             excess = likely.at(first_token) - (due - now)
             if (
