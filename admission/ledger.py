@@ -109,13 +109,13 @@ class Ledger:
 
     def admitted(self, sequence: Sequence, promise: Promise) -> None:
         self.promises[sequence] = promise
-        self.share.opened(self.share.account(sequence.tenant))
+        self.share.opened(self.share.account(promise.tenant))
 
     def prepay(self, sequence: Sequence, cached: int) -> None:
         """Charge a sequence that begins for its prompt, without `cached` tokens."""
-        cost = self._tariff.estimate(sequence.num_prompt_tokens, 0.0, cached)
-        self.promises[sequence].prepaid = cost
-        self.share.spend(self.share.account(sequence.tenant), cost)
+        promise = self.promises[sequence]
+        promise.prepaid = cost = self._tariff.estimate(sequence.num_prompt_tokens, 0.0, cached)
+        self.share.spend(self.share.account(promise.tenant), cost)
 
     def charge(self, tenant: str, seconds: float, now: float) -> None:
         """Charge a tenant for seconds of work beside the steps, for which it counts as asking."""
@@ -130,17 +130,15 @@ class Ledger:
         seconds = self._model.fitted.seconds(work) + copying
         costs = self._tariff.costs(scheduled, seconds)
         promises = [self.promises[sequence] for sequence in scheduled.sequences]
-        self._open.append((promises, work, copying, costs, self._charge_rows(scheduled.sequences, promises, costs)))
+        self._open.append((promises, work, copying, costs, self._charge_rows(promises, costs)))
         return seconds
 
-    def _charge_rows(
-        self, sequences: list[Sequence], promises: list[Promise], costs: list[float]
-    ) -> Mapping[str, float]:
+    def _charge_rows(self, promises: list[Promise], costs: list[float]) -> Mapping[str, float]:
         """Charge each sequence with its cost, from its prepaid seconds first; returns the sums by tenant."""
         sums, returned = dict[str, float](), dict[str, float]()
         sum_of = sums.get
-        for sequence, promise, cost in zip(sequences, promises, costs):  # noqa: B905 - being strict takes as long as ten rows
-            tenant = sequence.tenant
+        for promise, cost in zip(promises, costs):  # noqa: B905 - being strict takes as long as ten rows
+            tenant = promise.tenant
             sums[tenant] = sum_of(tenant, 0.0) + cost
             if promise.prepaid > 0.0:
                 used = min(promise.prepaid, cost)
@@ -190,7 +188,7 @@ class Ledger:
     def ended(self, sequence: Sequence) -> None:
         """Return the unused prepaid seconds of an ended sequence to its tenant. Idempotent."""
         if (promise := self.promises.pop(sequence, None)) is not None:
-            account = self.share.account(sequence.tenant)
+            account = self.share.account(promise.tenant)
             self.share.closed(account)
             if promise.prepaid:
                 self.share.spend(account, -promise.prepaid)

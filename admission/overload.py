@@ -115,7 +115,7 @@ class AdmissionControl:
         if self._backlog.total.count:  # an empty queue takes any request: it can only run at once
             self._check_bounds(sequence, load)
         has_estimate = self._config.deadlines and _has_target(sequence)
-        promise = self._check_deadline(sequence, now) if has_estimate else Promise()
+        promise = self._check_deadline(sequence, now) if has_estimate else Promise(sequence.tenant)
         self.forecaster.arrived(load.tokens, output)
         return load, promise
 
@@ -166,7 +166,7 @@ class AdmissionControl:
         target = sequence.request.first_token_target
         if sequence.request.first_token_by is None and target is not None and calibrated.first_token.reported > target:
             self.deferred += 1
-        return Promise(calibrated.first_token.reported, calibrated.last_token.reported)
+        return Promise(sequence.tenant, calibrated.first_token.reported, calibrated.last_token.reported)
 
     def _refuse_late(self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float) -> None:
         if self._scheduler.has_work:
@@ -235,10 +235,10 @@ class AdmissionControl:
         worst, of = 0.0, 0
         likely = self.calibration.likely(of)
         for sequence, first_token in zip(behind.sequences, behind.first_tokens, strict=True):
-            due = sequence.request.first_token_by
+            due, level = sequence.request.first_token_by, sequence.request.priority_class
             assert due is not None, "it has a deadline"
-            if of != sequence.request.priority_class:
-                of = sequence.request.priority_class
+            if of != level:
+                of = level
                 likely = self.calibration.likely(of)
             excess = likely.at(first_token) - (due - now)
             if (

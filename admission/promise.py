@@ -7,6 +7,7 @@ from dataclasses import dataclass
 class Promise:
     """The account of one admitted sequence. Admission alone writes it, the ledger until the sequence's last step."""
 
+    tenant: str  # that is charged
     first_token: float | None = None  # seconds from arrival, the ninetieth percentile; None: no deadline and no target
     last_token: float | None = None  # the same for the last token
     prepaid: float = 0.0  # engine seconds not used yet

@@ -129,11 +129,11 @@ class EventLog(CoreObserver):
 
     def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
         request, prompt = sequence.request, sequence.num_prompt_tokens
-        promise, why = (answer, None) if isinstance(answer, Promise) else (Promise(), REFUSALS.of(type(answer)))
+        promise, why = (answer, None) if isinstance(answer, Promise) else (None, REFUSALS.of(type(answer)))
         tokens = f"{prompt},{request.max_tokens},{sequence.token_limit - prompt}"
         deadlines = request.first_token_by, request.done_by, request.first_token_target
         by = ",".join([number_of(seconds) for seconds in deadlines])
-        promised = f"{number_of(promise.first_token)},{number_of(promise.last_token)}"
+        promised = f"{number_of(promise.first_token)},{number_of(promise.last_token)}" if promise else "null,null"
         self._write(
             f'["arrive",{moment(now)},{text_of(sequence.id)},{text_of(sequence.tenant)},{tokens},'
             f"{request.priority_class},{number_of(request.token_interval)},{request.body_bytes},"

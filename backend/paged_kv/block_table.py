@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 class BlockTable:
     """The blocks of one sequence, or of the pin that keeps its cached prompt while it waits; compared by identity.
 
-    `Holdings` alone writes it. A block shared by several sequences of a tenant is on one account at a time, so that the
-    accounts add up to the blocks that the tenant held.
+    `Holdings` writes it; `Pins` adds what a pin was charged to its sequence. A block shared by several sequences of a
+    tenant is on one account at a time, so that the accounts add up to the blocks that the tenant held.
     """
 
     owner: str  # id of the sequence

@@ -35,10 +35,10 @@ class Accounting:
                 scheduled.failed.append(sequence)
                 counters.generation_tokens -= 1  # it is counted below with the others
                 continue
-            generated = sequence.output
+            generated, request = sequence.output, sequence.request
             generated.append(token_id)
             reason = None
-            if token_id in sequence.request.end_tokens or len(generated) >= sequence.request.max_tokens:
+            if token_id in request.end_tokens or len(generated) >= request.max_tokens:
                 reason = self._end_of(sequence, token_id)
                 if reason is not None:
                     scheduled.ended.append((sequence, reason))

@@ -154,7 +154,7 @@ class ScheduledStep:
         self.sequences.append(sequence)
         sequence.num_computed_tokens = start + length
         self._bill(sequence)
-        self.recomputed_tokens += length - sequence.num_new_tokens(start, length)
+        self.recomputed_tokens += max(0, min(start + length, sequence.num_lost_tokens) - start)
         is_complete = sequence.num_computed_tokens == sequence.num_tokens
         group = sequence.prompt_group
         if (

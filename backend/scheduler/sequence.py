@@ -87,7 +87,7 @@ class Sequence:
     num_pinned_tokens: int = 0  # prompt tokens pinned in the prefix cache when it arrived
     num_lost_tokens: int = 0  # most computed tokens at any preemption
     num_told_names: int = 0  # of `block_names`, names given at arrival or reported by `BlockTables.newly_named`
-    watermark: int = 1  # free blocks for each running sequence that its admission requires; see `KVManager`
+    watermark: int = 1  # free blocks for each running sequence that its admission requires; see `BlockTables`
     admission_number: int = 0  # count of admissions of all sequences at its arrival, or at its own last admission
 
     # while it holds a slot
@@ -126,10 +126,6 @@ class Sequence:
     def num_billed_tokens(self) -> int:
         """Prompt tokens computed for this sequence, each counted once: a recompute is free for the tenant."""
         return self.num_prefilled_tokens - self.num_cached_tokens
-
-    def num_new_tokens(self, start: int, length: int) -> int:
-        """Return the number of tokens in [start, start + length) that no preemption had lost."""
-        return max(0, start + length - max(start, self.num_lost_tokens))
 
     @property
     def is_pressing(self) -> bool:

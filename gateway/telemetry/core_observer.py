@@ -63,7 +63,7 @@ class CoreTelemetry(CoreObserver):
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
         """Returns the timeline of a queued sequence; a new one for a sequence that the core never reported."""
-        return self._timelines.get(sequence) or SequenceTimeline(sequence, Promise(), sequence.arrival)
+        return self._timelines.get(sequence) or SequenceTimeline(sequence, Promise(sequence.tenant), sequence.arrival)
 
     def requested(self, asked: Asked, now: float) -> None:
         if (record := current.get()) is not None:

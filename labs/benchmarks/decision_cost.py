@@ -202,10 +202,8 @@ class Decoding:
         for n in range(rows):
             prompt = [1] * self._random.randint(20, 300)
             sampling = SamplingParams(temperature=0)
-            sequence = Sequence(
-                PromptRequest(f"chatcmpl-{n}-0", f"t{n % 50}", prompt, sampling, 3000, 0, frozenset([END]))
-            )
-            self._core.arrive(sequence, self._ns / 1e9)
+            request = PromptRequest(f"chatcmpl-{n}-0", f"t{n % 50}", prompt, sampling, 3000, 0, frozenset([END]))
+            self._core.arrive(Sequence(request), self._ns / 1e9)
         self._loop.schedule()
         while sum(1 for s in self._core.scheduler.running.values() if s.output) < rows:
             self.step()

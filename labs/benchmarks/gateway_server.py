@@ -127,9 +127,9 @@ class InstantTelemetry(CoreTelemetry):
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
         now = sequence.arrival
-        chunk = Chunk(0, 0, sequence.num_prompt_tokens, now)
+        chunk, promise = Chunk(0, 0, sequence.num_prompt_tokens, now), Promise(sequence.tenant)
         return SequenceTimeline(
-            sequence, Promise(), now, now, 0.0, prefilled=now, first_token=now, ended=now, released=now, chunks=[chunk]
+            sequence, promise, now, now, 0.0, prefilled=now, first_token=now, ended=now, released=now, chunks=[chunk]
         )
 
 

@@ -208,10 +208,8 @@ class Machine:
     def arrive(self, shared: list[int], more: int, output: int) -> None:
         """A sequence whose prompt begins with the shared tokens and goes on with as many others."""
         name, prompt = str(next(self._numbers)), [*shared, *self.tokens(more)]
-        root = self._names.root("everyone")
-        one = EngineSequence(
-            PromptRequest(name, "everyone", prompt, SamplingParams(), output, 0, frozenset()), cache_root=root
-        )
+        request = PromptRequest(name, "everyone", prompt, SamplingParams(), output, 0, frozenset())
+        one = EngineSequence(request, cache_root=self._names.root("everyone"))
         self._names.name(one, len(prompt) // BLOCK)
         self.core.arrive(one, self._now)
 

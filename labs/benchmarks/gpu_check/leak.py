@@ -191,9 +191,8 @@ class Traffic:
         sequences = []
         for prompt in prompts:
             name = str(self._arrived)
-            sequence = Sequence(
-                PromptRequest(name, "", prompt, kind, tokens, self._arrived, frozenset()), float(self._arrived)
-            )
+            request = PromptRequest(name, "", prompt, kind, tokens, self._arrived, frozenset())
+            sequence = Sequence(request, float(self._arrived))
             if kind.prompt_logprobs is None:
                 sequence.cache_root = self._names.root()
                 self._names.name(sequence, len(prompt) // BLOCK_SIZE)

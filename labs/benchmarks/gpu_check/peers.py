@@ -329,9 +329,8 @@ def _held_against(
     scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
     greedy = SamplingParams(temperature=0, ignore_eos=True)
     for number, (prompt, tokens) in enumerate(zip(work.prompts, work.max_tokens, strict=True)):
-        scheduler.add(
-            Sequence(PromptRequest(str(number), "", prompt, greedy, tokens, number, frozenset()), float(number))
-        )
+        request = PromptRequest(str(number), "", prompt, greedy, tokens, number, frozenset())
+        scheduler.add(Sequence(request, float(number)))
     engine, began = OfflineEngine(scheduler, runner), time.perf_counter()
     while scheduler.has_work:
         engine.step()

@@ -75,9 +75,8 @@ def _generate(runner: ModelRunner, requests: Requests) -> _Run:
     scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
     sampling = SamplingParams(temperature=0.6, ignore_eos=True)
     for number, (prompt, length) in enumerate(requests):
-        scheduler.add(
-            Sequence(PromptRequest(str(number), "", prompt, sampling, length, number, frozenset()), float(number))
-        )
+        request = PromptRequest(str(number), "", prompt, sampling, length, number, frozenset())
+        scheduler.add(Sequence(request, float(number)))
     launched: deque[PendingStep] = deque()
     run, reserved, started = _Run(), _reserved(runner.device), time.perf_counter()
     while scheduler.has_work:

@@ -172,7 +172,5 @@ def _requests(plan: Plan) -> list[Request]:
 
 
 def _sequence(number: int, request: Request, tokens: int) -> Sequence:
-    return Sequence(
-        PromptRequest(str(number), "", request.prompt, request.sampling, tokens, request.seed, frozenset()),
-        float(number),
-    )
+    asked = PromptRequest(str(number), "", request.prompt, request.sampling, tokens, request.seed, frozenset())
+    return Sequence(asked, float(number))

@@ -129,13 +129,10 @@ def test_rules_survive_preemption_and_hold_for_whole_texts() -> None:
 def test_what_a_sampled_row_scored_is_of_the_models_own_logits() -> None:
     asked = SamplingParams(temperature=0, max_tokens=5, logprobs=1)
     biased = replace(asked, logit_bias=((4, 100.0),), presence_penalty=1.0)
+    biased = replace(asked, logit_bias=((4, 100.0),), presence_penalty=1.0)
     sequences = [
         Sequence(PromptRequest("a", "", [5, 9], asked, 5, 0, frozenset())),
-        Sequence(
-            PromptRequest(
-                "b", "", [5, 9], replace(asked, logit_bias=((4, 100.0),), presence_penalty=1.0), 5, 0, frozenset()
-            )
-        ),
+        Sequence(PromptRequest("b", "", [5, 9], biased, 5, 0, frozenset())),
     ]
     complete(make_runner(), sequences)
     plain, biased = (sequence.logprobs for sequence in sequences)

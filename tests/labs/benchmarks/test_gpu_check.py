@@ -105,14 +105,10 @@ def test_blocks_that_were_given_up_are_read_by_nobody() -> None:
         scheduler, names = Scheduler(config, HoldingQueue(FirstComeFirstServed())), BlockNames(b"given up", 4)
         scheduler.name_blocks_by(names.name)
         engine, found = OfflineEngine(scheduler, runner), list[list[int]]()
+        greedy = SamplingParams(temperature=0, ignore_eos=True)
         for _ in range(2):
             sequences = [
-                Sequence(
-                    PromptRequest(
-                        str(n), "", prompt, SamplingParams(temperature=0, ignore_eos=True), 8, n, frozenset()
-                    ),
-                    float(n),
-                )
+                Sequence(PromptRequest(str(n), "", prompt, greedy, 8, n, frozenset()), float(n))
                 for n, prompt in enumerate(prompts)
             ]
             for sequence in sequences:
