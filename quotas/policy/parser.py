@@ -447,8 +447,8 @@ class _Tenants:
                     policy = self.found[tree.name]
                     sound[text], policies[policy.name] = KnownTenant(policy, tree.num_nodes), policy
                     keys |= dict.fromkeys(policy.keys)
-                    if not policy.keys and (named := name_and_body(text)):
-                        by_body[named[1]] = sound[text]
+                    if not policy.keys and (parts := name_and_body(text)):
+                        by_body[parts[1]] = sound[text]
         if len(names) < len(texts.texts) or num_nodes > MAX_NODES:
             raise Indivisible
         return KnownFile(file, sound, policies, keys)
