@@ -162,7 +162,7 @@ class _Rewriter:
         value = place.value
         for keyword, rule in _RULES.items():
             if keyword in value and not rule(self, value, keyword):
-                is_said = keyword == "format" and "pattern" in value  # a pattern says what such a format means
+                is_said = keyword == "format" and _has_pattern(value)  # which says what such a format means
                 if self._is_strict and not is_said:
                     raise InvalidGrammar(f"{self._param} {_fault(place, keyword)}", self._param)
                 value.pop(keyword, None)
@@ -405,6 +405,13 @@ def _fault(place: _Place, keyword: str) -> str:
 def says_kind(schema: dict[str, Any]) -> bool:
     """Return whether a schema says what kind of value it is, by itself or by others."""
     return not _SAY_KIND.isdisjoint(schema)
+
+
+def _has_pattern(schema: dict[str, Any]) -> bool:
+    parts = schema.get("allOf")
+    return any(
+        isinstance(one, dict) and "pattern" in one for one in [schema, *(parts if isinstance(parts, list) else [])]
+    )
 
 
 def _size(schema: Any) -> int:

@@ -290,12 +290,18 @@ def test_a_format_that_nobody_knows_is_what_the_pattern_beside_it_says() -> None
     for is_strict in (True, False):
         assert enforce(copied(schema), "s", is_strict) == ["s/format"]
     assert allows(schema, "abc", "ab") == [True, False]
+    parts = {"type": "string", "format": "includes", "allOf": [True, {"pattern": "^a"}, {"pattern": "b"}]}  # zod's
+    assert enforce(copied(parts), "s") == ["s/format"]
+    assert fault_of({"format": "includes", "allOf": [True, {"minLength": 1}]}) is not None
 
 
 EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+AMOUNT = r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,8}|(?=[\d.]{1,11}0*$)\d{0,8}\.\d{0,2}0*$)"  # pydantic's, of 10 digits, 2 places
 LOOK_AROUND: dict[str, tuple[list[str], list[str]]] = {
     EMAIL: (["a.b@c.org", "o'x@a-b.co"], [".a@c.org", "a..b@c.org", "a@c"]),
+    AMOUNT: (["1", "-0.50", "+.5", "00012345678.900"], ["", "-."]),
+    r"^[a-z]*(?:\d{1,2}$|(?=[\d.]{1,6}$)\d{1,3}\.\d{0,2}$)": (["1", "ab1.5", "x123.45"], ["ab", "1234.5", "1.234"]),
     DECIMAL: (["1", "-0.50", "+.5", "007."], ["", "-", "+.", ".", "1.2.3", "a"]),
     r"^(?=.*[A-Z])(?=.*\d).{4,8}$": (["aB1x", "1234567A"], ["ab1x", "aBcd", "A1"]),
     r"^(?!-)[a-z0-9-]{1,63}(?<!-)$": (["a", "a-b"], ["-a", "a-", "-"]),
