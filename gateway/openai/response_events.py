@@ -66,7 +66,7 @@ class ResponseIdentity(Identity):
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
             "background": False,
-            "error": None if error is None else {"code": error.code or error.type, "message": error.message},
+            "error": None if error is None else {"code": "server_error", "message": error.message},  # of OpenAI's codes
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
             "output": output,
@@ -86,12 +86,11 @@ def usage_of_response(usage: TokenUsage) -> Json:
 
 
 def whole_response(identity: ResponseIdentity, choice: Choice, usage: TokenUsage) -> bytes:
-    status, output = _item_status(choice.finish_reason), list[Json]()
-    for block in blocks_of(choice):
-        item = Item(block)
-        if block.kind == "text":
-            item.logprobs = (choice.told.get("logprobs") or {}).get("content", [])
-        output.append(item.whole("completed" if block.kind == "reasoning" else status))
+    items = [Item(block) for block in blocks_of(choice)]
+    first_text = next((item for item in items if item.kind == "text"), None)
+    if first_text is not None:
+        first_text.logprobs = (choice.told.get("logprobs") or {}).get("content", [])
+    output = [item.whole("completed") for item in items[:-1]] + [items[-1].whole(_item_status(choice.finish_reason))]
     return orjson.dumps(identity.response(output, reason=choice.finish_reason, usage=usage))
 
 
@@ -103,6 +102,7 @@ class Item:
     """One item of a response's output."""
 
     def __init__(self, block: Block) -> None:
+        self.kind = block.kind
         self.id = f"{_ID_PREFIXES[block.kind]}_{urandom(24).hex()}"
         self.texts = [block.text]
         self.logprobs: Any = []  # of its tokens, as a chat's
@@ -110,16 +110,16 @@ class Item:
 
     def begun(self) -> Json:
         """Returns the item before it has anything."""
-        if self._block.kind == "call":
+        if self.kind == "call":
             return self._call("", "in_progress")
         return self._spoken([], "in_progress")
 
     def whole(self, status: str) -> Json:
         text = "".join(self.texts)
-        return self._call(text, status) if self._block.kind == "call" else self._spoken([self.part(text)], status)
+        return self._call(text, status) if self.kind == "call" else self._spoken([self.part(text)], status)
 
     def part(self, text: str) -> Json:
-        if self._block.kind == "reasoning":
+        if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
 
@@ -128,7 +128,7 @@ class Item:
         return {"type": "function_call", "id": self.id, **called, "status": status}
 
     def _spoken(self, content: list[Json], status: str) -> Json:
-        if self._block.kind == "reasoning":
+        if self.kind == "reasoning":
             return {"type": "reasoning", "id": self.id, "summary": [], "content": content, "status": status}
         return {"type": "message", "id": self.id, "role": "assistant", "content": content, "status": status}
 
