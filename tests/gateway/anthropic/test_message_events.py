@@ -47,7 +47,8 @@ def accumulated(events: list[Json]) -> Json:
     """The message that Anthropic's clients make of a stream."""
     start, *events, delta, stop = events
     assert (start["type"], delta["type"], stop) == ("message_start", "message_delta", {"type": "message_stop"})
-    message, arguments, is_open = start["message"], "", False
+    message: Json = start["message"]
+    arguments, is_open = "", False
     for event in events:
         if event["type"] == "content_block_start":
             assert not is_open and event["index"] == len(message["content"])

@@ -129,8 +129,11 @@ def test_a_text_that_nothing_parses_is_one_message(text: list[str]) -> None:
 
 def test_log_probabilities_come_with_the_text_that_they_are_about() -> None:
     """Tokens whose text is held back are told of with the next text, and the last ones before the item ends."""
-    token = lambda text: {"token": text, "logprob": -1.0, "bytes": [*text.encode()], "top_logprobs": []}  # noqa: E731
-    told = lambda *texts: {"logprobs": {"content": [*map(token, texts)], "refusal": None}}  # noqa: E731
+
+    def told(text: str) -> Json:
+        token = {"token": text, "logprob": -1.0, "bytes": [*text.encode()], "top_logprobs": []}
+        return {"logprobs": {"content": [token], "refusal": None}}
+
     message = new_message()
     events, stream = ResponseEvents(identity(), message), b""
     stream += events.start()
