@@ -24,7 +24,7 @@ from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
 from gateway.key_mask import masked
-from gateway.openai.json_schema import located
+from gateway.openai.json_schema import located, without_source
 from gateway.openai.replies import Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER, UNKNOWN, Beginnings
@@ -135,9 +135,12 @@ class GenerationEndpoint(Endpoint):
             generation = await frontend.engine.generate(asked, params.policy, record, scope.fail)
         except (InvalidGrammar, GrammarsExceeded, GrammarsUnavailable) as error:
             error.param, grammar = request.grammar_field, request.sampling.grammar
-            if type(error) is InvalidGrammar and grammar is not None and grammar.is_schema:
-                locate = partial(located, error.message, grammar.source)
-                error.message = await frontend.body_reader.offload(params.policy.name, len(grammar.source), locate)
+            if type(error) is InvalidGrammar and grammar is not None:
+                if grammar.is_schema:
+                    locate = partial(located, error.message, grammar.source)
+                    error.message = await frontend.body_reader.offload(params.policy.name, len(grammar.source), locate)
+                elif error.param != "structured_outputs.grammar":
+                    error.message = f"{error.param}: {without_source(error.message)}"
             raise
         try:
             call.response.add_headers(generation.headers)

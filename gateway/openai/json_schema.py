@@ -16,6 +16,7 @@ from gateway.openai.look_around import LookArounds
 
 MAX_ADDED_BYTES = 2**19  # that rewriting makes of a schema, or looks at besides what stands there
 MAX_REFERENCE = 1_000  # characters
+_WITH_SOURCE = re.compile(r"At \d+\(\d+\): (?:failed to compile JSON schema: )?(.*?)\s1 \| .*", re.DOTALL)
 _CONTAINERS = frozenset((dict, list))
 _SCHEMA = frozenset(("additionalItems", "additionalProperties", "items"))  # keywords whose value is a schema
 _SCHEMAS = frozenset(  # an array or object of schemas
@@ -134,6 +135,12 @@ def located(complaint: str, source: str) -> str:
     elif complaint.startswith("Resource "):  # the compiler would fetch it
         complaint = "$ref names no schema of this document"
     return f"{complaint.rstrip('.')}{' (at ' + ', '.join(found) + ')' if found else ''}."
+
+
+def without_source(complaint: str) -> str:
+    """Returns a compiler's complaint about a grammar that was written here, without that grammar."""
+    said = _WITH_SOURCE.fullmatch(complaint)
+    return complaint if said is None else f"{said[1].strip()}."
 
 
 class _Rewriter:
