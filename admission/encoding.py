@@ -18,18 +18,20 @@ from admission.share import Share
 
 KEEP_OF_EVIDENCE = 0.98  # of the weight of each measured batch, when another is added
 KEEP_OF_GAP = 0.7  # of the mean gap between requests, when another comes
-PRIOR_BATCH_S, PRIOR_TOKEN_S = 2e-3, 2e-6  # until batches were measured
+PRIOR_BATCH_S, PRIOR_TOKEN_S = 2e-3, 1e-5  # until batches were measured
 
 
 class EncodingLimits(NamedTuple):
     """`longest_wait_s`: for others, before a batch is taken; `batch_tokens`: the most that a batch takes, one long
-    input excepted; `waiting_tokens`: the most that may wait; `beside_s`: a batch's seconds while answers are generated.
+    input excepted; `waiting_tokens`: the most that may wait; `beside_s`: a batch's seconds while answers are generated,
+    and `alone_s` while none are, since one may come.
     """
 
     longest_wait_s: float = 2e-3
     batch_tokens: int = 8192
     waiting_tokens: int = 2**20
     beside_s: float = 0.02
+    alone_s: float = 0.1
 
 
 class BatchTime:
@@ -135,9 +137,8 @@ class EncodingQueue:
 
     def take(self, *, is_beside: bool) -> list[Taken]:
         """Take a batch. `is_beside`: answers are generated meanwhile, which it must not delay for long."""
-        most = self.limits.batch_tokens
-        if is_beside:
-            most = min(most, self.time.tokens(self.limits.beside_s))
+        limits = self.limits
+        most = min(limits.batch_tokens, self.time.tokens(limits.beside_s if is_beside else limits.alone_s))
         ranked: list[tuple[float, float, str]] = []
         for tenant in list(self._waiting):
             self._rank(tenant, 0.0, ranked)

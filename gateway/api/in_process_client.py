@@ -6,13 +6,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from functools import partial
 
+from admission.encoding import EncodingRequest
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
 from admission.promise import Promise
 from admission.request import Asked
 from backend.paged_kv.block_pool import blocks_for
 from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream
-from gateway.api.engine_client import READY, Health, KVMemory
+from gateway.api.engine_client import READY, EncodingAsk, Health, KVMemory
 from gateway.api.engine_request import EngineRequest, ask_of
 from gateway.api.grammars import hold_grammar
 from gateway.api.quota_extender import QuotaExtender
@@ -300,6 +301,24 @@ class InProcessClient:
             return await self.service.responses.delete(tenant, name)
         except QuotaError as error:
             raise refusal_of(error) from None
+
+    async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Headers, list[bytes]]:
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
+        queued = EncodingRequest(policy.name, [len(one) for one in asked.inputs], self.service.telemetry.clock())
+        try:
+            ask = Ask(1, sum(queued.lengths))
+            grant = await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
+        except QuotaError as error:
+            if policy.charged:
+                raise _refusal(error, policy) from None
+            grant = Grant(quotas, policy.name, policy.key)
+        try:
+            vectors = await self.service.encoding.encode(asked, queued)
+        finally:
+            if queued.tokens_taken:
+                grant.measure = partial(Usage, queued.tokens_taken)
+            grant.close()
+        return policy.rate_headers.of(grant.states), vectors
 
     async def limit_states(self, policy: EffectivePolicy) -> tuple[LimitState, ...]:
         try:

@@ -4,6 +4,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ Json = dict[str, Any]
 
 
 def identity() -> ResponseIdentity:
-    return ResponseIdentity.of_response("m", ASKED.echoed)
+    return ResponseIdentity.of_response("m", dict(ASKED.echoed), [])
 
 
 def events_of(stream: bytes) -> list[Json]:
@@ -90,7 +91,7 @@ def test_a_stream_has_what_the_whole_response_has(text: list[str], is_cut: bool,
     events = streamed(text, is_cut, **options)
     check_items(events)
     choice = whole(text, is_cut, **options)
-    expected = json.loads(whole_response(identity(), choice, USAGE))
+    expected = json.loads(orjson.dumps(whole_response(identity(), choice, USAGE)))
     Response.model_validate(expected)
     assert without_ids(events[-1]["response"]) == without_ids(expected)
     assert events[-1]["type"] == ("response.incomplete" if is_cut else "response.completed")
@@ -122,7 +123,7 @@ def test_a_text_that_nothing_parses_is_one_message(text: list[str]) -> None:
     stream = events.start() + b"".join(map(events.text, text))
     read = events_of(stream + events.finish("stop") + events.end(USAGE))
     check_items(read)
-    expected = json.loads(whole_response(identity(), Choice("".join(text), "stop"), USAGE))
+    expected = json.loads(orjson.dumps(whole_response(identity(), Choice("".join(text), "stop"), USAGE)))
     assert without_ids(read[-1]["response"]) == without_ids(expected)
     assert Response.model_validate(expected).output_text == "".join(text)
 

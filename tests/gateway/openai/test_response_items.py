@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import BadRequest
 from gateway.openai.foreign_fields import Ignored
 from gateway.openai.messages import MAX_MESSAGES, Message
-from gateway.openai.response_items import read_input
+from gateway.openai.response_items import read_items, read_messages
 
 HI = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"n": 1}'}
@@ -65,7 +65,7 @@ def told(call_id: str = "a", **others: Any) -> Message:
 )  # fmt: skip
 def test_items_are_messages(given: Any, expected: list[Message]) -> None:
     ignored = Ignored()
-    assert [*read_input(given, ignored)] == expected
+    assert [*read_messages(read_items(given), ignored)] == expected
     assert not ignored
 
 
@@ -77,13 +77,13 @@ ECHOED = {
 
 @pytest.mark.parametrize("item", [HI, CALL, RESULT, THOUGHT], ids=lambda item: item.get("type", "message"))
 def test_what_clients_echo_is_dropped_and_what_nobody_knows_is_told(item: dict[str, Any]) -> None:
-    plain = read_input([item], None)
-    assert read_input([item | ECHOED], None) == plain
+    plain = read_messages(read_items([item]), None)
+    assert read_messages(read_items([item | ECHOED]), None) == plain
     ignored = Ignored()
-    assert read_input([item | {"mood": "good"}], ignored) == plain
+    assert read_messages(read_items([item | {"mood": "good"}]), ignored) == plain
     assert [*ignored] == ["input[].mood"]
     with pytest.raises(BadRequest) as refusal:
-        read_input([item | {"mood": "good"}], None)
+        read_messages(read_items([item | {"mood": "good"}]), None)
     assert refusal.value.param == "input[0].mood"
 
 
@@ -102,8 +102,8 @@ for _ in range(101):
         ([{}], "input[0].type", "is required: one of message, function_call, function_call_output, reasoning"),
         ([{"type": "computer_call"}], "input[0].type", "which this server reads, got 'computer_call'"),
         ([{"type": ["message"], **HI}], "input[0].type", "got an array of 1"),
-        ([{"type": "item_reference", "id": "x"}], "input[0].id", "send the item itself"),
-        ([{"id": "x"}], "input[0].id", "send the item itself"),
+        ([{"type": "item_reference"}], "input[0].id", "must be the id of an item, got null"),
+        ([{"id": 5}], "input[0].id", "must be the id of an item, got 5"),
         ([{"role": "tool", "content": "x"}], "input[0].role", "must be 'system', 'developer', 'user' or 'assistant'"),
         ([{"role": "user"}], "input[0].content", "is required"),
         ([{"role": "user", "content": None}], "input[0].content", "must be a string, got null"),
@@ -122,6 +122,6 @@ for _ in range(101):
 )
 def test_what_is_no_item_is_refused_by_its_place(given: Any, param: str, message: str) -> None:
     with pytest.raises(BadRequest) as refusal:
-        read_input(given, Ignored())
+        read_messages(read_items(given), Ignored())
     assert refusal.value.param == param
     assert message in refusal.value.message and refusal.value.message.endswith(".")
