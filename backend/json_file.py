@@ -23,6 +23,16 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def read_json(path: Path) -> Any:
+    """Return what a file holds. Raises `ModelLoadError` for a file that is missing or no JSON."""
+    try:
+        return json.loads(_text(path))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path} does not exist; a model directory needs it") from None
+    except (OSError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, a plain ValueError
+        raise ModelLoadError(f"{path} is not readable JSON ({error}); download it again") from error
+
+
 class JsonFile:
     """A JSON object in a file. To all but `mentions` a key that holds null counts as absent.
 
@@ -36,12 +46,7 @@ class JsonFile:
 
     @classmethod
     def read(cls, path: Path) -> "JsonFile":
-        try:
-            values = json.loads(_text(path))
-        except FileNotFoundError:
-            raise ModelLoadError(f"{path} does not exist; a model directory needs it") from None
-        except (OSError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, a plain ValueError
-            raise ModelLoadError(f"{path} is not readable JSON ({error}); download it again") from error
+        values = read_json(path)
         if not isinstance(values, dict):
             raise ModelLoadError(f"{path} must hold a JSON object, not {type(values).__name__}")
         return cls(path, values)

@@ -91,7 +91,8 @@ class Decoder:
         self.embedding = weights.embedding  # [vocab, hidden], or the rows of this rank
         self.cos_sin = rope_table(config, max_position).to(weights.embedding.device)  # [max_position, head_dim]
         self.layers = [
-            _prepare(weights.layers.pop(0), ops, config.window(index), parallel) for index in range(config.num_layers)
+            prepare_layer(weights.layers.pop(0), ops, config.window(index), parallel)
+            for index in range(config.num_layers)
         ]
         self.final_norm = weights.final_norm
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
@@ -153,7 +154,9 @@ class Decoder:
         return layer.output(attended.flatten(1))
 
 
-def _prepare(weights: LayerWeights, ops: Ops, window: int | None, parallel: Parallel | None) -> DecoderLayer:
+def prepare_layer(
+    weights: LayerWeights, ops: Ops, window: int | None, parallel: Parallel | None = None
+) -> DecoderLayer:
     output, down = weights.output_bias, weights.down_bias
     if parallel is not None and parallel.shard.rank:
         output = down = None  # they count once in the sum over the ranks

@@ -1,6 +1,6 @@
 """The decoder's weights are allocated fused, then filled from a checkpoint or at random."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
@@ -107,9 +107,7 @@ def load_weights(
     for name, tensor in checkpoint.tensors(lambda name: () if shard is None else shard.slices(name, config)):
         info = checkpoint.infos[name]
         if name in targets:
-            _check_numbers(info, name, tensor)
-            targets[name].copy_(tensor)
-            _check_overflow(info, name, tensor, targets[name])
+            copy_checked(info, name, tensor, targets[name])
         progress(prod(info.shape) * tensor.itemsize)
     return weights
 
@@ -211,20 +209,31 @@ def _layer_names(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str
 def _check(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Refuse a checkpoint whose tensors are not exactly those that the config calls for."""
     expected = dict(checkpoint_names(config, empty_weights(config, torch.float32, torch.device("meta"))))
-    missing = sorted(expected.keys() - checkpoint.infos.keys())
+    remedies = {_HEAD: 'if the model ties them, set "tie_word_embeddings": true'}
+    infos = {name: info for name, info in checkpoint.infos.items() if not name.endswith(_DERIVED) or name in expected}
+    check_tensors(checkpoint.source, infos, expected, config.architecture, remedies)
+
+
+def check_tensors(
+    source: Path,
+    infos: Mapping[str, TensorInfo],
+    expected: Mapping[str, Tensor],
+    architecture: str,
+    remedies: Mapping[str, str],
+) -> None:
+    """Refuse tensors that are not exactly the expected ones, by name and shape; `remedies` are for missing names."""
+    missing = sorted(expected.keys() - infos.keys())
     if missing:
-        raise ModelLoadError(
-            f"{checkpoint.source} lacks {_some(missing)}, which config.json calls for"
-            + ('; if the model ties them, set "tie_word_embeddings": true' if _HEAD in missing else "")
-        )
-    unknown = sorted(name for name in checkpoint.infos.keys() - expected.keys() if not name.endswith(_DERIVED))
+        told = "".join(f"; {remedy}" for name, remedy in remedies.items() if name in missing)
+        raise ModelLoadError(f"{source} lacks {_some(missing)}, which config.json calls for{told}")
+    unknown = sorted(infos.keys() - expected.keys())
     if unknown:
         raise ModelLoadError(
-            f"{checkpoint.source} holds {_some(unknown)}, which {config.architecture} as config.json describes it "
-            f"does not use; serving without would give wrong answers"
+            f"{source} holds {_some(unknown)}, which {architecture} as config.json describes it does not use; serving "
+            "without would give wrong answers"
         )
     for name, target in expected.items():
-        _check_tensor(name, checkpoint.infos[name], tuple(target.shape))
+        _check_tensor(name, infos[name], tuple(target.shape))
 
 
 def _check_tensor(name: str, info: TensorInfo, expected: tuple[int, ...]) -> None:
@@ -236,6 +245,13 @@ def _check_tensor(name: str, info: TensorInfo, expected: tuple[int, ...]) -> Non
         raise ModelLoadError(
             f"{info.shard}: {name} has shape {list(info.shape)}, but config.json calls for {list(expected)}"
         )
+
+
+def copy_checked(info: TensorInfo, name: str, stored: Tensor, target: Tensor) -> None:
+    """Copy a stored tensor to its place. `ModelLoadError` if it is damaged, or the target's type cannot hold it."""
+    _check_numbers(info, name, stored)
+    target.copy_(stored)
+    _check_overflow(info, name, stored, target)
 
 
 def _check_numbers(info: TensorInfo, name: str, stored: Tensor) -> None:

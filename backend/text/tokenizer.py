@@ -65,6 +65,7 @@ class Tokenizer:
         self._longest_token = max(map(len, core.get_vocab(with_added_tokens=True)), default=1)
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
+        self.sep_token_id = self._special_id("sep_token")
         self.fill_in_the_middle = self._fill_in_the_middle()
         decoding = byte_decoding(core)
         self.strip_left = decoding.strip_left if decoding else 0  # spaces that decoding drops before a text begins
@@ -122,6 +123,18 @@ class Tokenizer:
         if len(encoding) > most:
             raise TooManyTokens(len(encoding), most)
         return encoding.ids
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts, with what the checkpoint puts before, between and behind them."""
+        try:
+            (encoding,) = self._core.encode_batch_fast([(first, second)], add_special_tokens=True)
+        except TypeError as exc:
+            raise InvalidRequest("a text is not valid Unicode: it holds a lone surrogate", "documents") from exc
+        return encoding.ids
+
+    def take_special_tokens_as_text(self) -> None:
+        """From now on encode a text that spells special tokens as any other text."""
+        self._core.encode_special_tokens = True
 
     def _encode_parts(self, text: PartedText, add_special_tokens: bool, most: int) -> list[int]:
         parts = text.parts()

@@ -1,0 +1,226 @@
+"""An encoder turns token ids into vectors, or pairs of texts into scores."""
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from backend.encoders.bert import FAMILIES, Bert, family_of, load_bert_weights, read_bert_config
+from backend.encoders.causal import CausalEncoder
+from backend.encoders.folder import EncoderFolder, Kind, read_folder
+from backend.encoders.packed import PackedInputs
+from backend.encoders.pooling import ACTIVATIONS, Dense, normalize, pool
+from backend.errors import ModelLoadError
+from backend.json_file import JsonFile
+from backend.kernels.cpu import select_ops
+from backend.kernels.ops import Ops
+from backend.model.model_config import ModelConfig, read_model_config
+from backend.model.weights import load_weights
+from backend.text.tokenizer import Tokenizer
+
+TOKENS_PER_PASS, TOKENS_PER_CPU_PASS = 16384, 512
+"""A forward pass has at most as many tokens, or one input, which bounds the memory of activations. A CPU's caches hold
+those of 512 tokens: 256 inputs of 16 tokens took a quarter less time than in passes of 4,096 (MiniLM, one core).
+"""
+
+_DECODERS = ("Llama", "Mistral", "Qwen2", "Qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """What a caller may know of an encoder."""
+
+    kind: Kind
+    architecture: str
+    dim: int  # of a vector; 1 for scores
+    max_tokens: int  # of an input, special tokens included
+    vocab_size: int  # token ids are below it
+    num_parameters: int
+    normalized: bool  # vectors have length 1
+    prompts: Mapping[str, str]  # by name; one stands before a text, as "query: "
+    default_prompt: str  # where the caller names none
+    is_matryoshka: bool  # the first numbers of a vector are a vector, once normalised
+    matryoshka_dimensions: tuple[int, ...]  # the lengths that it was trained for; empty where nothing says
+
+
+class _Model(Protocol):
+    num_parameters: int
+
+    def forward(self, packed: PackedInputs) -> Tensor: ...
+
+
+class Encoder:
+    """A loaded encoder. One thread at a time runs it; its tokenizer may be used by any.
+
+    `tokenizer.encode(text, True)` makes an input of a text, `tokenizer.encode_pair(query, document)` of a pair to
+    score. Neither cuts anything: inputs have at most `config.max_tokens`.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        tokenizer: Tokenizer,
+        model: _Model,
+        finish: Callable[[Tensor], Tensor],
+        device: torch.device,
+        batch_invariant: bool,
+    ) -> None:
+        """`finish` makes results [inputs, dim] of hidden states [inputs, length, hidden], of inputs of one length."""
+        self.config = config
+        self.tokenizer = tokenizer
+        self.batch_invariant = batch_invariant  # an input's results have the same bits beside any others
+        self._model = model
+        self._finish = finish
+        self._device = device
+
+    @torch.inference_mode()
+    def run(self, inputs: Sequence[Sequence[int]]) -> Tensor:
+        """Return vectors [inputs, dim], or scores [inputs], in the inputs' order: float32, on the CPU.
+
+        The work grows with the tokens of the inputs, whatever their lengths: nothing is padded.
+        """
+        lengths = [len(tokens) for tokens in inputs]
+        assert all(0 < length <= self.config.max_tokens for length in lengths), "the caller refuses or cuts the others"
+        results = torch.empty((len(inputs), self.config.dim))
+        for part in _passes(lengths, TOKENS_PER_CPU_PASS if self._device.type == "cpu" else TOKENS_PER_PASS):
+            packed = PackedInputs([inputs[index] for index in part], self._device)
+            hidden = self._model.forward(packed)
+            finished = [self._finish(group) for group in packed.by_length(hidden)]
+            results[part] = torch.cat(finished).cpu()
+        return results.squeeze(1) if self.config.kind == "score" else results
+
+
+def _passes(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield the inputs of each pass by index, shortest first; `most` tokens in a pass, or one input."""
+    part: list[int] = []
+    tokens = 0
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if part and tokens + lengths[index] > most:
+            yield part
+            part, tokens = [], 0
+        part.append(index)
+        tokens += lengths[index]
+    if part:
+        yield part
+
+
+def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Encoder:
+    """Read an encoder's folder and place it. Raises `ModelLoadError` naming what is wrong or not supported."""
+    folder = read_folder(path)
+    family = family_of(folder.architecture)
+    ops = select_ops(device, dtype)
+    model: Bert | CausalEncoder
+    if family is not None:
+        shape = read_bert_config(folder, family)
+        tokenizer, max_tokens = _tokenizer(folder, shape.vocab_size, shape.max_tokens)
+        separator = _separator(folder, tokenizer) if shape.scores and shape.num_token_types > 1 else None
+        model = Bert(shape, family, load_bert_weights(folder, shape, family, dtype, device), ops, separator)
+        widths = (shape.hidden_size // shape.num_heads, shape.hidden_size, shape.intermediate_size)
+    else:
+        decoder = replace(_decoder_config(folder), tie_word_embeddings=True)  # a head, if any, is not used
+        tokenizer, max_tokens = _tokenizer(folder, decoder.vocab_size, decoder.max_position)
+        model = CausalEncoder(decoder, load_weights(folder.directory, decoder, dtype, device), ops, max_tokens)
+        widths = (decoder.head_dim, decoder.hidden_size, decoder.intermediate_size)
+    finish, dim, more = _finish(folder, model, ops, device)
+    config = folder.config
+    dimensions = _matryoshka_dimensions(config)
+    return Encoder(
+        EncoderConfig(
+            kind=folder.kind,
+            architecture=folder.architecture,
+            dim=dim,
+            max_tokens=max_tokens,
+            vocab_size=model.config.vocab_size,
+            num_parameters=model.num_parameters + more,
+            normalized=folder.pooled[-1:] == ("normalize",),
+            prompts=folder.prompts,
+            default_prompt=folder.default_prompt,
+            is_matryoshka=bool(dimensions) or config.flag("is_matryoshka", default=False),
+            matryoshka_dimensions=dimensions,
+        ),
+        tokenizer,
+        model,
+        finish,
+        device,
+        # of other widths torch's loops have a rest, whose place in a tensor decides how it is computed
+        ops.batch_invariant and dtype == torch.float32 and not any(width % 16 for width in widths),
+    )
+
+
+def _decoder_config(folder: EncoderFolder) -> ModelConfig:
+    file = folder.config
+    if folder.architecture not in [name + kind for name in _DECODERS for kind in ("Model", "ForCausalLM")]:
+        bidirectional = ", ".join(f"{name}Model" for name in FAMILIES)
+        decoders = ", ".join(f"{name}Model" for name in _DECODERS)
+        raise file.wrong(
+            "architectures",
+            f"{bidirectional}, their ForSequenceClassification, {decoders} and their ForCausalLM are supported",
+        )
+    if not file.flag("is_causal", default=True):
+        raise file.wrong("is_causal", "a decoder that looks both ways is not supported")
+    config = read_model_config(folder.directory)
+    if config.sliding_window is not None and len(config.full_attention_layers) < config.num_layers:
+        raise file.wrong("sliding_window", "a decoder that embeds is supported without one")
+    return config
+
+
+def _tokenizer(folder: EncoderFolder, vocab_size: int, most: int) -> tuple[Tokenizer, int]:
+    """Return the tokenizer, and the most tokens of an input: `most` of the model, or what the folder trained with."""
+    tokenizer = Tokenizer.from_dir(folder.directory, vocab_size)
+    if folder.kind == "score":
+        tokenizer.take_special_tokens_as_text()  # a text that spells the separator must not end where it does
+    if folder.lower_case and tokenizer.encode("A", False) != tokenizer.encode("a", False):
+        raise ModelLoadError(
+            f"{folder.directory}: the sentence config says do_lower_case, and tokenizer.json distinguishes A from a; "
+            'give it a normalizer {"type": "Lowercase"}'
+        )
+    limit = folder.max_seq_length or json.loads(tokenizer.info).get("model_max_length")
+    return tokenizer, min(most, limit) if isinstance(limit, int) and limit > 0 else most
+
+
+def _separator(folder: EncoderFolder, tokenizer: Tokenizer) -> int:
+    if tokenizer.sep_token_id is None:
+        raise ModelLoadError(
+            f"{folder.directory / 'tokenizer_config.json'}: no sep_token of the vocabulary is named; the model tells "
+            "two texts apart by it"
+        )
+    return tokenizer.sep_token_id
+
+
+def _finish(
+    folder: EncoderFolder, model: Bert | CausalEncoder, ops: Ops, device: torch.device
+) -> tuple[Callable[[Tensor], Tensor], int, int]:
+    """Return what makes results of hidden states, their size, and the parameters in it."""
+    if isinstance(model, Bert) and folder.kind == "score":
+        activation = ACTIVATIONS[folder.score_activation]
+        return lambda hidden: activation(model.logits(hidden[:, 0].float())).unsqueeze(1), 1, 0
+    dim, parameters = model.config.hidden_size * len(folder.poolings), 0
+    steps: list[Callable[[Tensor], Tensor]] = []
+    for step in folder.pooled:
+        if step == "normalize":
+            steps.append(normalize)
+            continue
+        if step.in_features != dim:
+            raise ModelLoadError(
+                f"{step.directory / 'config.json'}: in_features is {step.in_features}, and vectors have {dim} numbers"
+            )
+        dense = Dense(step, ops, device)
+        steps.append(dense)
+        dim, parameters = step.out_features, parameters + dense.num_parameters
+
+    def finish(hidden: Tensor) -> Tensor:
+        return functools.reduce(lambda vectors, step: step(vectors), steps, pool(hidden, folder.poolings))
+
+    return finish, dim, parameters
+
+
+def _matryoshka_dimensions(config: JsonFile) -> tuple[int, ...]:
+    said = config.get("matryoshka_dimensions") or []
+    if not isinstance(said, list) or not all(isinstance(size, int) and size > 0 for size in said):
+        raise config.wrong("matryoshka_dimensions", "a list of counts is expected")
+    return tuple(said)
