@@ -70,7 +70,7 @@ class Encoder:
         device: torch.device,
         batch_invariant: bool,
     ) -> None:
-        """`finish` makes results [inputs, dim] of hidden states [inputs, length, hidden] of inputs of one length."""
+        """`finish` makes results [inputs, dim] of hidden states [inputs, length, hidden], of inputs of one length."""
         self.config = config
         self.tokenizer = tokenizer
         self.batch_invariant = batch_invariant  # an input's results have the same bits beside any others
