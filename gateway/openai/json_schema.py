@@ -16,7 +16,7 @@ from gateway.openai.look_around import LookArounds
 
 MAX_ADDED_BYTES = 2**19  # that rewriting makes of a schema, or looks at besides what stands there
 MAX_REFERENCE = 1_000  # characters
-_WITH_SOURCE = re.compile(r"At \d+\(\d+\): (?:failed to compile JSON schema: )?(.*?)\s1 \| .*", re.DOTALL)
+_WITH_SOURCE = re.compile(r"At \d+\(\d+\): (?:failed to compile JSON schema: )?(.*?)\s\d+ \| .*", re.DOTALL)
 _CONTAINERS = frozenset((dict, list))
 _SCHEMA = frozenset(("additionalItems", "additionalProperties", "items"))  # keywords whose value is a schema
 _SCHEMAS = frozenset(  # an array or object of schemas
