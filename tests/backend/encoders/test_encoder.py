@@ -1,9 +1,7 @@
 """An input's vector and score depend on the input alone, and both are those of transformers."""
 
-import json
 from pathlib import Path
 
-import pytest
 import torch
 
 from backend.encoders.encoder import Encoder, load_encoder
