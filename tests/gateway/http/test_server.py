@@ -10,6 +10,8 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.http.server import HttpServer, ListenError, check_tls, open_port, why_not_listening
 from gateway.settings.settings import Settings
 
+MOST_WAITING = int(Path("/proc/sys/net/core/somaxconn").read_text())
+
 
 def test_a_port_that_is_taken_is_named_with_its_flag() -> None:
     with bound_socket("127.0.0.1", 0) as taken:
@@ -45,7 +47,7 @@ async def test_as_many_connections_wait_for_their_acceptance_as_the_kernel_allow
         finally:
             await server.shutdown()
     may_wait = int.from_bytes(info[28:32], sys.byteorder)  # `tcpi_sacked`, of a socket that listens
-    assert may_wait == int(Path("/proc/sys/net/core/somaxconn").read_text())  # noqa: ASYNC240
+    assert may_wait == MOST_WAITING
 
 
 async def test_of_two_processes_that_have_bound_a_port_the_second_to_listen_is_told() -> None:
