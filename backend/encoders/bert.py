@@ -1,5 +1,6 @@
 """BERT and its kin: bidirectional encoders with learned positions, and their heads that score a pair of texts."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,18 +11,18 @@ from torch.nn import functional
 from backend.encoders.folder import EncoderFolder
 from backend.encoders.packed import PackedInputs
 from backend.encoders.pooling import ACTIVATIONS
+from backend.errors import ModelLoadError
 from backend.json_file import JsonFile
 from backend.kernels.ops import Linear, Ops
 from backend.model.weights import Checkpoint, check_tensors, copy_checked
 
 _HIDDEN_ACTS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 _BODY = ("embeddings.", "encoder.", "transformer.")
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "quantization_config": (),
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
-    "sinusoidal_pos_embds": (False, True),  # they are stored as learned ones are
+_NEUTRAL = {
+    "quantization_config": None,
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
 }
 
 
@@ -41,6 +42,7 @@ class _Family:
     norm: str = "output.LayerNorm"
     head: tuple[str, str, str] = ("pooler.dense", "tanh", "classifier")  # a product, its activation, the last product
     token_types: bool = True
+    second_type: bool = True  # tokens of the second of two texts are of type 1
     after_padding: bool = False  # positions begin behind the padding token's id, and do not count that token
     relative: bool = False  # a bias on attention, by distance
     config_keys: tuple[str, ...] = (
@@ -53,7 +55,12 @@ class _Family:
 
 
 _BERT = _Family()
-_ROBERTA = _Family(prefix="roberta.", head=("classifier.dense", "tanh", "classifier.out_proj"), after_padding=True)
+_ROBERTA = _Family(
+    prefix="roberta.",
+    head=("classifier.dense", "tanh", "classifier.out_proj"),
+    second_type=False,
+    after_padding=True,
+)
 _DISTILBERT = _Family(
     prefix="distilbert.",
     layers="transformer.layer",
@@ -120,8 +127,8 @@ def read_bert_config(folder: EncoderFolder, family: _Family) -> BertConfig:
     """Raises `ModelLoadError` for what changes the arithmetic and is not supported."""
     file = folder.config
     for key, neutral in _NEUTRAL.items():
-        if file.get(key) is not None and file.get(key) not in neutral:
-            raise file.wrong(key, " or ".join(map(repr, neutral)) + " is supported" if neutral else "not supported")
+        if file.get(key) not in (None, neutral):
+            raise file.wrong(key, f"only {'a model without it' if neutral is None else repr(neutral)} is supported")
     hidden, intermediate, layers, heads, act = family.config_keys
     config = BertConfig(
         architecture=folder.architecture,
@@ -149,7 +156,7 @@ def read_bert_config(folder: EncoderFolder, family: _Family) -> BertConfig:
 
 def _hidden_act(file: JsonFile, key: str) -> str:
     name = file.get(key) or "gelu"
-    if name not in _HIDDEN_ACTS:
+    if not isinstance(name, str) or name not in _HIDDEN_ACTS:
         raise file.wrong(key, f"one of {', '.join(_HIDDEN_ACTS)} is supported")
     return _HIDDEN_ACTS[name]
 
@@ -275,6 +282,11 @@ def load_bert_weights(
     used = {full: name for full, name in names.items() if name in expected or name.startswith(_BODY)}
     used = {full: name for full, name in used.items() if not name.endswith(".position_ids")}  # counted, not learned
     infos = {name: checkpoint.infos[full] for full, name in used.items()}
+    if len(infos) < len(used):
+        name = next(name for name, count in Counter(used.values()).items() if count > 1)
+        raise ModelLoadError(
+            f"{checkpoint.source} holds {name} twice, once with the prefix {family.prefix}: remove one"
+        )
     check_tensors(checkpoint.source, infos, expected, config.architecture, {})
     weights = BertWeights(config, family, dtype, device)
     targets = dict(weights.named())

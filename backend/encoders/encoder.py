@@ -118,7 +118,8 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
     if family is not None:
         shape = read_bert_config(folder, family)
         tokenizer, max_tokens = _tokenizer(folder, shape.vocab_size, shape.max_tokens)
-        separator = _separator(folder, tokenizer) if shape.scores and shape.num_token_types > 1 else None
+        has_types = shape.scores and shape.num_token_types > 1 and family.second_type
+        separator = _separator(folder, tokenizer) if has_types else None
         model = Bert(shape, family, load_bert_weights(folder, shape, family, dtype, device), ops, separator)
         widths = (shape.hidden_size // shape.num_heads, shape.hidden_size, shape.intermediate_size)
     else:
@@ -128,7 +129,7 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
         widths = (decoder.head_dim, decoder.hidden_size, decoder.intermediate_size)
     finish, dim, more = _finish(folder, model, ops, device)
     config = folder.config
-    dimensions = _matryoshka_dimensions(config)
+    dimensions = _matryoshka_dimensions(config, dim)
     return Encoder(
         EncoderConfig(
             kind=folder.kind,
@@ -207,7 +208,8 @@ def _finish(
             continue
         if step.in_features != dim:
             raise ModelLoadError(
-                f"{step.directory / 'config.json'}: in_features is {step.in_features}, and vectors have {dim} numbers"
+                f"{step.directory / 'config.json'}: in_features is {step.in_features}; the {dim} of what comes before "
+                "is expected"
             )
         dense = Dense(step, ops, device)
         steps.append(dense)
@@ -219,8 +221,10 @@ def _finish(
     return finish, dim, parameters
 
 
-def _matryoshka_dimensions(config: JsonFile) -> tuple[int, ...]:
+def _matryoshka_dimensions(config: JsonFile, dim: int) -> tuple[int, ...]:
     said = config.get("matryoshka_dimensions") or []
     if not isinstance(said, list) or not all(isinstance(size, int) and size > 0 for size in said):
         raise config.wrong("matryoshka_dimensions", "a list of counts is expected")
+    if any(size > dim for size in said):
+        raise config.wrong("matryoshka_dimensions", f"counts of at most {dim} are expected")
     return tuple(said)

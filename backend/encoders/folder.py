@@ -71,7 +71,9 @@ def read_folder(path: Path) -> EncoderFolder:
     sentence = _sentence_config(directory)
     said = _optional(path / "config_sentence_transformers.json")
     prompts, default_prompt = _prompts(said)
-    poolings = [_poolings(JsonFile.read(folder / "config.json")) for name, folder in modules if name == "Pooling"]
+    poolings = [
+        _poolings(JsonFile.read(folder / "config.json"), config) for name, folder in modules if name == "Pooling"
+    ]
     default_pooling = "lasttoken" if architecture.endswith("ForCausalLM") else "mean"
     limit = sentence.get("max_seq_length")
     return EncoderFolder(
@@ -139,7 +141,11 @@ def _optional(path: Path) -> JsonFile:
     return JsonFile.read(path) if path.is_file() else JsonFile(path, {})
 
 
-def _poolings(file: JsonFile) -> tuple[str, ...]:
+def _poolings(file: JsonFile, config: JsonFile) -> tuple[str, ...]:
+    for key in ("word_embedding_dimension", "embedding_dimension"):
+        hidden = config.get("hidden_size") or config.get("dim")  # as DistilBERT calls it
+        if file.get(key) not in (None, hidden):
+            raise file.wrong(key, f"the model's {hidden} is expected")
     if not file.flag("include_prompt", default=True):
         raise file.wrong("include_prompt", "only true is supported: prompts are pooled with their texts")
     said = file.get("pooling_mode")
@@ -192,6 +198,6 @@ def _prompts(file: JsonFile) -> tuple[Mapping[str, str], str]:
         raise file.wrong("prompts", "an object from names to texts is expected")
     prompts = {name: text or "" for name, text in prompts.items()}
     default = file.get("default_prompt_name")
-    if default is not None and default not in prompts:
+    if default is not None and default not in list(prompts):
         raise file.wrong("default_prompt_name", f"one of the prompts is expected: {', '.join(prompts) or 'none'}")
     return prompts, "" if default is None else prompts[default]
