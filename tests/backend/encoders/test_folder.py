@@ -83,8 +83,10 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "another family": (
         config(architectures=["T5EncoderModel"]),
         (
-            "architectures is ['T5EncoderModel']; BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, MPNetModel, "
-            "their ForSequenceClassification, LlamaModel, MistralModel, Qwen2Model, Qwen3Model and their ForCausalLM are "
+            "architectures is ['T5EncoderModel']; BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, "
+            "MPNetModel, "
+            "their ForSequenceClassification, LlamaModel, MistralModel, Qwen2Model, Qwen3Model and their ForCausalLM "
+            "are "
             "supported"
         ),
     ),
@@ -146,7 +148,8 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "a tensor too many": (
         tensors(lambda held: held.update({"encoder.layer.2.output.dense.bias": torch.zeros(32)})),
         (
-            "/model.safetensors holds encoder.layer.2.output.dense.bias, which BertModel as config.json describes it does "
+            "/model.safetensors holds encoder.layer.2.output.dense.bias, which BertModel as config.json describes it "
+            "does "
             "not use; serving without would give wrong answers"
         ),
     ),
@@ -168,7 +171,8 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "another module": (
         module_list([TRANSFORMER, {"type": "sentence_transformers.models.LSTM", "path": "1_LSTM"}]),
         (
-            "/modules.json: [1].type is 'sentence_transformers.models.LSTM'; one of Transformer, Pooling, Dense, Normalize "
+            "/modules.json: [1].type is 'sentence_transformers.models.LSTM'; one of Transformer, Pooling, Dense, "
+            "Normalize "
             "is supported"
         ),
     ),
@@ -203,7 +207,8 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "a pooling that is none": (
         pooling(pooling_mode="median"),
         (
-            "/1_Pooling/config.json: pooling_mode is 'median'; one of cls, max, mean, mean_sqrt_len_tokens, weightedmean, "
+            "/1_Pooling/config.json: pooling_mode is 'median'; one of cls, max, mean, mean_sqrt_len_tokens, "
+            "weightedmean, "
             "lasttoken, or a list of them, is supported"
         ),
     ),
@@ -229,7 +234,8 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "dense of another activation": (
         dense(activation_function="torch.nn.modules.activation.Softmax"),
         (
-            "activation_function is 'torch.nn.modules.activation.Softmax'; one of Identity, Sigmoid, Tanh, ReLU, GELU of "
+            "activation_function is 'torch.nn.modules.activation.Softmax'; one of Identity, Sigmoid, Tanh, ReLU, GELU "
+            "of "
             "torch.nn is supported"
         ),
     ),
