@@ -10,7 +10,7 @@ import torch
 from backend.encoders.encoder import Encoder, load_encoder
 
 from admission.encoding import EncodingLimits
-from backend.model.hub import resolve_model
+from backend.model.hub import resolve_encoder
 from gateway.api.frontend import EncoderSetup
 from gateway.settings.settings import Settings
 
@@ -36,7 +36,7 @@ def load_encoders(settings: Settings, device: torch.device, dtype: torch.dtype) 
     """Load the models of these settings, by name. Raises `ModelLoadError`."""
     loaded: dict[str, LoadedEncoder] = {}
     for name in filter(None, (settings.embedding_model, settings.score_model)):
-        directory = resolve_model(name)
+        directory = resolve_encoder(name)
         encoder = load_encoder(directory, device=device, dtype=dtype)
         config = encoder.config
         setup = EncoderSetup(
