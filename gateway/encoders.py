@@ -7,9 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from backend.encoders.encoder import Encoder, load_encoder
 
 from admission.encoding import EncodingLimits
+from backend.encoders.encoder import Encoder, load_encoder
 from backend.model.hub import resolve_encoder
 from gateway.api.frontend import EncoderSetup
 from gateway.settings.settings import Settings
