@@ -225,6 +225,7 @@ def _conversation(body: CountBody, ignored: Ignored | None) -> Conversation:
         tools=_read_tools(body, ignored),
         variables=read_variables(body.get("chat_template_kwargs"), None, effort),
         ignored=ignored,
+        prompt_field="messages",
         effort_field="output_config.effort",
     )
 

@@ -40,12 +40,20 @@ class ResponseDialect(ChatDialect):
         asked = cast(ResponseRequest, request)
         if asked.previous is not None or any(item["type"] == REFERENCE for item in asked.items):
             await self._look_up(asked, tenant, frontend)
+        context = frontend.model.limits.max_model_len
+        room = min(request.sampling.max_tokens or 1, context // 2)  # for the answer
+        sampling, grammar_field = request.sampling, request.grammar_field
         while True:
+            request.sampling, request.grammar_field = sampling, grammar_field  # as they were before a grammar of calls
             try:
-                return await super().prompts(request, tenant, frontend)
+                prompts = await super().prompts(request, tenant, frontend)
             except ContextLengthExceeded:
                 if not asked.truncates or not _leave_out_oldest(asked):
                     raise
+            else:
+                is_short = len(prompts[0].token_ids) <= context - room
+                if is_short or not asked.truncates or not _leave_out_oldest(asked):
+                    return prompts
 
     def identify(self, request: ChatRequest) -> Identity:
         asked = cast(ResponseRequest, request)

@@ -129,7 +129,12 @@ def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
     return ResponseRequest(
         **shared_fields(body, limits, grammar, body.get("max_output_tokens"), top),
         conversation=Conversation(
-            messages, tools=tools, variables=variables, ignored=ignored, effort_field="reasoning.effort"
+            messages,
+            tools=tools,
+            variables=variables,
+            ignored=ignored,
+            prompt_field="input",
+            effort_field="reasoning.effort",
         ),
         details=NO_DETAILS if top is None else TokenDetails(top),
         length_field="max_output_tokens",
