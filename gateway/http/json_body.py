@@ -221,7 +221,7 @@ def shown(value: Any) -> str:
     return repr(value)
 
 
-def _bad_request(error: ErrorDetails, place: tuple[int | str, ...]) -> BadRequest:
+def _bad_request(error: ErrorDetails, place: tuple[int | str, ...] = ()) -> BadRequest:
     field = error["ctx"]["field"] if error["type"] == "unsupported" else ()
     param = _param((*place, *error["loc"], *(field if isinstance(field, tuple) else (field,))))
     refusal = BadRequest(_sentence(error, param or "The body"), param or None)
