@@ -69,7 +69,7 @@ class ResponseWriter:
         self._extra_headers: Headers = []
         self.exchange = exchange_of(scope)
         self._starting: asyncio.Lock | None = None
-        is_anthropic = scope["path"].startswith(ANTHROPIC_PATHS)
+        is_anthropic = scope.get("path", "").startswith(ANTHROPIC_PATHS)
         self.failure: Callable[[ApiError], bytes] = error_event if is_anthropic else ApiError.to_sse  # ends a stream
         self._error_reply = anthropic_reply if is_anthropic else openai_reply
         self._is_streaming = False  # the headers of a stream have been sent
