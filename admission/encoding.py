@@ -87,14 +87,21 @@ class EncodingQueue:
         self.num_tokens = 0  # that wait
         self._share = share
         self._waiting: dict[str, list[tuple[int, float, int, EncodingRequest]]] = {}  # heaps, by tenant
+        self._tokens_of: dict[str, int] = {}  # that wait, by tenant
         self._arrivals = deque[EncodingRequest]()  # the oldest first; those taken leave lazily
         self._gap_s = inf  # mean, between two requests
         self._last_arrival = -inf
         self._num_requests = 0
 
-    def fits(self, lengths: Sequence[int]) -> bool:
-        """Return True if a request may wait beside those that do."""
-        return not self.num_tokens or self.num_tokens + sum(lengths) <= self.limits.waiting_tokens
+    def fits(self, request: EncodingRequest) -> bool:
+        """Return True if a request may wait beside those that do: while all may not, its tenant may have an equal part
+        of what may wait.
+        """
+        tokens, most = sum(request.lengths), self.limits.waiting_tokens
+        own = self._tokens_of.get(request.tenant, 0)
+        if not own or self.num_tokens + tokens <= most:
+            return tokens <= most or not self.num_tokens
+        return own + tokens <= most // len(self._tokens_of)
 
     def wait_s(self) -> float:
         """Return the seconds in which all that waits is computed, if nothing else is."""
@@ -108,7 +115,7 @@ class EncodingQueue:
             gap, kept = now - self._last_arrival, KEEP_OF_GAP
             self._gap_s = gap if self._gap_s == inf else kept * self._gap_s + (1 - kept) * gap
         self._last_arrival = now
-        self.num_tokens += sum(request.lengths)
+        self._count(request.tenant, sum(request.lengths))
         self._arrivals.append(request)
         self._push(request)
 
@@ -116,7 +123,7 @@ class EncodingQueue:
         """Forget what of a request was not taken yet."""
         if not request.is_cancelled:
             request.is_cancelled = True
-            self.num_tokens -= sum(request.lengths[request.num_taken :])
+            self._count(request.tenant, -sum(request.lengths[request.num_taken :]))
 
     def least_payback(self) -> float:
         """Return the least payback (`Share.payback`) of a tenant whose inputs wait; inf: none do."""
@@ -152,9 +159,9 @@ class EncodingQueue:
             batch.append(Taken(request, request.num_taken))
             tokens += length
             self._advance(request, length)
+            self._count(tenant, -length)
             cost = length * self.time.token_s * self._share.scale / self._share.account(tenant).weight
             self._rank(tenant, owed + cost, ranked)
-        self.num_tokens -= tokens
         return batch
 
     def measured(self, batch: Sequence[Taken], seconds: float) -> dict[str, float]:
@@ -165,6 +172,12 @@ class EncodingQueue:
         for tenant, length in lengths:
             by_tenant[tenant] = by_tenant.get(tenant, 0.0) + seconds * length / tokens
         return by_tenant
+
+    def _count(self, tenant: str, tokens: int) -> None:
+        self.num_tokens += tokens
+        self._tokens_of[tenant] = self._tokens_of.get(tenant, 0) + tokens
+        if not self._tokens_of[tenant]:
+            del self._tokens_of[tenant]
 
     def _advance(self, request: EncodingRequest, length: int) -> None:
         heappop(self._waiting[request.tenant])

@@ -156,7 +156,7 @@ class Engine:
 
     def _ask_side_work(self) -> None:
         self._is_asking_side_work = False
-        if self._has_side_job or self.failed.done():
+        if self._has_side_job or self.calibrating is not None or self.failed.done():
             return
         if (job := self.side_work()) is not None:
             self._has_side_job = True

@@ -27,6 +27,7 @@ ROUTES = {  # with the scope that a key needs; a replica looks again
     ("GET", f"{RESPONSE}/input_items"): "inference",
     ("POST", f"{RESPONSE}/cancel"): "inference",
     ("POST", "/v1/messages"): "inference",
+    **{("POST", f"/v1/{name}"): "inference" for name in ("embeddings", "score", "rerank")},
     ("POST", "/v1/messages/count_tokens"): "inference",
     ("POST", "/tokenize"): "inference",
     ("POST", "/detokenize"): "inference",

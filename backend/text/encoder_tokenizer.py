@@ -6,6 +6,7 @@ from pathlib import Path
 import tokenizers
 
 from backend.errors import ModelLoadError
+from backend.text.tokenizer import remember_no_words
 
 
 class EncoderTokenizer:
@@ -14,6 +15,8 @@ class EncoderTokenizer:
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         core.no_truncation()
         core.no_padding()
+        core.encode_special_tokens = True  # a text that spells a separator does not end there
+        remember_no_words(core.model)
         self._core = core
         marks = core.encode("a").special_tokens_mask
         self._num_closing = next((n for n, mark in enumerate(reversed(marks)) if not mark), 0)

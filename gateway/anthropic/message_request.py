@@ -8,7 +8,7 @@ from typing_extensions import TypedDict  # as in `gateway.openai.bodies`
 
 from backend.sampling_params import MAX_STOP_CHARS, MAX_STOPS
 from gateway.errors import BadRequest
-from gateway.http.json_body import EXACT, BodyType, JsonBody, check_nesting, shown
+from gateway.http.json_body import EXACT, BodyType, JsonBody, shown
 from gateway.openai.bodies import MAX_SALT, MAX_THINKING, PositiveInt, SamplingBody
 from gateway.openai.conversation import Conversation
 from gateway.openai.foreign_fields import ECHOES, IGNORABLE, Ignored, Values, known_object, refused_by_names
@@ -18,6 +18,7 @@ from gateway.openai.messages import (
     MAX_CALLS,
     MAX_MESSAGES,
     Message,
+    object_of,
     text_content,
 )
 from gateway.openai.requests import ChatRequest, shared_fields
@@ -131,7 +132,7 @@ class RedactedBlock(TypedDict, total=False):
 class ToolUseBlock(TypedDict, total=False):
     id: Required[_Id]
     name: Required[str]
-    input: dict[str, Any] | None
+    input: Any  # of a call that was cut, a text
 
 
 @with_config(EXACT)
@@ -242,8 +243,21 @@ def _read_messages(given: Iterable[GivenMessage], ignored: Ignored | None) -> li
                 f"{place} must be a string, or an array of at most {MAX_BLOCKS} blocks, got {shown(content)}.", place
             )
         blocks = [_read_block(role, (index, number), block, ignored) for number, block in enumerate(content)]
-        messages += _user_turn(role, blocks, names) if role != "assistant" else [_assistant_turn(blocks, names)]
+        for one in _user_turn(role, blocks, names) if role != "assistant" else [_assistant_turn(blocks, names)]:
+            if messages and one["role"] == messages[-1]["role"] != "tool":  # turns of one role are one
+                messages[-1] = _joined(messages[-1], one)
+            else:
+                messages.append(one)
     return messages
+
+
+def _joined(one: Message, other: Message) -> Message:
+    joined = {**one, **other, "content": "\n\n".join(filter(None, (one["content"], other["content"])))}
+    if calls := [*one.get("tool_calls", ()), *other.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
+    if reasoning := one.get("reasoning_content", "") + other.get("reasoning_content", ""):
+        joined["reasoning_content"] = reasoning
+    return joined
 
 
 def _read_block(role: str, place: tuple[int, int], block: Any, ignored: Ignored | None) -> tuple[str, Any]:
@@ -259,7 +273,7 @@ def _read_block(role: str, place: tuple[int, int], block: Any, ignored: Ignored 
         )
     checked = _FORMS[role][kind].checked(block, ignored, ("messages", place[0], "content", place[1]))
     if kind == "tool_use":
-        check_nesting(checked.get("input") or {}, param=f"{path}.input")
+        checked["input"] = object_of(checked.get("input"), f"{path}.input")
     return kind, checked
 
 
@@ -286,7 +300,7 @@ def _assistant_turn(blocks: list[tuple[str, Any]], names: dict[str, str]) -> Mes
     for kind, block in blocks:
         if kind == "tool_use":
             names[block["id"]] = block["name"]
-            function = {"name": block["name"], "arguments": block.get("input") or {}}
+            function = {"name": block["name"], "arguments": block["input"]}
             calls = message.setdefault("tool_calls", [])
             calls.append({"type": "function", "function": function, "id": block["id"]})
     return message

@@ -13,7 +13,7 @@ from gateway.api.client_deadlines import read_deadlines
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.engine_client import EncodingAsk
 from gateway.api.frontend import Frontend, ServedEncoder
-from gateway.errors import ApiError, BadRequest, ModelNotFound
+from gateway.errors import ApiError, BadRequest, ModelNotFound, RequestTooLarge
 from gateway.key_mask import masked
 from gateway.openai.embeddings import (
     EmbeddingsRequest,
@@ -29,6 +29,7 @@ from gateway.openai.embeddings import (
 )
 from gateway.tenants.effective_policy import EffectivePolicy
 
+MAX_CHARACTERS = 2**22  # of all texts of a request
 Texts = Sequence[str | tuple[str, str] | tuple[int, ...]]
 
 
@@ -77,7 +78,10 @@ class EncodingEndpoint(Endpoint):
         if encoder is None and params.model == self.frontend.model.name:
             raise BadRequest(f"The model {params.model!r} generates text and embeds none: ask for another.", "model")
         if encoder is None:
-            known = ", ".join(map(repr, self.frontend.encoders)) or "none that embeds or scores (--embedding-model)"
+            known = (
+                ", ".join(map(repr, filter(policy.allows_model, self.frontend.encoders)))
+                or "none that embeds or scores (--embedding-model)"
+            )
             raise ModelNotFound(f"The model {params.model[:200]!r} does not exist; this server has {known}.", "model")
         return encoder
 
@@ -102,6 +106,11 @@ class EncodingEndpoint(Endpoint):
     ) -> list[list[int]]:
         """Returns the token ids of each input. Raises `ApiError`."""
         size = sum(map(_size, given))
+        if size > MAX_CHARACTERS:
+            raise RequestTooLarge(
+                f"The texts have {size} characters, a query counted with each document; at most {MAX_CHARACTERS} are "
+                "encoded in one request: send fewer or shorter ones."
+            )
         found = partial(encoder.token_ids, given, params.kept_tokens, fields)
         return await self.frontend.body_reader.offload(policy.name, size, found)
 

@@ -66,7 +66,7 @@ class EncodingService:
         queue = self.queues[asked.model]
         if self._engine.failed.done():
             raise self._engine.failed.result()
-        if not queue.fits(queued.lengths):
+        if not queue.fits(queued):
             wait = queue.wait_s()
             raise Overloaded("The server is busy: as many inputs wait as may. Try again shortly.", retry_after=wait)
         expected = queue.wait_s() + queue.time.token_s * sum(queued.lengths)
@@ -92,13 +92,15 @@ class EncodingService:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        at, name = min((queue.taken_at(now), name) for name, queue in self.queues.items())
+        at = min([queue.taken_at(now) for queue in self.queues.values()])
         if at > now:
             if at < math.inf:
                 self._wake = asyncio.get_running_loop().call_later(at - now, self._engine.side_work_soon)
             return None
+        due = [(queue.least_payback(), name) for name, queue in self.queues.items() if queue.taken_at(now) <= now]
+        payback, name = min(due)
         running = self._core.scheduler.running.values()
-        if running and self.queues[name].least_payback() > min(self._paybacks({one.tenant for one in running})):
+        if running and payback > min(self._paybacks({one.tenant for one in running})):
             return None  # asked again after the next step
         batch = self.queues[name].take(is_beside=bool(running))
         inputs = [self._waiting[taken.request].inputs[taken.ordinal] for taken in batch]

@@ -56,7 +56,7 @@ class CountTokensEndpoint(Endpoint):
             model, conversation, ignored = await self.read(call, policy, parse)
             frontend.check_model(model, policy)
             text = await frontend.render(policy.name, conversation)
-            token_ids = await frontend.encode(policy.name, text, False, "messages")
+            token_ids = await frontend.encode(policy.name, text, False, "messages", is_cut=True)
             charge.was_served = True
             self.tell_ignored(call, ignored)
             await call.response.reply(orjson.dumps({"input_tokens": len(token_ids)}))

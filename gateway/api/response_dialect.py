@@ -8,11 +8,12 @@ import orjson
 from gateway.api.chat_dialect import ChatDialect
 from gateway.api.dialects import Prompt
 from gateway.api.frontend import Frontend
-from gateway.api.stored_responses import StoredResponses
+from gateway.api.stored_responses import StoredResponses, response_of
 from gateway.errors import BadRequest, ContextLengthExceeded, PreviousResponseNotFound
 from gateway.http.json_body import JsonBody
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.conversation import MESSAGE_BYTES
+from gateway.openai.foreign_fields import Ignored
 from gateway.openai.limits import Limits
 from gateway.openai.replies import Choice, Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import ChatRequest
@@ -21,7 +22,8 @@ from gateway.openai.response_items import REFERENCE, Item, item_id, read_message
 from gateway.openai.response_request import ResponseRequest, parse_response_request, with_instructions
 from gateway.tenants.effective_policy import EffectivePolicy
 
-SHORTEST_CUT = 0.9  # of the messages that may be left out: what is kept of them at the next try
+KEPT_OF_MESSAGES = 0.75  # that may be left out, at the next try
+MAX_REFERRED = 32  # responses of which one request may name items: each is read and opened
 
 
 class ResponseDialect(ChatDialect):
@@ -96,32 +98,37 @@ class ResponseDialect(ChatDialect):
                     "previous_response_id",
                 )
             items = [item for turn in turns for item in (*turn.input, *turn.response["output"])]
+        stored: dict[str, dict[str, Item]] = {}  # items of responses that were read
         for index, item in enumerate(request.items):
             if item["type"] == REFERENCE:
-                found = await self._stored.item(tenant, item["id"])
+                response = response_of(item["id"])
+                if response is not None and response not in stored and len(stored) < MAX_REFERRED:
+                    stored[response] = await self._stored.items(tenant, response)
+                found = stored.get(response or "", {}).get(item["id"])
                 if found is None:
                     raise BadRequest(
-                        f"input[{index}] names an item that is not stored: send the item itself.", f"input[{index}].id"
+                        f"input[{index}] names an item that is not stored, or of more than {MAX_REFERRED} responses: "
+                        "send the item itself.",
+                        f"input[{index}].id",
                     )
                 request.items[index] = found
         items += request.items
         size = MESSAGE_BYTES * len(items)
-        read = await frontend.body_reader.offload(tenant, size, lambda: read_messages(items, None))
+        read = await frontend.body_reader.offload(tenant, size, lambda: read_messages(items, Ignored()))
         messages = with_instructions(request.instructions, read)
         request.conversation = replace(request.conversation, messages=messages)
 
 
 def _leave_out_oldest(request: ResponseRequest) -> bool:
-    """Leave out the oldest messages besides instructions and the last one, a tenth of those at least. Returns whether
-    there were any. The result of a call is left out with it.
+    """Leave out the oldest messages besides system messages at the beginning and the last one, up to a user's. Returns
+    whether there were any.
     """
     messages = request.conversation.messages
-    kept = 1 if request.instructions else 0
+    kept = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
     rest = messages[kept:]
-    first = max(1, len(rest) - int(len(rest) * SHORTEST_CUT))
-    while first < len(rest) and rest[first]["role"] == "tool":
-        first += 1
-    if first >= len(rest):
+    first = max(1, len(rest) - int(len(rest) * KEPT_OF_MESSAGES))
+    first = next((n for n in range(first, len(rest)) if rest[n]["role"] == "user"), len(rest) - 1)
+    if first < 1:
         return False
     request.conversation = replace(request.conversation, messages=(*messages[:kept], *rest[first:]))
     return True

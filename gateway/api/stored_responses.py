@@ -7,6 +7,7 @@ are stored with these. Items have ids that name their response, so that a client
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -21,8 +22,16 @@ from gateway.tenants.effective_policy import EffectivePolicy
 Json = dict[str, Any]
 
 MAX_LISTED = 100  # items of a page
+MAX_OPENED_BYTES = 2**25  # of the turns of one conversation
+COMPRESSION = 8  # bytes of text that one stored byte may well be
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{48}")
 _ITEM_ID = re.compile(r"(?:rs|msg|fc|fco)_([0-9a-f]{48})[0-9a-f]{4}")
+
+
+def response_of(item_id: str) -> str | None:
+    """Returns the id of the response that an item's id names; None if it names none."""
+    match = _ITEM_ID.fullmatch(item_id)
+    return f"resp_{match[1]}" if match else None
 
 
 class Turn(NamedTuple):
@@ -49,6 +58,8 @@ class StoredResponses:
             contents = orjson.dumps([given, response])
         except TypeError:  # nested more deeply than the library writes
             return False
+        if len(contents) > policy.tenant.stored_responses.bytes:  # before they are compressed
+            return False
         seal = self.frontend.sealer.seal
         sealed = await self.frontend.body_reader.offload(
             policy.name, len(contents), lambda: seal(policy.name, name, contents)
@@ -74,17 +85,18 @@ class StoredResponses:
         sealed = await self.frontend.engine.read_responses(tenant, name, alone)
         if sealed is None:
             return None
-        return await self.frontend.body_reader.offload(
-            tenant, sum(map(len, sealed)), lambda: self._opened(tenant, name, sealed)
-        )
+        opened = partial(self._opened, tenant, name, sealed)
+        return await self.frontend.body_reader.offload(tenant, COMPRESSION * sum(map(len, sealed)), opened)
 
     def _opened(self, tenant: str, name: str, sealed: Sequence[bytes]) -> list[Turn] | None:
         """Returns turns, the last of which is the response of this name."""
         turns: list[Turn] = []
+        left = MAX_OPENED_BYTES
         for one in reversed(sealed):
-            contents = self.frontend.sealer.open(tenant, name, one)
+            contents = self.frontend.sealer.open(tenant, name, one, left)
             if contents is None:
                 return None
+            left -= len(contents)
             turns.append(Turn(*orjson.loads(contents)))
             name = turns[-1].response["previous_response_id"] or ""
         return turns[::-1]
@@ -93,12 +105,11 @@ class StoredResponses:
         if not _RESPONSE_ID.fullmatch(name) or not await self.frontend.engine.delete_response(tenant, name):
             raise ResponseNotFound(f"There is no response {name[:80]!r}: it was never stored, or is not any more.")
 
-    async def item(self, tenant: str, item_id: str) -> Json | None:
-        """Returns the item of this id, of a stored response; None if there is none."""
-        match = _ITEM_ID.fullmatch(item_id)
-        turns = await self.turns(tenant, f"resp_{match[1]}", alone=True) if match else None
+    async def items(self, tenant: str, name: str) -> dict[str, Json]:
+        """Returns the items of a stored response by their ids; none if it is not there."""
+        turns = await self.turns(tenant, name, alone=True)
         items = [] if turns is None else [*turns[-1].input, *turns[-1].response["output"]]
-        return next((item for item in items if item["id"] == item_id), None)
+        return {item["id"]: item for item in items}
 
 
 class ResponseEndpoint(Endpoint):
@@ -137,7 +148,7 @@ class InputItemsEndpoint(ResponseEndpoint):
         names = [item["id"] for item in items]
         after = asked.get("after")
         start = names.index(after) + 1 if after in names else 0
-        limit = int(asked["limit"]) if asked.get("limit", "").isdecimal() else 20
+        limit = int(asked["limit"][:4]) if asked.get("limit", "").isdecimal() else 20
         page = items[start : start + max(1, min(limit, MAX_LISTED))]
         return {
             "object": "list",

@@ -49,7 +49,7 @@ class Cors:
         if len(allowed) > 1:
             headers = asked.get(b"access-control-request-headers", b"")
             allowed += [
-                (b"access-control-allow-methods", b"GET, POST"),
+                (b"access-control-allow-methods", b"GET, POST, DELETE"),
                 (b"access-control-allow-headers", headers if _HEADERS.fullmatch(headers) else b""),
                 (b"access-control-max-age", str(PREFLIGHT_SECONDS).encode()),
             ]

@@ -49,6 +49,7 @@ class ResponseWriter:
         "_error_reply",
         "_extra_headers",
         "_headers",
+        "_is_anthropic",
         "_is_streaming",
         "_starting",
         "exchange",
@@ -69,7 +70,7 @@ class ResponseWriter:
         self._extra_headers: Headers = []
         self.exchange = exchange_of(scope)
         self._starting: asyncio.Lock | None = None
-        is_anthropic = scope.get("path", "").startswith(ANTHROPIC_PATHS)
+        self._is_anthropic = is_anthropic = scope.get("path", "").startswith(ANTHROPIC_PATHS)
         self.failure: Callable[[ApiError], bytes] = error_event if is_anthropic else ApiError.to_sse  # ends a stream
         self._error_reply = anthropic_reply if is_anthropic else openai_reply
         self._is_streaming = False  # the headers of a stream have been sent
@@ -142,6 +143,8 @@ class ResponseWriter:
         """
         self.started, self.status = self._clock(), status
         head = [*headers, *self._extra_headers, (b"x-request-id", self.request_id)]
+        if self._is_anthropic:
+            head.append((b"request-id", self.request_id))
         if status == 200 and self.exchange is not None and self.exchange.begin(head, length, part):
             return b""
         await self.send({"type": "http.response.start", "status": status, "headers": head})

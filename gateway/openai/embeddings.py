@@ -11,7 +11,8 @@ from os import urandom
 from typing import Annotated, Any, Literal, Required
 
 import orjson
-from pydantic import Field, with_config
+from pydantic import AfterValidator, Field, with_config
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
@@ -28,7 +29,15 @@ _IGNORABLE: Mapping[str, Values] = {
     **dict.fromkeys(("input_type", "late_chunking", "max_chunks_per_doc", "priority", "task", "truncate"), ()),
     "embedding_types": (["float"],), "normalized": (True,),
 }  # fmt: skip
-_Kept = Annotated[int, Field(ge=-1)]
+
+
+def _not_zero(kept: int) -> int:
+    if kept == 0:
+        raise PydanticCustomError("kept", "must be at least 1, or -1 for what the model reads, got 0")
+    return kept
+
+
+_Kept = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
 
 
 @with_config(EXACT)
@@ -128,7 +137,8 @@ def parse_rerank_request(raw: JsonBody, limits: Limits) -> PairsRequest:
     places = ("query", *[f"documents[{n}]" for n in range(len(documents))])
     pairs = tuple([(0, 1 + n) for n in range(len(documents))])
     shows = body.get("return_documents") is not False
-    params = EncodingParams(body["model"], body.get("truncate_prompt_tokens", body.get("max_tokens_per_doc")), ignored)
+    kept = body.get("truncate_prompt_tokens") or body.get("max_tokens_per_doc")
+    params = EncodingParams(body["model"], kept, ignored)
     return PairsRequest(params, (body["query"], *documents), pairs, places, min(most, len(documents)), shows)
 
 

@@ -140,22 +140,32 @@ class _Turns:
     def end(self) -> None:
         """Keep reasoning that nothing has followed."""
         if self._reasoning:
-            self._add_message("assistant", "")
+            self._turn()
 
     def _add_message(self, role: str, content: str) -> None:
-        message = {"role": "system" if role == "developer" else role, "content": content}
-        if role == "assistant" and self._reasoning:
-            message["reasoning_content"], self._reasoning = "".join(self._reasoning), []
-        self.messages.append(message)
+        if role == "assistant":
+            self._turn()["content"] += content
+            return
+        self.end()
+        self.messages.append({"role": "system" if role == "developer" else role, "content": content})
+
+    def _turn(self) -> dict[str, Any]:
+        """Return the message of the assistant's turn, which goes on until another speaks."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        turn = self.messages[-1]
+        if self._reasoning:
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + "".join(self._reasoning)
+            self._reasoning = []
+        return turn
 
     def _add_call(self, call_id: str, function: Mapping[str, Any]) -> None:
-        if self._reasoning or not self.messages or self.messages[-1]["role"] != "assistant":
-            self._add_message("assistant", "")
-        calls = self.messages[-1].setdefault("tool_calls", [])
+        calls = self._turn().setdefault("tool_calls", [])
         calls.append({"type": "function", "function": function, "id": call_id})
         self._names[call_id] = function["name"]
 
     def _add_output(self, call_id: str, output: str) -> None:
+        self.end()
         message = {"role": "tool", "content": output, "tool_call_id": call_id}
         if (name := self._names.get(call_id)) is not None:
             message["name"] = name

@@ -150,7 +150,12 @@ def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
 
 
 def with_instructions(instructions: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    return ({"role": "system", "content": instructions}, *messages) if instructions else messages
+    """Returns the messages behind instructions, which are of one message with a system message that begins them."""
+    if not instructions:
+        return messages
+    if messages and messages[0]["role"] == "system":
+        instructions, messages = f"{instructions}\n\n{messages[0]['content']}", messages[1:]
+    return ({"role": "system", "content": instructions}, *messages)
 
 
 def _check_included(name: str, param: str, ignored: Ignored | None) -> None:

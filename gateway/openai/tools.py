@@ -14,7 +14,7 @@ from gateway.openai.foreign_fields import ECHOES, known_object
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 2**18  # of all of them, as JSON
-_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 
 
 @with_config(EXACT)

@@ -31,20 +31,24 @@ class Sealer:
 
     @staticmethod
     def of(settings: Settings, pepper: bytes) -> "Sealer":
-        """Return the sealer of these settings; without a secret of its own it seals under one that follows from the
-        pepper.
+        """Return the sealer of these settings. It seals under the first secret, without any under one that follows from
+        the pepper, and opens what was sealed under any.
         """
-        given = [one.get_secret_value() for one in (settings.storage_secret, settings.old_storage_secrets) if one]
-        secrets = [secret.encode() for secret in ",".join(given).split(",") if secret]
-        return Sealer(secrets or [hmac.digest(pepper, b"sluice storage secret", "sha256")])
+        newest, old = settings.storage_secret, settings.old_storage_secrets
+        secrets = [] if newest is None else [newest.get_secret_value()]
+        secrets += [] if old is None else filter(None, old.get_secret_value().split(","))
+        derived = hmac.digest(pepper, b"sluice storage secret", "sha256")
+        return Sealer([*[secret.encode() for secret in secrets], derived])
 
     def seal(self, tenant: str, name: str, contents: bytes) -> bytes:
         nonce = urandom(NONCE_BYTES)
         sealed = self._cipher(self._key_id, tenant).encrypt(nonce, zlib.compress(contents, 1), name.encode())
         return self._key_id + nonce + sealed
 
-    def open(self, tenant: str, name: str, sealed: bytes) -> bytes | None:
-        """Return the contents; None if they were sealed for another tenant or name, or under a secret that is gone."""
+    def open(self, tenant: str, name: str, sealed: bytes, most: int = 0) -> bytes | None:
+        """Return the contents; None if they were sealed for another tenant or name, or under a secret that is gone, or
+        are longer than `most` bytes (0: any length).
+        """
         key_id, nonce = sealed[:KEY_ID_BYTES], sealed[KEY_ID_BYTES : KEY_ID_BYTES + NONCE_BYTES]
         if key_id not in self._secrets or len(nonce) < NONCE_BYTES:
             return None
@@ -52,7 +56,9 @@ class Sealer:
             packed = self._cipher(key_id, tenant).decrypt(nonce, sealed[KEY_ID_BYTES + NONCE_BYTES :], name.encode())
         except InvalidTag:
             return None
-        return zlib.decompress(packed)
+        unpacking = zlib.decompressobj()
+        contents = unpacking.decompress(packed, max(0, most))
+        return contents if unpacking.eof else None
 
     def _new_cipher(self, key_id: bytes, tenant: str) -> AESGCM:
         return AESGCM(hmac.digest(self._secrets[key_id], _PURPOSE + tenant.encode("utf-8", "surrogatepass"), "sha256"))

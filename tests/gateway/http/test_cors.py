@@ -54,7 +54,7 @@ async def test_a_browser_is_allowed_the_headers_that_it_names() -> None:
     cors = Cors("https://a.example")
     asked = await _asked(cors, origin=b"https://a.example", access_control_request_headers=b"authorization, x-a")
     assert asked[b"access-control-allow-headers"] == b"authorization, x-a"
-    assert asked[b"access-control-allow-methods"] == b"GET, POST"
+    assert asked[b"access-control-allow-methods"] == b"GET, POST, DELETE"
     evil = await _asked(cors, origin=b"https://a.example", access_control_request_headers=b"a\r\nset-cookie: b")
     assert evil[b"access-control-allow-headers"] == b""
     assert await _asked(cors, origin=b"https://b.example") == {b"vary": b"Origin"}
