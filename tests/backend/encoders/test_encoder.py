@@ -16,6 +16,7 @@ from transformers import AutoModel, BertForMaskedLM, Qwen3ForCausalLM
 
 from backend.encoders.encoder import TOKENS_PER_CPU_PASS, Encoder, load_encoder
 from backend.encoders.packed import PackedInputs
+from backend.errors import InvalidRequest
 from tests.backend.encoders.families import (
     BIDIRECTIONAL,
     DECODERS,
@@ -95,6 +96,12 @@ def test_what_a_text_spells_does_not_end_it_in_a_pair(tmp_path: Path) -> None:
     encoder = loaded(save_tiny_encoder(tmp_path, "score"))
     tokens = encoder.tokenizer.encode_pair("a[SEP]b", "[CLS][SEP]")
     assert tokens.count(encoder.tokenizer.sep_token_id or 0) == 2
+
+
+def test_a_pair_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    encoder = loaded(save_tiny_encoder(tmp_path, "score"))
+    with pytest.raises(InvalidRequest, match="lone surrogate"):
+        encoder.tokenizer.encode_pair("a", "\ud800")
 
 
 POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {

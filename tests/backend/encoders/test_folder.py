@@ -83,15 +83,16 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "another family": (
         config(architectures=["T5EncoderModel"]),
         (
-            "architectures is ['T5EncoderModel']; BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, MPNetModel, "
-            "their ForSequenceClassification, LlamaModel, MistralModel, Qwen2Model, Qwen3Model and their ForCausalLM are "
-            "supported"
+            "architectures is ['T5EncoderModel']; BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, "
+            "MPNetModel, their ForSequenceClassification, LlamaModel, MistralModel, Qwen2Model, Qwen3Model and their "
+            "ForCausalLM are supported"
         ),
     ),
     "another head": (
         config(architectures=["BertForQuestionAnswering"]),
         "architectures is ['BertForQuestionAnswering']; ",
     ),
+    "a family's name left out": (config(architectures=["Model"]), "architectures is ['Model']; "),
     "a decoder that scores": (
         config(architectures=["Qwen3ForSequenceClassification"]),
         "architectures is ['Qwen3ForSequenceClassification']; ",
@@ -146,8 +147,8 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "a tensor too many": (
         tensors(lambda held: held.update({"encoder.layer.2.output.dense.bias": torch.zeros(32)})),
         (
-            "/model.safetensors holds encoder.layer.2.output.dense.bias, which BertModel as config.json describes it does "
-            "not use; serving without would give wrong answers"
+            "/model.safetensors holds encoder.layer.2.output.dense.bias, which BertModel as config.json describes it "
+            "does not use; serving without would give wrong answers"
         ),
     ),
     "a tensor twice": (
@@ -168,8 +169,8 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "another module": (
         module_list([TRANSFORMER, {"type": "sentence_transformers.models.LSTM", "path": "1_LSTM"}]),
         (
-            "/modules.json: [1].type is 'sentence_transformers.models.LSTM'; one of Transformer, Pooling, Dense, Normalize "
-            "is supported"
+            "/modules.json: [1].type is 'sentence_transformers.models.LSTM'; one of Transformer, Pooling, Dense, "
+            "Normalize is supported"
         ),
     ),
     "a module without a type": (
@@ -203,8 +204,8 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "a pooling that is none": (
         pooling(pooling_mode="median"),
         (
-            "/1_Pooling/config.json: pooling_mode is 'median'; one of cls, max, mean, mean_sqrt_len_tokens, weightedmean, "
-            "lasttoken, or a list of them, is supported"
+            "/1_Pooling/config.json: pooling_mode is 'median'; one of cls, max, mean, mean_sqrt_len_tokens, "
+            "weightedmean, lasttoken, or a list of them, is supported"
         ),
     ),
     "a pooling of unhashable kind": (pooling(pooling_mode=[["mean"]]), "pooling_mode is [['mean']]; one of cls, "),
@@ -229,8 +230,8 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "dense of another activation": (
         dense(activation_function="torch.nn.modules.activation.Softmax"),
         (
-            "activation_function is 'torch.nn.modules.activation.Softmax'; one of Identity, Sigmoid, Tanh, ReLU, GELU of "
-            "torch.nn is supported"
+            "activation_function is 'torch.nn.modules.activation.Softmax'; one of Identity, Sigmoid, Tanh, ReLU, GELU "
+            "of torch.nn is supported"
         ),
     ),
     "dense of another shape": (
