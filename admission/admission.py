@@ -86,7 +86,7 @@ class Admission:
         blocks_for, longest = self._core.scheduler.config.blocks_for, dict.fromkeys(tenants, 0)
         for one in self._engine.sequences:
             if one.tenant in longest:
-                longest[one.tenant] = max(longest[one.tenant], blocks_for(one.most_tokens))
+                longest[one.tenant] = max(longest[one.tenant], blocks_for(one.request.most_tokens))
         return longest
 
     def stop(self, stream: TokenStream) -> None:

@@ -67,9 +67,9 @@ class Backlog:
     def load_of(self, sequence: Sequence, output: float) -> Load:
         """Return the work of a waiting sequence whose expected output is `output` tokens."""
         cached = self.num_cached_tokens(sequence)
-        seconds = self._cost(len(sequence.prompt), output, cached)
+        seconds = self._cost(sequence.num_prompt_tokens, output, cached)
         tokens = sequence.num_tokens - cached
-        return Load(1, tokens, sequence.body_bytes, seconds, prefill_pairs(cached, tokens))
+        return Load(1, tokens, sequence.request.body_bytes, seconds, prefill_pairs(cached, tokens))
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the prompt tokens of a sequence, about to wait, that need no computing: its pinned tokens, or all but
@@ -78,15 +78,15 @@ class Backlog:
         group = sequence.prompt_group
         if group is None or not self._shares_blocks or not self._groups[group] or sequence.output:
             return sequence.num_pinned_tokens
-        return len(sequence.prompt) - 1
+        return sequence.num_prompt_tokens - 1
 
     def add(self, sequence: Sequence, load: Load) -> None:
         self._loads[sequence] = load
         if sequence.prompt_group is not None:
             self._groups[sequence.prompt_group] += 1
         self.total.add(load)
-        self._of_class[sequence.priority_class].add(load)
-        for level in (None, sequence.priority_class):
+        self._of_class[sequence.request.priority_class].add(load)
+        for level in (None, sequence.request.priority_class):
             own = self._of[sequence.tenant, level]
             self._tenants_of[level] += own.count == 0
             own.add(load)
@@ -101,8 +101,8 @@ class Backlog:
             if not self._groups[group]:
                 del self._groups[group]
         self.total.take(load)
-        self._of_class[sequence.priority_class].take(load)
-        for level in (None, sequence.priority_class):
+        self._of_class[sequence.request.priority_class].take(load)
+        for level in (None, sequence.request.priority_class):
             own = self._of[sequence.tenant, level]
             own.take(load)
             if not own.count:
@@ -128,7 +128,7 @@ class Backlog:
 
     def oldest(self, priority_class: int) -> float | None:
         """Return the earliest arrival among waiting sequences of the class. O(waiting)."""
-        return min([s.arrival for s in self._loads if s.priority_class == priority_class], default=None)
+        return min([s.arrival for s in self._loads if s.request.priority_class == priority_class], default=None)
 
     @property
     def num_tenants(self) -> int:

@@ -149,7 +149,7 @@ class TokenCalibration:
 
 
 @dataclass(slots=True)
-class _Promise:
+class _Tracked:
     """The bounds a sequence was given, and which of its tokens are known."""
 
     given: CalibratedEstimate
@@ -174,7 +174,7 @@ class EstimateCalibration:
         self._pipeline = pipeline or Pipeline()
         self._first = defaultdict[int, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
         self._last = defaultdict[int, TokenCalibration](TokenCalibration.of_last_tokens)
-        self._open: dict[Sequence, _Promise] = {}
+        self._open: dict[Sequence, _Tracked] = {}
         # heap of both bounds; entries of known tokens leave it lazily
         self._due: list[tuple[float, int, bool, Sequence]] = []
         self._numbers = count()
@@ -183,15 +183,15 @@ class EstimateCalibration:
     def calibrate(self, sequence: Sequence, estimate: Forecast, now: float) -> CalibratedEstimate:
         """Return the estimate with the present bounds of its class."""
         self._pass(now)
-        first = self._first[sequence.priority_class].bounds(estimate.first_token, _first_groups(sequence))
-        last = self._last[sequence.priority_class].bounds(estimate.last_token, _last_groups(sequence), first)
+        first = self._first[sequence.request.priority_class].bounds(estimate.first_token, _first_groups(sequence))
+        last = self._last[sequence.request.priority_class].bounds(estimate.last_token, _last_groups(sequence), first)
         return CalibratedEstimate(now, estimate.prefill, first, last)
 
     def track(self, sequence: Sequence, given: CalibratedEstimate, knows_length: bool = True) -> None:
         """Compare the sequence's tokens with these bounds when they come. Without `knows_length` its last token was
         estimated from its declared length, and its error says nothing of estimates made of measured answers.
         """
-        self._open[sequence] = _Promise(given, -self._pipeline.stalled, knows_length)
+        self._open[sequence] = _Tracked(given, -self._pipeline.stalled, knows_length)
         for is_first, bounds in ((True, given.first_token), (False, given.last_token)):
             heappush(self._due, (given.arrival + bounds.reported, next(self._numbers), is_first, sequence))
         if len(self._due) > self._tolerated:
@@ -214,14 +214,14 @@ class EstimateCalibration:
         self._pass(now)
         if (promise := self._open.get(sequence)) is not None:
             promise.has_first = True
-            given, calibration = promise.given, self._first[sequence.priority_class]
+            given, calibration = promise.given, self._first[sequence.request.priority_class]
             seconds, unforeseen = now - given.arrival, promise.unforeseen + self._pipeline.stalled
             calibration.came(given.first_token, _first_groups(sequence), seconds, promise.first_passed, unforeseen)
 
     def last_token(self, sequence: Sequence, now: float) -> None:
         self._pass(now)
         if (promise := self._open.pop(sequence, None)) is not None:
-            given, calibration = promise.given.last_token, self._last[sequence.priority_class]
+            given, calibration = promise.given.last_token, self._last[sequence.request.priority_class]
             seconds = now - promise.given.arrival
             if promise.knows_length:
                 calibration.came(given, _last_groups(sequence), seconds, promise.last_passed)
@@ -235,11 +235,11 @@ class EstimateCalibration:
         given, groups = promise.given, _first_groups(sequence)
         waited = now - given.arrival
         if not sequence.output:
-            first = self._first[sequence.priority_class]
+            first = self._first[sequence.request.priority_class]
             least, unforeseen = waited + given.prefill, promise.unforeseen + self._pipeline.stalled
             first.never_came(given.first_token, groups, least, promise.first_passed, unforeseen)
         if promise.knows_length:
-            self._last[sequence.priority_class].gave_up(given.last_token, _last_groups(sequence), waited)
+            self._last[sequence.request.priority_class].gave_up(given.last_token, _last_groups(sequence), waited)
 
     def forget(self, sequence: Sequence, now: float) -> None:
         """Stop tracking a cancelled sequence: when its tokens would have come stays unknown."""
@@ -265,10 +265,10 @@ class EstimateCalibration:
                 continue
             if is_first:
                 self._open[sequence].first_passed = True
-                self._first[sequence.priority_class].passed()
+                self._first[sequence.request.priority_class].passed()
             else:
                 self._open[sequence].last_passed = True
-                self._last[sequence.priority_class].passed()
+                self._last[sequence.request.priority_class].passed()
 
     def _is_open(self, sequence: Sequence, is_first: bool) -> bool:
         promise = self._open.get(sequence)
@@ -277,14 +277,14 @@ class EstimateCalibration:
 
 def _length_class(sequence: Sequence) -> int:
     """Return the power of four next above the prompt length."""
-    return (len(sequence.prompt).bit_length() + 1) // 2
+    return (sequence.num_prompt_tokens.bit_length() + 1) // 2
 
 
 def _alike(sequence: Sequence) -> Hashable:
     """Return the group key of similar sequences: the prompt length class, and the power of two next above the deadline,
     because requests with later deadlines are overtaken by later arrivals.
     """
-    by = sequence.first_token_by
+    by = sequence.request.first_token_by
     return _length_class(sequence), None if by is None else frexp(by - sequence.arrival)[1]
 
 

@@ -14,6 +14,7 @@ from admission.order import DueOrder, WaitingOrder
 from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
+from admission.promise import Promise
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.idle_calibration import IdleCalibration, work_of_shape
@@ -63,30 +64,29 @@ class Controller:
         self._copy_time = copy_time
         self._pipeline = pipeline
         self._expiry = expiry
-        self._open: set[Sequence] = set()  # admitted to the queue, and not ended
         self.given_up: list[Sequence] = []  # by the core itself, and not taken yet
 
     def requested(self, asked: Asked, now: float) -> None:
         """Tell observers of a request put to its tenant's limits. The core decides nothing by it."""
         self._tell(lambda observer: observer.requested(asked, now))
 
-    def arrive(self, sequence: Sequence, now: float) -> None:
+    def arrive(self, sequence: Sequence, now: float) -> Promise:
         """Queue the sequence. Raises an `AdmissionRefused`, and then keeps nothing of the sequence."""
         sequence.arrival = now
         cached = self.scheduler.look_up(sequence, now)
         try:
-            load = self.control.admit(sequence, now)
+            load, promise = self.control.admit(sequence, now)
         except AdmissionRefused as refusal:
             self._tell_arrived(sequence, refusal, now)
             raise
         self.scheduler.pin(sequence, cached, now)
         self.scheduler.add(sequence)
-        self._open.add(sequence)
-        self.share.opened(self.share.account(sequence.tenant))
+        self.ledger.admitted(sequence, promise)
         self.backlog.add(sequence, load)
         self.drain.sample(True, now)
         self._expiry.arrived(sequence, now)
-        self._tell_arrived(sequence, None, now)
+        self._tell_arrived(sequence, promise, now)
+        return promise
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """End the sequence in any state; a no-op once it has ended."""
@@ -119,10 +119,10 @@ class Controller:
         self._tell(lambda observer: observer.extended(sequence, tokens, now))
 
     def charge(self, tenant: str, seconds: float, now: float) -> None:
-        """Charge a tenant, a request of which has arrived, for work beside the engine: processor seconds count as
+        """Charge a tenant for work beside the steps: batches of inputs to embed, and processor seconds, which count as
         engine seconds.
         """
-        self.ledger.charge(tenant, seconds)
+        self.ledger.charge(tenant, seconds, now)
         self._tell(lambda observer: observer.charged(tenant, seconds, now))
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
@@ -267,14 +267,11 @@ class Controller:
 
     def _answered(self, sequence: Sequence, now: float) -> None:
         """Learn from a complete answer."""
-        self.lengths.observe(sequence.tenant, sequence.max_tokens, len(sequence.output))
+        self.lengths.observe(sequence.tenant, sequence.request.max_tokens, len(sequence.output))
         self.control.calibration.last_token(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
         """Forget an ended sequence; the calibration has already recorded an expiry or an answer."""
-        if sequence in self._open:
-            self._open.remove(sequence)
-            self.share.closed(self.share.account(sequence.tenant))
         self.ledger.ended(sequence)
         self.order.ended(sequence)
         self.control.calibration.forget(sequence, now)
@@ -285,7 +282,7 @@ class Controller:
         for sequence in self.scheduler.preempted:
             if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING):
                 if sequence not in self.backlog:
-                    output = self.lengths.mean(sequence.tenant, sequence.max_tokens)
+                    output = self.lengths.mean(sequence.tenant, sequence.request.max_tokens)
                     self.backlog.add(sequence, self.backlog.load_of(sequence, output))
                 self.drain.sample(True, now)
 
@@ -295,9 +292,9 @@ class Controller:
             self.drain.left(load.seconds, self.backlog.total.count > 0, now)
             self._expiry.left_queue(sequence, now)
 
-    def _tell_arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
+    def _tell_arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
         """A frame of its own: a frame that raises the refusal and also holds it would be garbage for the collector."""
-        self._tell(lambda observer: observer.arrived(sequence, refusal, now))
+        self._tell(lambda observer: observer.arrived(sequence, answer, now))
 
     def _tell(self, tell: Callable[[CoreObserver], None]) -> None:
         """Tell every observer; one observer's failure keeps the event neither from the others nor from the core."""

@@ -109,8 +109,8 @@ class OrderParts(NamedTuple):
 
     def cost(self, sequence: Sequence) -> float:
         """Predict the engine seconds of a waiting sequence."""
-        output = self.lengths.mean(sequence.tenant, sequence.max_tokens, len(sequence.output))
-        return self.tariff.estimate(len(sequence.prompt), output, sequence.num_pinned_tokens)
+        output = self.lengths.mean(sequence.tenant, sequence.request.max_tokens, len(sequence.output))
+        return self.tariff.estimate(sequence.num_prompt_tokens, output, sequence.num_pinned_tokens)
 
 
 def _fair(parts: OrderParts) -> DueOrder:

@@ -86,8 +86,9 @@ class Departures:
         number, generated, each = next(self._numbers), len(sequence.output), self._each
         offset = number * _GOLDEN_RATIO % 1.0
         shares = [(n + offset) / each for n in range(each)]
-        longer = min(generated + 1 + generated // OUTLIVED_OUTPUT_DIVISOR, max(sequence.max_tokens, generated + 1))
-        lengths = self._lengths.quantiles(sequence.tenant, sequence.max_tokens, shares, generated, longer)
+        most = sequence.request.max_tokens
+        longer = min(generated + 1 + generated // OUTLIVED_OUTPUT_DIVISOR, max(most, generated + 1))
+        lengths = self._lengths.quantiles(sequence.tenant, most, shares, generated, longer)
         begun = self._step - generated + max(0, sequence.num_uncomputed_tokens - 1) // self._token_budget
         self._of[sequence] = expected = [begun + length for length in lengths]
         for end in expected:

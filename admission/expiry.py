@@ -95,16 +95,16 @@ class DeadlineExpiry:
 
 
 def _deadlines(sequence: Sequence) -> list[float]:
-    return [time for time in (sequence.first_token_by, sequence.done_by) if time is not None]
+    return [time for time in (sequence.request.first_token_by, sequence.request.done_by) if time is not None]
 
 
 def _is_late(sequence: Sequence, now: float) -> bool:
     """Return True if the sequence has missed a deadline."""
     if sequence.status is SequenceStatus.FINISHED:
         return False
-    if sequence.done_by is not None and sequence.done_by < now:
+    if sequence.request.done_by is not None and sequence.request.done_by < now:
         return True
-    return not sequence.output and sequence.first_token_by is not None and sequence.first_token_by < now
+    return not sequence.output and sequence.request.first_token_by is not None and sequence.request.first_token_by < now
 
 
 def _is_idle(sequence: Sequence) -> bool:

@@ -118,7 +118,7 @@ class Forecaster:
         order, due = self._order, self._order.due(sequence)
         step = self._step(sequence, cached)
         a_token = step.seconds / step.prefill_tokens
-        prompt = len(sequence.prompt) - cached
+        prompt = sequence.num_prompt_tokens - cached
         in_progress, later = 0, order.behind(sequence)
         for running, left in self.prefilling():
             running_due = order.due(running)
@@ -130,13 +130,13 @@ class Forecaster:
         wait = self._wait(in_progress + ahead.tokens, ahead.requests, sequence, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
         first = soonest + wait + prompt * a_token
-        output = self._lengths.quantile(sequence.tenant, sequence.max_tokens, OUTPUT_QUANTILE)
+        output = self._lengths.quantile(sequence.tenant, sequence.request.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)
         total, behind = in_progress + ahead.tokens + prompt, Delayed([], [])
         later.sort(key=itemgetter(0))
         for _, _, other, tokens in later:
             total += tokens
-            if other.first_token_by is not None:
+            if other.request.first_token_by is not None:
                 behind.sequences.append(other)
                 behind.first_tokens.append(soonest + total * a_token)
         each = wait / max(1.0, in_progress + ahead.tokens)
@@ -160,8 +160,8 @@ class Forecaster:
         scheduled = scheduler.in_flight[-1] if scheduler.in_flight else None
         decodes, context = (scheduled.batch.num_decodes, scheduled.decode_context) if scheduled else (0, 0)
         running = scheduler.running.values()
-        interval = min([s.token_interval for s in running if s.token_interval is not None], default=None)
-        mean_context = (len(sequence.prompt) + cached) // 2
+        interval = min([each for s in running if (each := s.request.token_interval) is not None], default=None)
+        mean_context = (sequence.num_prompt_tokens + cached) // 2
         budget = scheduler.prefill_budget(decodes, context, interval)
         prefill = max(1, budget.fits(mean_context, scheduler.token_budget - decodes))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)

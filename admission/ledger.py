@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from admission.kv.copy_time import CopyTime
+from admission.promise import Promise
 from admission.share import Share
 from admission.step_times.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
 from backend.scheduler.batch import Batch
@@ -88,9 +89,9 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
     return StepWork(tokens, decodes, scheduled.decode_context, context, pairs)
 
 
-_Charge = tuple[ScheduledStep, StepWork, float, list[float], Mapping[str, float]]
-"""The charge of a step in flight: the step, its work, the seconds of its copies, and the costs of its rows and of
-tenants.
+_Charge = tuple[list[Promise], StepWork, float, list[float], Mapping[str, float]]
+"""The charge of a step in flight: the promises to its rows, its work, the seconds of its copies, and the costs of its
+rows and of tenants.
 """
 
 
@@ -104,17 +105,23 @@ class Ledger:
         self._copy_time = copy_time
         self._open: deque[_Charge] = deque()
         self._corrections: dict[str, float] = {}  # of completed steps, by tenant: charged with the next step
-        self.prepaid: dict[Sequence, float] = {}  # not used yet, by sequences that have begun and not ended
+        self.promises: dict[Sequence, Promise] = {}  # to sequences admitted to the queue and not ended
+
+    def admitted(self, sequence: Sequence, promise: Promise) -> None:
+        self.promises[sequence] = promise
+        self.share.opened(self.share.account(promise.tenant))
 
     def prepay(self, sequence: Sequence, cached: int) -> None:
         """Charge a sequence that begins for its prompt, without `cached` tokens."""
-        self.prepaid[sequence] = cost = self._tariff.estimate(len(sequence.prompt), 0.0, cached)
-        account = self.share.account(sequence.tenant)
-        self.share.spend(account, cost)
+        promise = self.promises[sequence]
+        promise.prepaid = cost = self._tariff.estimate(sequence.num_prompt_tokens, 0.0, cached)
+        self.share.spend(self.share.account(promise.tenant), cost)
 
-    def charge(self, tenant: str, seconds: float) -> None:
-        """Charge a tenant for seconds of work beside the engine."""
-        self.share.charge(self.share.account(tenant), seconds)
+    def charge(self, tenant: str, seconds: float, now: float) -> None:
+        """Charge a tenant for seconds of work beside the steps, for which it counts as asking."""
+        account = self.share.account(tenant)
+        self.share.asked(account, now)
+        self.share.charge(account, seconds)
 
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a planned step; returns its predicted seconds."""
@@ -122,19 +129,20 @@ class Ledger:
         copying = self._copy_time.planned(scheduled.batch.num_copies)
         seconds = self._model.fitted.seconds(work) + copying
         costs = self._tariff.costs(scheduled, seconds)
-        self._open.append((scheduled, work, copying, costs, self._charge_rows(scheduled.sequences, costs)))
+        promises = [self.promises[sequence] for sequence in scheduled.sequences]
+        self._open.append((promises, work, copying, costs, self._charge_rows(promises, costs)))
         return seconds
 
-    def _charge_rows(self, sequences: list[Sequence], costs: list[float]) -> Mapping[str, float]:
+    def _charge_rows(self, promises: list[Promise], costs: list[float]) -> Mapping[str, float]:
         """Charge each sequence with its cost, from its prepaid seconds first; returns the sums by tenant."""
         sums, returned = dict[str, float](), dict[str, float]()
-        prepaid, sum_of, prepaid_by = self.prepaid, sums.get, self.prepaid.get
-        for sequence, cost in zip(sequences, costs):  # noqa: B905 - being strict takes as long as ten rows
-            tenant = sequence.tenant
+        sum_of = sums.get
+        for promise, cost in zip(promises, costs):  # noqa: B905 - being strict takes as long as ten rows
+            tenant = promise.tenant
             sums[tenant] = sum_of(tenant, 0.0) + cost
-            if (paid := prepaid_by(sequence, 0.0)) > 0.0:
-                used = min(paid, cost)
-                prepaid[sequence] = paid - used
+            if promise.prepaid > 0.0:
+                used = min(promise.prepaid, cost)
+                promise.prepaid -= used
                 returned[tenant] = returned.get(tenant, 0.0) + used
         for tenant, paid in returned.items():
             self.share.spend(self.share.account(tenant), -paid)
@@ -154,7 +162,7 @@ class Ledger:
         """Correct the charges of the oldest planned step, which took `elapsed` seconds: at once if no other is in
         flight, else with the charges of the next.
         """
-        scheduled, work, copying, costs, by_tenant = self._open.popleft()
+        promises, work, copying, costs, by_tenant = self._open.popleft()
         total = plain_sum(by_tenant.values())
         correction = (elapsed - total) / total if total else 0.0
         if correction:
@@ -164,8 +172,8 @@ class Ledger:
             if not self._open:
                 self._correct()
         factor = 1 + correction
-        for sequence, cost in zip(scheduled.sequences, costs):  # noqa: B905 - as in `_charge_rows`
-            sequence.charged += cost * factor
+        for promise, cost in zip(promises, costs):  # noqa: B905 - as in `_charge_rows`
+            promise.charged += cost * factor
         self._model.observe(work, elapsed - copying)
 
     def lost(self) -> None:
@@ -179,5 +187,8 @@ class Ledger:
 
     def ended(self, sequence: Sequence) -> None:
         """Return the unused prepaid seconds of an ended sequence to its tenant. Idempotent."""
-        if rest := self.prepaid.pop(sequence, 0.0):
-            self.share.spend(self.share.account(sequence.tenant), -rest)
+        if (promise := self.promises.pop(sequence, None)) is not None:
+            account = self.share.account(promise.tenant)
+            self.share.closed(account)
+            if promise.prepaid:
+                self.share.spend(account, -promise.prepaid)

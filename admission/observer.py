@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Sequenced
 
 from admission.outcome import AdmissionRefused
+from admission.promise import Promise
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from backend.calibration_steps import CalibrationStep
@@ -23,7 +24,7 @@ class CoreObserver:
     def requested(self, asked: Asked, now: float) -> None:
         """A tenant's limits were asked for the prompts of one HTTP request, which arrive next or were refused."""
 
-    def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
+    def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
         """The sequence waits, or was refused; the core keeps nothing of a refused sequence."""
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:

@@ -44,12 +44,12 @@ _DUE = attrgetter("due")
 
 
 def _deadline(sequence: Sequence) -> float:
-    assert sequence.first_token_by is not None, "it presses"
-    return sequence.first_token_by
+    assert sequence.request.first_token_by is not None, "it presses"
+    return sequence.request.first_token_by
 
 
 def target_of(sequence: Sequence) -> float:
-    return DEFAULT_FIRST_TOKEN_S if sequence.first_token_target is None else sequence.first_token_target
+    return DEFAULT_FIRST_TOKEN_S if sequence.request.first_token_target is None else sequence.request.first_token_target
 
 
 def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahead_s: float, run_up_s: float) -> float:
@@ -97,16 +97,16 @@ class Undated:
 
     def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
         self.sizes[sequence] = number, seconds, tokens
-        self._count(sequence.priority_class, seconds, tokens, 1)
+        self._count(sequence.request.priority_class, seconds, tokens, 1)
         begun = sequence.output or not sequence.is_newcomer
         heappush(self._by_age, (-inf if begun else self._due_at(sequence), number, sequence))
         if not begun:
-            heappush(self._by_size, (sequence.priority_class, seconds, number, sequence))
+            heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
 
     def remove(self, sequence: Sequence, now: float) -> None:
         is_oldest = sequence is self._top_by_age()
         _, seconds, tokens = self.sizes.pop(sequence)
-        self._count(sequence.priority_class, -seconds, -tokens, -1)
+        self._count(sequence.request.priority_class, -seconds, -tokens, -1)
         if not self.sizes:
             self._owed_to_oldest = 0.0
             self._by_age.clear()
@@ -172,7 +172,7 @@ class Undated:
         return now > sequence.arrival + IN_TIME_SHARE_OF_TARGET * target_of(sequence) + self._offset(sequence)
 
     def _offset(self, sequence: Sequence) -> float:
-        return self._aging().offset(sequence.priority_class)
+        return self._aging().offset(sequence.request.priority_class)
 
     def _due_at(self, sequence: Sequence) -> float:
         return sequence.arrival + DUE_SHARE_OF_TARGET * target_of(sequence) + self._offset(sequence)
@@ -306,7 +306,7 @@ class DueOrder:
             return fixed
         if sequence.is_pressing:
             return _deadline(sequence)
-        wait = self.half_target(sequence) + self.aging.offset(sequence.priority_class)
+        wait = self.half_target(sequence) + self.aging.offset(sequence.request.priority_class)
         payback = self.share.payback(self.share.account(sequence.tenant))
         return max(sequence.arrival + wait, self.now) + payback
 
@@ -372,12 +372,12 @@ class DueOrder:
         """
         held = self._held
         others = (entry for entry in self.dated if entry.sequence.tenant not in held)
-        dated = next((e for e in others if may(e.sequence.tenant, e.sequence.priority_class)), None)
+        dated = next((e for e in others if may(e.sequence.tenant, e.sequence.request.priority_class)), None)
         for due, _, undated in sorted(self._ranking.ranked(self.now, held, may)):
             if dated is not None and dated.due <= due:
                 break
             first = undated.first(self.now)
-            if may(first.tenant, first.priority_class):
+            if may(first.tenant, first.request.priority_class):
                 return first
         return dated.sequence if dated is not None else None
 
@@ -420,7 +420,7 @@ class DueOrder:
         A newcomer without a deadline goes behind its tenant's waiting requests, and is due later by the time its
         tenant's share needs for them. O(requests with earlier deadlines).
         """
-        due, level = self.due(sequence), sequence.priority_class
+        due, level = self.due(sequence), sequence.request.priority_class
         tokens = requests = own = 0.0
         if not sequence.is_pressing and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
@@ -472,11 +472,11 @@ class DueOrder:
         """Return a test of other requests: True if admission refuses the other rather than the newcomer, because its
         class is lower, or its tenant is in debt and the newcomer's is not.
         """
-        level, is_debtor, debtors = newcomer.priority_class, self._is_debtor(newcomer.tenant), dict[str, bool]()
+        level, is_debtor, debtors = newcomer.request.priority_class, self._is_debtor(newcomer.tenant), dict[str, bool]()
 
         def makes_way(other: Sequence) -> bool:
-            if other.priority_class > level or is_debtor:
-                return other.priority_class > level
+            if other.request.priority_class > level or is_debtor:
+                return other.request.priority_class > level
             owes = debtors.get(other.tenant)
             if owes is None:
                 owes = debtors[other.tenant] = self._is_debtor(other.tenant)

@@ -19,6 +19,7 @@ from admission.forecast import Delayed, Forecast, Forecaster
 from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
+from admission.promise import Promise
 from admission.scheduling_policy import Excess, QueueBounds, SchedulingPolicy
 from admission.share import ASKING_S
 from admission.step_times.step_time import Pipeline
@@ -106,20 +107,17 @@ class AdmissionControl:
         self._order, self._guard = order, Guard()
         self._patience = 0.0  # seconds until the deadlines of newcomers, a running mean
 
-    def admit(self, sequence: Sequence, now: float) -> Load:
-        """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work.
-
-        Sets the estimates of a sequence with a target.
-        """
-        output = self._lengths.mean(sequence.tenant, sequence.max_tokens)
+    def admit(self, sequence: Sequence, now: float) -> tuple[Load, Promise]:
+        """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work and its promise."""
+        output = self._lengths.mean(sequence.tenant, sequence.request.max_tokens)
         load = self._backlog.load_of(sequence, output)
         self._offered(sequence, now)
         if self._backlog.total.count:  # an empty queue takes any request: it can only run at once
             self._check_bounds(sequence, load)
-        if self._config.deadlines and _has_target(sequence):
-            self._check_deadline(sequence, now)
+        has_estimate = self._config.deadlines and _has_target(sequence)
+        promise = self._check_deadline(sequence, now) if has_estimate else Promise(sequence.tenant)
         self.forecaster.arrived(load.tokens, output)
-        return load
+        return load, promise
 
     def policy_changed(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
@@ -129,9 +127,9 @@ class AdmissionControl:
         if self._order is not None:
             self._order.at(now)
             self._order.share.asked(self._order.share.account(sequence.tenant), now)
-        self._guard.asked(sequence.priority_class, now)
-        if sequence.first_token_by is not None:
-            slack = min(max(0.0, sequence.first_token_by - now), MAX_PATIENCE_S)
+        self._guard.asked(sequence.request.priority_class, now)
+        if sequence.request.first_token_by is not None:
+            slack = min(max(0.0, sequence.request.first_token_by - now), MAX_PATIENCE_S)
             self._patience += (PATIENCE_WEIGHT if self._patience else 1.0) * (slack - self._patience)
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
@@ -146,7 +144,7 @@ class AdmissionControl:
         self._check_shared_bounds(sequence, own, load)
 
     def _check_shared_bounds(self, sequence: Sequence, own: Load, load: Load) -> None:
-        backlog, level = self._backlog, sequence.priority_class
+        backlog, level = self._backlog, sequence.request.priority_class
         excess = self._config.bounds.shared_excess(backlog.total, own, backlog.num_tenants, load)
         of_class = self._policy.bounds_of(level) if excess is None and self._config.class_bounds else None
         if of_class is not None:
@@ -157,19 +155,18 @@ class AdmissionControl:
             until = self._until_drained(total.seconds + load.seconds, 0.0)
             raise QueueFull(excess, total.count, until, of_class is not None)
 
-    def _check_deadline(self, sequence: Sequence, now: float) -> None:
+    def _check_deadline(self, sequence: Sequence, now: float) -> Promise:
         forecast = self.forecaster.of(sequence, self._backlog.num_cached_tokens(sequence), now)
         calibrated = self.calibration.calibrate(sequence, forecast, now)
         if self.refuses_late:
             self._refuse_late(sequence, forecast, calibrated, now)
         self.calibration.overtaken(forecast.behind.sequences, forecast.prefill)
-        knows_length = self._lengths.knows(sequence.tenant, sequence.max_tokens)
+        knows_length = self._lengths.knows(sequence.tenant, sequence.request.max_tokens)
         self.calibration.track(sequence, calibrated, knows_length)
-        sequence.first_token_estimate = calibrated.first_token.reported
-        sequence.last_token_estimate = calibrated.last_token.reported
-        target = sequence.first_token_target
-        if sequence.first_token_by is None and target is not None and calibrated.first_token.reported > target:
+        target = sequence.request.first_token_target
+        if sequence.request.first_token_by is None and target is not None and calibrated.first_token.reported > target:
             self.deferred += 1
+        return Promise(sequence.tenant, calibrated.first_token.reported, calibrated.last_token.reported)
 
     def _refuse_late(self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float) -> None:
         if self._scheduler.has_work:
@@ -187,14 +184,14 @@ class AdmissionControl:
     def _first_token_late(
         self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float
     ) -> DeadlineInfeasible | None:
-        if sequence.first_token_by is None:
+        if sequence.request.first_token_by is None:
             return None
-        slack, order = sequence.first_token_by - now, self._order
+        slack, order = sequence.request.first_token_by - now, self._order
         excess = calibrated.first_token.likely + self._room_of_patience(forecast, slack) - slack
         harm = self._harm(forecast.behind, forecast.prefill, now)
         room = 0.0
         if order is not None:
-            level, ramp = sequence.priority_class, order.ramp(order.share.account(sequence.tenant))
+            level, ramp = sequence.request.priority_class, order.ramp(order.share.account(sequence.tenant))
             room = self._guard.kept_for(level, ramp, now) * slack
             if max(excess, harm) > 0.0:
                 if self._is_wronged(order, sequence, forecast, excess, now):
@@ -238,10 +235,10 @@ class AdmissionControl:
         worst, of = 0.0, 0
         likely = self.calibration.likely(of)
         for sequence, first_token in zip(behind.sequences, behind.first_tokens, strict=True):
-            due = sequence.first_token_by
+            due, level = sequence.request.first_token_by, sequence.request.priority_class
             assert due is not None, "it has a deadline"
-            if of != sequence.priority_class:
-                of = sequence.priority_class
+            if of != level:
+                of = level
                 likely = self.calibration.likely(of)
             excess = likely.at(first_token) - (due - now)
             if (
@@ -255,9 +252,9 @@ class AdmissionControl:
     def _last_token_late(
         self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float
     ) -> DeadlineInfeasible | None:
-        if sequence.done_by is None:
+        if sequence.request.done_by is None:
             return None
-        slack = sequence.done_by - now
+        slack = sequence.request.done_by - now
         excess = calibrated.last_token.likely - slack
         if excess <= 0:
             return None
@@ -277,7 +274,7 @@ def _hopeless(sequence: Sequence, forecast: Forecast, now: float) -> DeadlineInf
     """Return the refusal if the first token would be far too late even on an idle machine, else None. An estimate too
     high by less than a factor of two refuses no feasible request.
     """
-    for by in (sequence.first_token_by, sequence.done_by):
+    for by in (sequence.request.first_token_by, sequence.request.done_by):
         if by is not None and by - now < HOPELESS_SHARE_OF_ESTIMATE * forecast.first_token:
             return DeadlineInfeasible("first", forecast.first_token, by - now, False, 0.0)
     return None
@@ -285,5 +282,5 @@ def _hopeless(sequence: Sequence, forecast: Forecast, now: float) -> DeadlineInf
 
 def _has_target(sequence: Sequence) -> bool:
     """Return True if the sequence has a deadline or a target; others need no forecast."""
-    has_deadline = sequence.first_token_by is not None or sequence.done_by is not None
-    return has_deadline or sequence.first_token_target is not None
+    has_deadline = sequence.request.first_token_by is not None or sequence.request.done_by is not None
+    return has_deadline or sequence.request.first_token_target is not None

@@ -58,4 +58,4 @@ class TenantHooks:
         prepays no prompt, which would come back to its tenant as credit; its computed tokens are charged as usual.
         """
         if sequence.is_newcomer:
-            self._ledger.prepay(sequence, len(sequence.prompt) - 1 if follows else sequence.num_computed_tokens)
+            self._ledger.prepay(sequence, sequence.num_prompt_tokens - 1 if follows else sequence.num_computed_tokens)

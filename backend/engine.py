@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from backend.calibration_steps import CalibrationStep
 from backend.errors import DeviceError, MemoryExhausted
@@ -17,6 +17,7 @@ from backend.step_loop import Core, StepLoop
 from backend.stream import Delivery, TokenStream
 from backend.worker.device_thread import DeviceThread
 from backend.worker.executor import Executor
+from backend.worker.side_job import SideJob
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +25,19 @@ STOP_SECONDS = 10.0  # for the steps in flight of an engine that is stopped
 CALIBRATION_CHECK_SECONDS = 1.0  # between two looks whether a calibration step is due
 ABANDON_SECONDS = 1.0  # the same, after a failure: they may never end
 _STEP_RESULTS = (StepOutput, MemoryExhausted)
+
+
+def _no_work() -> None:
+    return None
+
+
 CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be gone back to
 
 
 class ServingCore(Core, Protocol):
     """A core to which requests come while it runs."""
 
-    def arrive(self, sequence: Sequence, now: float) -> None:
+    def arrive(self, sequence: Sequence, now: float) -> object:
         """Queue a sequence, or raise a typed refusal and keep nothing of it."""
         ...
 
@@ -79,6 +86,9 @@ class Engine:
         self._calibration_batch = calibration_batch
         self.calibrating: CalibrationStep | None = None  # in flight
         self._is_awake = False  # the device, from a step just before
+        self.side_work: Callable[[], SideJob[Any] | None] = _no_work  # asked once a step, and by `side_work_soon`
+        self._has_side_job = False  # in flight: one at a time
+        self._is_asking_side_work = False
 
     def start(self) -> None:
         self._device.start()
@@ -138,26 +148,45 @@ class Engine:
             self._is_scheduling = True
             self._loop.call_soon(self._schedule)
 
+    def side_work_soon(self) -> None:
+        """Ask for side work after the callbacks that are due now."""
+        if not self._is_asking_side_work:
+            self._is_asking_side_work = True
+            self._loop.call_soon(self._ask_side_work)
+
+    def _ask_side_work(self) -> None:
+        self._is_asking_side_work = False
+        if self._has_side_job or self.failed.done():
+            return
+        if (job := self.side_work()) is not None:
+            self._has_side_job = True
+            self._device.submit(job)
+
     def _schedule(self) -> None:
         self._is_scheduling = False
         if not self.failed.done():
             self._step(None)
 
-    def _post(self, result: StepOutput | BaseException) -> None:
+    def _post(self, result: StepOutput | SideJob[Any] | BaseException) -> None:
         """Post a step's output to the event loop: called on the device thread, once a step."""
         try:
             self._loop.call_soon_threadsafe(self._on_step, result)
         except RuntimeError:
             log.debug("a step completed after the event loop had closed")
 
-    def _on_step(self, result: StepOutput | BaseException) -> None:
-        if not isinstance(result, _STEP_RESULTS):
+    def _on_step(self, result: StepOutput | SideJob[Any] | BaseException) -> None:
+        if isinstance(result, SideJob):
+            self._has_side_job = False
+            result.finish()
+            self._ask_side_work()
+        elif not isinstance(result, _STEP_RESULTS):
             self._device_failed(result)
         elif not self.failed.done():
             if self.calibrating is None:
                 self._step(result)
             else:
                 self._calibrated(self.calibrating, result)
+            self._ask_side_work()
 
     def _step(self, output: StepOutput | MemoryExhausted | None) -> None:
         """Account for a step's output, if there is one, launch what may follow, deliver its tokens, and end the streams
@@ -193,7 +222,7 @@ class Engine:
 
     def calibrate(self) -> None:
         """Run a calibration step, if one is due and nobody has a request."""
-        if not self._streams and (step := self.core.calibrate(self.clock())) is not None:
+        if not (self._streams or self._has_side_job) and (step := self.core.calibrate(self.clock())) is not None:
             self._is_awake = False
             self._launch_calibration(step)
 
@@ -206,7 +235,7 @@ class Engine:
         """Run the step again if the first run has but woken the device, and nobody has come; else tell the core."""
         self.calibrating = None
         is_measured = isinstance(result, StepOutput)
-        if is_measured and not (self._is_awake or self._streams):
+        if is_measured and not (self._is_awake or self._streams or self._has_side_job):
             self._is_awake = True
             self._launch_calibration(step)
             return

@@ -21,7 +21,7 @@ from backend.scheduler.batch import TokenLogprobs
 from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
@@ -190,7 +190,7 @@ class LLM:
                 "prompts",
             )
         ends = frozenset(sampling.stop_token_ids)
-        sequence = Sequence(
+        request = PromptRequest(
             id=str(index),
             tenant="",
             prompt=token_ids,
@@ -198,8 +198,8 @@ class LLM:
             max_tokens=sampling.max_tokens or most,
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             end_tokens=ends if sampling.ignore_eos else ends | self.model.end_tokens,
-            arrival=float(index),
         )
+        sequence = Sequence(request, arrival=float(index))
         if not detokenize:
             return _Text(sequence, None)
         tail = () if _is_chat(prompt) else token_ids
@@ -219,7 +219,7 @@ class LLM:
             asks = sequence.prompt_logprobs is not None
             salt = (str(self._num_calls), sequence.prompt_group or sequence.id) if asks else ()
             sequence.cache_root = self._names.root(*salt)
-            self._names.name(sequence, len(sequence.prompt) // self.scheduler.config.block_size)
+            self._names.name(sequence, sequence.num_prompt_tokens // self.scheduler.config.block_size)
 
     def _check_in_vocabulary(self, what: str, token_ids: abc.Sequence[int], param: str) -> None:
         size = self.model.config.vocab_size
@@ -318,7 +318,7 @@ class _Text:
         if self.sequence.finish_reason is FinishReason.GRAMMAR:
             unfinished = "grammar"
         return Completion(
-            self.sequence.prompt,
+            self.sequence.request.prompt,
             self._token_ids,
             "".join(self._pieces),
             "stop" if stopped else unfinished,

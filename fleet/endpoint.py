@@ -17,6 +17,7 @@ from fleet.prediction import RoutedRequest
 from fleet.retries import RetryBudget
 from fleet.settlements import Settlements
 from fleet.tracing import RouteTracing
+from gateway.anthropic.errors import OVERLOADED
 from gateway.api.body_reader import BodyReader
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.errors import ApiError, InternalError, translate
@@ -115,7 +116,7 @@ class FleetEndpoint:
         raise NotImplementedError
 
 
-_OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, 504: Outcome.EXPIRED}
+_OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, OVERLOADED: Outcome.REFUSED, 504: Outcome.EXPIRED}
 
 
 def _outcome_of(status: int) -> Outcome:

@@ -19,6 +19,7 @@ from fleet.prediction import RoutedRequest
 from fleet.tracing import AttemptSpan
 from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
+from gateway.anthropic.errors import OVERLOADED
 from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter
 from gateway.sse import last_progress
@@ -29,7 +30,8 @@ PROGRESS_SUFFIX = b" tokens\n\n"  # the end of what a replica says of a stream
 MAX_SAID = 32  # bytes of it, which may come in two parts
 MAX_TAIL = 8_192  # bytes that may lie behind it
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
-"""The words of `x-sluice-dropped-reason` in a 503 that another replica might not give."""
+"""The words of `x-sluice-dropped-reason` in a refusal that another replica might not give."""
+UNAVAILABLE = frozenset({503, OVERLOADED})
 
 
 class Relayed(NamedTuple):
@@ -142,7 +144,7 @@ class RouteEndpoint(FleetEndpoint):
         parts, headers, status = answer.aiter_raw(), answered(answer), answer.status_code
         if "content-length" in answer.headers:
             whole = Relayed(status, headers, b"".join([part async for part in parts]))
-            if status == 503 and answer.headers.get("x-sluice-dropped-reason") in OWN_REASONS:
+            if status in UNAVAILABLE and answer.headers.get("x-sluice-dropped-reason") in OWN_REASONS:
                 return whole
             self._services.fleet.answered(sent_on.request, sent_on.view)
             await response.reply(whole.body, status, headers)

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +32,9 @@ from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
 from gateway.announcement import Ready
 from gateway.api.body_reader import open_body_reader
+from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
-from gateway.api.frontend import Frontend, ServedModel
+from gateway.api.frontend import Frontend, ServedModel, served_encoders
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
@@ -41,6 +42,7 @@ from gateway.api.routes import make_app, make_probes
 from gateway.api.service import Service
 from gateway.background import beside
 from gateway.core import engine_options, make_grammar_compiler, make_prompt_names, open_core, structured_output_options
+from gateway.encoders import NO_ENCODERS, LoadedEncoder, encoding_limits, load_encoders
 from gateway.http.connection_table import ConnectionCounts
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
@@ -96,6 +98,7 @@ async def open_service(
     core_telemetry: CoreTelemetry,
     tenants: TenantSources,
     connections: ConnectionCounts,
+    encoders: Mapping[str, LoadedEncoder],
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
@@ -159,6 +162,7 @@ async def open_service(
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
             prompt_names=prompt_names,
+            encoding=EncodingService(encoders, engine, core, encoding_limits(settings)),
             grammars=grammars,
             seeds=random.Random(settings.seed),
         )
@@ -206,6 +210,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
     ):
         tenants = TenantSources(keys, policies, store_url)
         model = _load(settings)
+        encoders = load_encoders(settings, model.runner.device, model.dtype)
         ready = _ready(settings, model, socks[0], keys.demo_key, admin)
 
         def started() -> None:
@@ -216,7 +221,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
             announce(ready)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(serve(settings, model, model.runner, tenants, socks, started, admin))
+            status = runner.run(serve(settings, model, model.runner, tenants, socks, started, admin, encoders))
             if status:
                 _leave_within(EXIT_SECONDS, status)
     log.info("stopped with exit status %d", status)
@@ -239,6 +244,7 @@ async def serve(
     socks: Sequence[socket.socket],
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
+    encoders: Mapping[str, LoadedEncoder] = NO_ENCODERS,
 ) -> int:
     """Run one engine and its gateway on this loop. Returns the exit status: 1 if the device failed."""
     with open_core(settings, model) as core:
@@ -249,7 +255,9 @@ async def serve(
             core.calibrated(model.runner.calibrate(CALIBRATION_SECONDS), engine.clock())
         try:
             core_telemetry = CoreTelemetry(core)
-            return await serve_engine(settings, model, engine, core_telemetry, tenants, socks, on_started, admin)
+            return await serve_engine(
+                settings, model, engine, core_telemetry, tenants, socks, on_started, admin, encoders
+            )
         finally:
             await engine.stop()
             if model.runner.masks is not None:
@@ -266,6 +274,7 @@ async def serve_engine(
     socks: Sequence[socket.socket],
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
+    encoders: Mapping[str, LoadedEncoder] = NO_ENCODERS,
 ) -> int:
     """Run the gateway over an engine until a signal, or the engine's failure, ends it. Returns the exit status."""
     active_requests = ActiveRequests(settings.write_timeout)
@@ -274,7 +283,7 @@ async def serve_engine(
         WorkerPool(settings, on_started) if settings.num_http_workers else Server(settings, active_requests, on_started)
     )
     async with (
-        open_service(settings, model, engine, core_telemetry, tenants, server.table) as service,
+        open_service(settings, model, engine, core_telemetry, tenants, server.table, encoders) as service,
         open_body_reader(settings, model.engine_config.max_model_len) as body_reader,
     ):
         client = InProcessClient(service, _health(server, engine))
@@ -289,6 +298,7 @@ async def serve_engine(
             body_reader=body_reader,
             engine=client,
             sealer=Sealer.of(settings, keys.pepper),
+            encoders=served_encoders([one.setup for one in encoders.values()]),
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )
@@ -315,7 +325,7 @@ async def serve_engine(
             announcing(settings, service, socks[0], admin, lambda: server.started and not server.should_exit),
         ):
             if isinstance(server, WorkerPool):
-                make_setup = partial(_setup, settings, model, frontend.model, tenants, client)
+                make_setup = partial(_setup, settings, model, frontend.model, tenants, client, encoders)
                 server.mirror(keys, policies, service)
                 await server.serve(socks, client, make_setup)
             else:
@@ -325,7 +335,12 @@ async def serve_engine(
 
 
 def _setup(
-    settings: Settings, model: LoadedModel, served: ServedModel, tenants: TenantSources, client: InProcessClient
+    settings: Settings,
+    model: LoadedModel,
+    served: ServedModel,
+    tenants: TenantSources,
+    client: InProcessClient,
+    encoders: Mapping[str, LoadedEncoder],
 ) -> Setup:
     """Returns what an HTTP worker that starts now has to know."""
     return Setup(
@@ -333,6 +348,7 @@ def _setup(
         model=served,
         model_dir=model.directory,
         vocab_size=model.config.vocab_size,
+        encoders=[one.setup for one in encoders.values()],
         pepper=tenants.keys.pepper,
         keys=[*tenants.keys.in_force.values()],
         policy=tenants.policies.current,

@@ -127,7 +127,8 @@ class Quotas:
         """Renew this replica's leases for as long as the server runs, and reconcile at once when the store is back."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.store.returned.wait(), self._heartbeat)
+                async with asyncio.timeout(self._heartbeat):  # Python 3.11's `wait_for` may drop a cancellation
+                    await self.store.returned.wait()
             self.store.returned.clear()
             try:
                 await self._beat()

@@ -57,7 +57,7 @@ def main() -> int:
         policy = Path(folder, "policy.yaml")
         policy.write_text(POLICY)
         keys = make_keys(Path(folder, "state"), STREAMS)
-        flags = (f"--policy={policy}", "--max-num-seqs=12", "--kv-memory-bytes=24MiB")
+        flags = (f"--policy={policy}", "--max-num-seqs=12", "--kv-memory-bytes=24MiB", "--threads=1")
         with running_server(Path(folder), *flags) as server, chromium.opened_page(width=1180, height=640) as page:
             ended = threading.Event()
             tasks = [
@@ -69,6 +69,7 @@ def main() -> int:
                 try:
                     page.go(f"{server.admin_url}/")
                     page.sign_in(server.admin_key)
+                    page.send("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)  # away from the table's rows
                     time.sleep(options.seconds)
                     page.until("document.querySelector('.pool path') && document.querySelector('.line')")
                     PICTURE.write_bytes(b64decode(page.send("Page.captureScreenshot", format="png")["data"]))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Run what agents are built with, untouched, against a live server: scripts/check_agents.py [--only NAME ...]
 
-openai for Python and for Node, instructor, pydantic-ai, langchain-openai and litellm, by the programs in
-scripts/agents: tool calls one and many, whole and streamed, their results, pydantic and zod models, log probabilities.
-Each is installed at first use into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else
-~/.cache/sluice), from the package indexes that pip and npm are set up for. Writes
-labs/benchmarks/results/agent_clients.json; exit status 1 when a check failed.
+openai and anthropic for Python and for Node, openai-agents, instructor, pydantic-ai, langchain-openai, litellm, the AI
+SDK and Claude Code, by the programs in scripts/agents: chats, responses and messages, tool calls one and many, whole
+and streamed, their results, pydantic and zod models, log probabilities. Each is installed at first use into an
+environment of its own below the cache directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice), from the package indexes
+that pip and npm are set up for. Writes labs/benchmarks/results/agent_clients.json; exit status 1 when a check failed.
 """
 
 import json
@@ -30,20 +30,27 @@ from labs.benchmarks.served import served
 PROGRAMS = Path(__file__).parent / "agents"
 CLIENTS = {
     "openai_python": "openai==3.54.0",
+    "openai_agents": "openai-agents==0.24.0",
+    "anthropic_python": "anthropic==2.14.0",
     "instructor_client": "instructor==1.17.0",
     "pydantic_ai_agent": "pydantic-ai-slim[openai]==2.68.0",
     "langchain_client": "langchain-openai==1.7.3",
     "litellm_client": "litellm==1.106.2",
 }
 ALSO = {"litellm_client": ["mcp"]}  # which its tools import, and it does not ask for
-NODE, NODE_PACKAGES = "openai_node", ("openai@6", "zod@4")
+NODE = {  # the first is the client
+    "openai_node": ("openai@6", "zod@4"),
+    "anthropic_node": ("@anthropic-ai/sdk@1",),
+    "ai_sdk": ("ai@6", "@ai-sdk/openai@3", "@ai-sdk/anthropic@3", "zod@4"),
+    "claude_code": ("@anthropic-ai/claude-code@2.1.197",),
+}
 TENANT, MODEL = "agents", "embedded"
 PATIENCE = 600.0  # seconds for one client: the first import of each takes minutes on a busy machine
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__)
-    names = [*CLIENTS, NODE]
+    names = [*CLIENTS, *NODE]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these clients")
     parser.add_argument("--http-workers", type=int, default=0, help="of the server (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -60,8 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def checked(name: str, port: int, key: str) -> Iterator[dict[str, object]]:
     """A row for each check of one client."""
-    requirement, command = node() if name == NODE else (CLIENTS[name], python(name))
-    environ = {"OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1", "OPENAI_API_KEY": key, "SLUICE_MODEL": MODEL}
+    requirement, command = node(name) if name in NODE else (CLIENTS[name], python(name))
+    url = f"http://127.0.0.1:{port}"
+    environ = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key, "SLUICE_MODEL": MODEL}
+    environ |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
     done = run_within(PATIENCE, command, env=os.environ | environ, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
@@ -77,17 +86,18 @@ def python(name: str) -> list[str]:
     return [str(own_environment(CLIENTS[name], also=ALSO.get(name, ())) / "python"), str(PROGRAMS / f"{name}.py")]
 
 
-def node() -> tuple[str, list[str]]:
+def node(name: str) -> tuple[str, list[str]]:
     """The packages beside a copy of the program, because Node looks for them from there."""
-    folder = cache_dir() / "openai-node"
+    folder, packages = cache_dir() / f"node-{name}", NODE[name]
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "node_modules").exists():
-        command = ["npm", "install", "--silent", "--prefix", str(folder), *NODE_PACKAGES]
+        command = ["npm", "install", "--silent", "--prefix", str(folder), *packages]
         subprocess.run(**bound(command), check=True)
-    installed = json.loads((folder / "node_modules" / "openai" / "package.json").read_text())["version"]
-    program = folder / f"{NODE}.mjs"
-    program.write_bytes((PROGRAMS / program.name).read_bytes())
-    return f"openai@{installed} for Node", ["node", str(program)]
+    client = packages[0].rpartition("@")[0]
+    installed = json.loads((folder / "node_modules" / client / "package.json").read_text())["version"]
+    for program in (f"{name}.mjs", "checks.mjs"):
+        (folder / program).write_bytes((PROGRAMS / program).read_bytes())
+    return f"{client}@{installed} for Node", ["node", str(folder / f"{name}.mjs")]
 
 
 if __name__ == "__main__":

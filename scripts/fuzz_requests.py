@@ -1,11 +1,11 @@
 """Sends requests at random over the fields that few ask for, and sees that each is answered and nothing stays behind:
-python -m scripts.fuzz_requests [--requests 20000] [--seed 0]
+python -m scripts.fuzz_requests [--requests 20000] [--seed 0] [--dialects 0.5]
 
 `sluice serve` with the embedded model and limits that count tokens. A request begins as one that is served, and some of
 its fields are given values at random: in range, at the edges, beyond, of other types, too many, too long. Every answer
 has to be a 200 whose choices and log probabilities agree with what was asked, or a 400 that names a field; a 429 or 503
 says that the server is busy. In the end no KV block, no reservation and no sequence is left, and the limits have lost
-what usage said.
+what usage said. A share of the requests, `--dialects`, are responses and Anthropic's messages (`fuzz_dialects`).
 """
 
 import argparse
@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from scripts import fuzz_dialects
 from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.tenant_site import make_keys
 
@@ -134,8 +135,9 @@ def request(random: Random) -> tuple[str, dict[str, Any]]:
 class Fuzzer:
     """Sends requests and judges answers."""
 
-    def __init__(self, server: ServerProcess, key: str, seed: int) -> None:
+    def __init__(self, server: ServerProcess, key: str, seed: int, dialects: float) -> None:
         self.random = Random(seed)
+        self._dialects = dialects
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
         self.used = [0, 0]  # tokens of input and output, by the usage that answers tell
@@ -146,7 +148,8 @@ class Fuzzer:
 
     async def send(self, client: httpx.AsyncClient, count: int) -> None:
         for _ in range(count):
-            path, body = request(self.random)
+            make = fuzz_dialects.request if self.random.random() < self._dialects else request
+            path, body = make(self.random)
             try:
                 reply = await client.post(self._server.url + path, json=body, headers=self._headers)
             except httpx.HTTPError as error:
@@ -154,17 +157,25 @@ class Fuzzer:
                 continue
             self.statuses[reply.status_code] += 1
             try:
-                self._judge(body, reply)
+                self._judge(path, body, reply)
             except Exception as error:  # noqa: BLE001 - an answer that cannot be read is a wrong one
                 self._wrong(body, f"{type(error).__name__}: {error}: {reply.text[:300]}")
 
-    def _judge(self, body: dict[str, Any], reply: httpx.Response) -> None:
-        if reply.status_code == 400:
+    def _judge(self, path: str, body: dict[str, Any], reply: httpx.Response) -> None:
+        is_dialect = "completions" not in path
+        if reply.status_code == 400 and is_dialect:
+            self.params[fuzz_dialects.check_refusal(path, body, reply)] += 1
+        elif reply.status_code == 400:
             error = reply.json()["error"]
             assert error["message"].endswith(".") and error["param"] is not None, error
             self.params[error["param"].split("[")[0]] += 1
-        elif reply.status_code in {429, 503}:
+        elif reply.status_code in {429, 503, 529}:
             assert reply.headers.get("retry-after")
+        elif is_dialect and reply.status_code not in {404, 413}:  # another model, or too many elements
+            tokens = fuzz_dialects.judge(path, body, reply)
+            self.used = [count + more for count, more in zip(self.used, tokens, strict=True)]
+        elif is_dialect:
+            assert reply.json()["error"]["message"]
         elif body.get("stream"):
             events = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
             assert events[-1] == "[DONE]", events[-1]
@@ -223,6 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--http-workers", type=int, default=0)
+    parser.add_argument("--dialects", type=float, default=0.5)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -230,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
         key = make_keys(directory / "state", "fuzz")["fuzz"]
         flags = (*FLAGS, "--policy", str(directory / "policy.yaml"), "--http-workers", str(options.http_workers))
         with running_server(directory, *flags) as server:
-            fuzzer, began = Fuzzer(server, key, options.seed), time.monotonic()
+            fuzzer, began = Fuzzer(server, key, options.seed, options.dialects), time.monotonic()
             asyncio.run(fuzz(fuzzer, options.requests))
             left = left_behind(server)
             reply = httpx.get(f"{server.url}/v1/limits", headers={"authorization": f"Bearer {key}"})

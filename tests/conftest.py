@@ -1,5 +1,7 @@
 """Which tests run, and the servers that several modules share; each is started when the first test asks for it."""
 
+import gc
+import logging
 import signal
 import ssl
 from collections.abc import Iterator
@@ -45,6 +47,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("nightly")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection() -> None:
+    gc.disable()  # what is imported and collected stays
+
+
+def pytest_collection_finish() -> None:
+    """Prepare what every test would pay for.
+
+    A full collection of garbage looks at a million objects that stay. Six times a test, pytest adds a handler to each
+    logger that does not propagate: torch alone has fifty.
+    """
+    gc.freeze()
+    gc.enable()
+    for logger in list(logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger) and logger.name.startswith(("torch", "transformers")):
+            logger.propagate = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or what is written in C++ tells of its objects as leaked
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -37,6 +37,7 @@ echo "${0##*/} $*" >>"$CALLS"
 case "$*" in
 *version_info*) [[ ! ${TOO_OLD:-} ]] ;;
 *"import ensurepip"*) [[ ! ${NO_ENSUREPIP:-} ]] ;;
+*"import sys, pip"*" 26."*) [[ ! ${NO_PIP:-}${OLD_PIP:-} ]] ;;
 *"import sys, pip"*) if [[ $0 == *.venv* ]]; then [[ -e ${0%/*}/pip ]]; else [[ ! ${NO_PIP:-} ]]; fi ;;
 *sysconfig*) mkdir -p "$VENV/lib" && echo "$VENV/lib" ;;
 "-P -m sluice"*) shift 3; printf "<%s>" "$@" ;;
@@ -45,6 +46,7 @@ case "$*" in
 "-m venv"* | venv*)
     mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
     [[ $* == venv* || $* == *without-pip* ]] || echo >"${@: -1}/bin/pip" ;;
+*"pip=="*) [[ ! ${NO_NEW_PIP:-} ]] && echo >"$VENV/bin/pip" ;;
 *--requirement*) [[ ! ${PIP_FAILS:-} ]] ;;
 "-m backend.kernels.build") [[ ! ${NO_COMPILER:-} ]] ;;
 "-m pytest"*) echo "3 passed" ;;
@@ -239,6 +241,16 @@ def test_pip_is_lent_to_the_environment_by_an_interpreter_that_has_it(machine: M
     machine.run("scripts/serve")
     assert machine.calls("-m venv") == [f"python3 -m venv --clear --without-pip {machine.checkout}/.venv"]
     assert machine.calls("python3 -m pip --python")
+
+
+@pytest.mark.parametrize("fails", [{}, {"NO_NEW_PIP": "1"}])
+def test_an_old_pip_is_lent_to_install_a_quicker_one_and_goes_on_where_there_is_none(
+    machine: Machine, fails: dict[str, str]
+) -> None:
+    machine.run("scripts/serve", OLD_PIP="1", **fails)
+    first, *others = machine.calls("-m pip")
+    assert first.startswith("python3 -m pip --python") and "pip==" in first
+    assert all(("-m pip --python" in call) == bool(fails) for call in others) and others
 
 
 def test_an_interpreter_without_pip_makes_one_with_it(machine: Machine) -> None:

@@ -76,6 +76,7 @@ from admission.event_logs.replayed_output import END_TOKEN, output_of
 from admission.event_logs.written import ids_of, number_of, prompt_of, text_of
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
+from admission.promise import Promise
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
@@ -87,7 +88,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
 
 Entry = list[Any]
 Write = Callable[[str], object]
@@ -126,15 +127,16 @@ class EventLog(CoreObserver):
         said = f"{who},{asked.body_bytes},{times},[{','.join(prompts)}],{text_of(asked.refusal)}"
         self._write(f'["request",{moment(now)},{said}]')
 
-    def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
-        prompt, why = len(sequence.prompt), REFUSALS.of(type(refusal)) if refusal else None
-        tokens = f"{prompt},{sequence.max_tokens},{sequence.token_limit - prompt}"
-        deadlines = sequence.first_token_by, sequence.done_by, sequence.first_token_target
+    def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
+        request, prompt = sequence.request, sequence.num_prompt_tokens
+        promise, why = (answer, None) if isinstance(answer, Promise) else (None, REFUSALS.of(type(answer)))
+        tokens = f"{prompt},{request.max_tokens},{sequence.token_limit - prompt}"
+        deadlines = request.first_token_by, request.done_by, request.first_token_target
         by = ",".join([number_of(seconds) for seconds in deadlines])
-        promised = f"{number_of(sequence.first_token_estimate)},{number_of(sequence.last_token_estimate)}"
+        promised = f"{number_of(promise.first_token)},{number_of(promise.last_token)}" if promise else "null,null"
         self._write(
             f'["arrive",{moment(now)},{text_of(sequence.id)},{text_of(sequence.tenant)},{tokens},'
-            f"{sequence.priority_class},{number_of(sequence.token_interval)},{sequence.body_bytes},"
+            f"{request.priority_class},{number_of(request.token_interval)},{request.body_bytes},"
             f"{by},{promised},{text_of(why)}{self._kept_of(sequence)}]"
         )
 
@@ -217,8 +219,8 @@ class EventLog(CoreObserver):
         turn, the prompt group, and the grammar.
         """
         blocks = runs_of([name.ordinal for name in sequence.block_names])
-        again, group = number_of(sequence.expects_followup), text_of(sequence.prompt_group)
-        return f",{blocks},{again},{group},{text_of(sequence.grammar)}"
+        again, group = number_of(sequence.request.expects_followup), text_of(sequence.prompt_group)
+        return f",{blocks},{again},{group},{text_of(sequence.request.grammar)}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Return the end of a line: the news of the prefix cache, mostly none."""
@@ -375,12 +377,13 @@ class _Replay:
             raise ValueError(f"an entry of unknown kind {kind!r}")
 
     def _sequence_of(self, entry: Entry) -> Sequence:
-        _, _, name, tenant, prompt, max_tokens, allowed, level, interval, size, first_by, done_by, target, *rest = entry
-        sequence = Sequence(name, tenant, [0] * prompt, SamplingParams(), max_tokens, 0, frozenset([END_TOKEN]))
-        sequence.priority_class, sequence.token_interval, sequence.body_bytes = level, interval, size
-        sequence.first_token_by, sequence.done_by, sequence.first_token_target = first_by, done_by, target
-        *_, blocks, sequence.expects_followup, sequence.prompt_group, sequence.grammar = rest
-        sequence.block_names = self._names.of(blocks)
+        _, _, name, tenant, prompt, most, allowed, level, interval, size, by, done_by, target, *rest = entry
+        *_, blocks, again, group, grammar = rest
+        tokens, sampling, ends = [0] * prompt, SamplingParams(), frozenset([END_TOKEN])
+        request = PromptRequest(
+            name, tenant, tokens, sampling, most, 0, ends, level, interval, by, done_by, target, size, again, grammar
+        )
+        sequence = Sequence(request, prompt_group=group, block_names=self._names.of(blocks))
         sequence.limit_to(allowed)
         self._sequences[name] = sequence
         return sequence

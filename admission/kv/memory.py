@@ -51,13 +51,11 @@ class FuturePeak:
     ) -> bool:
         everyone = [sequence, *running]
         capacity = self._capacity - num_kept * self._block_size
-        if sum([s.most_tokens for s in everyone]) + 2 * self._slack * len(everyone) <= capacity:
+        if sum([s.request.most_tokens for s in everyone]) + 2 * self._slack * len(everyone) <= capacity:
             return True  # even at their largest
-        generated = len(sequence.output)
-        lasts = (
-            self._lengths.quantile(sequence.tenant, sequence.max_tokens, ENDED_LENGTH_QUANTILE, generated) - generated
-        )
-        return self.peak(everyone, lasts) - num_held * self._block_size <= capacity
+        generated, most = len(sequence.output), sequence.request.max_tokens
+        length = self._lengths.quantile(sequence.tenant, most, ENDED_LENGTH_QUANTILE, generated)
+        return self.peak(everyone, length - generated) - num_held * self._block_size <= capacity
 
     def blocks(self, sequences: Iterable[Sequence]) -> int:
         """Return the blocks of KV memory in use at the future peak."""
@@ -68,12 +66,12 @@ class FuturePeak:
         above = self._deviations if deviations is None else deviations
         demands, shared = [], 0
         for sequence in sequences:
-            generated = len(sequence.output)
-            mean, deviation = self._lengths.forecast(sequence.tenant, sequence.max_tokens, generated)
+            generated, table = len(sequence.output), sequence.block_table
+            mean, deviation = self._lengths.forecast(sequence.tenant, sequence.request.max_tokens, generated)
             holds = sequence.num_tokens + self._slack
-            if sequence.num_shared_blocks:
-                holds -= sequence.num_shared_blocks * self._block_size
-                shared += sequence.num_shared_blocks - sequence.num_unpaid_blocks
+            if table.num_shared:
+                holds -= table.num_shared * self._block_size
+                shared += table.num_shared - table.num_unpaid
             demands.append((mean - generated, holds, deviation * deviation))
         demands.sort(reverse=True)
         peak, held, variance = 0.0, float(shared * self._block_size), 0.0

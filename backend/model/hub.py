@@ -14,11 +14,17 @@ EMBEDDED = "embedded"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
 _UNWANTED = ["*/*", "consolidated*"]
+_UNWANTED_OF_ENCODERS = ["onnx/*", "openvino/*"]  # their other folders say how hidden states are pooled
 
 
 def resolve_model(name_or_path: str) -> Path:
     """Return the directory of a model, downloaded first if it is a hub name (organisation/name) not yet cached."""
-    return _local(name_or_path) or _download(name_or_path)
+    return _local(name_or_path) or _download(name_or_path, _UNWANTED)
+
+
+def resolve_encoder(name_or_path: str) -> Path:
+    """Return the directory of a model that embeds or scores, as `resolve_model` does."""
+    return _local(name_or_path) or _download(name_or_path, _UNWANTED_OF_ENCODERS)
 
 
 def resolve_config(name_or_path: str) -> Path:
@@ -43,8 +49,8 @@ def _local(name_or_path: str) -> Path | None:
     return None
 
 
-def _download(name: str) -> Path:
-    patterns = {"allow_patterns": _WANTED, "ignore_patterns": _UNWANTED}
+def _download(name: str, unwanted: list[str]) -> Path:
+    patterns = {"allow_patterns": _WANTED, "ignore_patterns": unwanted}
     return Path(_from_hub(name, lambda hub: hub.snapshot_download(name, **patterns)))
 
 

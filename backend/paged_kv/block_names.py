@@ -50,10 +50,13 @@ class HashedName(BlockName):
 
 
 class Tokens(Protocol):
-    """A sequence, as far as naming its blocks needs to know it."""
+    """A sequence, or the beginning of some that will arrive, as far as naming its blocks needs to know it."""
 
     cache_root: bytes
     block_names: list[BlockName]
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
 
     def tokens_at(self, start: int, length: int) -> list[int]: ...
 

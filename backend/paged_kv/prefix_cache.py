@@ -7,28 +7,18 @@ holders is idle and evictable. The victim is the tenant whose idle blocks were u
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import count
-from typing import Generic, Protocol, TypeVar
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool
+from backend.paged_kv.block_table import BlockTable
 from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain, Worth
 from backend.paged_kv.kept_accounts import KeptAccounts
 
 
-class Holder(Hashable, Protocol):
-    """A holder of blocks: a sequence, for the scheduler."""
-
-    @property
-    def tenant(self) -> str: ...
-
-
-H = TypeVar("H", bound=Holder)
-
-
-class CachedBlock(Generic[H]):
+class CachedBlock:
     """A full block that has a name. Its contents are there once the step that computes them is done."""
 
     __slots__ = (
@@ -44,13 +34,13 @@ class CachedBlock(Generic[H]):
         "tenant",
     )
 
-    def __init__(self, name: BlockName, block: int, step: int, holder: H, is_copied: bool = False) -> None:
+    def __init__(self, name: BlockName, block: int, step: int, holder: BlockTable, is_copied: bool = False) -> None:
         self.name: BlockName | None = name  # None: its content cannot be trusted and is not found any more
         self.block = block
         self.step = step  # that computes its last token: work launched behind that step may read it
         self.is_copied = is_copied  # from host memory, by that step, and not computed by its first holder
         self.is_wanted = False  # idle, and its last holder was preempted: it will come back for it
-        self.holders: dict[H, None] = {holder: None}  # in the order in which they came
+        self.holders: dict[BlockTable, None] = {holder: None}  # in the order in which they came
         self.tenant = holder.tenant  # of the last holder, where it is idle
         self.pinned_for: tuple[str, ...] = ()  # tenants on whose accounts it stays, where it is idle
         self.chain: IdleChain | None = None  # in which it is idle, or was idle last
@@ -61,7 +51,7 @@ class CachedBlock(Generic[H]):
         """True if it is, or was when it was idle last, in a chain that newcomers may not take."""
         return self.chain is not None and self.chain.is_held
 
-    def payer(self, tenant: str) -> H | None:
+    def payer(self, tenant: str) -> BlockTable | None:
         """Return the holder on whose account the tenant is charged for the block: the first that it has."""
         for holder in self.holders:
             if holder.tenant == tenant:
@@ -69,7 +59,7 @@ class CachedBlock(Generic[H]):
         return None
 
 
-class PrefixCache(Generic[H]):
+class PrefixCache:
     """Cached blocks by their names, and the idle ones in the order in which they are given up.
 
     Every operation on a block is O(1), and giving one up O(log tenants); nothing looks at all of them.
@@ -79,11 +69,11 @@ class PrefixCache(Generic[H]):
         self.worth: Worth | None = None  # of an idle chain beside others of its tenant; None: the oldest goes first
         self._pool = pool
         self._chain = IdleChain("", PLAIN, None, 0.0, 0, is_held=False)  # that is being left
-        self._by_name: dict[BlockName, CachedBlock[H]] = {}
-        self._by_block: dict[int, CachedBlock[H]] = {}
+        self._by_name: dict[BlockName, CachedBlock] = {}
+        self._by_block: dict[int, CachedBlock] = {}
         self.completed_step = -1  # the newest step that is no longer in flight
-        self._uncomputed: list[CachedBlock[H]] = []  # those of steps in flight, the oldest first
-        self._idle: dict[str, IdleBlocks[CachedBlock[H]]] = {}  # by tenant
+        self._uncomputed: list[CachedBlock] = []  # those of steps in flight, the oldest first
+        self._idle: dict[str, IdleBlocks[CachedBlock]] = {}  # by tenant
         self._floors: dict[str, int] = {}  # idle blocks that are kept for a tenant
         self._ceilings: dict[str, int] = {}  # the most that it may have
         self._oldest: list[tuple[int, str]] = []  # heap of those offered, by when their first was used, or before
@@ -92,11 +82,11 @@ class PrefixCache(Generic[H]):
         self._num_idle = self._num_kept = 0
         self.kept = KeptAccounts()
         self.num_pinned = 0  # idle blocks that are pinned
-        self.is_pinned: Callable[[CachedBlock[H]], bool] | None = None  # asked of each that becomes idle
-        self.taken: Callable[[CachedBlock[H]], object] = lambda cached: None  # told of each that was pinned and is held
+        self.is_pinned: Callable[[CachedBlock], bool] | None = None  # asked of each that becomes idle
+        self.taken: Callable[[CachedBlock], object] = lambda cached: None  # told of each that was pinned and is held
         self.num_held_back = 0  # idle blocks of chains that newcomers may not take
         self.num_floor_blocks = 0  # idle blocks that floors may come to keep
-        self.evicted: Callable[[CachedBlock[H]], object] = lambda cached: None  # told of each that is given up
+        self.evicted: Callable[[CachedBlock], object] = lambda cached: None  # told of each that is given up
         self.reused: Callable[[str], object] = lambda tenant: None  # told of each of a tenant's that is idle no more
         self.floor_set: Callable[[str, int], object] = lambda tenant, floor: None  # told of each floor
         self.evictions = 0  # idle blocks given up so far
@@ -139,15 +129,15 @@ class PrefixCache(Generic[H]):
         """Yield the idle blocks of each tenant, without those that are pinned."""
         return ((tenant, [cached.block for cached in idle]) for tenant, idle in self._idle.items())
 
-    def named(self, name: BlockName) -> CachedBlock[H] | None:
+    def named(self, name: BlockName) -> CachedBlock | None:
         """Return the block of that name."""
         return self._by_name.get(name)
 
-    def num_held_back_from(self, found: Iterable[CachedBlock[H]]) -> int:
+    def num_held_back_from(self, found: Iterable[CachedBlock]) -> int:
         """Return how many idle blocks are held back from a newcomer that has found these."""
         return self.num_held_back and self.num_held_back - sum(not one.holders and one.is_held_back for one in found)
 
-    def at(self, block: int) -> CachedBlock[H] | None:
+    def at(self, block: int) -> CachedBlock | None:
         """Return what the pool's block is to the cache; None where it has no name."""
         return self._by_block.get(block)
 
@@ -167,7 +157,7 @@ class PrefixCache(Generic[H]):
 
     # blocks come and go
 
-    def publish(self, name: BlockName, block: int, step: int, holder: H, *, is_copied: bool = False) -> bool:
+    def publish(self, name: BlockName, block: int, step: int, holder: BlockTable, *, is_copied: bool = False) -> bool:
         """Name a block that the holder alone has, and that `step` fills. False where another has the name already."""
         if name in self._by_name:
             return False
@@ -178,9 +168,9 @@ class PrefixCache(Generic[H]):
             self._uncomputed.append(cached)
         return True
 
-    def publish_all(self, names: Iterable[BlockName], blocks: Iterable[int], step: int, holder: H) -> None:
+    def publish_all(self, names: Iterable[BlockName], blocks: Iterable[int], step: int, holder: BlockTable) -> None:
         """Name those of a holder's blocks that have no name yet and hold what no other does, all filled by `step`."""
-        by_name, by_block, new = self._by_name, self._by_block, list[CachedBlock[H]]()
+        by_name, by_block, new = self._by_name, self._by_block, list[CachedBlock]()
         for name, block in zip(names, blocks, strict=True):
             if name not in by_name and block not in by_block:
                 by_name[name] = by_block[block] = cached = CachedBlock(name, block, step, holder)
@@ -194,11 +184,11 @@ class PrefixCache(Generic[H]):
         if uncomputed and uncomputed[0].step <= step:
             self._uncomputed = [cached for cached in uncomputed if cached.step > step]
 
-    def uncomputed(self, step: int) -> list[CachedBlock[H]]:
+    def uncomputed(self, step: int) -> list[CachedBlock]:
         """Return the blocks that this step in flight, and those behind it, are to fill."""
         return [cached for cached in self._uncomputed if cached.step >= step]
 
-    def invalidate(self, blocks: Iterable[CachedBlock[H]]) -> None:
+    def invalidate(self, blocks: Iterable[CachedBlock]) -> None:
         """Let nobody find these blocks any more, which somebody holds: they will not hold what their names say."""
         invalid = {cached.block: cached for cached in blocks}
         for cached in invalid.values():
@@ -207,12 +197,12 @@ class PrefixCache(Generic[H]):
                 cached.name = None
         self._uncomputed = [cached for cached in self._uncomputed if cached.block not in invalid]
 
-    def forget(self, cached: CachedBlock[H]) -> None:
+    def forget(self, cached: CachedBlock) -> None:
         """Leave a block that has no name any more to its only holder."""
         assert cached.name is None and len(cached.holders) == 1
         del self._by_block[cached.block]
 
-    def share(self, cached: CachedBlock[H], holder: H) -> None:
+    def share(self, cached: CachedBlock, holder: BlockTable) -> None:
         """Let one more hold the block."""
         if not cached.holders:
             self._no_longer_idle(cached)
@@ -229,17 +219,17 @@ class PrefixCache(Generic[H]):
         """Take a chain, which has blocks, for one of another kind that was left just now."""
         self._idle[chain.tenant].change_kind(chain, kind, now)
 
-    def leave(self, cached: CachedBlock[H], holder: H) -> None:
+    def leave(self, cached: CachedBlock, holder: BlockTable) -> None:
         """Let one of several holders go."""
         del cached.holders[holder]
         assert cached.holders, "its last holder has left: it is idle"
 
-    def retire(self, blocks: Iterable[CachedBlock[H]], tenant: str) -> None:
+    def retire(self, blocks: Iterable[CachedBlock], tenant: str) -> None:
         """Let the tenant's only holder of these blocks go. They are idle from now on, a chain: let those come first
         that follow on others.
         """
         idle, chain = self._idle_of(tenant), self._chain
-        before, pinned, named, is_pinned = len(idle), 0, list[CachedBlock[H]](), self.is_pinned
+        before, pinned, named, is_pinned = len(idle), 0, list[CachedBlock](), self.is_pinned
         for cached in blocks:
             cached.holders.clear()
             if cached.name is None:
@@ -273,12 +263,12 @@ class PrefixCache(Generic[H]):
             evicted += self._evict_first(tenant, most, since)
         return evicted
 
-    def pin(self, cached: CachedBlock[H]) -> None:
+    def pin(self, cached: CachedBlock) -> None:
         """Make an idle block unevictable; `pinned_for` says for which tenants."""
         self._leave_idle(cached)
         self.num_pinned += 1
 
-    def unpin(self, cached: CachedBlock[H]) -> None:
+    def unpin(self, cached: CachedBlock) -> None:
         """Let an idle block that was pinned be as others are that were used just now."""
         assert not cached.pinned_for
         self.num_pinned -= 1
@@ -291,14 +281,14 @@ class PrefixCache(Generic[H]):
 
     def drop_chain(self) -> None:
         """Give up what became idle of the chain that was left last, and let nobody know."""
-        blocks: list[CachedBlock[H]] = list(self._chain.blocks.values())  # type: ignore[arg-type]
+        blocks: list[CachedBlock] = list(self._chain.blocks.values())  # type: ignore[arg-type]
         for cached in blocks:
             self._no_longer_idle(cached)
             del self._by_name[cached.name], self._by_block[cached.block]  # type: ignore[index]
         self.evictions += len(blocks)
         self._pool.release([cached.block for cached in blocks])
 
-    def _idle_of(self, tenant: str) -> IdleBlocks[CachedBlock[H]]:
+    def _idle_of(self, tenant: str) -> IdleBlocks[CachedBlock]:
         if tenant not in self._idle:
             self._idle[tenant] = IdleBlocks(self.worth)
         return self._idle[tenant]
@@ -351,7 +341,7 @@ class PrefixCache(Generic[H]):
         self._pool.release(blocks)
         return len(blocks)
 
-    def _become_idle(self, cached: CachedBlock[H]) -> None:
+    def _become_idle(self, cached: CachedBlock) -> None:
         tenant = cached.tenant
         idle = self._idle_of(tenant)
         idle.add([cached], IdleChain(tenant, PLAIN, None, self.kept.now, next(self._uses), is_held=False))
@@ -359,7 +349,7 @@ class PrefixCache(Generic[H]):
         self._keep_ceiling(tenant)
         self._offer(tenant)
 
-    def _no_longer_idle(self, cached: CachedBlock[H]) -> None:
+    def _no_longer_idle(self, cached: CachedBlock) -> None:
         self._num_idle -= 1
         if cached.pinned_for:
             self.num_pinned -= 1
@@ -367,7 +357,7 @@ class PrefixCache(Generic[H]):
         else:
             self._leave_idle(cached)
 
-    def _leave_idle(self, cached: CachedBlock[H]) -> None:
+    def _leave_idle(self, cached: CachedBlock) -> None:
         idle = self._idle[cached.tenant]
         idle.take(cached)
         self.num_held_back -= cached.is_held_back
@@ -381,12 +371,12 @@ class PrefixCache(Generic[H]):
             self._num_kept += blocks
             self.kept.add(tenant, blocks)
 
-    def check_integrity(self, held: Iterable[tuple[int, H]]) -> None:
+    def check_integrity(self, held: Iterable[tuple[int, BlockTable]]) -> None:
         """Assert that names, blocks, holders and idle blocks agree; `held` are all blocks of all block tables."""
         named = [cached for cached in self._by_block.values() if cached.name is not None]
         assert self._by_name.keys() == {cached.name for cached in named}, "a name has no block"
         assert len(self._by_name) == len(named), "two blocks have one name"
-        holders: dict[int, set[H]] = {}
+        holders: dict[int, set[BlockTable]] = {}
         for block, holder in held:
             holders.setdefault(block, set()).add(holder)
         idle = {cached.block: cached for one in self._idle.values() for cached in one}

@@ -35,10 +35,10 @@ class Accounting:
                 scheduled.failed.append(sequence)
                 counters.generation_tokens -= 1  # it is counted below with the others
                 continue
-            generated = sequence.output
+            generated, request = sequence.output, sequence.request
             generated.append(token_id)
             reason = None
-            if token_id in sequence.end_tokens or len(generated) >= sequence.max_tokens:
+            if token_id in request.end_tokens or len(generated) >= request.max_tokens:
                 reason = self._end_of(sequence, token_id)
                 if reason is not None:
                     scheduled.ended.append((sequence, reason))
@@ -67,13 +67,13 @@ class Accounting:
         A step in flight may sample the first of them: it is known before. Those that no step in flight computes are
         computed together by the next.
         """
-        known = len(sequence.prompt) + len(sequence.output)
+        known = sequence.num_prompt_tokens + len(sequence.output)
         num_in_flight, count = sequence.num_tokens - known, 0
         for token_id in forced[: sequence.token_limit - known]:
             sequence.output.append(token_id)
             count += 1
             reason = None
-            if token_id in sequence.end_tokens or len(sequence.output) >= sequence.max_tokens:
+            if token_id in sequence.request.end_tokens or len(sequence.output) >= sequence.request.max_tokens:
                 reason = self._end_of(sequence, token_id)
             new_tokens.append((sequence, token_id, reason))
             if reason is not None:
@@ -82,7 +82,6 @@ class Accounting:
         if count:
             scheduled.jumped[sequence] = count
             self._counters.jump_forward_tokens += count
-            sequence.num_jumped_tokens += count
             sequence.num_redundant = min(num_in_flight, count)
             sequence.num_tokens = max(sequence.num_tokens, known + count)
             sequence.num_admitted_tokens, sequence.jumps = known + count, True
@@ -91,11 +90,11 @@ class Accounting:
         """Finish a sequence if its newest token ends it. A sequence that completes its grammar may end before its
         min_tokens.
         """
-        sampling = sequence.sampling
+        sampling = sequence.request.sampling
         may_end = len(sequence.output) > sampling.min_tokens or sampling.grammar is not None
-        if token_id in sequence.end_tokens and may_end:
+        if token_id in sequence.request.end_tokens and may_end:
             reason = FinishReason.STOP
-        elif len(sequence.output) >= sequence.max_tokens:
+        elif len(sequence.output) >= sequence.request.max_tokens:
             reason = FinishReason.LENGTH
         else:
             return None

@@ -1,8 +1,8 @@
 """Between the turns of a conversation its blocks are an idle chain, which the next turn claims."""
 
 from backend.paged_kv.idle_blocks import PLAIN, WANTED, IdleChain
-from backend.paged_kv.prefix_cache import PrefixCache
-from backend.scheduler.holdings import BlockHolder, Cached, Holdings
+from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
+from backend.scheduler.holdings import Holdings
 from backend.scheduler.retention import Keep, KeepRecent, Retention
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.swapping import Swapping
@@ -14,9 +14,7 @@ class BetweenTurns:
     A chain claimed by a waiting sequence is evicted last.
     """
 
-    def __init__(
-        self, cache: PrefixCache[BlockHolder], holdings: Holdings, swapping: Swapping, block_size: int
-    ) -> None:
+    def __init__(self, cache: PrefixCache, holdings: Holdings, swapping: Swapping, block_size: int) -> None:
         self._cache, self._holdings, self._swapping = cache, holdings, swapping
         self._block_size = block_size
         self._retention: Retention = KeepRecent()
@@ -46,14 +44,14 @@ class BetweenTurns:
         keep, now = self._retention.keep, self._holdings.now
         names = sequence.block_names[: sequence.num_computed_tokens // self._block_size] if is_named else []
         if sequence.status is SequenceStatus.PREEMPTED:
-            for cached in [cached for block in sequence.block_table if (cached := self._cache.at(block))]:
+            for cached in [cached for block in sequence.block_table.blocks if (cached := self._cache.at(block))]:
                 cached.is_wanted = True
             chain = self._cache.begin_chain(sequence.tenant, now)
             chain.kind = WANTED if keep is Keep.WHILE_WORTH else PLAIN
         elif not names or sequence.finish_reason is FinishReason.FAILED:
             self._cache.begin_chain(sequence.tenant, now)
         else:
-            expects = sequence.expects_followup
+            expects = sequence.request.expects_followup
             is_held = keep is Keep.HELD and expects is not None
             chain = self._cache.begin_chain(sequence.tenant, now, expects, is_held)
             self._retention.left(chain, names[-1])
@@ -66,7 +64,7 @@ class BetweenTurns:
     def _worth(self, kind: int, chain: IdleChain) -> float:
         return self._retention.worth(kind, chain, self._holdings.now - chain.left_at)
 
-    def _probability(self, cached: Cached) -> float | None:
+    def _probability(self, cached: CachedBlock) -> float | None:
         chain = cached.chain
         if chain is None or cached.is_common:
             return None

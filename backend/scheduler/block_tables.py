@@ -15,7 +15,7 @@ from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
 from backend.scheduler.between_turns import BetweenTurns
-from backend.scheduler.holdings import BlockHolder, Holdings
+from backend.scheduler.holdings import Holdings
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.pins import Pins
 from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
@@ -45,7 +45,7 @@ class BlockTables:
 
     def __init__(self, config: EngineConfig, counters: Counters) -> None:
         self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
-        self.cache = PrefixCache[BlockHolder](self.pool)
+        self.cache = PrefixCache(self.pool)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
         self.pinned_prefixes = PinnedPrefixes(self.cache, self.allowances)
@@ -88,11 +88,12 @@ class BlockTables:
 
         The last token is never computed, so it needs no memory.
         """
-        return blocks_for(sequence.most_tokens - 1 if self._contiguous else sequence.num_tokens, self._block_size)
+        tokens = sequence.request.most_tokens - 1 if self._contiguous else sequence.num_tokens
+        return blocks_for(tokens, self._block_size)
 
     def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
         """Return the blocks that `length` more computed tokens need beyond the block table."""
-        needed = blocks_for(sequence.num_computed_tokens + length, self._block_size) - len(sequence.block_table)
+        needed = blocks_for(sequence.num_computed_tokens + length, self._block_size) - len(sequence.block_table.blocks)
         if needed <= 0:
             return 0
         return self.blocks_to_start(sequence) if self._contiguous else needed
@@ -106,7 +107,7 @@ class BlockTables:
         if sequence.watermark == 1:
             return len(running)
         each, size = sequence.watermark, self._block_size
-        return sum(min(each, blocks_for(s.most_tokens - 1, size) - len(s.block_table)) for s in running)
+        return sum(min(each, blocks_for(s.request.most_tokens - 1, size) - len(s.block_table.blocks)) for s in running)
 
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
         """Return True if the blocks of the sequence and `watermark_blocks` beside them are available."""
@@ -131,13 +132,12 @@ class BlockTables:
             self.cache.evict(lacking + self._evicted_ahead)
         blocks = self.pool.allocate(count)
         if blocks is not None:
-            self.holdings.own(sequence, blocks)
-            sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
+            self.holdings.own(sequence.block_table, blocks)
         return blocks
 
     def num_reclaimable(self, sequence: Sequence) -> int:
         """Return the blocks that freeing the sequence makes available: its unshared ones."""
-        return len(sequence.block_table) - sequence.num_shared_blocks
+        return len(sequence.block_table.blocks) - sequence.block_table.num_shared
 
     # shared blocks
 
@@ -147,8 +147,7 @@ class BlockTables:
         The last token is left out, so that a row remains to sample the next token from; so are blocks that the same
         step fills, because rows of one step are computed in no order.
         """
-        table, names, size = sequence.block_table, sequence.block_names, self._block_size
-        index = len(table)
+        names, size, index = sequence.block_names, self._block_size, len(sequence.block_table.blocks)
         most = min(len(names), (sequence.num_tokens - 1) // size)
         if index >= most or not self._caches or sequence.num_computed_tokens != index * size:
             return NO_HIT
@@ -185,15 +184,15 @@ class BlockTables:
 
         The step copies swapped blocks back from the host, as far as blocks can be allocated.
         """
-        self.holdings.count_seconds(sequence)
+        table = sequence.block_table
+        self.holdings.count_seconds(table)
         for cached in hit.blocks:
-            self.holdings.share(sequence, cached)
+            self.holdings.share(table, cached)
         blocks = [cached.block for cached in hit.blocks]
-        self.holdings.append(sequence, blocks)
+        self.holdings.append(table, blocks)
         if hit.swapped:
             blocks += self._copy_back(sequence, hit.swapped, step)
-        sequence.peak_blocks = max(sequence.peak_blocks, len(sequence.block_table))
-        self._found_up_to(sequence, len(sequence.block_table) * self._block_size, step)
+        self._found_up_to(sequence, len(table.blocks) * self._block_size, step)
         return blocks
 
     def fork(self, sequence: Sequence, hit: PrefixHit, step: int) -> None:
@@ -201,15 +200,15 @@ class BlockTables:
         The caller has made sure that it can be allocated.
         """
         self.take(sequence, hit, step)
-        if len(sequence.block_table) < blocks_for(len(sequence.prompt), self._block_size):
+        if len(sequence.block_table.blocks) < blocks_for(sequence.num_prompt_tokens, self._block_size):
             blocks = self.allocate(sequence, 1)
             assert blocks is not None, "a fork finds no room for a block"
-        self._found_up_to(sequence, len(sequence.prompt), step)
+        self._found_up_to(sequence, sequence.num_prompt_tokens, step)
 
     def _found_up_to(self, sequence: Sequence, num_tokens: int, step: int) -> None:
         """Record that the sequence has its first tokens from the cache, unless the step is lost."""
         sequence.num_computed_tokens = num_tokens
-        before, after = sequence.num_prefilled_tokens, min(num_tokens, len(sequence.prompt))
+        before, after = sequence.num_prefilled_tokens, min(num_tokens, sequence.num_prompt_tokens)
         if after > before:
             sequence.num_prefilled_tokens = after
             sequence.num_cached_tokens += after - before
@@ -223,7 +222,7 @@ class BlockTables:
             return []
         for host_block, block in zip(swapped, blocks, strict=True):
             self.swapping.copy_back(host_block, block)
-            self.cache.publish(host_block.name, block, step, sequence, is_copied=True)
+            self.cache.publish(host_block.name, block, step, sequence.block_table, is_copied=True)
         return blocks
 
     def _find_swapped(self, names: list[BlockName]) -> list[HostBlock]:
@@ -266,33 +265,35 @@ class BlockTables:
         first, last = start // size, min(sequence.num_told_names, sequence.num_computed_tokens // size)
         if first < last:
             filled = names[first:last]
-            self.cache.publish_all(filled, table[first:last], step, sequence)
+            self.cache.publish_all(filled, table.blocks[first:last], step, table)
             self.swapping.computed(filled)
 
-    def lost(self, step: int, forks: Iterable[Fork]) -> None:
-        """Undo the effects of this lost step and all later ones on block tables. Their rows are undone already.
+    def lost(self, step: int, forks: Iterable[Fork], holders: Iterable[Sequence]) -> None:
+        """Undo the effects of this lost step and all later ones on block tables, of `holders` and of pins. Their rows
+        are undone already.
 
         A holder of a block that a lost step was to fill loses it and all blocks behind it; a sequence forked by a lost
         step returns to its earlier blocks.
         """
         lost = self.cache.uncomputed(step)
-        cut: dict[BlockHolder, int] = {forked: num_blocks for forked, _, num_blocks in forks}  # first index
+        cut = {forked.block_table: num_blocks for forked, _, num_blocks in forks}  # first index
         for cached in lost:
             for follower in list(cached.holders)[not cached.is_copied :]:
-                cut[follower] = min(follower.block_table.index(cached.block), cut.get(follower, maxsize))
+                cut[follower] = min(follower.blocks.index(cached.block), cut.get(follower, maxsize))
         self.swapping.lost(step)
         self.cache.invalidate(lost)
-        for holder, index in cut.items():
-            self.holdings.count_seconds(holder)
-            self.pins.cut(holder, index)
-            self.cache.begin_chain(holder.tenant, self.holdings.now)
-            self.holdings.leave(holder, holder.block_table[index:])
-            del holder.block_table[index:]
-            holder.num_computed_tokens = min(holder.num_computed_tokens, index * self._block_size)
+        for table, index in cut.items():
+            self.holdings.count_seconds(table)
+            self.pins.cut(table, index)
+            self.cache.begin_chain(table.tenant, self.holdings.now)
+            self.holdings.leave(table, index)
+        for holder in holders:
+            kept = len(holder.block_table.blocks) * self._block_size
+            holder.num_computed_tokens = min(holder.num_computed_tokens, kept)
         self.pinned_prefixes.settle()
         self.pins.were_cut()
         for _, sequence, before, after in self._found:
-            undone = after - max(before, cut.get(sequence, maxsize) * self._block_size)
+            undone = after - max(before, cut.get(sequence.block_table, maxsize) * self._block_size)
             if undone > 0:
                 sequence.num_prefilled_tokens -= undone
                 sequence.num_cached_tokens -= undone
@@ -302,7 +303,7 @@ class BlockTables:
 
     def name_known(self, sequence: Sequence) -> None:
         """Name full blocks of known tokens, a few at a time: naming all of a long output at its end would stall."""
-        known = (len(sequence.prompt) + len(sequence.output)) // self._block_size
+        known = (sequence.num_prompt_tokens + len(sequence.output)) // self._block_size
         if self._caches and known >= len(sequence.block_names) + BLOCKS_NAMED_AT_ONCE:
             self.name_blocks(sequence, known)
 
@@ -313,7 +314,7 @@ class BlockTables:
         """
         if not self._caches or sequence.finish_reason is FinishReason.FAILED:
             return False
-        known = len(sequence.prompt) + len(sequence.output)
+        known = sequence.num_prompt_tokens + len(sequence.output)
         full = min(sequence.num_computed_tokens, known) // self._block_size
         self.name_blocks(sequence, full)
         names, told = sequence.block_names, sequence.num_told_names
@@ -321,35 +322,35 @@ class BlockTables:
             self.newly_named.append((sequence, told))
             sequence.num_told_names = len(names)
         last = min(full, len(names))
-        self.cache.publish_all(names[:last], sequence.block_table[:last], sequence.last_step, sequence)
+        table = sequence.block_table
+        self.cache.publish_all(names[:last], table.blocks[:last], sequence.last_step, table)
         return True
 
     def free(self, sequence: Sequence, *, is_published: bool = False) -> None:
         """Free all blocks of a sequence with no step in flight."""
         if not is_published:
             self.publish_all(sequence)
-        self.holdings.count_seconds(sequence)
+        self.holdings.count_seconds(sequence.block_table)
         self.between_turns.leaves(sequence, is_named=self._caches)
-        self.holdings.leave(sequence, sequence.block_table)
+        self.holdings.leave(sequence.block_table)
         self.pinned_prefixes.settle()
-        sequence.block_table = []
         self.between_turns.has_left(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
         """Invalidate the cached blocks of a sequence."""
-        cached = [self.cache.at(block) for block in sequence.block_table]
+        cached = [self.cache.at(block) for block in sequence.block_table.blocks]
         self.cache.invalidate([one for one in cached if one is not None])
 
     def check_integrity(self, sequences: Collection[Sequence]) -> None:
         """Assert that every block is free, idle, or held by some of these sequences and pins; and the integrity of
         each part.
         """
-        holders: list[BlockHolder] = [*sequences, *self.pins.all]
+        holders = [*(sequence.block_table for sequence in sequences), *self.pins.all]
         self.pins.check_integrity()
         self.pool.check_integrity()
         self.holdings.check_integrity(holders, self.pinned_prefixes.idle_by_tenant())
         self.pinned_prefixes.check_integrity()
         self.swapping.host.check_integrity()
-        self.cache.check_integrity((block, one) for one in holders for block in one.block_table)
-        num_held = len({block for one in holders for block in one.block_table})
+        self.cache.check_integrity((block, one) for one in holders for block in one.blocks)
+        num_held = len({block for one in holders for block in one.blocks})
         assert num_held + self.cache.num_idle + self.pool.num_free == self._config.num_blocks, "blocks were lost"

@@ -9,7 +9,7 @@ copied at once, because each answer writes at once).
 from collections.abc import Iterable
 
 from backend.config import EngineConfig
-from backend.scheduler.holdings import Cached
+from backend.paged_kv.prefix_cache import CachedBlock
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import PrefillBudget, ScheduledStep
@@ -26,9 +26,9 @@ def group_by_prompt(sequences: Iterable[Sequence]) -> None:
     first: dict[tuple[int | None, tuple[int, ...]], Sequence] = {}
     leader: Sequence | None = None
     for sequence in sequences:
-        asked = sequence.sampling.prompt_logprobs
-        if leader is None or sequence.prompt is not leader.prompt or asked != leader.sampling.prompt_logprobs:
-            leader = first.setdefault((asked, tuple(sequence.prompt)), sequence)
+        prompt, asked = sequence.request.prompt, sequence.request.sampling.prompt_logprobs
+        if leader is None or prompt is not leader.request.prompt or asked != leader.request.sampling.prompt_logprobs:
+            leader = first.setdefault((asked, tuple(prompt)), sequence)
         if leader is not sequence:
             leader.prompt_group = sequence.prompt_group = leader.id
             sequence.prompt_logprobs = leader.prompt_logprobs
@@ -67,7 +67,7 @@ class Forking:
         row = leaders.get(sequence.prompt_group) if leaders and sequence.prompt_group is not None else None
         if row is None or not self._may_follow(sequence, leader := scheduled.sequences[row]):
             return self._blocks.find(sequence, scheduled.batch.step)
-        if leader.num_computed_tokens == len(leader.prompt):
+        if leader.num_computed_tokens == leader.num_prompt_tokens:
             hit = self._fork(sequence, leader, row)
             return hit or self._blocks.find(sequence, scheduled.batch.step)
         hit = self._blocks.find(sequence, scheduled.batch.step)
@@ -77,7 +77,7 @@ class Forking:
 
     def take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         """Let a sequence that holds a slot have what was found for this step."""
-        before = len(sequence.block_table)
+        before = len(sequence.block_table.blocks)
         if hit.fork_row is not None:
             self._blocks.fork(sequence, hit, scheduled.batch.step)
             scheduled.add_fork(sequence, hit.fork_row, before)
@@ -89,14 +89,14 @@ class Forking:
 
         Only blocks with names can be shared: without a prefix cache each answer computes the prompt.
         """
-        length = len(sequence.prompt)
+        length = sequence.num_prompt_tokens
         return (
             self._blocks.shares_blocks
             and leader.status is SequenceStatus.RUNNING
-            and (leader.tenant, len(leader.prompt)) == (sequence.tenant, length)
+            and (leader.tenant, leader.num_prompt_tokens) == (sequence.tenant, length)
             and leader.num_told_names >= length // self._block_size
             and sequence.num_tokens == length
-            and sequence.num_computed_tokens == len(sequence.block_table) * self._block_size
+            and sequence.num_computed_tokens == len(sequence.block_table.blocks) * self._block_size
             and sequence.num_computed_tokens <= leader.num_computed_tokens
         )
 
@@ -104,8 +104,8 @@ class Forking:
         """Return the hit with which the sequence starts from this row; None where it cannot share the leader's blocks,
         or lacks memory for one of its own.
         """
-        full, rest = divmod(len(leader.prompt), self._block_size)
-        blocks = leader.block_table[len(sequence.block_table) : full]
+        full, rest = divmod(leader.num_prompt_tokens, self._block_size)
+        blocks = leader.block_table.blocks[len(sequence.block_table.blocks) : full]
         shared = [cached for block in blocks if (cached := self._cached(block)) is not None]
         if len(shared) < len(blocks):
             return None
@@ -116,6 +116,6 @@ class Forking:
         count = len(shared)
         return PrefixHit(shared, num_held=count, num_paid=count, is_being_computed=True, fork_row=row)
 
-    def _cached(self, block: int) -> Cached | None:
+    def _cached(self, block: int) -> CachedBlock | None:
         cached = self._blocks.cache.at(block)
         return None if cached is None or cached.name is None else cached

@@ -101,7 +101,7 @@ class DefaultHooks:
         return True
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
-        return sum(self._blocks_for(sequence.num_tokens) + 1 - sequence.num_unpaid_blocks for sequence in sequences)
+        return sum(self._blocks_for(one.num_tokens) + 1 - one.block_table.num_unpaid for one in sequences)
 
     def admitted(self, sequence: Sequence, *, follows: bool) -> None:
         pass

@@ -10,6 +10,7 @@ from backend.paged_kv.block_names import BlockName
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Counters
 from backend.scheduler.block_tables import BlockTables
+from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -121,6 +122,10 @@ class KVManager:
             for sequence in sequences:
                 if sequence.status is not _RUNNING:
                     self._free_if_idle(sequence)
+
+    def lost(self, step: int, forks: Iterable[Fork]) -> None:
+        """Undo the effects of this lost step, and of all later ones, on blocks."""
+        self.blocks.lost(step, forks, [*self.running.values(), *self._leaving])
 
     def _free_if_idle(self, sequence: Sequence) -> None:
         """Free blocks and slot, unless a step in flight still names the sequence; a preempted one waits again."""

@@ -63,7 +63,7 @@ class DeviceResync:
         """Add unsent hits to the step, for the sequences that still run with them."""
         hits, self.untold = self.untold, []
         for sequence, index, blocks in hits:
-            held = sequence.block_table[index : index + len(blocks)]
+            held = sequence.block_table.blocks[index : index + len(blocks)]
             if sequence.status is SequenceStatus.RUNNING and held == blocks:
                 scheduled.add_hit(sequence, index, blocks)
 
@@ -72,7 +72,7 @@ class DeviceResync:
         sequences themselves where nothing was sampled yet.
         """
         kept = [s for s in self.out_of_sync if s.slot >= 0 and s not in scheduled.admitted]
-        prefilling = [s for s in kept if len(s.prompt) + len(s.output) == s.num_admitted_tokens]
+        prefilling = [s for s in kept if s.num_prompt_tokens + len(s.output) == s.num_admitted_tokens]
         scheduled.batch.admitted[:0] = [new_sequence(s) for s in prefilling]
-        scheduled.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table)) for s in kept]
+        scheduled.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table.blocks)) for s in kept]
         self.out_of_sync = []

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from backend.paged_kv.block_names import BlockName
-from backend.paged_kv.prefix_cache import PrefixCache
+from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.allowances import Allowances
-from backend.scheduler.holdings import BlockHolder, Cached
 
 
 class PinnedPrefixes:
@@ -17,11 +16,11 @@ class PinnedPrefixes:
     towards their tenant's allowance, and are unpinned before the allowance keeps a sequence from running.
     """
 
-    def __init__(self, cache: PrefixCache[BlockHolder], allowances: Allowances) -> None:
+    def __init__(self, cache: PrefixCache, allowances: Allowances) -> None:
         self._cache, self._allowances = cache, allowances
         self._names: dict[str, dict[BlockName, None]] = {}  # pinned by each tenant, in the order of the prefix
         self._tenants: dict[BlockName, tuple[str, ...]] = {}  # tenants that pin each name
-        self._idle: dict[str, dict[int, Cached]] = {}  # pinned blocks of each tenant, a prefix's last first
+        self._idle: dict[str, dict[int, CachedBlock]] = {}  # pinned blocks of each tenant, a prefix's last first
         self._above: dict[str, None] = {}  # tenants perhaps above their allowance
         self.reuses: Counter[str] = Counter()  # hits on idle pinned blocks, by tenant
         cache.taken = self._taken
@@ -60,7 +59,7 @@ class PinnedPrefixes:
         self._cache.is_pinned = self._is_pinned if self._tenants else None
         self.settle()
 
-    def give_way(self, tenant: str, needed: int, besides: Collection[Cached] = ()) -> None:
+    def give_way(self, tenant: str, needed: int, besides: Collection[CachedBlock] = ()) -> None:
         """Unpin idle blocks of the tenant, except `besides`, until its allowance permits `needed` more; none if all are
         too few.
         """
@@ -88,7 +87,7 @@ class PinnedPrefixes:
         self._above[tenant] = None
         self.settle()
 
-    def _is_pinned(self, cached: Cached) -> bool:
+    def _is_pinned(self, cached: CachedBlock) -> bool:
         """Keep a block without holders for each tenant that pins its name; True if any does."""
         assert cached.name is not None
         tenants = self._tenants.get(cached.name, ())
@@ -96,7 +95,7 @@ class PinnedPrefixes:
             self._keep(tenant, cached)
         return bool(tenants)
 
-    def _keep(self, tenant: str, cached: Cached) -> None:
+    def _keep(self, tenant: str, cached: CachedBlock) -> None:
         cached.pinned_for += (tenant,)
         self._idle.setdefault(tenant, {})[cached.block] = cached
         self._allowances.charge(tenant, 1)
@@ -104,20 +103,20 @@ class PinnedPrefixes:
         if self._allowances.allowed(tenant) is not None:
             self._above[tenant] = None
 
-    def _let_go(self, tenant: str, cached: Cached) -> None:
+    def _let_go(self, tenant: str, cached: CachedBlock) -> None:
         cached.pinned_for = tuple(one for one in cached.pinned_for if one != tenant)
         self._forget(tenant, cached)
         if not cached.pinned_for:
             self._cache.unpin(cached)
 
-    def _taken(self, cached: Cached) -> None:
+    def _taken(self, cached: CachedBlock) -> None:
         """End the charge for an idle pinned block that a sequence takes."""
         for tenant in cached.pinned_for:
             self._forget(tenant, cached)
             self.reuses[tenant] += 1
         cached.pinned_for = ()
 
-    def _forget(self, tenant: str, cached: Cached) -> None:
+    def _forget(self, tenant: str, cached: CachedBlock) -> None:
         blocks = self._idle[tenant]
         del blocks[cached.block]
         if not blocks:

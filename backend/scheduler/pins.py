@@ -2,33 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 
 from backend.config import EngineConfig
-from backend.paged_kv.prefix_cache import PrefixCache
+from backend.paged_kv.block_table import BlockTable
+from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.allowances import Allowances
-from backend.scheduler.holdings import BlockHolder, Cached, Holdings
+from backend.scheduler.holdings import Holdings
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.sequence import Sequence
 
 BLOCKS_PER_PINNED_BLOCK = 8  # one in eight blocks may be pinned for waiting sequences
 
-FindBlocks = Callable[[Sequence, int], list[Cached]]
+FindBlocks = Callable[[Sequence, int], list[CachedBlock]]
 """Return the cached blocks of a sequence's tokens, for a row of a step."""
-
-
-@dataclass(slots=True, eq=False)
-class Pin:
-    """Holds the cached prompt blocks of a waiting sequence, until it has a slot or has ended."""
-
-    id: str
-    tenant: str
-    block_table: list[int] = field(default_factory=list)
-    num_shared_blocks: int = 0
-    num_charged_blocks: int = 0
-    num_computed_tokens: int = 0
-    kv_block_seconds: float = 0.0
-    held_since: float = 0.0
 
 
 class Pins:
@@ -41,7 +27,7 @@ class Pins:
     def __init__(
         self,
         config: EngineConfig,
-        cache: PrefixCache[BlockHolder],
+        cache: PrefixCache,
         holdings: Holdings,
         allowances: Allowances,
         pinned_prefixes: PinnedPrefixes,
@@ -52,7 +38,7 @@ class Pins:
         self._block_size = config.block_size
         self._most = config.num_blocks // BLOCKS_PER_PINNED_BLOCK
         self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # beside floors and prefixes
-        self._pins: dict[Sequence, Pin] = {}  # the newest last
+        self._pins: dict[Sequence, BlockTable] = {}  # the newest last
         self._pinned: Counter[int] = Counter()  # pins that hold each block
 
     @property
@@ -60,14 +46,14 @@ class Pins:
         return len(self._pinned)
 
     @property
-    def all(self) -> Collection[Pin]:
+    def all(self) -> Collection[BlockTable]:
         return self._pins.values()
 
     def of(self, tenant: str) -> list[Sequence]:
         """Return the tenant's waiting sequences with a pin."""
         return [sequence for sequence in self._pins if sequence.tenant == tenant]
 
-    def look_up(self, sequence: Sequence, step: int) -> list[Cached]:
+    def look_up(self, sequence: Sequence, step: int) -> list[CachedBlock]:
         """Return the cached prompt blocks that may be pinned while the sequence queues, all or none. Only their number
         is noted: the sequence may be refused.
         """
@@ -75,17 +61,16 @@ class Pins:
         sequence.num_pinned_tokens = len(found) * self._block_size
         return found
 
-    def pin(self, sequence: Sequence, found: list[Cached]) -> None:
+    def pin(self, sequence: Sequence, found: list[CachedBlock]) -> None:
         """Pin the blocks just looked up for a waiting sequence, until `unpin`."""
         if not found:
             return
         blocks = [cached.block for cached in found]
-        pin = self._pins[sequence] = Pin(sequence.id, sequence.tenant, held_since=self._holdings.now)
+        pin = self._pins[sequence] = BlockTable(sequence.id, sequence.tenant, counted_at=self._holdings.now)
         self._pinned.update(blocks)
         for cached in found:
             self._holdings.share(pin, cached)
         self._holdings.append(pin, blocks)
-        pin.num_computed_tokens = sequence.num_pinned_tokens
 
     def unpin(self, sequence: Sequence) -> None:
         """Drop the pin of a sequence, which has been admitted or has ended, and charge it the pin's block-seconds."""
@@ -93,11 +78,11 @@ class Pins:
         if pin is None:
             return
         self._holdings.count_seconds(pin)
-        sequence.kv_block_seconds += pin.kv_block_seconds
+        sequence.block_table.block_seconds += pin.block_seconds
         sequence.num_pinned_tokens = 0
-        self._forget(pin.block_table)
+        self._forget(pin.blocks)
         self._cache.begin_chain(pin.tenant, self._holdings.now)
-        self._holdings.leave(pin, pin.block_table)
+        self._holdings.leave(pin)
         self._pinned_prefixes.settle()
 
     def surplus(self) -> Sequence | None:
@@ -106,22 +91,22 @@ class Pins:
         """
         return next(reversed(self._pins)) if self._pins and len(self._pinned) > self._room else None
 
-    def cut(self, holder: BlockHolder, index: int) -> None:
-        """Forget the blocks from `index` on, which a lost step takes from the holder, if it is a pin."""
-        if isinstance(holder, Pin):
-            self._forget(holder.block_table[index:])
+    def cut(self, table: BlockTable, index: int) -> None:
+        """Forget the blocks from `index` on, which a lost step takes from the table, if it is a pin."""
+        if table in self._pins.values():
+            self._forget(table.blocks[index:])
 
     def were_cut(self) -> None:
         """Set `num_pinned_tokens` of waiting sequences after `cut`."""
         for sequence, pin in self._pins.items():
-            sequence.num_pinned_tokens = pin.num_computed_tokens
+            sequence.num_pinned_tokens = len(pin.blocks) * self._block_size
 
     @property
     def _room(self) -> int:
         """Blocks left for pins beside floors and pinned prefixes."""
         return self._most_kept - self._cache.num_floor_blocks - self._pinned_prefixes.num_blocks
 
-    def _pinnable(self, sequence: Sequence, step: int) -> list[Cached]:
+    def _pinnable(self, sequence: Sequence, step: int) -> list[CachedBlock]:
         found = self._find(sequence, step)
         if not found or self._allowances.allowed(sequence.tenant) is not None:
             return []
@@ -137,5 +122,5 @@ class Pins:
     def check_integrity(self) -> None:
         """Assert that only waiting sequences have pins, and that the pinned blocks are within their limit."""
         assert all(waiting.slot < 0 for waiting in self._pins), "blocks are kept for a sequence that runs"
-        assert self._pinned == Counter(block for pin in self._pins.values() for block in pin.block_table), "lost a pin"
+        assert self._pinned == Counter(block for pin in self._pins.values() for block in pin.blocks), "lost a pin"
         assert not self._pinned or len(self._pinned) <= min(self._most, self._room), "too much is kept for who waits"

@@ -26,7 +26,7 @@ class Victims:
 
     def key(self, sequence: Sequence) -> tuple[int, float]:
         """Return the rank of a sequence; the largest is the first victim."""
-        return sequence.priority_class, self._hooks.due(sequence)
+        return sequence.request.priority_class, self._hooks.due(sequence)
 
     def choose(self, running: Iterable[Sequence], step: int | None) -> list[Sequence]:
         """Return the eligible victims, first choice first.
@@ -85,8 +85,9 @@ class Preemption:
 
         Only their remaining need is reserved at its admission: a lower class gives its memory to a higher one.
         """
-        own, may_be_preempted = sequence.priority_class, self._victims.may_be_preempted
-        return [s for s in self._kv_manager.running.values() if s.priority_class <= own or not may_be_preempted(s)]
+        own, may_be_preempted = sequence.request.priority_class, self._victims.may_be_preempted
+        running = self._kv_manager.running.values()
+        return [s for s in running if s.request.priority_class <= own or not may_be_preempted(s)]
 
     def preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
         """Free a slot or memory for the head of the queue, which joins a later step.
@@ -109,7 +110,7 @@ class Preemption:
         """
         if self._kv_manager.has_free_slot or self._kv_manager.freeing:
             return False
-        return not self.may_take_a_slot(head.tenant, head.priority_class) and self._most_spare > 0.0
+        return not self.may_take_a_slot(head.tenant, head.request.priority_class) and self._most_spare > 0.0
 
     def may_take_a_slot(self, tenant: str, priority_class: int) -> bool:
         """Return True if a running sequence may have to give its slot to one of this tenant and class."""
@@ -129,7 +130,7 @@ class Preemption:
             self._counted = self.running_changes
             running = self._kv_manager.running.values()
             self._slots_of = Counter([s.tenant for s in running])
-            self._lowest_class = max([s.priority_class for s in running], default=0)
+            self._lowest_class = max([s.request.priority_class for s in running], default=0)
             spare = [(count - 1) / (self._hooks.weight(tenant) or 1.0) for tenant, count in self._slots_of.items()]
             self._most_spare = max(spare, default=0.0)
         return self._slots_of
@@ -143,8 +144,8 @@ class Preemption:
             ):
                 self._yield(victim)
                 return
-        running, own = self._kv_manager.running, sequence.priority_class
-        below = (s for s in running.values() if s.priority_class > own and not _goes_before(s, sequence))
+        running, own = self._kv_manager.running, sequence.request.priority_class
+        below = (s for s in running.values() if s.request.priority_class > own and not _goes_before(s, sequence))
         lower = self._victims.choose(below, None)
         if not self._kv_manager.has_free_slot:
             if (seated := self.slot_for(sequence)) is None:
@@ -160,10 +161,10 @@ class Preemption:
         """Return the running sequence that gives its slot to `head`: of a lower class, else of the fullest tenant that
         without it has at least as many slots per weight as the head's tenant with one more, and is owed no more.
         """
-        running, own = self._kv_manager.running, head.priority_class
+        running, own = self._kv_manager.running, head.request.priority_class
         slots, own_weight = self._slots(), self._hooks.weight(head.tenant)
         if own < self._lowest_class:
-            lower = [s for s in running.values() if s.priority_class > own and not _goes_before(s, head)]
+            lower = [s for s in running.values() if s.request.priority_class > own and not _goes_before(s, head)]
             if victims := self._victims.choose(lower, None):
                 return victims[0]
         if own_weight is None or (least := (slots[head.tenant] + 1) / own_weight) > self._most_spare:

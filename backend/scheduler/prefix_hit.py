@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 
 from backend.paged_kv.host_pool import HostBlock
-from backend.scheduler.holdings import Cached
+from backend.paged_kv.prefix_cache import CachedBlock
 
 
 @dataclass(slots=True)
 class PrefixHit:
     """The cached blocks of a sequence's tokens, from the end of its block table on."""
 
-    blocks: list[Cached] = field(default_factory=list)
+    blocks: list[CachedBlock] = field(default_factory=list)
     swapped: list[HostBlock] = field(default_factory=list)  # host blocks that follow on `blocks`
     is_cut: bool = False  # the host has more blocks than one step may copy
     num_held: int = 0  # of `blocks`, held or pinned ones: sharing them takes no memory

@@ -154,12 +154,12 @@ class ScheduledStep:
         self.sequences.append(sequence)
         sequence.num_computed_tokens = start + length
         self._bill(sequence)
-        self.recomputed_tokens += length - sequence.num_new_tokens(start, length)
+        self.recomputed_tokens += max(0, min(start + length, sequence.num_lost_tokens) - start)
         is_complete = sequence.num_computed_tokens == sequence.num_tokens
         group = sequence.prompt_group
         if (
             group is not None
-            and sequence.num_tokens == len(sequence.prompt)
+            and sequence.num_tokens == sequence.num_prompt_tokens
             and (is_complete or group not in self.leaders)
         ):
             self.leaders[group] = row
@@ -171,11 +171,11 @@ class ScheduledStep:
         """Fork a sequence: the row that completes the prompt samples for it as well. Its block table has the prompt's
         blocks already; the first `num_blocks` precede the fork.
         """
-        batch, leader, table = self.batch, self.sequences[row], sequence.block_table
+        batch, leader, table = self.batch, self.sequences[row], sequence.block_table.blocks
         batch.new_blocks.append((sequence.slot, num_blocks, table[num_blocks:]))
         last = len(table) - 1
-        if table[last] != leader.block_table[last]:
-            batch.block_copies.append((leader.block_table[last], table[last]))
+        if table[last] != leader.block_table.blocks[last]:
+            batch.block_copies.append((leader.block_table.blocks[last], table[last]))
         batch.forks.append((len(batch.sampled), sequence.slot))
         self.forks.append((sequence, leader, num_blocks))
         self._sample(sequence, row)
@@ -188,7 +188,7 @@ class ScheduledStep:
 
     def _bill(self, sequence: Sequence) -> None:
         """Bill prompt tokens computed for the first time: a recompute is free for the tenant."""
-        tokens = min(sequence.num_computed_tokens, len(sequence.prompt)) - sequence.num_prefilled_tokens
+        tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens) - sequence.num_prefilled_tokens
         if tokens > 0:
             sequence.num_prefilled_tokens += tokens
             self.billed.append((sequence, tokens))
@@ -211,5 +211,6 @@ class ScheduledStep:
 
 def new_sequence(sequence: Sequence) -> NewSequence:
     """Return the device's record of a sequence that has sampled nothing since its admission."""
-    tokens = [*sequence.prompt, *sequence.output]
-    return NewSequence(sequence.slot, sequence.sampling, sequence.seed, tokens, len(sequence.prompt))
+    request = sequence.request
+    tokens = [*request.prompt, *sequence.output]
+    return NewSequence(sequence.slot, request.sampling, request.seed, tokens, len(request.prompt))

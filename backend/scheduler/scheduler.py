@@ -8,6 +8,7 @@ from collections import deque
 
 from backend.config import EngineConfig
 from backend.paged_kv.block_pool import BlockPool
+from backend.paged_kv.prefix_cache import CachedBlock
 from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
@@ -15,7 +16,6 @@ from backend.scheduler.batching.choices import RULES
 from backend.scheduler.batching.rule import StepParts
 from backend.scheduler.block_tables import NameBlocks
 from backend.scheduler.forking import Forking
-from backend.scheduler.holdings import Cached
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
 from backend.scheduler.kv_manager import KVManager
@@ -82,19 +82,19 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
-        assert 0 < len(sequence.prompt) < sequence.most_tokens <= self.config.max_model_len
+        assert 0 < sequence.num_prompt_tokens < sequence.request.most_tokens <= self.config.max_model_len
         sequence.num_told_names = len(sequence.block_names)
         sequence.admission_number = self.counters.admissions
         self.waiting.add(sequence)
         self._rule.arrived(sequence)
         self._resume(sequence.tenant)
 
-    def look_up(self, sequence: Sequence, now: float = 0.0) -> list[Cached]:
+    def look_up(self, sequence: Sequence, now: float = 0.0) -> list[CachedBlock]:
         """Return the cached prompt blocks that may be pinned while the sequence queues."""
         self.kv_manager.begin(now)
         return self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
 
-    def pin(self, sequence: Sequence, found: list[Cached], now: float = 0.0) -> None:
+    def pin(self, sequence: Sequence, found: list[CachedBlock], now: float = 0.0) -> None:
         """Pin the blocks just looked up until the sequence has a slot or has ended."""
         self.kv_manager.begin(now)
         self.kv_manager.blocks.between_turns.arrived(sequence, now)
@@ -232,12 +232,12 @@ class Scheduler:
                 (jumping if sequence.jumps else prefilling).append(sequence)
                 continue
             if num_tokens == start or num_tokens == sequence.token_limit:  # noqa: PLR1714 - for each row of each step
-                if start < num_tokens < sequence.most_tokens:
+                if start < num_tokens < sequence.request.most_tokens:
                     scheduled.paused[sequence] = WaitReason.TOKENS
                 continue  # its last token is in flight, or it is at its limit
             if sequence.status is not _RUNNING:
                 continue  # preempted for an earlier sequence
-            if start == len(sequence.block_table) * block_size:
+            if start == len(sequence.block_table.blocks) * block_size:
                 self.kv_manager.blocks.name_known(sequence)
                 if not self._rows.grow(sequence, 1, scheduled):
                     continue
@@ -261,7 +261,8 @@ class Scheduler:
 
         Decodes have no part in it: a decode takes one token of a step, a prefill all remaining ones.
         """
-        interval = min([s.token_interval for s in scheduled.sequences if s.token_interval is not None], default=None)
+        promised = [each for s in scheduled.sequences if (each := s.request.token_interval) is not None]
+        interval = min(promised, default=None)
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
         jumps = range(decodes, len(batch.slots))
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
@@ -370,7 +371,7 @@ class Scheduler:
         self.in_flight.clear()
         for scheduled in undone:
             scheduled.undo()
-        self.kv_manager.blocks.lost(failed.batch.step, [fork for scheduled in undone for fork in scheduled.forks])
+        self.kv_manager.lost(failed.batch.step, [fork for scheduled in undone for fork in scheduled.forks])
         for scheduled in undone:
             self.kv_manager.free_idle(scheduled.named)
         self._next_step = failed.batch.step

@@ -17,7 +17,7 @@ class StepRows:
 
     def grow(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> bool:
         """Allocate blocks for `length` more tokens, preempting others if need be; False when there are none yet."""
-        tables, held = self._blocks, len(sequence.block_table)
+        tables, held = self._blocks, len(sequence.block_table.blocks)
         needed = tables.blocks_to_grow(sequence, length)
         if not needed:
             return True

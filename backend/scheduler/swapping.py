@@ -13,7 +13,6 @@ from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.host_pool import UNPLANNED, HostBlock, HostPool
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.batch import Batch, Counters
-from backend.scheduler.holdings import BlockHolder
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import PrefillBudget
 
@@ -23,14 +22,14 @@ PRIOR_RETURN_RATE = 0.5  # before any block of a tenant was reused or lost
 Swaps = Callable[[float], bool]
 """This returns True if a block is worth a place on the host, from its probability of reuse."""
 
-Forecast = Callable[[CachedBlock[BlockHolder]], float | None]
+Forecast = Callable[[CachedBlock], float | None]
 """This returns a block's probability of reuse; None if unknown."""
 
 
 class Swapping:
     """Keeps the host's level of the prefix cache, and the copies that the next step has to make."""
 
-    def __init__(self, config: EngineConfig, cache: PrefixCache[BlockHolder], counters: Counters) -> None:
+    def __init__(self, config: EngineConfig, cache: PrefixCache, counters: Counters) -> None:
         self.host = HostPool(config.num_host_blocks)
         self._num_blocks = config.num_blocks
         self.swaps: Swaps = lambda probability: True  # set by the owner of the step-time model
@@ -117,7 +116,7 @@ class Swapping:
         """Keep as large a share of the host's blocks for the tenant as its floor is of the device's."""
         self.host.limit(tenant, floor * self.host.num_blocks // self._num_blocks)
 
-    def _evicted(self, cached: CachedBlock[BlockHolder]) -> None:
+    def _evicted(self, cached: CachedBlock) -> None:
         name = cached.name
         if name is None or self.host.named(name) is not None:
             self.out_rate -= RETURN_RATE_WEIGHT * self.out_rate

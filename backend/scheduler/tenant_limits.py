@@ -9,7 +9,7 @@ from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
-YOUNGEST = attrgetter("priority_class", "arrival", "id")
+YOUNGEST = attrgetter("request.priority_class", "arrival", "id")
 """Sort key of victims within a tenant: the largest is preempted first."""
 
 
@@ -50,4 +50,4 @@ class TenantLimits:
     def _peak(self, own: list[Sequence]) -> int:
         """Return the peak blocks of one tenant's sequences, at least the blocks for the oldest to run to its end."""
         oldest = min(own, key=YOUNGEST)
-        return max(self._hooks.peak(own) if len(own) > 1 else 0, self._blocks_for(oldest.most_tokens - 1))
+        return max(self._hooks.peak(own) if len(own) > 1 else 0, self._blocks_for(oldest.request.most_tokens - 1))

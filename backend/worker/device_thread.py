@@ -6,18 +6,22 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
+from typing import Any
 
 from backend.errors import MemoryExhausted
 from backend.scheduler.batch import Batch, StepOutput
 from backend.worker.executor import Executor, LostStep, PendingStep
+from backend.worker.side_job import SideJob
 
-Post = Callable[[StepOutput | BaseException], None]
-"""This is called on a device thread with each step's output in order, with `MemoryExhausted` in the place of one that
-was lost, or once with the error that ended the thread.
+Post = Callable[[StepOutput | SideJob[Any] | BaseException], None]
+"""This is called on a device thread with each step's output, or side job, in order, with `MemoryExhausted` in the place
+of a step that was lost, or once with the error that ended the thread.
 """
 
-Launched = tuple[int, PendingStep]
-"""A step that was launched, and the attempt that it belongs to: the next begins where a lost step comes again."""
+Launched = tuple[int, PendingStep | SideJob[Any]]
+"""A step that was launched, and the attempt that it belongs to: the next begins where a lost step comes again. A side
+job is of none, and so is never lost.
+"""
 
 
 class DeviceThread:
@@ -34,8 +38,9 @@ class DeviceThread:
     def __init__(self, executor: Executor, post: Post, depth: int) -> None:
         self._executor = executor
         self._post = post
-        self._inbox: SimpleQueue[Batch | None] = SimpleQueue()
-        self.submit: Callable[[Batch], None] = self._inbox.put  # takes a step that was planned, and never blocks
+        self._inbox: SimpleQueue[Batch | SideJob[Any] | None] = SimpleQueue()
+        # takes a step that was planned, or a side job, and never blocks
+        self.submit: Callable[[Batch | SideJob[Any]], None] = self._inbox.put
         self._launched: SimpleQueue[Launched | None] = SimpleQueue()  # by the one thread, for the other
         self._launchable = threading.Semaphore(depth - 1)  # behind the step that was launched last
         self._failing = threading.Lock()
@@ -103,6 +108,9 @@ class DeviceThread:
         """Launch each planned step that is not lost, when it is asked for."""
         attempt, newest, is_lost = 0, -1, False
         while (batch := self._inbox.get()) is not None and not self._failed:
+            if isinstance(batch, SideJob):
+                yield sys.maxsize, batch
+                continue
             if batch.step <= newest:
                 attempt, is_lost = attempt + 1, False
             newest = batch.step

@@ -147,14 +147,14 @@ class History:
         return Counter(
             record.service_class or ""
             for record in self._telemetry.live
-            for timeline in record.timelines
+            for timeline in record.engine.timelines
             if is_waiting(timeline.sequence)
         )
 
     def _waits(self) -> list[float]:
         """Return the seconds that each sequence has been without a first token, in the queue or in its prefill."""
         now = self._telemetry.clock()
-        sequences = (timeline.sequence for record in self._telemetry.live for timeline in record.timelines)
+        sequences = (timeline.sequence for record in self._telemetry.live for timeline in record.engine.timelines)
         return [now - s.arrival for s in sequences if not s.output and s.status is not SequenceStatus.FINISHED]
 
 

@@ -35,8 +35,8 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     config, blocks = scheduler.config, scheduler.kv_manager.blocks
     accounts = KVAccounts(scheduler.kv_manager)
     swapped, kept = dict(accounts.swapped()), dict(+accounts.kept())
-    held = [(sequence.tenant, list(sequence.block_table)) for sequence in _holders(scheduler)]
-    reserved = [(pin.tenant, list(pin.block_table)) for pin in blocks.pins.all]
+    held = [(sequence.tenant, list(sequence.block_table.blocks)) for sequence in _holders(scheduler)]
+    reserved = [(pin.tenant, list(pin.blocks)) for pin in blocks.pins.all]
     idle, pinned = list(blocks.cache.idle_blocks()), list(blocks.pinned_prefixes.idle_blocks())
     layers = ((idle, Use.CACHED, 0), (pinned, Use.PINNED, 0), (reserved, Use.RESERVED, 1), (held, Use.HELD, 1))
     owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, layers)
@@ -77,4 +77,4 @@ def _holders(scheduler: Scheduler) -> list[Sequence]:
     held = dict.fromkeys(scheduler.running.values())
     for scheduled in scheduler.in_flight:
         held |= dict.fromkeys(scheduled.sequences)
-    return [sequence for sequence in held if sequence.block_table]
+    return [sequence for sequence in held if sequence.block_table.blocks]

@@ -35,7 +35,7 @@ class QueueView:
         waiting = [
             (timeline.sequence, record)
             for record in records
-            for timeline in record.timelines
+            for timeline in record.engine.timelines
             if is_waiting(timeline.sequence)
         ]
         shown = nsmallest(MAX_ROWS, waiting, key=lambda entry: self._rank(entry[0]))
@@ -53,7 +53,7 @@ class QueueView:
             "tenant": sequence.tenant,
             "class": record.service_class,
             "waited": now - sequence.arrival,
-            "prompt_tokens": len(sequence.prompt),
+            "prompt_tokens": sequence.num_prompt_tokens,
             "reason": self._reasons.of_sequence(sequence),
         }
 

@@ -53,18 +53,19 @@ class RecentTraffic:
         self._ended: deque[RecentRequest] = deque(maxlen=MAX_REQUESTS)
 
     def request_ended(self, record: RequestRecord) -> None:
-        if record.asked is not None and record.asked_at is not None:
-            sequences = [timeline.sequence for timeline in record.timelines[:MAX_PROMPTS]]
-            self._ended.append(RecentRequest(record.asked_at, record.asked, list(map(_answered, sequences))))
+        engine = record.engine
+        if engine.asked is not None and engine.asked_at is not None:
+            sequences = [timeline.sequence for timeline in engine.timelines[:MAX_PROMPTS]]
+            self._ended.append(RecentRequest(engine.asked_at, engine.asked, list(map(_answered, sequences))))
 
     def within(self, now: float) -> list[RecentRequest]:
         """Return the requests of the last hour in order of time, but for those refused unread of which nothing is
         known.
         """
         live = [
-            RecentRequest(one.asked_at, one.asked, [])
+            RecentRequest(one.engine.asked_at, one.engine.asked, [])
             for one in self._live
-            if one.asked is not None and one.asked_at is not None
+            if one.engine.asked is not None and one.engine.asked_at is not None
         ]
         recent = [request for request in (*self._ended, *live) if now - request.at <= SECONDS]
         as_if_read = AsIfRead()

@@ -28,11 +28,11 @@ def state_of(record: RequestRecord) -> State:
     """Return the state of a request; of several sequences, the state of the one that is furthest."""
     if record.body_read is None:
         return State.READING
-    if record.settling is not None:
+    if record.engine.settling is not None:
         return State.ENDING
-    if not record.timelines:
+    if not record.engine.timelines:
         return State.RESERVING
-    states = {_state(timeline.sequence) for timeline in record.timelines}
+    states = {_state(timeline.sequence) for timeline in record.engine.timelines}
     return next(state for state in (State.DECODING, State.PREFILL, State.WAITING, State.ENDING) if state in states)
 
 
@@ -59,7 +59,7 @@ class Reasons:
 
     def of(self, record: RequestRecord) -> str | None:
         """Return why a request does not progress; None where nothing keeps it from that."""
-        kept = self._first(timeline.sequence for timeline in record.timelines)
+        kept = self._first(timeline.sequence for timeline in record.engine.timelines)
         since = record.scope.writing_since if record.scope is not None else None
         if since is not None and (stuck := get_running_loop().time() - since) > SLOW:
             return f"its client reads slowly: a write has waited {stuck:.1f} s"
@@ -89,9 +89,9 @@ class Reasons:
 
     def _of_running(self, sequence: Sequence) -> str | None:
         """Return the limit of its tenant at which a running sequence stands still, if there is one."""
-        if sequence.num_tokens == sequence.token_limit < sequence.most_tokens:
+        if sequence.num_tokens == sequence.token_limit < sequence.request.most_tokens:
             return PAUSED_PREFIX + REASONS["tokens"]
-        capacity = len(sequence.block_table) * self._scheduler.config.block_size
+        capacity = len(sequence.block_table.blocks) * self._scheduler.config.block_size
         if (
             sequence.num_computed_tokens >= capacity
             and sequence.tenant in self._scheduler.kv_manager.allowances.requested
@@ -106,16 +106,16 @@ Row = dict[str, Any]
 
 
 def live_row(record: RequestRecord, reasons: Reasons, now: float) -> Row:
-    sequences = [timeline.sequence for timeline in record.timelines]
+    sequences = [timeline.sequence for timeline in record.engine.timelines]
     return _names(record) | {
         "state": state_of(record),
         "age": now - record.began,
         "prompt_tokens": record.num_prompt_tokens,
         "cached_tokens": sum(sequence.num_cached_tokens for sequence in sequences),
-        "output_tokens": record.num_output_tokens,
-        "max_tokens": sum(sequence.max_tokens for sequence in sequences),
-        "kv_blocks": sum(len(sequence.block_table) for sequence in sequences),
-        "preemptions": record.num_preemptions,
+        "output_tokens": record.engine.num_output_tokens,
+        "max_tokens": sum(sequence.request.max_tokens for sequence in sequences),
+        "kv_blocks": sum(len(sequence.block_table.blocks) for sequence in sequences),
+        "preemptions": record.engine.num_preemptions,
         "reason": reasons.of(record),
     }
 

@@ -136,8 +136,8 @@ class _TenantCounts:
         self.pinned = service.core.scheduler.kv_manager.blocks.pinned_prefixes.pinned_by_tenant()
         self.kv_swapped, self.unused_slots = kv.swapped(), kv.unused_slots()
         for record in requests.records():
-            for timeline in record.timelines:
+            for timeline in record.engine.timelines:
                 sequence = timeline.sequence
                 self.waiting[sequence.tenant] += is_waiting(sequence)
-                self.prompt_tokens[sequence.tenant] += len(sequence.prompt)
+                self.prompt_tokens[sequence.tenant] += sequence.num_prompt_tokens
                 self.output_tokens[sequence.tenant] += len(sequence.output)

@@ -18,9 +18,9 @@ import orjson
 from gateway import sse
 from gateway.anthropic.errors import error_event
 from gateway.errors import ApiError
-from gateway.openai.answer_blocks import Block, BlockEncoder, Kind, blocks_of
+from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, FinishReason, Identity, TokenUsage
+from gateway.openai.replies import Block, Choice, FinishReason, Identity, Kind, TokenUsage
 
 Json = dict[str, Any]
 
@@ -59,7 +59,7 @@ def _ended(reason: FinishReason | None, stop_string: str | None) -> Json:
 
 
 def whole_message(identity: MessageIdentity, choice: Choice, usage: TokenUsage) -> bytes:
-    content = [_whole(block) for block in blocks_of(choice) if block.kind != "text" or block.text]
+    content = [_whole(block) for block in blocks_of(choice)]
     return orjson.dumps(identity.message(content, usage, _ended(choice.finish_reason, choice.stop_string)))
 
 
@@ -74,10 +74,10 @@ def _whole(block: Block) -> Json:
 def _input(arguments: str) -> Any:
     """Returns a call's arguments as the object that they are; {} for those that a limit of length has cut."""
     try:
-        parsed = orjson.loads(arguments)
+        is_object = isinstance(orjson.loads(arguments), dict)
     except orjson.JSONDecodeError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+        is_object = False
+    return orjson.Fragment(arguments) if is_object else {}  # which may be nested more deeply than the library writes
 
 
 _DELTAS: Mapping[Kind, tuple[str, str]] = {

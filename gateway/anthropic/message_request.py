@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, Required, cast
 from pydantic import BeforeValidator, Field, with_config
 from typing_extensions import TypedDict  # as in `gateway.openai.bodies`
 
-from backend.sampling_params import MAX_STOPS
+from backend.sampling_params import MAX_STOP_CHARS, MAX_STOPS
 from gateway.errors import BadRequest
-from gateway.http.json_body import EXACT, BodyType, JsonBody, shown
-from gateway.openai.bodies import MAX_SALT, PositiveInt, SamplingBody
+from gateway.http.json_body import EXACT, BodyType, JsonBody, check_nesting, shown
+from gateway.openai.bodies import MAX_SALT, MAX_THINKING, PositiveInt, SamplingBody
 from gateway.openai.conversation import Conversation
-from gateway.openai.foreign_fields import ECHOES, IGNORABLE, REFUSED_IN_CHAT, Ignored, Values, known_object
+from gateway.openai.foreign_fields import ECHOES, IGNORABLE, Ignored, Values, known_object, refused_by_names
 from gateway.openai.limits import Limits
 from gateway.openai.messages import (
     MAX_CALL_ID_CHARS,
@@ -21,26 +21,27 @@ from gateway.openai.messages import (
     text_content,
 )
 from gateway.openai.requests import ChatRequest, shared_fields
-from gateway.openai.structured import TextFormat, read_text_format
+from gateway.openai.structured import TextFormat, read_text_format, text_format
 from gateway.openai.template_variables import Effort, Kwargs, read_variables
 from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
 
 MAX_BLOCKS = MAX_CALLS + 64  # in one message
 
 _Id = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_CHARS)]
+_Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 _SYSTEM: BeforeValidator = text_content("system")
 
 
 @with_config(EXACT)
 class Thinking(TypedDict, total=False):
     type: Required[Literal["enabled", "disabled", "adaptive"]]
-    budget_tokens: PositiveInt | None
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_THINKING)] | None
     display: Literal["summarized", "omitted"] | None
 
 
 @with_config(EXACT)
 class OutputConfig(TypedDict, total=False):
-    format: Annotated[TextFormat, known_object(TextFormat, "output_config.format.")] | None
+    format: Annotated[TextFormat, text_format("output_config.format")] | None
     effort: Effort | None
 
 
@@ -64,6 +65,7 @@ class CountBody(TypedDict, total=False):
     tool_choice: Any
     thinking: Annotated[Thinking, known_object(Thinking, "thinking.")] | None
     output_config: Annotated[OutputConfig, known_object(OutputConfig, "output_config.")] | None
+    output_format: Annotated[TextFormat, text_format("output_format")] | None  # as `output_config.format`, of a beta
     chat_template_kwargs: Kwargs | None  # not Anthropic's
 
 
@@ -74,7 +76,7 @@ class MessagesBody(CountBody, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
-    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None
+    stop_sequences: Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None
     metadata: dict[str, Any] | None
     service_tier: Literal["auto", "standard_only"] | None
     # not Anthropic's
@@ -84,11 +86,19 @@ class MessagesBody(CountBody, total=False):
 
 _IGNORABLE: Mapping[str, Values] = {
     **{name: values for name, values in IGNORABLE.items() if name not in MessagesBody.__annotations__},
-    **dict.fromkeys(("cache_control", "container", "context_management", "inference_geo", "output_format"), ()),
+    **dict.fromkeys(("cache_control", "container", "context_management", "inference_geo"), ()),
 }
 _REFUSED: Mapping[str, Values | str] = {
-    **{name: values for name, values in REFUSED_IN_CHAT.items() if name not in MessagesBody.__annotations__},
-    "mcp_servers": ([],), "n": (1,), "response_format": "output_config.format", "stop": "stop_sequences",
+    **refused_by_names(
+        MessagesBody.__annotations__,
+        {
+            "response_format": "output_config.format", "structured_outputs": "output_config.format",
+            "a message of the role system": "system",
+        },
+    ),
+    "max_completion_tokens": "max_tokens", "mcp_servers": ([],), "n": (1,), "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format", "stop": "stop_sequences", "structured_outputs": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
 }  # fmt: skip
 MESSAGES = BodyType[MessagesBody](MessagesBody, known_object(MessagesBody, refused=_REFUSED, ignorable=_IGNORABLE))
 COUNT = BodyType[CountBody](
@@ -165,21 +175,23 @@ _FUNCTION = BodyType[FunctionTool](FunctionTool)
 def parse_message_request(raw: JsonBody, limits: Limits) -> ChatRequest:
     """Parse any body. Raises `ApiError`, and nothing else."""
     body = MESSAGES.read(raw, ignored := limits.ignored())
-    thinking: Any = body.get("thinking") or {}
-    asked = (body.get("output_config") or {}).get("format")
+    thinking: Any = (_thinks(body) and body.get("thinking")) or {}
+    asked, field = (body.get("output_config") or {}).get("format"), "output_config.format"
+    if asked is None:
+        asked, field = body.get("output_format"), "output_format"
     sampling: Any = {
         "model": body["model"],
         "stop": [text for text in body.get("stop_sequences") or () if text],
         "service_tier": "default" if body.get("service_tier") == "standard_only" else body.get("service_tier"),
         **{name: body.get(name) for name in ("stream", "temperature", "top_p", "top_k", "seed", "cache_salt")},
     }
-    grammar = read_text_format(asked, "output_config.format")
+    grammar = read_text_format(asked, field)
     return ChatRequest(
         **shared_fields(cast(SamplingBody, sampling), limits, grammar, body["max_tokens"]),
         conversation=_conversation(body, ignored),
         continuous_usage=True,  # a message begins with its usage
         ignored=ignored,
-        shows_reasoning=_thinks(body) and thinking.get("display") != "omitted",
+        shows_reasoning=bool(thinking) and thinking.get("display") != "omitted",
         thinking_budget=thinking.get("budget_tokens"),
     )
 
@@ -201,7 +213,10 @@ def _conversation(body: CountBody, ignored: Ignored | None) -> Conversation:
     messages = _read_messages(body["messages"], ignored)
     if body.get("system"):
         messages = [{"role": "system", "content": body["system"]}, *messages]
-    goes_on = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    last = messages[-1]
+    goes_on = last["role"] == "assistant" and last["content"] != "" and not last.get("tool_calls")
+    if last == {"role": "assistant", "content": ""} and len(messages) > 1:
+        messages.pop()  # it begins nothing
     effort = (body.get("output_config") or {}).get("effort") if _thinks(body) else "none"
     return Conversation(
         tuple(messages),
@@ -210,6 +225,8 @@ def _conversation(body: CountBody, ignored: Ignored | None) -> Conversation:
         tools=_read_tools(body, ignored),
         variables=read_variables(body.get("chat_template_kwargs"), None, effort),
         ignored=ignored,
+        prompt_field="messages",
+        effort_field="output_config.effort",
     )
 
 
@@ -238,9 +255,12 @@ def _read_block(role: str, place: tuple[int, int], block: Any, ignored: Ignored 
         raise BadRequest(
             f"{path} must be a block of a type that this server reads in a message of this role, {known}, got "
             f"{shown(kind if isinstance(block, dict) else block)}.",
-            f"{path}.type",
+            f"{path}.type" if isinstance(block, dict) else path,
         )
-    return kind, _FORMS[role][kind].checked(block, ignored, ("messages", place[0], "content", place[1]))
+    checked = _FORMS[role][kind].checked(block, ignored, ("messages", place[0], "content", place[1]))
+    if kind == "tool_use":
+        check_nesting(checked.get("input") or {}, param=f"{path}.input")
+    return kind, checked
 
 
 def _user_turn(role: str, blocks: list[tuple[str, Any]], names: Mapping[str, str]) -> list[Message]:
@@ -259,13 +279,12 @@ def _user_turn(role: str, blocks: list[tuple[str, Any]], names: Mapping[str, str
 
 
 def _assistant_turn(blocks: list[tuple[str, Any]], names: dict[str, str]) -> Message:
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    content, reasoning = ("".join([block[kind] for of, block in blocks if of == kind]) for kind in ("text", "thinking"))
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
     for kind, block in blocks:
-        if kind == "text":
-            message["content"] += block["text"]
-        elif kind == "thinking":
-            message["reasoning_content"] = message.get("reasoning_content", "") + block["thinking"]
-        elif kind == "tool_use":
+        if kind == "tool_use":
             names[block["id"]] = block["name"]
             function = {"name": block["name"], "arguments": block.get("input") or {}}
             calls = message.setdefault("tool_calls", [])
@@ -294,7 +313,7 @@ def _read_tools(body: CountBody, ignored: Ignored | None) -> ToolUse | None:
         else:
             ignored.add("tools[].", kind, "tools")
     choice, is_parallel = _read_choice(body.get("tool_choice"))
-    return read_tools(tools, choice, is_parallel, places)
+    return read_tools(tools, choice, is_parallel, places, "input_schema")
 
 
 def _read_choice(choice: Any) -> tuple[Any, bool]:
@@ -302,12 +321,19 @@ def _read_choice(choice: Any) -> tuple[Any, bool]:
     match choice:
         case None:
             return None, True
-        case {"type": "auto" | "any" | "none" as kind, **rest} if rest.keys() <= {"disable_parallel_tool_use"}:
+        case {"type": "auto" | "any" | "none" as kind, **rest} if _is_known(rest):
             return {"any": "required"}.get(kind, kind), rest.get("disable_parallel_tool_use") is not True
-        case {"type": "tool", "name": str(name), **rest} if rest.keys() <= {"disable_parallel_tool_use"}:
+        case {"type": "tool", "name": str(name), **rest} if _is_known(rest):
             return {"type": "function", "name": name}, False
     raise BadRequest(
         'tool_choice must be {"type": "auto"}, "any" or "none" in its place, or {"type": "tool", "name": string}, got '
         f"{shown(choice)}.",
         "tool_choice",
+    )
+
+
+def _is_known(rest: Mapping[Any, Any]) -> bool:
+    """Whether this is all that a choice may have besides."""
+    return rest.keys() <= {"disable_parallel_tool_use"} and isinstance(
+        rest.get("disable_parallel_tool_use"), bool | None
     )

@@ -50,7 +50,7 @@ class ChoiceWriter:
         self._response = response
         self._text = text
         self._chunks = chunks
-        self._usage = TokenUsage(len(text.sequence.prompt), 0) if continuous_usage else None
+        self._usage = TokenUsage(text.sequence.num_prompt_tokens, 0) if continuous_usage else None
 
     async def write_all(self) -> None:
         await self._response.stream(await self.write_but_end())

@@ -6,6 +6,7 @@ Requests that want none of it do not come here.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import orjson
@@ -105,6 +106,8 @@ class DetailedText(TextStream):
         self.prompt = prompt
         self.may_stop = self.may_stop or request.is_prompt_alone
         self._finds_stops = detokenizer.may_stop
+        if message is not None and telling.dialect.tells_content_alone:
+            message.are_content = []
         base, in_message = len(prompt.text or ""), message is not None
         self._starts = _Starts(telling.tokenizer, request.skip_special_tokens, prompt.tail, base, in_message=in_message)
         self._num_chars = 0  # of its text so far
@@ -132,7 +135,10 @@ class DetailedText(TextStream):
             while last < len(starts) and starts[last] < end:
                 last += 1
         self._num_told = last
-        return self._tokens(self.sequence.output, self.sequence.logprobs, starts, first, last)
+        told = self._tokens(self.sequence.output, self.sequence.logprobs, starts, first, last)
+        if self.message is None or self.message.are_content is None:
+            return told
+        return [*compress(told, self.message.are_content[first:last])]
 
     def new_ids(self) -> list[int]:
         """Returns the ids of the tokens that were delivered since the last call."""

@@ -9,7 +9,6 @@ from typing import Any
 from gateway.api.frontend import Frontend
 from gateway.errors import BadRequest, ContextLengthExceeded
 from gateway.http.json_body import JsonBody
-from gateway.http.responses import error_reply
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.limits import Limits
 from gateway.openai.logprobs import Spelling, ToldToken, completion_logprobs
@@ -49,7 +48,7 @@ class Dialect:
     operation: str  # of the GenAI conventions
     prompt_param: str  # the field of the body that holds the prompt
     no_logprobs: Mapping[str, None] = MappingProxyType({})  # members of `logprobs` that are always null
-    error_reply = staticmethod(error_reply)  # the status and the body of an error
+    tells_content_alone = False  # log probabilities are those of the content: neither of reasoning nor of calls
     default_max_tokens: int | None = None  # of an answer for which neither the client nor the operator sets any
 
     def parse(self, body: JsonBody, limits: Limits) -> GenerationRequest:

@@ -66,16 +66,25 @@ class ModelsEndpoint(Endpoint):
     """Answers GET /v1/models and /v1/models/{model}."""
 
     async def answer(self, call: Call) -> Outcome:
-        frontend, model, policy = self.frontend, self.frontend.model, _policy_of_asker(self, call)
-        card = model_card(model.name, model.created, model.limits.max_model_len, _capabilities(frontend))
+        frontend, policy = self.frontend, _policy_of_asker(self, call)
+        cards = [card for card in self._cards() if policy is None or policy.allows_model(card["id"])]
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
-            allowed = policy is None or policy.allows_model(model.name)
-            await call.response.reply(models_list([card] if allowed else []))
-        else:
+            await call.response.reply(models_list(cards))
+            return Outcome.COMPLETED
+        card = next((card for card in cards if card["id"] == name), None)
+        if card is None:
             frontend.check_model(name, policy)
-            await call.response.reply(orjson.dumps(card))
+        await call.response.reply(orjson.dumps(card))
         return Outcome.COMPLETED
+
+    def _cards(self) -> list[dict[str, Any]]:
+        model, encoders = self.frontend.model, [one.setup for one in self.frontend.encoders.values()]
+        cards = [model_card(model.name, model.created, model.limits.max_model_len, _capabilities(self.frontend))]
+        for one in encoders:
+            can = {"embeddings": one.kind == "embed", "score": True}
+            cards.append(model_card(one.name, one.created, one.max_tokens, can))
+        return cards
 
 
 def _policy_of_asker(endpoint: Endpoint, call: Call) -> EffectivePolicy | None:

@@ -80,6 +80,15 @@ class KVMemory(NamedTuple):
     leased: int | None  # the most that requests and pinned prompts may hold at present; None: they need no lease
 
 
+class EncodingAsk(NamedTuple):
+    """Inputs to embed or to score. `within`: the seconds after which they are of no use."""
+
+    model: str
+    inputs: Sequence[Sequence[int]]
+    within: float
+    is_relative: bool = True  # counted from each attempt
+
+
 class EngineClient(Protocol):
     """Asks the engine. Every refusal raises an `ApiError`, whose headers tell what is left of the limits."""
 
@@ -132,6 +141,12 @@ class EngineClient(Protocol):
 
     async def delete_response(self, tenant: str, name: str) -> bool:
         """Delete a response. Returns whether there was one."""
+        ...
+
+    async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Mapping[str, str], Sequence[bytes]]:
+        """Charge inputs to their limits and have them encoded. Returns the headers of the answer, and of each input its
+        vector of 32-bit floats. Raises `DeviceError` if the engine has failed.
+        """
         ...
 
     async def limit_states(self, policy: EffectivePolicy) -> Sequence[LimitState]:

@@ -7,7 +7,7 @@ from math import inf
 from admission.request import Asked, AskedPrompt
 from backend.sampling_params import SamplingParams
 from backend.scheduler.forking import group_by_prompt
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from gateway.replica.fleet_secret import UNKNOWN, Beginnings
 from quotas.reservation import Ask, Attempt
 
@@ -57,8 +57,8 @@ class EngineRequest:
         ends = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             ends |= end_tokens
-        sequences = [
-            Sequence(
+        requests = (
+            PromptRequest(
                 id=f"{self.id}-{index}",
                 tenant=self.tenant,
                 prompt=prompt,
@@ -74,11 +74,10 @@ class EngineRequest:
                 body_bytes=self.body_bytes,
                 expects_followup=self.expects_followup,
                 grammar=None if sampling.grammar is None else sampling.grammar.name,
-                logprobs=None if sampling.logprobs is None else [],
-                prompt_logprobs=None if sampling.prompt_logprobs is None else [],
             )
             for index, (prompt, max_tokens) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
-        ]
+        )
+        sequences = list(map(Sequence, requests))
         if len(sequences) > 1:
             group_by_prompt(sequences)
         return sequences
@@ -107,8 +106,8 @@ class EngineRequest:
 
 def ask_of(sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | None = None) -> Ask:
     """Return the most that one request's sequences may use; each prompt has `num_answers` of them in a row."""
-    num_prompt_tokens = sum(len(one.prompt) for one in sequences[::num_answers])
-    return Ask(1, num_prompt_tokens, sum(one.token_limit - len(one.prompt) for one in sequences), attempt=attempt)
+    num_prompt_tokens = sum(one.num_prompt_tokens for one in sequences[::num_answers])
+    return Ask(1, num_prompt_tokens, sum(one.token_limit - one.num_prompt_tokens for one in sequences), attempt=attempt)
 
 
 def _later(seed: int, count: int) -> int:

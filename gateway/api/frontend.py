@@ -1,19 +1,21 @@
 """The half of the gateway that speaks HTTP: all that reading requests and writing their answers takes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
 
 from backend.errors import TooManyTokens
 from backend.sampling_params import MAX_BAD_WORD_TOKENS
+from backend.text.encoder_tokenizer import EncoderTokenizer
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_reader import BodyReader
 from gateway.api.engine_client import EngineClient
-from gateway.errors import BadRequest, ModelNotFound, context_exceeded
+from gateway.errors import BadRequest, ContextLengthExceeded, ModelNotFound, context_exceeded
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.conversation import Conversation
-from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits
+from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits, check_in_vocabulary
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
@@ -42,6 +44,67 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderSetup:
+    """A model that embeds texts or scores pairs of them, as its clients see it."""
+
+    name: str
+    directory: Path
+    created: int  # Unix seconds
+    kind: Literal["embed", "score"]
+    dimensions: int
+    max_tokens: int  # of an input
+    vocab_size: int
+    default_prompt: str = ""  # before each text to embed
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEncoder:
+    """Such a model with its tokenizer."""
+
+    setup: EncoderSetup
+    tokenizer: EncoderTokenizer
+
+    def token_ids(
+        self, inputs: Sequence[str | tuple[str, str] | tuple[int, ...]], kept: int | None, params: Sequence[str]
+    ) -> list[list[int]]:
+        """Returns the token ids of texts, of pairs of texts, and ids as they are; of a longer input the first `kept`,
+        -1 for all that the model reads. `params` are the fields of the inputs. Raises `BadRequest`, as
+        `ContextLengthExceeded` for one that is too long.
+        """
+        context = self.setup.max_tokens
+        most = context if kept is None or kept < 0 else min(kept, context)
+        before = self.setup.default_prompt
+        texts = [before + one if isinstance(one, str) else one for one in inputs if _is_text(one)]
+        encoded = iter(self.tokenizer.encode(texts))  # type: ignore[arg-type]
+        found: list[list[int]] = []
+        for given, param in zip(inputs, params, strict=True):
+            if _is_text(given):
+                ids = next(encoded)
+            else:
+                ids = list(given)  # type: ignore[arg-type]
+                check_in_vocabulary(ids, param, Limits(self.setup.vocab_size, context))
+            if not ids:
+                raise BadRequest(f"{param} is empty: there is no token to encode.", param)
+            if kept is None and len(ids) > most:
+                raise ContextLengthExceeded(
+                    f"This model reads {context} tokens of an input, and {param} holds {len(ids)}: shorten it, or send "
+                    "truncate_prompt_tokens = -1.",
+                    param,
+                )
+            found.append(ids if len(ids) <= most else self.tokenizer.cut(ids, most))
+        return found
+
+
+def _is_text(given: str | tuple[str, str] | tuple[int, ...]) -> bool:
+    return isinstance(given, str) or isinstance(given[0], str)
+
+
+def served_encoders(setups: Iterable[EncoderSetup]) -> dict[str, ServedEncoder]:
+    """Read the tokenizers of these models; returns the models by name."""
+    return {one.name: ServedEncoder(one, EncoderTokenizer.from_dir(one.directory)) for one in setups}
+
+
+@dataclass(frozen=True, slots=True)
 class Frontend:
     """One model behind one engine, which may run in another process: that half is asked through `engine`."""
 
@@ -55,8 +118,15 @@ class Frontend:
     body_reader: BodyReader
     engine: EngineClient
     sealer: Sealer
+    encoders: Mapping[str, ServedEncoder] = field(default_factory=dict)  # by name
     cors: Cors | None = None  # None: no web page of another origin may call
     public_models: bool = False  # what is served may be asked without a key
+
+    @property
+    def encoding_limits(self) -> Limits:
+        """The bounds of requests to encode, which say of their models no more than all of them have."""
+        most = max([one.setup.max_tokens for one in self.encoders.values()], default=1)
+        return Limits(2**31, MAX_CUT_CONTEXTS * most, unknown_fields=self.model.limits.unknown_fields)
 
     def policy(self, principal: Principal, scope: str) -> EffectivePolicy:
         """Returns what a key may do at the moment. Raises `Forbidden` if `scope` is not part of it."""

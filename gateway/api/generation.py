@@ -24,7 +24,7 @@ from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import RequestScope, has_come_whole
 from gateway.http.responses import ResponseWriter
 from gateway.key_mask import masked
-from gateway.openai.json_schema import located
+from gateway.openai.json_schema import located, without_source
 from gateway.openai.replies import Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER, UNKNOWN, Beginnings
@@ -47,7 +47,7 @@ class GenerationEndpoint(Endpoint):
         self._dialect = dialect
 
     async def answer(self, call: Call) -> Outcome:
-        call.record.operation, call.response.error_reply = self._dialect.operation, self._dialect.error_reply
+        call.record.operation = self._dialect.operation
         principal = self.authenticate(call)
         policy = self.frontend.policy(principal, "inference")
         try:
@@ -135,9 +135,12 @@ class GenerationEndpoint(Endpoint):
             generation = await frontend.engine.generate(asked, params.policy, record, scope.fail)
         except (InvalidGrammar, GrammarsExceeded, GrammarsUnavailable) as error:
             error.param, grammar = request.grammar_field, request.sampling.grammar
-            if type(error) is InvalidGrammar and grammar is not None and grammar.is_schema:
-                locate = partial(located, error.message, grammar.source)
-                error.message = await frontend.body_reader.offload(params.policy.name, len(grammar.source), locate)
+            if type(error) is InvalidGrammar and grammar is not None:
+                if grammar.is_schema:
+                    locate = partial(located, error.message, grammar.source)
+                    error.message = await frontend.body_reader.offload(params.policy.name, len(grammar.source), locate)
+                elif error.param != "structured_outputs.grammar":
+                    error.message = f"{error.param}: {without_source(error.message)}"
             raise
         try:
             call.response.add_headers(generation.headers)
@@ -222,7 +225,7 @@ def _token_usage(texts: Sequence[TextStream], num_answers: int) -> TokenUsage:
     """Return the usage of a request in which each prompt has `num_answers` texts in a row and counts once."""
     sequences = [text.sequence for text in texts]
     return TokenUsage(
-        prompt_tokens=sum(len(sequence.prompt) for sequence in sequences[::num_answers]),
+        prompt_tokens=sum(sequence.num_prompt_tokens for sequence in sequences[::num_answers]),
         completion_tokens=sum(text.num_tokens for text in texts),
         cached_tokens=num_cached_tokens(sequences, num_answers),
         reasoning_tokens=sum(text.message.num_reasoning_tokens for text in texts if text.message is not None),

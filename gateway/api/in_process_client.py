@@ -6,12 +6,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from functools import partial
 
+from admission.encoding import EncodingRequest
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
+from admission.promise import Promise
 from admission.request import Asked
 from backend.paged_kv.block_pool import blocks_for
 from backend.scheduler.sequence import Sequence
 from backend.stream import TokenStream
-from gateway.api.engine_client import READY, Health, KVMemory
+from gateway.api.engine_client import READY, EncodingAsk, Health, KVMemory
 from gateway.api.engine_request import EngineRequest, ask_of
 from gateway.api.grammars import hold_grammar
 from gateway.api.quota_extender import QuotaExtender
@@ -58,18 +60,19 @@ class InProcessGeneration:
     def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
         """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
         self.streams.append(self._client.service.admission.admit(sequence, make_stream))
-        self._record.timelines.append(self._client.service.core_telemetry.timeline(sequence))
+        self._record.engine.timelines.append(self._client.service.core_telemetry.timeline(sequence))
 
     def begin(self, fail: Callable[[ApiError], object]) -> None:
         """Charge from now on what the sequences use, and reserve more for those that may need it."""
         answers = self._record.num_answers
         self._grant.measure = partial(_usage, self._client.service, self.streams, self._num_delivered, answers)
         sequences = [stream.sequence for stream in self.streams]
-        if any(one.token_limit < one.most_tokens for one in sequences):
+        if any(one.token_limit < one.request.most_tokens for one in sequences):
             admission = self._client.service.admission
             self._extender = QuotaExtender(self._grant, admission, lambda error: fail(refusal_of(error)))
             self._extender.watch(self.streams)
-        self.headers = {**self.headers, **_estimate_headers(sequences)}
+        promises = [timeline.promise for timeline in self._record.engine.timelines]
+        self.headers = {**self.headers, **_estimate_headers(promises)}
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
         self._num_delivered[stream] = num_tokens
@@ -80,7 +83,7 @@ class InProcessGeneration:
 
     def settle_now(self) -> None:
         """Settle as `settle` does."""
-        self._record.settling = self._client.service.telemetry.clock()
+        self._record.engine.settling = self._client.service.telemetry.clock()
         self._grant.settle()
 
     def close(self) -> None:
@@ -89,7 +92,7 @@ class InProcessGeneration:
                 self._extender.close()
             for stream in self.streams:
                 self._client.service.admission.leave(stream)
-            if self.streams and self.streams[0].sequence.sampling.grammar is not None:
+            if self.streams and self.streams[0].sequence.request.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
             self._held.close()
@@ -142,14 +145,14 @@ class InProcessClient:
 
     async def _hold_grammar(self, request: EngineRequest, record: RequestRecord, held: ExitStack) -> None:
         """Have the request's grammar compiled, if it has one, and kept until `held` is closed. Raises `ApiError`."""
-        record.grammar = grammar = request.sampling.grammar
+        record.engine.grammar = grammar = request.sampling.grammar
         if grammar is None:
             return
         began = self.service.telemetry.clock()
         try:
             await hold_grammar(self.service.grammars, grammar, request.key, held)
         finally:
-            record.grammar_wait = self.service.telemetry.clock() - began
+            record.engine.grammar_wait = self.service.telemetry.clock() - began
 
     def _prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
         """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
@@ -159,11 +162,11 @@ class InProcessClient:
         service, sequences = self.service, request.sequences(self.service.end_tokens, self.service.draw_seed)
         if request.sampling.max_tokens is None:
             for one in sequences:
-                expected = service.admission.expected_tokens(one.tenant, one.max_tokens)
-                if (reservable := policy.reservable(len(one.prompt), expected)) is not None:
+                expected = service.admission.expected_tokens(one.tenant, one.request.max_tokens)
+                if (reservable := policy.reservable(one.num_prompt_tokens, expected)) is not None:
                     one.limit_to(reservable)
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
-            longest = max(one.most_tokens for one in sequences)
+            longest = max(one.request.most_tokens for one in sequences)
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
         service.cache_limiter.use(policy.name)
         if service.prompt_names is not None:
@@ -180,7 +183,7 @@ class InProcessClient:
 
         A request that no limit counts is served even when the store is away.
         """
-        record.reserving = self.service.telemetry.clock()
+        record.engine.reserving = self.service.telemetry.clock()
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
         try:
             ask = ask_of(sequences, request.num_answers, request.attempt)
@@ -208,10 +211,10 @@ class InProcessClient:
         grant = grant or Grant(service.quotas, request.tenant, request.key)
         generation = InProcessGeneration(self, record, grant, headers, held)
         try:
-            record.reserved, record.grant = service.telemetry.clock(), grant
-            record.beginnings = request.beginnings
-            if record.reserving is None:
-                record.reserving = record.reserved
+            record.engine.reserved, record.engine.grant = service.telemetry.clock(), grant
+            record.engine.beginnings = request.beginnings
+            if record.engine.reserving is None:
+                record.engine.reserving = record.engine.reserved
             service.admission.requested(request.as_recorded())
             for sequence in sequences:
                 generation.admit(sequence, make_stream)
@@ -299,6 +302,24 @@ class InProcessClient:
         except QuotaError as error:
             raise refusal_of(error) from None
 
+    async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Headers, list[bytes]]:
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
+        queued = EncodingRequest(policy.name, [len(one) for one in asked.inputs], self.service.telemetry.clock())
+        try:
+            ask = Ask(1, sum(queued.lengths))
+            grant = await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
+        except QuotaError as error:
+            if policy.charged:
+                raise _refusal(error, policy) from None
+            grant = Grant(quotas, policy.name, policy.key)
+        try:
+            vectors = await self.service.encoding.encode(asked, queued)
+        finally:
+            if queued.tokens_taken:
+                grant.measure = partial(Usage, queued.tokens_taken)
+            grant.close()
+        return policy.rate_headers.of(grant.states), vectors
+
     async def limit_states(self, policy: EffectivePolicy) -> tuple[LimitState, ...]:
         try:
             return await self.service.quotas.states(policy.name, policy.key, policy.charged)
@@ -348,11 +369,11 @@ def _usage(
         prefilled, found = 0, None
         for stream in streams[first : first + num_answers]:
             sequence = stream.sequence
-            if sequence.num_billed_tokens or sequence.num_cached_tokens == len(sequence.prompt):
+            if sequence.num_billed_tokens or sequence.num_cached_tokens == sequence.num_prompt_tokens:
                 prefilled = max(prefilled, sequence.num_prefilled_tokens)
                 found = sequence.num_cached_tokens if found is None else min(found, sequence.num_cached_tokens)
             generated += num_delivered.get(stream, len(sequence.output))
-            block_seconds += sequence.block_seconds(now)
+            block_seconds += sequence.block_table.seconds(now)
         processed, cached = processed + prefilled, cached + (found or 0)
     byte_seconds = block_seconds * service.kv_shape.block_bytes
     return Usage(processed, generated, cached, byte_seconds, requests=1 if processed else 0)
@@ -374,9 +395,9 @@ def _with_headers(error: ApiError, headers: Headers, logged_as: str | None) -> A
     return error
 
 
-def _estimate_headers(sequences: list[Sequence]) -> dict[str, str]:
+def _estimate_headers(promises: list[Promise]) -> dict[str, str]:
     """Returns headers with the milliseconds within which nine in ten first tokens, and last tokens, come."""
-    first = [s.first_token_estimate for s in sequences if s.first_token_estimate is not None]
-    last = [s.last_token_estimate for s in sequences if s.last_token_estimate is not None]
+    first = [one.first_token for one in promises if one.first_token is not None]
+    last = [one.last_token for one in promises if one.last_token is not None]
     estimates = {"x-sluice-estimate-ttft-ms": first, "x-sluice-estimate-ms": last}
     return {name: f"{1000 * max(seconds):.0f}" for name, seconds in estimates.items() if seconds}

@@ -8,7 +8,6 @@ import orjson
 
 from admission.outcome import Outcome
 from backend.text.response_templates.template import REASONING
-from gateway.anthropic.errors import error_reply
 from gateway.anthropic.message_events import MessageEvents, MessageIdentity, whole_message
 from gateway.anthropic.message_request import parse_count_request, parse_message_request
 from gateway.api.chat_dialect import ChatDialect
@@ -23,8 +22,6 @@ from gateway.openai.requests import ChatRequest
 
 class MessageDialect(ChatDialect):
     """Messages of blocks, which another message answers."""
-
-    error_reply = staticmethod(error_reply)
 
     def parse(self, body: JsonBody, limits: Limits) -> ChatRequest:
         return parse_message_request(body, limits)
@@ -52,7 +49,7 @@ class CountTokensEndpoint(Endpoint):
     """Answers POST /v1/messages/count_tokens. A call counts as one of `TokenizeEndpoint` does."""
 
     async def answer(self, call: Call) -> Outcome:
-        frontend, call.response.error_reply = self.frontend, error_reply
+        frontend = self.frontend
         policy = frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
             parse = partial(parse_count_request, limits=frontend.model.limits)

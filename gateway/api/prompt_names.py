@@ -4,19 +4,12 @@ import asyncio
 from collections.abc import Iterable
 from collections.abc import Sequence as Listed
 from functools import lru_cache
-from typing import Protocol
 
 from backend.paged_kv.block_names import BlockNames, Tokens
 from backend.scheduler.sequence import Sequence
 
 BLOCKS_AT_ONCE, TOKENS_AT_ONCE = 128, 2048  # what takes a quarter of a millisecond, in which the event loop is held
 MAX_ROOTS = 1024  # that are remembered, of a tenant or of a salt of its clients
-
-
-class NameablePrompt(Tokens, Protocol):
-    """A sequence that has not arrived yet, or the beginning of some that will."""
-
-    prompt: list[int]
 
 
 class PromptNames:
@@ -28,7 +21,7 @@ class PromptNames:
         self._at_once = max(1, min(BLOCKS_AT_ONCE, TOKENS_AT_ONCE // block_size))
         self._root = lru_cache(MAX_ROOTS)(names.root)
 
-    def begin(self, sequences: Iterable[NameablePrompt], scope: str, salt: str | None) -> None:
+    def begin(self, sequences: Iterable[Tokens], scope: str, salt: str | None) -> None:
         """Say who may share the blocks of these sequences: all of the scope; with a salt, those of the scope that have
         the same.
         """
@@ -43,20 +36,20 @@ class PromptNames:
         for sequence in sequences:
             sequence.cache_root = self._names.root(scope, "", sequence.prompt_group or sequence.id)
 
-    async def name(self, sequences: Listed[NameablePrompt]) -> None:
+    async def name(self, sequences: Listed[Tokens]) -> None:
         """Name the blocks of their prompts: of short ones at once, of others between what else the event loop does."""
         have_names = self.name_some(sequences)
         while not have_names:
             await asyncio.sleep(0)
             have_names = self.name_some(sequences)
 
-    def name_some(self, sequences: Iterable[NameablePrompt]) -> bool:
+    def name_some(self, sequences: Iterable[Tokens]) -> bool:
         """Name the next full blocks of their prompts, up to `BLOCKS_AT_ONCE` and `TOKENS_AT_ONCE`; returns whether all
         have names now.
         """
         room, size = self._at_once, self._block_size
         for sequence in sequences:
-            named, full = len(sequence.block_names), len(sequence.prompt) // size
+            named, full = len(sequence.block_names), sequence.num_prompt_tokens // size
             if named < full:
                 if room == 0:
                     return False

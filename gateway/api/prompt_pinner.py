@@ -25,6 +25,10 @@ class PinnedPrefix:
     cache_root: bytes = b""
     block_names: list[BlockName] = field(default_factory=list)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt)
+
     def tokens_at(self, start: int, length: int) -> list[int]:
         return self.prompt[start : start + length]
 

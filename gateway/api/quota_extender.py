@@ -39,10 +39,9 @@ class QuotaExtender:
     def _watch(self, stream: TokenStream) -> None:
         """Reserve more shortly before this answer has used up its limit, if that is below what it may become."""
         sequence = stream.sequence
-        if sequence.token_limit < sequence.most_tokens:
-            stream.call_at(
-                sequence.token_limit - len(sequence.prompt) - EXTEND_MARGIN_TOKENS, lambda: self._extend_soon(stream)
-            )
+        if sequence.token_limit < sequence.request.most_tokens:
+            allowed = sequence.token_limit - sequence.num_prompt_tokens
+            stream.call_at(allowed - EXTEND_MARGIN_TOKENS, lambda: self._extend_soon(stream))
 
     def _extend_soon(self, stream: TokenStream) -> None:
         task = asyncio.create_task(self._extend(stream))
@@ -51,13 +50,13 @@ class QuotaExtender:
 
     async def _extend(self, stream: TokenStream) -> None:
         sequence = stream.sequence
-        more = min(EXTEND_STEP_TOKENS, sequence.most_tokens - sequence.token_limit)
+        more = min(EXTEND_STEP_TOKENS, sequence.request.most_tokens - sequence.token_limit)
         refusal = await self._refusal_of(more)
         if refusal is None:
             self._admission.extend(stream, more)
             self._watch(stream)
         else:
-            stream.call_at(sequence.token_limit - len(sequence.prompt), lambda: self._give_up(stream, refusal))
+            stream.call_at(sequence.token_limit - sequence.num_prompt_tokens, lambda: self._give_up(stream, refusal))
 
     async def _refusal_of(self, more: int) -> QuotaError | None:
         """Returns None once `more` tokens are reserved, or the error after which waiting is given up."""

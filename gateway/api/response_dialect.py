@@ -12,6 +12,7 @@ from gateway.api.stored_responses import StoredResponses
 from gateway.errors import BadRequest, ContextLengthExceeded, PreviousResponseNotFound
 from gateway.http.json_body import JsonBody
 from gateway.openai.answer_message import AnswerMessage
+from gateway.openai.conversation import MESSAGE_BYTES
 from gateway.openai.limits import Limits
 from gateway.openai.replies import Choice, Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import ChatRequest
@@ -27,6 +28,7 @@ class ResponseDialect(ChatDialect):
     """Items, which a response answers."""
 
     prompt_param = "input"
+    tells_content_alone = True
 
     def __init__(self, frontend: Frontend) -> None:
         self._stored = StoredResponses(frontend)
@@ -38,12 +40,20 @@ class ResponseDialect(ChatDialect):
         asked = cast(ResponseRequest, request)
         if asked.previous is not None or any(item["type"] == REFERENCE for item in asked.items):
             await self._look_up(asked, tenant, frontend)
+        context = frontend.model.limits.max_model_len
+        room = min(request.sampling.max_tokens or 1, context // 2)  # for the answer
+        sampling, grammar_field = request.sampling, request.grammar_field
         while True:
+            request.sampling, request.grammar_field = sampling, grammar_field  # as they were before a grammar of calls
             try:
-                return await super().prompts(request, tenant, frontend)
+                prompts = await super().prompts(request, tenant, frontend)
             except ContextLengthExceeded:
                 if not asked.truncates or not _leave_out_oldest(asked):
                     raise
+            else:
+                is_short = len(prompts[0].token_ids) <= context - room
+                if is_short or not asked.truncates or not _leave_out_oldest(asked):
+                    return prompts
 
     def identify(self, request: ChatRequest) -> Identity:
         asked = cast(ResponseRequest, request)
@@ -95,7 +105,8 @@ class ResponseDialect(ChatDialect):
                     )
                 request.items[index] = found
         items += request.items
-        read = await frontend.body_reader.offload(tenant, len(orjson.dumps(items)), lambda: read_messages(items, None))
+        size = MESSAGE_BYTES * len(items)
+        read = await frontend.body_reader.offload(tenant, size, lambda: read_messages(items, None))
         messages = with_instructions(request.instructions, read)
         request.conversation = replace(request.conversation, messages=messages)
 

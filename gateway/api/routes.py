@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.chat_dialect import ChatDialect
 from gateway.api.dialects import CompletionDialect
+from gateway.api.encoding_endpoints import make_encoding_endpoints
 from gateway.api.endpoints import (
     DetokenizeEndpoint,
     FailingEndpoint,
@@ -30,6 +31,7 @@ from gateway.api.engine_client import ALIVE, READY, STARTED
 from gateway.api.frontend import Frontend
 from gateway.api.generation import GenerationEndpoint
 from gateway.api.message_dialect import CountTokensEndpoint, MessageDialect
+from gateway.api.openapi import DocsEndpoint, OpenApiEndpoint
 from gateway.api.response_dialect import ResponseDialect
 from gateway.api.stored_responses import CancelResponseEndpoint, InputItemsEndpoint, ResponseEndpoint
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
@@ -62,6 +64,9 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
         Route("/v1/responses/{response}/cancel", CancelResponseEndpoint(frontend), methods=["POST"]),
         Route("/v1/messages", GenerationEndpoint(frontend, MessageDialect()), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokensEndpoint(frontend), methods=["POST"]),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in make_encoding_endpoints(frontend).items()),
+        Route("/openapi.json", OpenApiEndpoint(frontend), methods=["GET"]),
+        Route("/docs", DocsEndpoint(frontend), methods=["GET"]),
         Route("/v1/models", ModelsEndpoint(frontend), methods=["GET"]),
         Route("/v1/models/{model:path}", ModelsEndpoint(frontend), methods=["GET"]),
         Route("/v1/limits", LimitsEndpoint(frontend), methods=["GET"]),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from admission.admission import Admission
 from admission.controller import Controller
 from backend.structured_output.compiler import GrammarCompiler
+from gateway.api.encoding_service import EncodingService
 from gateway.api.prompt_names import PromptNames
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
@@ -50,6 +51,7 @@ class Service:
     core_telemetry: CoreTelemetry
     refusal_limiter: RefusalLimiter
     prompt_names: PromptNames | None  # None: no sequence finds what another has computed
+    encoding: EncodingService
     grammars: GrammarCompiler | None  # None: no answer can be constrained
     seeds: random.Random
 

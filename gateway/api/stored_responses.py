@@ -45,7 +45,10 @@ class StoredResponses:
         if not policy.tenant.stored_responses.bytes:
             return False
         name, previous = response["id"], response["previous_response_id"]
-        contents = orjson.dumps([given, response])
+        try:
+            contents = orjson.dumps([given, response])
+        except TypeError:  # nested more deeply than the library writes
+            return False
         seal = self.frontend.sealer.seal
         sealed = await self.frontend.body_reader.offload(
             policy.name, len(contents), lambda: seal(policy.name, name, contents)

@@ -84,8 +84,10 @@ class TextStream:
         self.tokens.eager = self.may_stop
         while self.finish_reason is None:
             pieces += await (self.pieces() if self.tokens.eager else self._all())
-        message = None if self.message is None else self.message.members()
-        return Choice("".join(pieces), self.told_reason, message=message, stop_string=self.stop_string)
+        choice = Choice("".join(pieces), self.told_reason, stop_string=self.stop_string)
+        if self.message is not None:
+            choice.message, choice.blocks = self.message.members(), self.message.blocks()
+        return choice
 
     @property
     def told_reason(self) -> ToldReason:

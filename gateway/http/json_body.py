@@ -21,7 +21,9 @@ BLOCK_BYTES = 65_536  # scanned at once, in well under a millisecond
 MAX_ELEMENTS = 16_384
 MIN_TOKEN_IDS = 131_072  # in a body, also where the context is shorter: 5 ms of parsing
 MAX_FIELDS = 96  # in one JSON object; each unknown field is an error to describe
+MAX_LEVELS = 100  # of arrays and objects in one another, where they are written again
 NAMELESS = '""'  # stands for a field whose name is empty
+_CONTAINERS = frozenset((dict, list))
 _DIGITS_AND_SPACE = b"0123456789 \t\r\n"
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b",:[{")
 
@@ -175,6 +177,23 @@ class BodyType(Generic[T]):
             raise _bad_request(exc.errors(include_url=False)[0], place) from exc
 
 
+def check_nesting(value: Any, level: int = 0, *, param: str, error: type[BadRequest] = BadRequest) -> None:
+    """Raises an error about `param` for an array or an object which lies at this level and has others below
+    `MAX_LEVELS`.
+    """
+    layer = [value]
+    while layer:
+        if level > MAX_LEVELS:
+            raise error(f"{param} is nested in more than {MAX_LEVELS} levels, the most that are read.", param)
+        layer = [
+            item
+            for holder in layer
+            for item in (holder.values() if type(holder) is dict else holder)
+            if type(item) in _CONTAINERS
+        ]
+        level += 1
+
+
 @cache
 def _body_type(model: type[WireT]) -> BodyType[WireT]:
     return BodyType(model)
@@ -202,7 +221,7 @@ def shown(value: Any) -> str:
     return repr(value)
 
 
-def _bad_request(error: ErrorDetails, place: tuple[int | str, ...]) -> BadRequest:
+def _bad_request(error: ErrorDetails, place: tuple[int | str, ...] = ()) -> BadRequest:
     field = error["ctx"]["field"] if error["type"] == "unsupported" else ()
     param = _param((*place, *error["loc"], *(field if isinstance(field, tuple) else (field,))))
     refusal = BadRequest(_sentence(error, param or "The body"), param or None)

@@ -8,11 +8,14 @@ from os import urandom
 from starlette.types import Scope, Send
 
 from gateway import sse
+from gateway.anthropic.errors import error_event
+from gateway.anthropic.errors import error_reply as anthropic_reply
 from gateway.errors import ApiError
 from gateway.http.request_scope import exchange_of
 from gateway.key_mask import masked
 
 JSON = {"content-type": "application/json"}
+ANTHROPIC_PATHS = "/v1/messages"  # and what is below, whose clients read errors of another form
 _SAFE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 
 Headers = list[tuple[bytes, bytes]]
@@ -33,7 +36,7 @@ def request_id(given: bytes | None = None) -> bytes:
     return b"req_" + urandom(16).hex().encode()
 
 
-def error_reply(error: ApiError) -> tuple[int, bytes]:
+def openai_reply(error: ApiError) -> tuple[int, bytes]:
     """Returns the status and the body of an error, as OpenAI's clients read it."""
     return error.status, error.to_body()
 
@@ -43,11 +46,11 @@ class ResponseWriter:
 
     __slots__ = (
         "_clock",
+        "_error_reply",
         "_extra_headers",
         "_headers",
         "_is_streaming",
         "_starting",
-        "error_reply",
         "exchange",
         "failure",
         "request_id",
@@ -66,8 +69,9 @@ class ResponseWriter:
         self._extra_headers: Headers = []
         self.exchange = exchange_of(scope)
         self._starting: asyncio.Lock | None = None
-        self.failure: Callable[[ApiError], bytes] = ApiError.to_sse  # what ends a stream that has failed
-        self.error_reply: Callable[[ApiError], tuple[int, bytes]] = error_reply  # the status and body of an error
+        is_anthropic = scope["path"].startswith(ANTHROPIC_PATHS)
+        self.failure: Callable[[ApiError], bytes] = error_event if is_anthropic else ApiError.to_sse  # ends a stream
+        self._error_reply = anthropic_reply if is_anthropic else openai_reply
         self._is_streaming = False  # the headers of a stream have been sent
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
@@ -117,7 +121,7 @@ class ResponseWriter:
         if self.started is not None:
             await self.end_stream(self.failure(error))
         else:
-            status, body = self.error_reply(error)
+            status, body = self._error_reply(error)
             await self.reply(body, status, encode_headers(error.headers()))
 
     async def _start_stream(self, events: bytes) -> bytes:

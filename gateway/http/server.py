@@ -19,6 +19,7 @@ from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
 
 PRIVILEGED_PORTS = 1024
+BACKLOG = 65_535  # connections that wait for `accept`: the kernel's own limit holds, net.core.somaxconn
 
 
 class ListenError(Exception):
@@ -131,7 +132,7 @@ class HttpServer(uvicorn.Server):
     def _listen(self, sock: socket.socket) -> Acceptor:
         """Accept connections. Raises `ListenError`: of two processes that have bound a port only one can listen."""
         try:
-            sock.listen(self.config.backlog)
+            sock.listen(BACKLOG)
         except OSError as error:
             host, port, *_ = sock.getsockname()
             raise ListenError(why_not_listening(error, host, port, self.prefix)) from None

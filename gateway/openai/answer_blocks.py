@@ -2,33 +2,16 @@
 are made of them.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, FinishReason, TokenUsage
-
-Kind = Literal["reasoning", "text", "call"]
+from gateway.openai.answer_message import AnswerMessage, joined
+from gateway.openai.replies import Block, Choice, FinishReason, Kind, TokenUsage
 
 
-class Block(NamedTuple):
-    """A block before it has anything, or a whole one with its `text`: of a call, its arguments."""
-
-    kind: Kind
-    call_id: str = ""
-    name: str = ""
-    text: str = ""
-
-
-def blocks_of(choice: Choice) -> Iterator[Block]:
-    """Yields the blocks of a whole answer, at least one."""
-    message = choice.message or {"content": choice.text}
-    if reasoning := message.get("reasoning_content"):
-        yield Block("reasoning", text=reasoning)
-    if (content := message.get("content")) is not None:
-        yield Block("text", text=content)
-    for call in message.get("tool_calls", ()):
-        yield Block("call", call["id"], call["function"]["name"], call["function"]["arguments"])
+def blocks_of(choice: Choice) -> Sequence[Block]:
+    """Returns the blocks of a whole answer, at least one."""
+    return choice.blocks or [Block("text", text=choice.text if choice.message is None else "")]
 
 
 class BlockEncoder:
@@ -38,6 +21,7 @@ class BlockEncoder:
         """`message` is what the text is parsed to; None: all of it is text."""
         self._message = message
         self._kind: Kind | None = None  # of the block that is open
+        self._told: Mapping[str, Any] | None = None  # of tokens whose text is held back
         self.num_blocks = 0  # that have ended
 
     def begin(self, block: Block) -> bytes:
@@ -52,17 +36,18 @@ class BlockEncoder:
 
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
         """Returns the events of all that is new; none, if the text may still be part of a delimiter."""
+        self._told = joined(self._told, told)
         deltas = [{"content": text}] if self._message is None else self._message.deltas()
-        return b"".join([event for delta in deltas for event in self._events(delta, told)])
+        return b"".join([event for delta in deltas for event in self._events(delta)])
 
     def end_blocks(self, reason: FinishReason, told: Mapping[str, Any] | None = None) -> bytes:
         """Returns the events of what was held back, and those that end the last block."""
-        events = b"" if self._message is None else self.text("", None, told)
+        events = BlockEncoder.text(self, "", None, told)
         if self._kind is None and not self.num_blocks:
             events += self._begin(Block("text"))
         return events + self._close(reason)
 
-    def _events(self, delta: Mapping[str, Any], told: Mapping[str, Any] | None) -> Iterator[bytes]:
+    def _events(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
         """Yields the events of a chat's delta."""
         for call in delta.get("tool_calls", ()):
             function = call["function"]
@@ -74,17 +59,24 @@ class BlockEncoder:
             if text := delta.get(field):
                 if self._kind != kind:
                     yield self._begin(Block(kind))
-                yield self.extend(kind, text, told)
+                yield self._extend_text(kind, text)
 
     def _begin(self, block: Block) -> bytes:
         ended = self._close(None)
         self._kind = block.kind
         return ended + self.begin(block)
 
+    def _extend_text(self, kind: Kind, text: str) -> bytes:
+        told = None
+        if kind == "text":
+            told, self._told = self._told, None
+        return self.extend(kind, text, told)
+
     def _close(self, reason: FinishReason | None) -> bytes:
         if self._kind is None:
             return b""
-        ended = self.close(self._kind, reason)
+        ended = self._extend_text("text", "") if self._kind == "text" and self._told else b""
+        ended += self.close(self._kind, reason)
         self._kind = None
         self.num_blocks += 1
         return ended

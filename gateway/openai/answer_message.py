@@ -9,7 +9,7 @@ import orjson
 
 from backend.text.response_templates.calls import CallArguments, CallStart
 from backend.text.response_templates.parser import Event, Part, ResponseParser, TextDelta
-from gateway.openai.replies import ChatChunks, FinishReason, Identity, TokenUsage
+from gateway.openai.replies import Block, ChatChunks, FinishReason, Identity, Kind, TokenUsage
 
 _ALPHABET = string.ascii_letters + string.digits
 
@@ -40,13 +40,14 @@ class AnswerMessage:
         self._shows_reasoning = shows_reasoning
         self.is_single = is_single
         self._id_length = id_length
-        self._texts = {part: list[str]() for part in Part}
-        self._calls: list[dict[str, Any]] = []
+        self.are_content: list[bool] | None = None  # the tokens so far, where anybody wants to know
+        self._blocks: list[tuple[Block, list[str]]] = []  # and the pieces of their texts
+        self._num_calls = 0
         self._new: list[dict[str, Any]] = []  # deltas that were not taken yet
 
     @property
     def has_calls(self) -> bool:
-        return bool(self._calls)
+        return self._num_calls > 0
 
     @property
     def is_over(self) -> bool:
@@ -60,9 +61,12 @@ class AnswerMessage:
 
     def push(self, text: str) -> None:
         """Take the text of a token, of which there may be none."""
-        reasoned = self._parser.is_reasoning
-        self._add(self._parser.feed(text))
-        self.num_reasoning_tokens += reasoned or self._parser.is_reasoning
+        parser = self._parser
+        reasoned, called = parser.is_reasoning, parser.is_in_call
+        self._add(parser.feed(text))
+        self.num_reasoning_tokens += reasoned or parser.is_reasoning
+        if self.are_content is not None:
+            self.are_content.append(not (reasoned or called or parser.is_reasoning or parser.is_in_call))
 
     def finish(self, rest: str = "", is_cut: bool = False) -> None:
         """End the text, with what of it was held back. `is_cut`: it has reached its limit of length."""
@@ -76,13 +80,20 @@ class AnswerMessage:
 
     def members(self) -> dict[str, Any]:
         """Returns what the whole message has, as an answer that is not streamed."""
-        content, reasoning = ("".join(self._texts[part]) for part in (Part.CONTENT, Part.REASONING))
-        told: dict[str, Any] = {"content": content if content or not (reasoning or self._calls) else None}
+        blocks = self.blocks()
+        content, reasoning = (
+            "".join([one.text for one in blocks if one.kind == kind]) for kind in ("text", "reasoning")
+        )
+        calls = [_whole(one) for one in blocks if one.kind == "call"]
+        told: dict[str, Any] = {"content": content if content or not (reasoning or calls) else None}
         if reasoning:
             told["reasoning_content"] = reasoning
-        if self._calls:
-            told["tool_calls"] = [_whole(call) for call in self._calls]
+        if calls:
+            told["tool_calls"] = calls
         return told
+
+    def blocks(self) -> list[Block]:
+        return [block._replace(text="".join(pieces)) for block, pieces in self._blocks]
 
     def _add(self, events: list[Event]) -> None:
         for event in events:
@@ -92,14 +103,19 @@ class AnswerMessage:
                 case TextDelta(Part.REASONING, _) if not self._shows_reasoning:
                     pass
                 case TextDelta(part, text):
-                    self._texts[part].append(text)
+                    self._extend(_KINDS[part], text)
                     self._new.append({_FIELDS[part]: text})
                 case CallStart(name):
                     self._begin_call(name)
                 case CallArguments(text):
-                    self._calls[-1]["arguments"].append(text)
-                    index = len(self._calls) - 1
+                    self._extend("call", text)
+                    index = self._num_calls - 1
                     self._new.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+
+    def _extend(self, kind: Kind, text: str) -> None:
+        if not self._blocks or self._blocks[-1][0].kind != kind:
+            self._blocks.append((Block(kind), []))
+        self._blocks[-1][1].append(text)
 
     def _is_over_before(self, event: Event) -> bool:
         """Whether an event comes after the message's only call."""
@@ -107,17 +123,18 @@ class AnswerMessage:
 
     def _begin_call(self, name: str) -> None:
         call_id = new_call_id(self._id_length)
-        told = {"index": len(self._calls), "id": call_id, "type": "function"}
-        self._calls.append({"id": call_id, "name": name, "arguments": []})
+        told = {"index": self._num_calls, "id": call_id, "type": "function"}
+        self._num_calls += 1
+        self._blocks.append((Block("call", call_id, name), []))
         self._new.append({"tool_calls": [{**told, "function": {"name": name, "arguments": ""}}]})
 
 
 _FIELDS = {Part.CONTENT: "content", Part.REASONING: "reasoning_content"}
+_KINDS: Mapping[Part, Kind] = {Part.CONTENT: "text", Part.REASONING: "reasoning"}
 
 
-def _whole(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": call["name"], "arguments": "".join(call["arguments"])}
-    return {"id": call["id"], "type": "function", "function": function}
+def _whole(call: Block) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
 
 
 class MessageChunks(ChatChunks):
@@ -132,7 +149,7 @@ class MessageChunks(ChatChunks):
 
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
         """Returns the events of all deltas; none, if the text may still be part of a delimiter."""
-        self._keep(told)
+        self._told = joined(self._told, told)
         events = []
         for delta in self._message.deltas():
             told, self._told = self._told, None
@@ -150,16 +167,9 @@ class MessageChunks(ChatChunks):
         told, self._told = self._told, None
         return before + super().finish(reason, usage, told)
 
-    def _keep(self, told: Mapping[str, Any] | None) -> None:
-        """Keep what is told of tokens until there is an event for it."""
-        if told is None or self._told is None:
-            self._told = self._told if told is None else dict(told)
-            return
-        for name, value in told.items():
-            self._told[name] = _joined(self._told.get(name), value)
 
-
-def _joined(one: Any, other: Any) -> Any:
+def joined(one: Any, other: Any) -> Any:
+    """Returns what is told of the tokens of two events as one; null where nothing is told of either."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return {name: _joined(one.get(name), other.get(name)) for name in {**one, **other}}
+        return {name: joined(one.get(name), other.get(name)) for name in {**one, **other}}
     return [*one, *other] if isinstance(one, list) and isinstance(other, list) else other if one is None else one

@@ -27,6 +27,8 @@ class Conversation:
     tools: ToolUse | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     ignored: Ignored | None = field(default=None, compare=False)  # of the variables, once rendered; None: none may be
+    prompt_field: str | None = None  # which the messages were made of; None: they are the request's own, one by one
+    effort_field: str = "reasoning_effort"  # the one that says how much the model is to reason
 
     @property
     def size(self) -> int:
@@ -43,7 +45,7 @@ class Conversation:
         if self.variables or self.tools or any(len(message) > 2 for message in self.messages):
             template = tokenizer.chat_template
             self._check(template)
-            variables = known_variables(self.variables, template, self.ignored)
+            variables = known_variables(self.variables, template, self.ignored, self.effort_field)
             if self.tools is not None:
                 variables["tools"] = list(self.tools.definitions)
         variables |= {"continue_final_message": True} if self.continue_final_message else {}
@@ -56,6 +58,7 @@ class Conversation:
                 if isinstance(error.__cause__, TemplateOverrun):
                     break
         assert refusal is not None, "there is one form at least"
+        refusal.param = self.prompt_field or refusal.param
         raise refusal
 
     def _check(self, template: ChatTemplate) -> None:
@@ -66,7 +69,7 @@ class Conversation:
             return
         for index, message in enumerate(self.messages):
             if "tool_calls" in message:
-                raise _unsupported(f"messages[{index}].tool_calls", "calls of tools")
+                raise _unsupported(self.prompt_field or f"messages[{index}].tool_calls", "calls of tools")
 
 
 def _unsupported(param: str, what: str) -> BadRequest:

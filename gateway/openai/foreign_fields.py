@@ -103,6 +103,16 @@ REFUSED_IN_MESSAGE: Mapping[str, Values | str] = {
     **_FILES, "function_call": "tool_calls", "partial": (False,), "prefix": (False,),
 }  # fmt: skip
 
+
+def refused_by_names(fields: Collection[str], names: Mapping[str, str]) -> dict[str, Values | str]:
+    """Returns what a dialect refuses of a chat's fields: it has these `fields`, and other `names` for a chat's."""
+    of_chat = {name: values for name, values in REFUSED_IN_CHAT.items() if name not in fields}
+    return {
+        name: names.get(values.partition(".")[0], values) if isinstance(values, str) else values
+        for name, values in of_chat.items()
+    }
+
+
 REFUSED_IN_PART = frozenset(
     (
         "audio", "audio_url", "file", "file_data", "file_id", "image", "image_url", "input_audio", "source", "video",

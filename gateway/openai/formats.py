@@ -65,7 +65,7 @@ def said_by_format(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def keep_bounds_small(schema: dict[str, Any]) -> None:
     """Have bounds of numbers be such as the compiler has regular expressions for; no value is let in by that."""
-    is_integer = set(_kinds(schema)) <= {"integer", "null"}
+    is_integer = all(kind in ("integer", "null") for kind in _kinds(schema))
     for keyword in _BOUNDS:
         if type(schema.get(keyword)) in (int, float):
             most = _LARGEST_INTEGER if is_integer else _LARGEST

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.grammar_errors import InvalidGrammar
-from gateway.http.json_body import shown
+from gateway.http.json_body import MAX_LEVELS, check_nesting, shown
 from gateway.openai.exclusive_schemas import are_exclusive
 from gateway.openai.formats import KNOWN, PATTERNS, keep_bounds_small, said_by_format
 from gateway.openai.look_around import LookArounds
 
-MAX_LEVELS = 100  # of arrays and objects in one another
 MAX_ADDED_BYTES = 2**19  # that rewriting makes of a schema, or looks at besides what stands there
 MAX_REFERENCE = 1_000  # characters
+_WITH_SOURCE = re.compile(r"At \d+\(\d+\): (?:failed to compile JSON schema: )?(.*?)\s\d+ \| .*", re.DOTALL)
 _CONTAINERS = frozenset((dict, list))
 _SCHEMA = frozenset(("additionalItems", "additionalProperties", "items"))  # keywords whose value is a schema
 _SCHEMAS = frozenset(  # an array or object of schemas
@@ -69,7 +69,8 @@ def enforce(schema: Any, param: str, is_strict: bool = True) -> list[str]:
         raise InvalidGrammar(
             f"{param} must not hold x-guidance: how a schema is enforced is the server's choice.", param
         )
-    rewriter, seen, check_depth = _Rewriter(schema, param, is_strict), dict[int, Any](), partial(_check_depth, param)
+    rewriter, seen = _Rewriter(schema, param, is_strict), dict[int, Any]()
+    check_depth = partial(check_nesting, param=param, error=InvalidGrammar)
     roots: list[tuple[Any, _Way]] = [(schema, None)]
     while roots:
         for root, way in roots:
@@ -125,21 +126,6 @@ def _schemas(
             ]
 
 
-def _check_depth(param: str, value: Any, level: int) -> None:
-    """Raises `InvalidGrammar` where a value, which lies so deep, has arrays or objects deeper than is read."""
-    layer = [value]
-    while layer:
-        if level > MAX_LEVELS:
-            raise InvalidGrammar(f"{param} is nested in more than {MAX_LEVELS} levels, the most that are read.", param)
-        layer = [
-            item
-            for holder in layer
-            for item in (holder.values() if type(holder) is dict else holder)
-            if type(item) in _CONTAINERS
-        ]
-        level += 1
-
-
 def located(complaint: str, source: str) -> str:
     """Returns a compiler's complaint about a schema with the places that it can be about, as far as that is known."""
     about = [keyword for words, keywords in _COMPLAINTS.items() if words in complaint.lower() for keyword in keywords]
@@ -149,6 +135,12 @@ def located(complaint: str, source: str) -> str:
     elif complaint.startswith("Resource "):  # the compiler would fetch it
         complaint = "$ref names no schema of this document"
     return f"{complaint.rstrip('.')}{' (at ' + ', '.join(found) + ')' if found else ''}."
+
+
+def without_source(complaint: str) -> str:
+    """Returns a compiler's complaint about a grammar that was written here, without that grammar."""
+    said = _WITH_SOURCE.fullmatch(complaint)
+    return complaint if said is None else f"{said[1].strip()}."
 
 
 class _Rewriter:
@@ -177,7 +169,7 @@ class _Rewriter:
         value = place.value
         for keyword, rule in _RULES.items():
             if keyword in value and not rule(self, value, keyword):
-                is_said = keyword == "format" and "pattern" in value  # a pattern says what such a format means
+                is_said = keyword == "format" and _has_pattern(value)  # which says what such a format means
                 if self._is_strict and not is_said:
                     raise InvalidGrammar(f"{self._param} {_fault(place, keyword)}", self._param)
                 value.pop(keyword, None)
@@ -420,6 +412,13 @@ def _fault(place: _Place, keyword: str) -> str:
 def says_kind(schema: dict[str, Any]) -> bool:
     """Return whether a schema says what kind of value it is, by itself or by others."""
     return not _SAY_KIND.isdisjoint(schema)
+
+
+def _has_pattern(schema: dict[str, Any]) -> bool:
+    parts = schema.get("allOf")
+    return any(
+        isinstance(one, dict) and "pattern" in one for one in [schema, *(parts if isinstance(parts, list) else [])]
+    )
 
 
 def _size(schema: Any) -> int:

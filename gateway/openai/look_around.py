@@ -1,8 +1,9 @@
 """Takes patterns of a JSON schema apart that look around at their ends: the compiler reads none that do."""
 
 import re
+from contextlib import suppress
 
-from backend.text.response_templates.complement import Steps, complement
+from backend.text.response_templates.complement import Steps, complement, is_within
 from backend.text.response_templates.pattern_syntax import PatternError
 
 MAX_LOOKS = 8  # in a pattern
@@ -17,6 +18,7 @@ class LookArounds:
 
     def __init__(self) -> None:
         self._complements: dict[str, str | None] = {}
+        self._said: dict[tuple[str, str], bool] = {}
         self._steps = Steps(MAX_STEPS)
 
     def apart(self, pattern: str) -> list[str] | None:
@@ -38,6 +40,8 @@ class LookArounds:
                 looked_for = f"{rest}(?:{inside.removeprefix('^') if rest == '^' else inside})"
             elif "<" in kind and pattern[after:] == "$":
                 looked_for = f"(?:{inside})$"
+            elif kind == "(?=" and self._is_said(_branch(pattern, after), inside):
+                continue
             else:
                 return None
             found = self._complement(looked_for) if kind.endswith("!") else looked_for
@@ -45,6 +49,19 @@ class LookArounds:
                 return None
             parts.append(found)
         return [rest + pattern[at:], *parts]
+
+    def _is_said(self, branch: str, looked_for: str) -> bool:
+        """Return whether the rest of a text, whose end both of them match, is looked for in vain: it must be it."""
+        known = self._said
+        if (branch, looked_for) not in known:
+            known[branch, looked_for] = False
+            with suppress(PatternError):
+                known[branch, looked_for] = (
+                    branch.endswith("$")
+                    and looked_for.endswith("$")
+                    and is_within(f"^(?:{branch[:-1]})$", f"^(?:{looked_for[:-1]})$", self._steps)
+                )
+        return known[branch, looked_for]
 
     def _complement(self, pattern: str) -> str | None:
         known = self._complements
@@ -54,6 +71,16 @@ class LookArounds:
             except PatternError:
                 known[pattern] = None
         return known[pattern]
+
+
+def _branch(pattern: str, at: int) -> str:
+    """Return what a pattern has from there to the end of the group or the choice."""
+    depth = 0
+    for token in _TOKEN.finditer(pattern, at):
+        depth += token[0].startswith("(") - (token[0] == ")")
+        if depth < 0 or (not depth and token[0] == "|"):
+            return pattern[at : token.start()]
+    return pattern[at:]
 
 
 def _looks(pattern: str) -> tuple[list[tuple[int, int, str]], bool, bool]:

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
-from gateway.http.json_body import EXACT, MAX_FIELDS, shown
+from gateway.http.json_body import EXACT, MAX_FIELDS, check_nesting, shown
 from gateway.openai.foreign_fields import (
     ECHOES,
     REFUSED_IN_MESSAGE,
@@ -152,7 +152,7 @@ def _template_message(param: str, message: ChatMessage, names: dict[str, str]) -
         read["name"] = name
     if role == "assistant":
         read["content"] = content or message.get("refusal") or ""
-        _add_answer(read, message, names)
+        _add_answer(read, param, message, names)
     elif message.get("tool_calls"):
         raise BadRequest(
             f"{param}.tool_calls is of an assistant's messages, and this one's role is {role}.", f"{param}.tool_calls"
@@ -160,7 +160,7 @@ def _template_message(param: str, message: ChatMessage, names: dict[str, str]) -
     return read
 
 
-def _add_answer(read: dict[str, Any], message: ChatMessage, names: dict[str, str]) -> None:
+def _add_answer(read: dict[str, Any], param: str, message: ChatMessage, names: dict[str, str]) -> None:
     """Add what an assistant's message has beside its content."""
     if reasoning := message.get("reasoning_content") or message.get("reasoning"):
         read["reasoning_content"] = reasoning
@@ -168,28 +168,29 @@ def _add_answer(read: dict[str, Any], message: ChatMessage, names: dict[str, str
     if not calls:
         return
     read["tool_calls"] = []
-    for call in calls:
+    for number, call in enumerate(calls):
         function = call["function"]
-        told = {
-            "type": "function",
-            "function": {"name": function["name"], "arguments": object_of(function.get("arguments"))},
-        }
+        arguments = object_of(function.get("arguments"), f"{param}.tool_calls[{number}].function.arguments")
+        told = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
         if (call_id := call.get("id")) is not None:
             told["id"] = call_id
             names[call_id] = function["name"]
         read["tool_calls"].append(told)
 
 
-def object_of(arguments: Any) -> Any:
+def object_of(arguments: Any, param: str) -> Any:
     """Returns the object that arguments are, {} for any other value; text that is no JSON, malformed by a model or cut
-    short, stays text.
+    short, stays text. Raises `BadRequest` about `param`.
     """
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments.strip() or "{}")
         except orjson.JSONDecodeError:
             return arguments
-    return arguments if isinstance(arguments, dict) else {}
+    if not isinstance(arguments, dict):
+        return {}
+    check_nesting(arguments, param=param)
+    return arguments
 
 
 def message_size(message: Message) -> int:

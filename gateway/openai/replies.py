@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import urandom
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
 
@@ -12,6 +12,7 @@ from gateway import sse
 from gateway.errors import ApiError
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+Kind = Literal["reasoning", "text", "call"]
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -61,6 +62,15 @@ class Identity:
         }
 
 
+class Block(NamedTuple):
+    """A part of an answer before it has anything, or whole with its `text`: of a call, its arguments."""
+
+    kind: Kind
+    call_id: str = ""
+    name: str = ""
+    text: str = ""
+
+
 @dataclass(slots=True)
 class Choice:
     """One of the answer's texts, complete."""
@@ -70,6 +80,7 @@ class Choice:
     told: Mapping[str, Any] = field(default_factory=dict)  # of its tokens, as members of the choice
     told_of_prompt: Mapping[str, Any] = field(default_factory=dict)
     message: Mapping[str, Any] | None = None  # its members, if the text was parsed
+    blocks: Sequence[Block] = ()  # in the order in which they came, if it was
     stop_string: str | None = None  # the one that ended it
 
 

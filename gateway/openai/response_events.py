@@ -21,9 +21,9 @@ import orjson
 
 from gateway import sse
 from gateway.errors import ApiError
-from gateway.openai.answer_blocks import Block, BlockEncoder, Kind, blocks_of
+from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, FinishReason, Identity, TokenUsage
+from gateway.openai.replies import Block, Choice, FinishReason, Identity, Kind, TokenUsage
 from gateway.openai.response_items import OUTPUT_ORDINAL, item_id
 
 Json = dict[str, Any]
@@ -72,7 +72,7 @@ class ResponseIdentity(Identity):
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
             "background": False,
-            "error": None if error is None else {"code": error.code or error.type, "message": error.message},
+            "error": None if error is None else {"code": "server_error", "message": error.message},  # of OpenAI's codes
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
             "output": output,
@@ -92,12 +92,11 @@ def usage_of_response(usage: TokenUsage) -> Json:
 
 
 def whole_response(identity: ResponseIdentity, choice: Choice, usage: TokenUsage) -> Json:
-    status, output = _item_status(choice.finish_reason), list[Json]()
-    for ordinal, block in enumerate(blocks_of(choice)):
-        item = identity.item(block, ordinal)
-        if block.kind == "text":
-            item.logprobs = (choice.told.get("logprobs") or {}).get("content", [])
-        output.append(item.whole("completed" if block.kind == "reasoning" else status))
+    items = [identity.item(block, ordinal) for ordinal, block in enumerate(blocks_of(choice))]
+    first_text = next((item for item in items if item.kind == "text"), None)
+    if first_text is not None:
+        first_text.logprobs = (choice.told.get("logprobs") or {}).get("content", [])
+    output = [item.whole("completed") for item in items[:-1]] + [items[-1].whole(_item_status(choice.finish_reason))]
     return identity.response(output, reason=choice.finish_reason, usage=usage)
 
 
@@ -109,6 +108,7 @@ class Item:
     """One item of a response's output."""
 
     def __init__(self, name: str, block: Block) -> None:
+        self.kind = block.kind
         self.id = name
         self.texts = [block.text]
         self.logprobs: Any = []  # of its tokens, as a chat's
@@ -116,16 +116,16 @@ class Item:
 
     def begun(self) -> Json:
         """Returns the item before it has anything."""
-        if self._block.kind == "call":
+        if self.kind == "call":
             return self._call("", "in_progress")
         return self._spoken([], "in_progress")
 
     def whole(self, status: str) -> Json:
         text = "".join(self.texts)
-        return self._call(text, status) if self._block.kind == "call" else self._spoken([self.part(text)], status)
+        return self._call(text, status) if self.kind == "call" else self._spoken([self.part(text)], status)
 
     def part(self, text: str) -> Json:
-        if self._block.kind == "reasoning":
+        if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
 
@@ -134,7 +134,7 @@ class Item:
         return {"type": "function_call", "id": self.id, **called, "status": status}
 
     def _spoken(self, content: list[Json], status: str) -> Json:
-        if self._block.kind == "reasoning":
+        if self.kind == "reasoning":
             return {"type": "reasoning", "id": self.id, "summary": [], "content": content, "status": status}
         return {"type": "message", "id": self.id, "role": "assistant", "content": content, "status": status}
 

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
 from gateway.http.json_body import EXACT, BodyType, shown
-from gateway.openai.foreign_fields import ECHOES, REFUSED_IN_MESSAGE, Ignored, known_object
+from gateway.openai.foreign_fields import ECHOES, REFUSED_IN_MESSAGE, Ignored, Values, known_object
 from gateway.openai.messages import MAX_CALL_ID_CHARS, MAX_MESSAGES, Message, object_of, text_content
 
 ITEM_ECHOES = ECHOES | {"agent", "async", "caller", "name", "namespace", "parsed_arguments", "phase", "type"}
@@ -52,8 +52,13 @@ class ReasoningItem(TypedDict, total=False):
     encrypted_content: str | None
 
 
+_REFUSED: Mapping[str, Values | str] = {
+    **REFUSED_IN_MESSAGE, **dict.fromkeys(("function_call", "tool_calls"), "items of the type function_call")
+}  # fmt: skip
+
+
 def _item(form: Any, echoes: frozenset[str]) -> BodyType[Any]:
-    known = known_object(form, "input[].", refused=REFUSED_IN_MESSAGE, echoes=echoes - form.__required_keys__)
+    known = known_object(form, "input[].", refused=_REFUSED, echoes=echoes - form.__required_keys__)
     return BodyType[Any](form, known)
 
 
@@ -107,7 +112,7 @@ def read_messages(items: Iterable[Item], ignored: Ignored | None) -> tuple[Messa
     turns = _Turns()
     for index, item in enumerate(items):
         if (kind := item["type"]) != REFERENCE:
-            turns.add(kind, _FORMS[kind].checked(item, ignored, ("input", index)))
+            turns.add(kind, f"input[{index}]", _FORMS[kind].checked(item, ignored, ("input", index)))
     turns.end()
     return tuple(turns.messages)
 
@@ -117,17 +122,18 @@ class _Turns:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._reasoning = ""  # of the assistant's turn that follows
+        self._reasoning: list[str] = []  # of the assistant's turn that follows
         self._names: dict[str, str] = {}  # of functions, by the ids of calls
 
-    def add(self, kind: str, item: Mapping[str, Any]) -> None:
+    def add(self, kind: str, place: str, item: Mapping[str, Any]) -> None:
         match kind:
             case "message":
                 self._add_message(item["role"], item["content"])
             case "reasoning":
-                self._reasoning += "".join([part["text"] for part in item.get("content") or ()])
+                self._reasoning += [part["text"] for part in item.get("content") or ()]
             case "function_call":
-                self._add_call(item["call_id"], item["name"], item.get("arguments"))
+                arguments = object_of(item.get("arguments"), f"{place}.arguments")
+                self._add_call(item["call_id"], {"name": item["name"], "arguments": arguments})
             case _:
                 self._add_output(item["call_id"], item["output"])
 
@@ -139,16 +145,15 @@ class _Turns:
     def _add_message(self, role: str, content: str) -> None:
         message = {"role": "system" if role == "developer" else role, "content": content}
         if role == "assistant" and self._reasoning:
-            message["reasoning_content"], self._reasoning = self._reasoning, ""
+            message["reasoning_content"], self._reasoning = "".join(self._reasoning), []
         self.messages.append(message)
 
-    def _add_call(self, call_id: str, name: str, arguments: Any) -> None:
+    def _add_call(self, call_id: str, function: Mapping[str, Any]) -> None:
         if self._reasoning or not self.messages or self.messages[-1]["role"] != "assistant":
             self._add_message("assistant", "")
-        function = {"name": name, "arguments": object_of(arguments)}
         calls = self.messages[-1].setdefault("tool_calls", [])
         calls.append({"type": "function", "function": function, "id": call_id})
-        self._names[call_id] = name
+        self._names[call_id] = function["name"]
 
     def _add_output(self, call_id: str, output: str) -> None:
         message = {"role": "tool", "content": output, "tool_call_id": call_id}

@@ -4,29 +4,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Required
 
+import orjson
 from pydantic import Field, with_config
 from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
-from gateway.http.json_body import EXACT, BodyType, JsonBody, shown
+from gateway.http.json_body import EXACT, BodyType, JsonBody, check_nesting, shown
 from gateway.openai.bodies import MAX_THINKING, PositiveInt, SamplingBody, Top
 from gateway.openai.conversation import Conversation
-from gateway.openai.foreign_fields import ECHOES, IGNORABLE, REFUSED_IN_CHAT, Ignored, Values, known_object
+from gateway.openai.foreign_fields import ECHOES, IGNORABLE, Ignored, Values, known_object, refused_by_names
 from gateway.openai.limits import Limits
 from gateway.openai.messages import Message
 from gateway.openai.requests import NO_DETAILS, ChatRequest, TokenDetails, shared_fields
 from gateway.openai.response_items import Item, read_items, read_messages
-from gateway.openai.structured import TextFormat, read_text_format
+from gateway.openai.structured import TextFormat, read_text_format, text_format
 from gateway.openai.template_variables import Effort, Kwargs, read_variables
 from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
 
 MAX_INCLUDED = 32
-LOGPROBS = "message.output_text.logprobs"
+MAX_METADATA = 16  # pairs, as in OpenAI's API: a response repeats them
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 
 @with_config(EXACT)
 class TextConfig(TypedDict, total=False):
-    format: Annotated[TextFormat, known_object(TextFormat, "text.format.")] | None
+    format: Annotated[TextFormat, text_format("text.format")] | None
 
 
 @with_config(EXACT)
@@ -56,6 +58,13 @@ class ResponsesBody(SamplingBody, total=False):
     truncation: Literal["auto", "disabled"] | None
     store: bool | None
     previous_response_id: str | None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=MAX_METADATA),
+        ]
+        | None
+    )
     stream_options: Annotated[StreamOptions, known_object(StreamOptions, "stream_options.")] | None
     # not OpenAI's
     chat_template_kwargs: Kwargs | None
@@ -67,11 +76,17 @@ _IGNORABLE: Mapping[str, Values] = {
     **dict.fromkeys(("access_programs", "client_metadata", "context_management", "image", "max_tool_calls"), ()),
 }
 _REFUSED: Mapping[str, Values | str] = {
-    **{name: values for name, values in REFUSED_IN_CHAT.items() if name not in ResponsesBody.__annotations__},
-    "background": (False,), "conversation": (), "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens", "messages": "input", "n": (1,),
-    "prompt": ([],), "response_format": "text.format",
-    "structured_outputs": "text.format", "system": "instructions",
+    **refused_by_names(
+        ResponsesBody.__annotations__,
+        {
+            "max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format",
+            "structured_outputs": "text.format", "a message of the role system": "instructions",
+        },
+    ),
+    "background": (False,), "conversation": (), "logprobs": "top_logprobs", "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens", "messages": "input", "n": (1,),
+    "prompt": (), "reasoning_effort": "reasoning.effort", "response_format": "text.format",
+    "structured_outputs": "text.format",
 }  # fmt: skip
 RESPONSES = BodyType[ResponsesBody](ResponsesBody, known_object(ResponsesBody, refused=_REFUSED, ignorable=_IGNORABLE))
 
@@ -99,18 +114,28 @@ class ResponseRequest(ChatRequest):
 def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
     """Parse any body. Raises `ApiError`, and nothing else."""
     body = RESPONSES.read(raw, ignored := limits.ignored())
-    text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
+    text, reasoning, included = body.get("text") or {}, body.get("reasoning") or {}, body.get("include") or ()
     top = body.get("top_logprobs")
-    if top is None and LOGPROBS in (body.get("include") or ()):
+    if top is None and LOGPROBS in included:
         top = 0
+    for index, name in enumerate(included):
+        if name not in (LOGPROBS, ENCRYPTED):
+            _check_included(name, f"include[{index}]", ignored)
     items, instructions = read_items(body["input"]), body.get("instructions") or ""
     messages = with_instructions(instructions, read_messages(items, ignored))
-    tools = _read_tools(body, ignored)
+    tools, functions = _read_tools(body, ignored)
     variables = read_variables(body.get("chat_template_kwargs"), None, reasoning.get("effort"))
     grammar = read_text_format(text.get("format"), "text.format")
     return ResponseRequest(
         **shared_fields(body, limits, grammar, body.get("max_output_tokens"), top),
-        conversation=Conversation(messages, tools=tools, variables=variables, ignored=ignored),
+        conversation=Conversation(
+            messages,
+            tools=tools,
+            variables=variables,
+            ignored=ignored,
+            prompt_field="input",
+            effort_field="reasoning.effort",
+        ),
         details=NO_DETAILS if top is None else TokenDetails(top),
         length_field="max_output_tokens",
         ignored=ignored,
@@ -120,7 +145,7 @@ def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
         previous=body.get("previous_response_id"),
         stores=body.get("store") is not False,
         truncates=body.get("truncation") == "auto",
-        echoed=_echoed(body),
+        echoed=_echoed(body, functions),
     )
 
 
@@ -128,17 +153,26 @@ def with_instructions(instructions: str, messages: tuple[Message, ...]) -> tuple
     return ({"role": "system", "content": instructions}, *messages) if instructions else messages
 
 
-def _read_tools(body: ResponsesBody, ignored: Ignored | None) -> ToolUse | None:
-    """Returns the functions among the tools. Tools that a server runs itself are ignored, since an answer may do
-    without them, unless unknown fields are refused.
+def _check_included(name: str, param: str, ignored: Ignored | None) -> None:
+    if ignored is None:
+        raise BadRequest(
+            f"{param} must be {LOGPROBS} or {ENCRYPTED}, what there is here to include, got {shown(name)}.", param
+        )
+    ignored.add("include[].", name, "include")
+
+
+def _read_tools(body: ResponsesBody, ignored: Ignored | None) -> tuple[ToolUse | None, list[dict[str, Any]]]:
+    """Returns the functions among the tools, also as the response repeats them. Tools that a server runs itself are
+    ignored, since an answer may do without them, unless unknown fields are refused.
     """
-    functions, places = list[ToolDefinition](), list[str]()
+    functions, told, places = list[ToolDefinition](), list[dict[str, Any]](), list[str]()
     for index, tool in enumerate(body.get("tools") or ()):
         kind, place = tool.get("type"), f"tools[{index}]"
         if kind == "function":
-            function = {**_TOOL.checked(tool, ignored, ("tools", index))}
-            del function["type"]
-            functions.append({"type": "function", "function": function})  # type: ignore[typeddict-item]
+            checked = _TOOL.checked(tool, ignored, ("tools", index))
+            function: Any = {name: value for name, value in checked.items() if name != "type"}
+            functions.append({"type": "function", "function": function})
+            told.append({"parameters": {}, "strict": False, **checked})
             places.append(place)
         elif ignored is None or not isinstance(kind, str):
             raise BadRequest(
@@ -148,13 +182,13 @@ def _read_tools(body: ResponsesBody, ignored: Ignored | None) -> ToolUse | None:
             )
         else:
             ignored.add("tools[].", kind, "tools")
-    return read_tools(functions, body.get("tool_choice"), body.get("parallel_tool_calls"), places)
+    return read_tools(functions, body.get("tool_choice"), body.get("parallel_tool_calls"), places), told
 
 
-def _echoed(body: ResponsesBody) -> dict[str, Any]:
+def _echoed(body: ResponsesBody, functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the fields of a response that say how it was asked for."""
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
-    given: Sequence[Mapping[str, Any]] = [tool for tool in body.get("tools") or () if tool.get("type") == "function"]
+    check_nesting(body.get("tool_choice") or (), param="tool_choice")
     parallel = body.get("parallel_tool_calls")
     return {
         "instructions": body.get("instructions"),
@@ -171,7 +205,7 @@ def _echoed(body: ResponsesBody) -> dict[str, Any]:
         "temperature": body.get("temperature"),
         "text": {"format": text.get("format") or {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": [{"parameters": {}, "strict": False, **tool} for tool in given],
+        "tools": orjson.Fragment(orjson.dumps(functions)),  # which may be nested as deeply as the library writes
         "top_logprobs": body.get("top_logprobs") or 0,
         "top_p": body.get("top_p"),
         "truncation": body.get("truncation") or "disabled",

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Required
 
 import orjson
-from pydantic import Field, with_config
+from pydantic import BeforeValidator, Field, with_config
 from typing_extensions import TypedDict  # as in `bodies`
 
 from backend.grammar import Grammar, GrammarKind
 from gateway.errors import BadRequest
 from gateway.grammar_errors import InvalidGrammar
 from gateway.http.json_body import EXACT, json_object, shown
+from gateway.openai.foreign_fields import known_object
 from gateway.openai.json_schema import enforce, says_kind
 from quotas.policy.policy import MAX_SCHEMA_BYTES
 
@@ -47,6 +48,11 @@ class TextFormat(TypedDict, total=False):
     description: str | None
     schema: Any
     strict: bool | None
+
+
+def text_format(place: str) -> BeforeValidator:
+    """Returns the check of a format before its fields are: a schema in a chat's `json_schema` is not left out."""
+    return known_object(TextFormat, f"{place}.", refused={"json_schema": f"{place}.schema"})
 
 
 @with_config(EXACT)
@@ -116,7 +122,11 @@ def read_text_format(asked: TextFormat | None, field: str, most_bytes: int = MAX
     """Returns the grammar of an answer's text; None where it may be any. `field` of the request asks for it. Raises as
     `read_grammar`.
     """
-    if asked is None or asked["type"] == "text":
+    if asked is None:
+        return None
+    if asked["type"] != "json_schema" and asked.get("schema") is not None:
+        raise BadRequest(f'{field}.schema is only allowed when {field}.type is "json_schema".', f"{field}.schema")
+    if asked["type"] == "text":
         return None
     if asked["type"] == "json_object":
         return AskedGrammar(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), field)

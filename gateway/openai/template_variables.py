@@ -49,7 +49,10 @@ def read_variables(
 
 
 def known_variables(
-    variables: Mapping[str, Any], template: ChatTemplate, ignored: Ignored | None = None
+    variables: Mapping[str, Any],
+    template: ChatTemplate,
+    ignored: Ignored | None = None,
+    effort_field: str = "reasoning_effort",
 ) -> dict[str, Any]:
     """Returns the variables that a template has. Others are noted as `ignored`, but for documents, which an answer
     would lack. Raises `BadRequest` about those, and without `ignored` about any.
@@ -64,7 +67,7 @@ def known_variables(
         if "enable_thinking" in template.variables:
             known.setdefault("enable_thinking", effort != "none")
         elif effort != "none":
-            _note(ignored, "", "reasoning_effort", "this model's chat template has no such variable")
+            _note(ignored, "", effort_field, "this model's chat template has no such variable")
     return known
 
 

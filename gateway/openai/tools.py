@@ -68,13 +68,17 @@ def read_tools(
     choice: Any,
     parallel_tool_calls: bool | None,
     places: Sequence[str] | None = None,
+    schema_field: str = "parameters",
 ) -> ToolUse | None:
     """Returns the tools that a request offers; None for none. `places` are those of the functions in the request, where
-    they are not a chat's. Raises `BadRequest`.
+    they are not a chat's, and `schema_field` is what of a function has its schema. Raises `BadRequest`.
     """
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise BadRequest("tool_choice needs tools to choose from: send tools, or leave it out.", "tool_choice")
+            raise BadRequest(
+                "tool_choice needs tools to choose from that the client runs: send tools, or leave it out.",
+                "tool_choice",
+            )
         return None
     size = _size(tools)
     if size > MAX_TOOLS_BYTES:
@@ -82,7 +86,8 @@ def read_tools(
             f"tools have {size} bytes; at most {MAX_TOOLS_BYTES} are read. Send fewer of them, or smaller schemas.",
             "tools",
         )
-    functions = _functions(tools, places or [f"tools[{index}].function" for index in range(len(tools))])
+    places = places or [f"tools[{index}].function" for index in range(len(tools))]
+    functions = _functions(tools, places, schema_field)
     kind, allowed, is_named = _read_choice(choice, {function.name for function in functions})
     may_be_called = tuple([function for function in functions if function.name in allowed])
     is_single = parallel_tool_calls is False or is_named
@@ -97,7 +102,7 @@ def _size(tools: Sequence[ToolDefinition]) -> int:
         raise BadRequest("tools are nested too deeply.", "tools") from None
 
 
-def _functions(tools: Sequence[ToolDefinition], places: Sequence[str]) -> list[Function]:
+def _functions(tools: Sequence[ToolDefinition], places: Sequence[str], schema_field: str) -> list[Function]:
     functions: dict[str, Function] = {}
     for tool, param in zip(tools, places, strict=True):
         function = tool["function"]
@@ -106,7 +111,7 @@ def _functions(tools: Sequence[ToolDefinition], places: Sequence[str]) -> list[F
             raise BadRequest(f"{param}.name is {name!r}, which another tool has too.", f"{param}.name")
         # without parameters a function takes none
         parameters = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
-        functions[name] = Function(name, parameters, bool(function.get("strict")), f"{param}.parameters")
+        functions[name] = Function(name, parameters, bool(function.get("strict")), f"{param}.{schema_field}")
     return list(functions.values())
 
 
@@ -136,9 +141,9 @@ def _read_choice(choice: Any, names: set[str]) -> tuple[Literal["none", "auto", 
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
             return mode, _known([_name_of(tool) for tool in tools], names, "tool_choice.tools"), False
     raise BadRequest(
-        'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": string}}, or of '
-        'the type "allowed_tools", with a mode, which is "auto" or "required", and some of the tools by their names, '
-        f"got {shown(choice)}.",
+        'tool_choice must be "none", "auto", "required" or {"type": "function"} with the name of a function, or of the '
+        'type "allowed_tools", with a mode, which is "auto" or "required", and some of the tools by their names, got '
+        f"{shown(choice)}.",
         "tool_choice",
     )
 

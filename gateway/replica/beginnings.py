@@ -9,7 +9,7 @@ while only one conversation has ended there: for prompts that share no more than
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
@@ -33,7 +33,7 @@ class _Tail(NamedTuple):
 class CachedBeginnings:
     """Follows one prefix cache, from the first prompt that a router has sent."""
 
-    def __init__(self, cache: PrefixCache[Any], block_size: int) -> None:
+    def __init__(self, cache: PrefixCache, block_size: int) -> None:
         self._cache, self._block_size = cache, block_size
         self._names: OrderedDict[bytes, BlockName] = OrderedDict()  # by digest
         self._tails: dict[bytes, _Tail] = {}  # by digest, of those that are known
@@ -49,7 +49,7 @@ class CachedBeginnings:
         """Note the beginnings of a sequence's prompt, as far as its blocks are cached."""
         if not self._is_following:
             self._follow()
-        names, tokens_a_byte = sequence.block_names, len(sequence.prompt) / max(beginnings.num_bytes, 1)
+        names, tokens_a_byte = sequence.block_names, sequence.num_prompt_tokens / max(beginnings.num_bytes, 1)
         digests = beginnings.digests
         may_have_tail = bool(digests) and self._is_alone(digests[-1], sequence)
         for index, digest in enumerate(digests):
@@ -106,7 +106,7 @@ class CachedBeginnings:
         self._is_following = True
         tell_others = self._cache.evicted
 
-        def evicted(cached: CachedBlock[Any]) -> None:
+        def evicted(cached: CachedBlock) -> None:
             tell_others(cached)
             if cached.name is None:
                 return

@@ -1,7 +1,7 @@
 """Digests of the beginnings of a prompt, under a secret of the fleet: a router needs no tokenizer, and its knowledge of
 a cache reveals nothing about any prompt.
 
-A prompt is taken as the bytes of its body from the messages on, or the plain prompt, or the input: the next turn of a
+A prompt is taken as the bytes of its body from the messages on, the plain prompt or the input: the next turn of a
 conversation begins with the same bytes. A digest covers one block of `BLOCK_BYTES` and the digest before it, so that
 prompts with the same beginning share its digests, wherever a message ends. Nothing is parsed, so no body can keep a
 router busy.
@@ -16,8 +16,9 @@ DIGEST_BYTES = 12
 
 def prompt_bytes(body: bytes) -> bytes:
     """Return the part of a body that a prompt goes by; of one that has no prompt, nothing."""
-    start = max(body.find(b'"messages"'), 0) or max(body.find(b'"prompt"'), 0) or max(body.find(b'"input"'), 0)
-    return body[start:] if start else b""
+    starts = (body.find(name) for name in (b'"messages"', b'"prompt"', b'"input"'))
+    start = next((start for start in starts if start > 0), None)
+    return b"" if start is None else body[start:]
 
 
 def beginnings(text: bytes, scope: str, secret: bytes) -> tuple[bytes, ...]:

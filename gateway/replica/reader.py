@@ -43,8 +43,8 @@ class ReplicaReader:
     def ended(self, record: RequestRecord) -> None:
         """Learn how many bytes of a body make a token of a prompt, and what its prompt has left in the cache."""
         tokens = record.num_prompt_tokens
-        if record.beginnings.digests and record.timelines:
-            self.beginnings.computed(record.beginnings, record.timelines[0].sequence)
+        if record.engine.beginnings.digests and record.engine.timelines:
+            self.beginnings.computed(record.engine.beginnings, record.engine.timelines[0].sequence)
         if tokens and record.body_bytes:
             self._bytes_per_token += NEWEST_SHARE * (record.body_bytes / tokens - self._bytes_per_token)
 
@@ -149,10 +149,10 @@ class ReplicaReader:
     def _tokens_left(self, one: Sequence) -> float:
         """Returns the tokens of its answer that a running sequence is expected to have yet."""
         generated = len(one.output)
-        return max(1.0, self._core.lengths.mean(one.tenant, one.max_tokens, generated) - generated)
+        return max(1.0, self._core.lengths.mean(one.tenant, one.request.max_tokens, generated) - generated)
 
     def _seconds_left(self, one: Sequence) -> float:
         """Returns the part of a running sequence's whole cost that its tokens yet to come are of all its tokens."""
         output = self._tokens_left(one) + len(one.output)
         left = max(0, one.num_admitted_tokens - one.num_computed_tokens) + self._tokens_left(one)
-        return self._core.backlog.load_of(one, output).seconds * min(1.0, left / (len(one.prompt) + output))
+        return self._core.backlog.load_of(one, output).seconds * min(1.0, left / (one.num_prompt_tokens + output))

@@ -62,6 +62,35 @@ class EngineFields(BaseSettings):
         "text; parsed makes them the tokens themselves, by which a quoted page may forge turns of the chat",
     )
 
+    embedding_model: NameOrAuto = setting(
+        "model",
+        "MODEL",
+        None,
+        "a model that embeds texts for /v1/embeddings beside the other, named as --model is: BERT, XLM-R or "
+        "Qwen3-Embedding in Hugging Face or sentence-transformers layout; auto: none",
+    )
+    score_model: NameOrAuto = setting(
+        "model", "MODEL", None, "a model that scores pairs of texts for /v1/score and /v1/rerank; auto: none"
+    )
+    embedding_batch_tokens: int = setting(
+        "engine", "TOKENS", 8192, "most tokens of inputs to embed or score in one batch", ge=1, le=1_048_576
+    )
+    embedding_queue_delay: float = setting(
+        "engine",
+        "SECONDS",
+        0.002,
+        "longest wait of an input for others, where the next is expected soon; 0: each batch is what waits already",
+        ge=0,
+        le=1,
+    )
+    embedding_queue_tokens: int = setting(
+        "engine",
+        "TOKENS",
+        1_048_576,
+        "most tokens of inputs to embed or score that may wait; beyond them a request is refused (503)",
+        ge=1,
+    )
+
     max_num_seqs: int = setting("engine", "N", 256, "most sequences in one step", ge=1, le=65_536)
     max_num_batched_tokens: IntOrAuto = setting(
         "engine",

@@ -8,6 +8,7 @@ from typing import TypeVar
 from admission.controller import Controller
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
+from admission.promise import Promise
 from admission.request import Asked
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
@@ -62,15 +63,15 @@ class CoreTelemetry(CoreObserver):
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
         """Returns the timeline of a queued sequence; a new one for a sequence that the core never reported."""
-        return self._timelines.get(sequence) or SequenceTimeline(sequence, sequence.arrival)
+        return self._timelines.get(sequence) or SequenceTimeline(sequence, Promise(sequence.tenant), sequence.arrival)
 
     def requested(self, asked: Asked, now: float) -> None:
         if (record := current.get()) is not None:
-            record.asked, record.asked_at = asked, now
+            record.engine.asked, record.engine.asked_at = asked, now
 
-    def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
-        if refusal is None:
-            self._timelines[sequence] = SequenceTimeline(sequence, now)
+    def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
+        if isinstance(answer, Promise):
+            self._timelines[sequence] = SequenceTimeline(sequence, answer, now)
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self._ended(sequence, now)
@@ -100,7 +101,7 @@ class CoreTelemetry(CoreObserver):
                 if timeline.admitted is None:
                     timeline.admitted, timeline.credit = now, self.core.credit(sequence.tenant)
                     most_urgent = self.core.backlog.most_urgent(sequence.tenant)
-                    timeline.was_promoted = most_urgent is not None and most_urgent < sequence.priority_class
+                    timeline.was_promoted = most_urgent is not None and most_urgent < sequence.request.priority_class
                     _notify(self.on_admit, timeline)
                 else:
                     timeline.resumed.append(now)
@@ -126,6 +127,9 @@ class CoreTelemetry(CoreObserver):
                 timeline.prefilled = now
                 if scheduled.has_brought_first(sequence):
                     timeline.first_token = now
+        for sequence, count in scheduled.jumped.items():
+            if (timeline := self._timelines.get(sequence)) is not None:
+                timeline.num_jumped_tokens += count
         for sequence, _ in scheduled.ended:
             self._ended(sequence, now)
         if self._releasing:

@@ -17,6 +17,7 @@ from typing import Protocol
 from starlette.types import Scope
 
 from admission.outcome import Outcome
+from admission.promise import Promise
 from admission.request import Asked
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
@@ -81,9 +82,10 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class SequenceTimeline:
-    """The moments at which the engine queued, admitted, computed and released one sequence; None: not yet."""
+    """One sequence, and when the engine queued, admitted, computed and released it; None: not yet."""
 
     sequence: Sequence
+    promise: Promise
     queued: float
     admitted: float | None = None  # for the first time
     credit: float | None = None  # its tenant's credit then, in engine seconds for each unit of its weight
@@ -95,6 +97,7 @@ class SequenceTimeline:
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[float] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
+    num_jumped_tokens: int = 0  # output tokens forced by its grammar and accepted together with a sampled token
 
 
 class Granted(Protocol):
@@ -127,8 +130,59 @@ class StoreCall:
 
 
 @dataclass(slots=True, eq=False)
+class EngineRecord:
+    """The engine's part of a request's record, in the engine's process: its limits and its sequences. Only the engine's
+    client and those it calls write it.
+    """
+
+    asked: Asked | None = None  # what its tenant's limits were asked for
+    asked_at: float | None = None
+    grammar: Grammar | None = None  # what its answers have to match
+    grammar_wait: float | None = None  # seconds until its grammar was compiled; None: it has none
+    beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
+    reserving: float | None = None
+    reserved: float | None = None
+    settling: float | None = None
+    grant: Granted | None = None
+    timelines: list[SequenceTimeline] = field(default_factory=list)
+    store_calls: list[StoreCall] = field(default_factory=list)  # at most `MAX_STORE_CALLS`
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Returns how many tokens were generated, delivered or not."""
+        return sum([len(timeline.sequence.output) for timeline in self.timelines])
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum([timeline.sequence.num_preemptions for timeline in self.timelines])
+
+    @property
+    def charged(self) -> float:
+        """Returns the engine seconds that it was charged."""
+        return sum(timeline.promise.charged for timeline in self.timelines)
+
+    @property
+    def queued(self) -> float | None:
+        """Returns when the first of its sequences began to wait for the engine; None if none has."""
+        return min([timeline.queued for timeline in self.timelines], default=None)
+
+    @property
+    def admitted(self) -> float | None:
+        """Returns when the last of its sequences joined a step; None if one never did."""
+        joined = [timeline.admitted for timeline in self.timelines if timeline.admitted is not None]
+        return max(joined, default=None) if len(joined) == len(self.timelines) else None
+
+    @property
+    def first_token(self) -> float | None:
+        """Returns when the engine had the first token of any of its sequences; None if it has none."""
+        return min([one.first_token for one in self.timelines if one.first_token is not None], default=None)
+
+
+@dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request from its first byte to its last; its endpoint fills it in, and it does not change afterwards."""
+    """One request from its first byte to its last; its endpoint fills in all but `engine`, and it does not change
+    afterwards.
+    """
 
     request_id: str
     method: str
@@ -149,10 +203,7 @@ class RequestRecord:
     num_answers: int = 1  # choices for each prompt, which follow one another
     service_class: str | None = None
     policy_version: str | None = None
-    asked: Asked | None = None  # what its tenant's limits were asked for
     response_id: str | None = None
-    grammar: Grammar | None = None  # what its answers have to match
-    beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
     ignored: tuple[str, ...] = ()  # its fields without effect, by the names that they are counted by
 
     body_bytes: int = 0  # read so far
@@ -160,19 +211,12 @@ class RequestRecord:
     # moments
     authenticated: float | None = None
     body_read: float | None = None
-    asked_at: float | None = None
-    grammar_wait: float | None = None  # seconds until its grammar was compiled; None: it has none
-    reserving: float | None = None
-    reserved: float | None = None
-    settling: float | None = None
     first_byte: float | None = None
     ended: float | None = None
 
     # while it is served, and after
     scope: Cancellable | None = None
-    grant: Granted | None = None
-    timelines: list[SequenceTimeline] = field(default_factory=list)
-    store_calls: list[StoreCall] = field(default_factory=list)  # at most `MAX_STORE_CALLS`
+    engine: EngineRecord = field(default_factory=EngineRecord)
 
     # at its end
     outcome: Outcome | None = None
@@ -190,55 +234,12 @@ class RequestRecord:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum([len(timeline.sequence.prompt) for timeline in self.timelines[:: self.num_answers]])
+        return sum([timeline.sequence.num_prompt_tokens for timeline in self.engine.timelines[:: self.num_answers]])
 
     @property
     def num_cached_tokens(self) -> int:
         """Returns how many of the prompt tokens were found in the prefix cache."""
-        return num_cached_tokens([timeline.sequence for timeline in self.timelines], self.num_answers)
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Returns how many tokens were generated, delivered or not."""
-        return sum([len(timeline.sequence.output) for timeline in self.timelines])
-
-    @property
-    def num_preemptions(self) -> int:
-        return sum([timeline.sequence.num_preemptions for timeline in self.timelines])
-
-    @property
-    def engine_time(self) -> float:
-        """Returns the engine seconds that it was charged."""
-        return sum(timeline.sequence.charged for timeline in self.timelines)
-
-    @property
-    def queued(self) -> float | None:
-        """Returns when the first of its sequences began to wait for the engine; None if none has."""
-        earliest = None
-        for timeline in self.timelines:
-            if earliest is None or timeline.queued < earliest:
-                earliest = timeline.queued
-        return earliest
-
-    @property
-    def admitted(self) -> float | None:
-        """Returns when the last of its sequences joined a step; None if one never did."""
-        latest = None
-        for timeline in self.timelines:
-            if timeline.admitted is None:
-                return None
-            if latest is None or timeline.admitted > latest:
-                latest = timeline.admitted
-        return latest
-
-    @property
-    def first_token(self) -> float | None:
-        """Returns when the engine had the first token of any of its sequences; None if it has none."""
-        earliest = None
-        for timeline in self.timelines:
-            if timeline.first_token is not None and (earliest is None or timeline.first_token < earliest):
-                earliest = timeline.first_token
-        return earliest
+        return num_cached_tokens([timeline.sequence for timeline in self.engine.timelines], self.num_answers)
 
 
 def num_cached_tokens(sequences: list[Sequence], num_answers: int) -> int:
@@ -260,9 +261,9 @@ current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 def record_store_call(name: str, began: float, ended: float, error: Exception | None) -> None:
     """Add a command to the quota store to the record of the current request."""
     record = current.get()
-    if record is not None and len(record.store_calls) < MAX_STORE_CALLS:
+    if record is not None and len(record.engine.store_calls) < MAX_STORE_CALLS:
         failure = None if error is None else type(error).__name__
-        record.store_calls.append(StoreCall(name, began, ended, failure))
+        record.engine.store_calls.append(StoreCall(name, began, ended, failure))
 
 
 Listener = Callable[[RequestRecord], object]

@@ -91,7 +91,8 @@ class KvLeases:
         """Renew leases for as long as the server runs."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), CHECK_SECONDS if self.leases else None)
+                async with asyncio.timeout(CHECK_SECONDS if self.leases else None):
+                    await self._wake.wait()
             self._wake.clear()
             await self.renew_due()
 

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
@@ -122,6 +123,8 @@ class LivePolicy:
         """Read the files and return the policy and what it changes. Raises `PolicyError`."""
         sources = read_sources(path)
         policy = self._reader.parse(sources)
+        if policy is self.current:
+            return policy, ()
         check_policy(policy, sources, self.checks)
         return policy, tuple(policy_diff(self.current, policy, MAX_CHANGES))
 
@@ -133,9 +136,9 @@ def scheduling_policy(policy: Policy) -> SchedulingPolicy:
     """
     others = policy.default
     weight, is_bounded = others.weight, others.queued_requests is not None
-    weights, waiting = {others.name: weight}, dict[str, int]()
-    for name, one in ({**policy.tenants, others.name: others}).items():
-        if is_bounded or one.weight != weight:
+    weights, waiting = dict[str, float](), dict[str, int]()
+    for name, one in chain(policy.tenants.items(), [(others.name, others)]):
+        if is_bounded or one.weight != weight or one is others:
             weights[name] = one.weight
         if one.queued_requests is not None:
             waiting[name] = one.queued_requests

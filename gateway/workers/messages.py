@@ -12,7 +12,7 @@ from admission.outcome import Outcome
 from backend.grammar import Grammar, GrammarKind
 from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
-from gateway.api.frontend import ServedModel
+from gateway.api.frontend import EncoderSetup, ServedModel
 from gateway.errors import ApiError
 from gateway.replica.fleet_secret import Beginnings
 from gateway.settings.settings import Settings
@@ -33,6 +33,7 @@ class Setup:
     model: ServedModel
     model_dir: Path
     vocab_size: int
+    encoders: list[EncoderSetup]
     pepper: bytes
     keys: list[KeyRecord]
     policy: Policy

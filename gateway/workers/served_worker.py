@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import count
+from math import inf
 from typing import Any
 
 from admission.outcome import Outcome
 from backend.errors import DeviceError
 from backend.scheduler.sequence import Sequence
+from gateway.api.engine_client import EncodingAsk
 from gateway.api.in_process_client import InProcessCharge, InProcessClient
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError
@@ -66,6 +68,7 @@ class ServedWorker:
             "check_refusals": lambda tenant, key: client.check_refusals(self._policy(tenant, key)),
             "refused": lambda error, *told: client.refused(error_of(error), *told),
             "charge": self._charge,
+            "encode": self._encode,
             "store_response": self._store_response,
             "read_responses": self._read_responses,
             "delete_response": client.delete_response,
@@ -206,6 +209,13 @@ class ServedWorker:
         if (charge := self._charges.pop(number, None)) is not None:
             charge.was_served = was_served
             charge.close()
+
+    async def _encode(
+        self, tenant: str, key: str, model: str, inputs: list[list[int]], within: float | None, is_relative: bool
+    ) -> Message:
+        asked = EncodingAsk(model, inputs, inf if within is None else within, is_relative)
+        headers, vectors = await self._client.encode(asked, self._policy(tenant, key))
+        return [headers, [b64encode(vector).decode() for vector in vectors]]
 
     async def _store_response(self, tenant: str, key: str, name: str, previous: str | None, text: str) -> bool:
         return await self._client.store_response(self._policy(tenant, key), name, previous, b64decode(text))

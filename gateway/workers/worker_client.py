@@ -5,12 +5,13 @@ import pickle
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 from backend.errors import DeviceError
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import Delivery, TokenStream
-from gateway.api.engine_client import KVMemory
+from gateway.api.engine_client import EncodingAsk, KVMemory
 from gateway.api.engine_request import EngineRequest
 from gateway.errors import ApiError
 from gateway.replica.state import LoadTotals
@@ -194,6 +195,12 @@ class WorkerClient:
 
     async def delete_response(self, tenant: str, name: str) -> bool:
         return bool(await self.ask("delete_response", tenant, name))
+
+    async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Mapping[str, str], list[bytes]]:
+        within = None if asked.within == inf else asked.within
+        told = [asked.model, list(map(list, asked.inputs)), within, asked.is_relative]
+        headers, vectors = await self.ask("encode", policy.name, policy.key, *told)
+        return headers, [b64decode(text) for text in vectors]
 
     async def limit_states(self, policy: EffectivePolicy) -> list[LimitState]:
         limits = {limit.name: limit for limit in policy.charged}

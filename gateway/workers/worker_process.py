@@ -19,7 +19,7 @@ import uvloop
 
 from backend.text.tokenizer import Tokenizer
 from gateway.api.body_reader import open_body_reader
-from gateway.api.frontend import Frontend
+from gateway.api.frontend import Frontend, served_encoders
 from gateway.api.routes import make_app, make_probes
 from gateway.background import beside
 from gateway.http.cors import Cors
@@ -86,6 +86,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             body_reader=body_reader,
             engine=client,
             sealer=Sealer.of(settings, setup.pepper),
+            encoders=served_encoders(setup.encoders),
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )

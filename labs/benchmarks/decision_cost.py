@@ -30,7 +30,7 @@ from admission.step_times.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
 from backend.step_loop import StepLoop
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.engine import EngineMetrics
@@ -92,8 +92,8 @@ class Machine:
 
     def refuse(self, number: int) -> float:
         """Seconds of deciding that a newcomer would be too late."""
-        hopeless = self._sequence(f"hopeless {number}", [1] * PROMPTS[number % len(PROMPTS)])
-        hopeless.first_token_by = self._now + HOPELESS
+        prompt = [1] * PROMPTS[number % len(PROMPTS)]
+        hopeless = self._sequence(f"hopeless {number}", prompt, first_token_by=self._now + HOPELESS)
         start = time.perf_counter()
         try:
             self.core.arrive(hopeless, self._now)
@@ -113,15 +113,19 @@ class Machine:
         return took
 
     def _arrive_pressing(self) -> tuple[Sequence, float]:
-        newcomer = self._sequence(f"newcomer {next(self._numbers)}", [1] * PROMPTS[0], 100)
-        newcomer.first_token_by = self._now + self._random.uniform(*DUE)
+        by = self._now + self._random.uniform(*DUE)
+        newcomer = self._sequence(f"newcomer {next(self._numbers)}", [1] * PROMPTS[0], 100, by)
         start = time.perf_counter()
         self.core.arrive(newcomer, self._now)
         return newcomer, time.perf_counter() - start
 
-    def _sequence(self, name: str, prompt: list[int], max_tokens: int = 2000) -> Sequence:
+    def _sequence(
+        self, name: str, prompt: list[int], max_tokens: int = 2000, first_token_by: float | None = None
+    ) -> Sequence:
         tenant, sampling = f"t{self._random.randrange(self._tenants)}", SamplingParams(temperature=0)
-        return Sequence(name, tenant, prompt, sampling, max_tokens, 0, frozenset([END]))
+        ends = frozenset([END])
+        request = PromptRequest(name, tenant, prompt, sampling, max_tokens, 0, ends, first_token_by=first_token_by)
+        return Sequence(request)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -198,8 +202,8 @@ class Decoding:
         for n in range(rows):
             prompt = [1] * self._random.randint(20, 300)
             sampling = SamplingParams(temperature=0)
-            sequence = Sequence(f"chatcmpl-{n}-0", f"t{n % 50}", prompt, sampling, 3000, 0, frozenset([END]))
-            self._core.arrive(sequence, self._ns / 1e9)
+            request = PromptRequest(f"chatcmpl-{n}-0", f"t{n % 50}", prompt, sampling, 3000, 0, frozenset([END]))
+            self._core.arrive(Sequence(request), self._ns / 1e9)
         self._loop.schedule()
         while sum(1 for s in self._core.scheduler.running.values() if s.output) < rows:
             self.step()

@@ -26,6 +26,7 @@ from redis import Redis
 
 from admission.controller import Controller
 from admission.outcome import AdmissionRefused
+from admission.promise import Promise
 from admission.share import Share
 from backend.scheduler.sequence import FinishReason, SequenceStatus
 from backend.scheduler.sequence import Sequence as Waiting
@@ -73,7 +74,7 @@ class Observer(FairnessObserver):
         super().__init__(core)
         self.arrivals: defaultdict[str, list[Waiting]] = defaultdict(list)
 
-    def arrived(self, sequence: Waiting, refusal: AdmissionRefused | None, now: float) -> None:
+    def arrived(self, sequence: Waiting, answer: Promise | AdmissionRefused, now: float) -> None:
         self.arrivals[sequence.tenant].append(sequence)
 
 

@@ -25,6 +25,7 @@ import uvloop
 
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
+from admission.promise import Promise
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 from backend.engine import Engine
@@ -126,9 +127,9 @@ class InstantTelemetry(CoreTelemetry):
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
         now = sequence.arrival
-        chunk = Chunk(0, 0, len(sequence.prompt), now)
+        chunk, promise = Chunk(0, 0, sequence.num_prompt_tokens, now), Promise(sequence.tenant)
         return SequenceTimeline(
-            sequence, now, now, 0.0, prefilled=now, first_token=now, ended=now, released=now, chunks=[chunk]
+            sequence, promise, now, now, 0.0, prefilled=now, first_token=now, ended=now, released=now, chunks=[chunk]
         )
 
 
@@ -142,9 +143,9 @@ class InstantEngine(Engine):
     def submit(self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream) -> TokenStream:
         sequence.arrival = self.clock()
         stream = make_stream(sequence)
-        for index in range(sequence.max_tokens):
+        for index in range(sequence.request.max_tokens):
             sequence.output.append(self._words[index % len(self._words)])
-            last = index == sequence.max_tokens - 1
+            last = index == sequence.request.max_tokens - 1
             stream.put(FinishReason.LENGTH if last else None)
         return stream
 

@@ -167,7 +167,7 @@ class WeighingLoop(Loop):
                     leaving[sequence.id] = sequence
         left = Counter[str]()
         for sequence in leaving.values():
-            left[sequence.tenant] += sequence.num_charged_blocks
+            left[sequence.tenant] += sequence.block_table.num_charged
         held, idle, swapped = (_slots(kind, size) for kind in (accounts.held(), accounts.idle(), accounts.swapped()))
         return Use(held, accounts.unused_slots(), written, _slots(left, size), idle, swapped)
 

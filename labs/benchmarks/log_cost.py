@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from admission.outcome import Outcome
+from admission.promise import Promise
 from backend.sampling_params import SamplingParams
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from gateway.settings.settings import Settings
 from gateway.telemetry.logs.logs import logging_to, num_lines_dropped
 from gateway.telemetry.logs.request_log import RequestLog
-from gateway.telemetry.request_record import RequestRecord, SequenceTimeline, trace_context
+from gateway.telemetry.request_record import EngineRecord, RequestRecord, SequenceTimeline, trace_context
 from labs.benchmarks.report import Report, Spread, scenario_parser
 
 LINES = 2000  # at once; what is pending stays below what the writer holds
@@ -47,9 +48,9 @@ def _line_us() -> float:
 
 def _record() -> RequestRecord:
     """A request that was served."""
-    sequence = Sequence("chatcmpl-1-0", "acme", [7] * 200, SamplingParams(), 100, 0, frozenset())
+    sequence = Sequence(PromptRequest("chatcmpl-1-0", "acme", [7] * 200, SamplingParams(), 100, 0, frozenset()))
     sequence.output += [8] * 100
-    timeline = SequenceTimeline(sequence, 100.004, admitted=100.01, first_token=100.03, ended=100.9)
+    timeline = SequenceTimeline(sequence, Promise("acme"), 100.004, admitted=100.01, first_token=100.03, ended=100.9)
     return RequestRecord(
         "req_6ec9de4ba31910add664c99886e0e036",
         "POST",
@@ -64,7 +65,7 @@ def _record() -> RequestRecord:
         service_class="standard",
         response_id="chatcmpl-e71eaeabbc172598fa7977abb8fec332",
         ended=100.91,
-        timelines=[timeline],
+        engine=EngineRecord(timelines=[timeline]),
         outcome=Outcome.COMPLETED,
         status=200,
     )

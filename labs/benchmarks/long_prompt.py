@@ -20,6 +20,7 @@ from random import Random
 
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
+from admission.promise import Promise
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 from labs.benchmarks.overload_loads import DEVICE, MAX_TOKENS, drawn_trace
@@ -48,8 +49,8 @@ class _Queueing(CoreObserver):
         self.steps: dict[Sequence, int] = {}  # planned without it
         self.done: list[tuple[Sequence, int]] = []
 
-    def arrived(self, sequence: Sequence, refusal: AdmissionRefused | None, now: float) -> None:
-        assert refusal is None
+    def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
+        assert isinstance(answer, Promise)
         self.steps[sequence] = 0
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
@@ -157,7 +158,7 @@ def _run(policy: str, arrivals: list[Arrival]) -> tuple[list[int], dict[int, lis
     first: dict[int, list[float]] = {}
     for length, time in recorder.found:
         first.setdefault(length, []).append(time)
-    return [steps for sequence, steps in queueing.done if len(sequence.prompt) == SHORT], first
+    return [steps for sequence, steps in queueing.done if sequence.num_prompt_tokens == SHORT], first
 
 
 def _conversations(seeds: range, shorter: float, report: Report) -> list[dict[str, object]]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
+from admission.promise import Promise
 from backend.scheduler.sequence import Sequence as Running
 from labs.benchmarks.counterfactual import ForkingLoop, Regrets, by_session
 from labs.benchmarks.overload_loads import BURST_END, BURST_SECONDS, BURST_START, DEVICE, ENGINE, FIRST_TOKEN
@@ -29,7 +30,7 @@ COVERED = (0.82, 0.97)  # that a window of bounds with a confidence of 0.9 shoul
 GOOD, REFUSED, EXPIRED = AttemptOutcome.GOOD, AttemptOutcome.REFUSED, AttemptOutcome.EXPIRED
 
 
-class Promise(NamedTuple):
+class KeptPromise(NamedTuple):
     """What an admitted request was told, and when its tokens came; seconds from its arrival."""
 
     number: int  # in the order in which they were given
@@ -47,18 +48,18 @@ class PromiseRecorder(Recorder):
 
     def __init__(self) -> None:
         super().__init__(DEVICE, Objective(FIRST_TOKEN, PER_TOKEN), {})
-        self.kept: list[Promise] = []
-        self._told: dict[Running, int] = {}
+        self.kept: list[KeptPromise] = []
+        self._told: dict[Running, tuple[int, Promise]] = {}  # with their numbers
 
     @property
-    def promises(self) -> list[Promise]:
+    def promises(self) -> list[KeptPromise]:
         """Returns those of which it is known what became of them, in the order in which they were given."""
         return sorted(self.kept)
 
-    def queued(self, sequence: Running, arrival: Arrival) -> None:
-        super().queued(sequence, arrival)
-        if sequence.first_token_estimate is not None:
-            self._told[sequence] = len(self._told) + len(self.kept)
+    def queued(self, sequence: Running, arrival: Arrival, promise: Promise) -> None:
+        super().queued(sequence, arrival, promise)
+        if promise.first_token is not None:
+            self._told[sequence] = len(self._told) + len(self.kept), promise
 
     def expired(self, sequence: Running, now: float) -> None:
         self._resolve(sequence, None, None)
@@ -70,10 +71,11 @@ class PromiseRecorder(Recorder):
         super()._done(sequence, request, now)
 
     def _resolve(self, sequence: Running, first: float | None, last: float | None) -> None:
-        told_first, told_last = sequence.first_token_estimate, sequence.last_token_estimate
-        if (number := self._told.pop(sequence, None)) is not None and told_first is not None and told_last is not None:
-            prompt, length = len(sequence.prompt), len(sequence.output)
-            self.kept.append(Promise(number, sequence.tenant, told_first, told_last, first, last, prompt, length))
+        number, told = self._told.pop(sequence, (0, Promise("")))
+        if told.first_token is not None and told.last_token is not None:
+            who, prompt, length = sequence.tenant, sequence.num_prompt_tokens, len(sequence.output)
+            kept = KeptPromise(number, who, told.first_token, told.last_token, first, last, prompt, length)
+            self.kept.append(kept)
 
 
 @dataclass
@@ -83,7 +85,7 @@ class Run:
     arrivals: list[Arrival]
     by_session: Mapping[int, AttemptOutcome]
     attempts: float  # for each request
-    promises: list[Promise]
+    promises: list[KeptPromise]
     first_tokens: Mapping[str, Sequence[float]]  # seconds, of those that were completed, by tenant
     regrets: Regrets = field(default_factory=Regrets)
 
@@ -211,7 +213,7 @@ class Run:
         return median([p.told_last / p.last for p in self.promises if p.last]) if self.promises else 1.0
 
 
-def _holds(promise: Promise) -> bool:
+def _holds(promise: KeptPromise) -> bool:
     return promise.first is not None and promise.first <= promise.told_first
 
 

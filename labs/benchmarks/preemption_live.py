@@ -21,6 +21,7 @@ from backend.errors import MemoryExhausted
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.sequence import PromptRequest
 from backend.scheduler.sequence import Sequence as EngineSequence
 from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
@@ -168,17 +169,11 @@ class _Serving:
     def _ask(self, conversation: int, turn: int, history: list[int]) -> None:
         new, output = self._turns[conversation][turn]
         sequence = EngineSequence(
-            f"{conversation}.{turn}",
-            "everyone",
-            [*history, *new],
-            SAMPLING,
-            output,
-            0,
-            frozenset(),
+            PromptRequest(f"{conversation}.{turn}", "everyone", [*history, *new], SAMPLING, output, 0, frozenset()),
             time.perf_counter(),
         )
         sequence.cache_root = self._names.root("everyone")
-        self._names.name(sequence, len(sequence.prompt) // self._block)
+        self._names.name(sequence, sequence.num_prompt_tokens // self._block)
         self._tokens_seen += len(history) // self._block * self._block
         self._core.arrive(sequence, time.perf_counter())
 
@@ -187,7 +182,7 @@ class _Serving:
         self._answers[conversation, turn] = sequence.output
         self._cached += sequence.num_cached_tokens
         if turn + 1 < len(self._turns[conversation]):
-            self._ask(conversation, turn + 1, [*sequence.prompt, *sequence.output])
+            self._ask(conversation, turn + 1, [*sequence.request.prompt, *sequence.output])
 
 
 def _turns(seed: int, conversations: int) -> list[list[tuple[list[int], int]]]:

@@ -30,7 +30,7 @@ from backend.llm import LLM
 from backend.paged_kv.block_names import BlockNames
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
-from backend.scheduler.sequence import FinishReason
+from backend.scheduler.sequence import FinishReason, PromptRequest
 from backend.scheduler.sequence import Sequence as EngineSequence
 from backend.sizing import EngineOptions
 from gateway.api.prompt_names import PromptNames
@@ -208,8 +208,8 @@ class Machine:
     def arrive(self, shared: list[int], more: int, output: int) -> None:
         """A sequence whose prompt begins with the shared tokens and goes on with as many others."""
         name, prompt = str(next(self._numbers)), [*shared, *self.tokens(more)]
-        root = self._names.root("everyone")
-        one = EngineSequence(name, "everyone", prompt, SamplingParams(), output, 0, frozenset(), cache_root=root)
+        request = PromptRequest(name, "everyone", prompt, SamplingParams(), output, 0, frozenset())
+        one = EngineSequence(request, cache_root=self._names.root("everyone"))
         self._names.name(one, len(prompt) // BLOCK)
         self.core.arrive(one, self._now)
 
@@ -278,7 +278,7 @@ def _named(names: PromptNames, tokens: int, seed: int) -> tuple[EngineSequence, 
     """Returns a sequence of random tokens, and the milliseconds of each part of its naming."""
     random, parts, is_named = Random(seed), list[float](), False
     prompt = random.choices(range(130_000), k=tokens)
-    one = EngineSequence(str(seed), "everyone", prompt, SamplingParams(), 1, 0, frozenset())
+    one = EngineSequence(PromptRequest(str(seed), "everyone", prompt, SamplingParams(), 1, 0, frozenset()))
     names.begin([one], "everyone", None)
     while not is_named:
         begin = time.thread_time_ns()

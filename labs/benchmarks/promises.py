@@ -37,7 +37,7 @@ from labs.benchmarks.overload_loads import (
     Load,
     Traffic,
 )
-from labs.benchmarks.overload_runs import PROMISES, Promise, Run, simulate
+from labs.benchmarks.overload_runs import PROMISES, KeptPromise, Run, simulate
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
 from labs.simulation.arrival import Arrival
 
@@ -134,7 +134,7 @@ FIGURES: Mapping[str, Callable[[Promised], float]] = {
 }
 
 
-def _holds(promise: Promise) -> bool:
+def _holds(promise: KeptPromise) -> bool:
     return promise.first is not None and promise.first <= promise.told_first
 
 

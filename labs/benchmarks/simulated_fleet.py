@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from admission.promise import Promise
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import Sequence as Running
 from fleet.fleet import Fleet
@@ -51,8 +52,8 @@ class _Watcher(Recorder):
         self._fleet = fleet
         self._routed: dict[Running, Routed] = {}
 
-    def queued(self, sequence: Running, arrival: Arrival) -> None:
-        super().queued(sequence, arrival)
+    def queued(self, sequence: Running, arrival: Arrival, promise: Promise) -> None:
+        super().queued(sequence, arrival, promise)
         self._routed[sequence] = self._fleet.arriving
 
     def completed(self, work: PlannedWork, elapsed: float, new_tokens: Sequence[NewToken], now: float) -> None:

@@ -28,7 +28,7 @@ from backend.engine import Engine
 from backend.grammar import GrammarKind
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.structured_output.compiler import GrammarCompiler
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
@@ -210,7 +210,7 @@ async def _run(executor: ConstrainedDevice, scripts: list[Script], kind: str, vo
 def _sequence(number: int, script: Script, kind: str, vocabulary: Vocabulary) -> Sequence:
     sampling = SamplingParams(max_tokens=LONGEST, grammar=None if kind == FREE else script.grammar)
     ends = frozenset(vocabulary.end_tokens)
-    return Sequence(str(number), "", [*PROMPT, number], sampling, LONGEST, number, ends)
+    return Sequence(PromptRequest(str(number), "", [*PROMPT, number], sampling, LONGEST, number, ends))
 
 
 async def _drain(engine: Engine, sequence: Sequence) -> None:

@@ -15,7 +15,7 @@ from labs.orderings.sequence_heap import SequenceHeap
 
 def group_of(sequence: Sequence) -> int:
     """Return the power of two that its prompt reaches."""
-    return len(sequence.prompt).bit_length()
+    return sequence.num_prompt_tokens.bit_length()
 
 
 class LengthGroups(Indifferent):

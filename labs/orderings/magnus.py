@@ -33,14 +33,14 @@ class _Batch:
 
     def wasted(self, sequence: Sequence, output: float) -> float:
         """Return what the batch would waste with one more."""
-        rows = [(len(one.prompt), tokens) for one, (tokens, _) in self.members.items()]
-        rows.append((len(sequence.prompt), output))
+        rows = [(one.num_prompt_tokens, tokens) for one, (tokens, _) in self.members.items()]
+        rows.append((sequence.num_prompt_tokens, output))
         prompt, longest = max(row[0] for row in rows), max(row[1] for row in rows)
         return max(_wasted(*row, prompt, longest) for row in rows)
 
     def tokens(self, sequence: Sequence, output: float) -> float:
         """Return the memory that the batch would need with one more, all rows as long as the longest."""
-        prompt = max(len(sequence.prompt), *(len(one.prompt) for one in self.members))
+        prompt = max(sequence.num_prompt_tokens, *(one.num_prompt_tokens for one in self.members))
         return (len(self.members) + 1) * (prompt + max(output, *(tokens for tokens, _ in self.members.values())))
 
 

@@ -19,19 +19,19 @@ class Predicted:
 
         Expected by what it declares, a request that declares much would change places by a length that none has shown.
         """
-        tenant, most = sequence.tenant, sequence.max_tokens
-        output = self._predictor.expected(features_of(tenant, sequence.prompt, most))
+        tenant, most = sequence.tenant, sequence.request.max_tokens
+        output = self._predictor.expected(features_of(tenant, sequence.request.prompt, most))
         if output is None:
             output = self._lengths.mean(tenant, most) if self._lengths.knows(tenant, most) else 0.0
         return min(output, most)
 
     def seconds(self, sequence: Sequence) -> float:
         """Return the engine time that all of it takes."""
-        return self._tariff.estimate(len(sequence.prompt), self.output(sequence), sequence.num_pinned_tokens)
+        return self._tariff.estimate(sequence.num_prompt_tokens, self.output(sequence), sequence.num_pinned_tokens)
 
     def learn(self, tenant: str, prompt: Listed[int], max_tokens: int, output: int) -> None:
         self._predictor.observe(features_of(tenant, prompt, max_tokens), output)
 
     def ended(self, sequence: Sequence) -> None:
         if sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self.learn(sequence.tenant, sequence.prompt, sequence.max_tokens, len(sequence.output))
+            self.learn(sequence.tenant, sequence.request.prompt, sequence.request.max_tokens, len(sequence.output))

@@ -17,8 +17,8 @@ from labs.orderings.virtual_finish import VirtualFinishWithBoost
 
 def _deadline(config: CoreConfig, sequence: Sequence) -> float:
     """Return when its first token is due; without a deadline by its class, the most urgent by `seconds_per_class`."""
-    own = sequence.arrival + (sequence.priority_class + 1) * config.seconds_per_class
-    return own if sequence.first_token_by is None else sequence.first_token_by
+    own = sequence.arrival + (sequence.request.priority_class + 1) * config.seconds_per_class
+    return own if sequence.request.first_token_by is None else sequence.request.first_token_by
 
 
 def _earliest_deadline(parts: OrderParts) -> WaitingOrder:
@@ -34,7 +34,7 @@ def _least_laxity(parts: OrderParts) -> WaitingOrder:
     """
 
     def latest_start(sequence: Sequence) -> float:
-        prefill = parts.tariff.estimate(len(sequence.prompt), 0.0, sequence.num_pinned_tokens)
+        prefill = parts.tariff.estimate(sequence.num_prompt_tokens, 0.0, sequence.num_pinned_tokens)
         return _deadline(parts.config, sequence) - prefill
 
     return KeyedOrder(latest_start, parts.uncached)

@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from backend.sampling_params import SamplingParams
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from labs.simulation.contents import Content
 from labs.simulation.sampled_tokens import END
 
@@ -136,7 +136,7 @@ def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) 
     declared = arrival.declared_tokens
     ends = _AT_END if declared > arrival.output_tokens else _NEVER
     prompt = [*arrival.begins, *[0] * (arrival.prompt_tokens - len(arrival.begins))][: arrival.prompt_tokens]
-    return Sequence(
+    request = PromptRequest(
         str(number),
         arrival.tenant,
         prompt,
@@ -152,6 +152,7 @@ def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) 
         body_bytes=arrival.body_bytes,
         expects_followup=arrival.expects,
     )
+    return Sequence(request)
 
 
 def _tighter(one: float | None, other: float | None) -> float | None:

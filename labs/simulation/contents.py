@@ -49,7 +49,7 @@ class SimulatedNames:
         if content is None:
             return
         self._contents[sequence.id] = scope, content
-        self.name(sequence, len(sequence.prompt) // self._block_size)
+        self.name(sequence, sequence.num_prompt_tokens // self._block_size)
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that was refused."""

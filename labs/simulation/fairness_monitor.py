@@ -31,7 +31,7 @@ class FairnessMonitor:
         """Note that a step was planned which admits these."""
         for sequence in admitted:
             self._spent_before[sequence.tenant] = self._spent.get(sequence.tenant, 0.0)
-            offset = self.order.aging.offset(sequence.priority_class)
+            offset = self.order.aging.offset(sequence.request.priority_class)
             self.latest_s = max(self.latest_s, self.order.half_target(sequence) + offset)
         self.update()
 
@@ -74,6 +74,6 @@ class FairnessMonitor:
 
     def _prepaid(self) -> dict[str, float]:
         paid = dict[str, float]()
-        for sequence, seconds in self._ledger.prepaid.items():
-            paid[sequence.tenant] = paid.get(sequence.tenant, 0.0) + seconds
+        for sequence, promise in self._ledger.promises.items():
+            paid[sequence.tenant] = paid.get(sequence.tenant, 0.0) + promise.prepaid
         return paid

@@ -192,7 +192,7 @@ class Loop:
                 sequence = self._queue(prompt, tokens, now)
                 request.running.add(sequence)
                 self._requests[sequence] = request
-                if sequence.token_limit < sequence.most_tokens:
+                if sequence.token_limit < sequence.request.most_tokens:
                     self._extensions[sequence] = _Extension()
                     self._extend(sequence, now)
         except AdmissionRefused:
@@ -209,11 +209,11 @@ class Loop:
         self._names.arrives(sequence, self._scope(prompt), prompt.content)
         self._host.serve()
         try:
-            self._core.arrive(sequence, now)
+            promise = self._core.arrive(sequence, now)
         except AdmissionRefused:
             self._names.forget(sequence)
             raise
-        self._recorder.queued(sequence, prompt)
+        self._recorder.queued(sequence, prompt, promise)
         self._sessions.sent(sequence, prompt)
         if prompt.patience < inf:
             self._at(now + prompt.patience, partial(self._leave, sequence))
@@ -347,8 +347,8 @@ class Loop:
             return
         if extension.give_up < inf:
             return  # it waits for a refill
-        while _left(sequence) <= EXTEND_MARGIN_TOKENS and sequence.token_limit < sequence.most_tokens:
-            more = min(EXTEND_STEP_TOKENS, sequence.most_tokens - sequence.token_limit)
+        while _left(sequence) <= EXTEND_MARGIN_TOKENS and sequence.token_limit < sequence.request.most_tokens:
+            more = min(EXTEND_STEP_TOKENS, sequence.request.most_tokens - sequence.token_limit)
             try:
                 grant.extend(more, now)
             except GatewayRefused as refusal:
@@ -374,7 +374,7 @@ class Loop:
         given_up, extension.give_up = extension.give_up, inf
         grant, more = (
             self._requests[sequence].grant,
-            min(EXTEND_STEP_TOKENS, sequence.most_tokens - sequence.token_limit),
+            min(EXTEND_STEP_TOKENS, sequence.request.most_tokens - sequence.token_limit),
         )
         try:
             grant.extend(more, now)
@@ -396,4 +396,4 @@ class Loop:
 
 def _left(sequence: Sequence) -> int:
     """Returns the tokens that a sequence may still generate at present."""
-    return sequence.token_limit - len(sequence.prompt) - len(sequence.output)
+    return sequence.token_limit - sequence.num_prompt_tokens - len(sequence.output)

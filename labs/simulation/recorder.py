@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from admission.promise import Promise
 from admission.share import weight_of
 from admission.step_times.step_time import StepWork
 from backend.scheduler.batch import Batch
@@ -168,7 +169,7 @@ class Recorder:
         self.refusals[reason] += 1
         self._note(arrival, AttemptOutcome.REFUSED)
 
-    def queued(self, sequence: Sequence, arrival: Arrival) -> None:
+    def queued(self, sequence: Sequence, arrival: Arrival, promise: Promise) -> None:
         self._tracked[sequence] = TrackedRequest(arrival, self.tenants[arrival.tenant])
         self._wait(sequence, arrival.time)
 
@@ -222,7 +223,7 @@ class Recorder:
             request.tenant.prompt_tokens += max(0, computed - request.num_prefilled - cached)
             request.num_prefilled = max(request.num_prefilled, computed)
         for sequence, _, _ in scheduled.forks:  # whose prompt counts for the answer that computes it
-            self._tracked[sequence].num_prefilled = len(sequence.prompt)
+            self._tracked[sequence].num_prefilled = sequence.num_prompt_tokens
         return PlannedWork(works, prefill)
 
     def preempted(self, sequence: Sequence, now: float) -> None:
@@ -347,7 +348,7 @@ class Recorder:
             self.token_times.append(per_token)
         if request.arrival.began is not None and not request.arrival.turns:
             self.session_times.append(now - request.arrival.began)
-        tenant, level = request.tenant, self.classes[sequence.priority_class]
+        tenant, level = request.tenant, self.classes[sequence.request.priority_class]
         tenant.first_token_times.append(first)
         level.first_token_times.append(first)
         tenant.completed += 1
@@ -367,8 +368,8 @@ class Recorder:
         if self._objective is not None:
             wanted = self._objective.first_token if arrival.deadline is None else wanted
             return first <= wanted and per_token <= self._objective.per_token
-        return first <= min(wanted, sequence.first_token_target or inf) and per_token <= (
-            sequence.token_interval or inf
+        return first <= min(wanted, sequence.request.first_token_target or inf) and per_token <= (
+            sequence.request.token_interval or inf
         )
 
     def _follow(self, now: float) -> None:

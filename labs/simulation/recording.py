@@ -255,7 +255,7 @@ def _content(sequence: Sequence | None, block_size: int) -> Content | None:
 
 
 def _expected(sequence: Sequence | None) -> float | None:
-    return None if sequence is None else sequence.expects_followup
+    return None if sequence is None else sequence.request.expects_followup
 
 
 def _arrival(line: int, entry: Entry, sequence: Sequence | None, block_size: int) -> Arrival:

@@ -20,12 +20,12 @@ class SampledTokens:
 
     def admitted(self, sequence: Sequence, step: int) -> None:
         """Note that a sequence takes its slot, to be computed from this step on."""
-        if not sequence.end_tokens:
+        if not sequence.request.end_tokens:
             self._holders.pop(sequence.slot, None)
             return
-        length = len(sequence.prompt) + sequence.seed
+        length = sequence.num_prompt_tokens + sequence.request.seed
         self._holders[sequence.slot] = sequence, length
-        left = length - len(sequence.prompt) - len(sequence.output) - 1
+        left = length - sequence.num_prompt_tokens - len(sequence.output) - 1
         self._look_again(sequence.slot, step + max(0, left - EARLIER))
 
     def of_step(self, batch: Batch) -> list[int]:

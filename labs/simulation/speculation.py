@@ -80,10 +80,10 @@ class SpeculatingLoop(Loop):
         batch, scheduled = step.batch, self._core.in_flight[0]
         drafted, tokens, forced = self._drafted.pop(batch.step), list[int](), dict[int, list[int]]()
         for index, (row, sequence) in enumerate(zip(batch.sampled, scheduled.sampled, strict=True)):
-            left = len(sequence.prompt) + sequence.seed - batch.starts[row] - batch.lengths[row]
+            left = sequence.num_prompt_tokens + sequence.request.seed - batch.starts[row] - batch.lengths[row]
             accepted = self._accept(sequence.tenant, drafted) if self._is_answer(scheduled, row) else 0
             brought = [TOKEN] * min(1 + accepted, left)
-            if len(brought) == left and sequence.end_tokens:
+            if len(brought) == left and sequence.request.end_tokens:
                 brought[-1] = END
             tokens.append(brought[0])
             if len(brought) > 1:
@@ -120,7 +120,7 @@ class SpeculatingLoop(Loop):
         verified. Longer ones compute again what a preemption has lost.
         """
         start, length = scheduled.batch.starts[row], scheduled.batch.lengths[row]
-        goes_on = start >= len(scheduled.sequences[row].prompt) and length <= 1 + self._speculation.tokens
+        goes_on = start >= scheduled.sequences[row].num_prompt_tokens and length <= 1 + self._speculation.tokens
         return row < scheduled.batch.num_decodes or goes_on
 
     def _accept(self, tenant: str, drafted: int) -> int:

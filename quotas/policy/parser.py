@@ -438,13 +438,17 @@ class _Tenants:
             return before
         by_text, by_body, num_nodes = before.tenants, self._known.by_body, file.num_nodes
         names, sound = set[str](), dict[bytes, KnownTenant]()
+        policies, keys = dict[str, TenantPolicy](), dict[str, None]()  # of these
         for some, trees in texts.trees(self._is_known(by_text)):
             if trees is None:
                 known = {text: by_text.get(text) or self._alike(text) for text in some}
-                self._add_known(*_by_name(known))
-                names.update(one.policy.name for one in known.values())
+                named, claimed = _by_name(known)
+                self._add_known(named, claimed)
+                names |= named.keys()
                 num_nodes += sum(one.num_nodes for one in known.values())
                 sound |= known
+                policies |= named
+                keys |= claimed
                 continue
             for text, tree in zip(some, trees, strict=True):
                 names.add(unicodedata.normalize("NFKC", tree.name))
@@ -453,12 +457,13 @@ class _Tenants:
                 num_nodes += tree.num_nodes
                 if len(problems.found) == num_problems:
                     policy = self.found[tree.name]
-                    sound[text] = KnownTenant(policy, tree.num_nodes)
-                    if not policy.keys and (named := name_and_body(text)):
-                        by_body[named[1]] = sound[text]
+                    sound[text], policies[policy.name] = KnownTenant(policy, tree.num_nodes), policy
+                    keys |= dict.fromkeys(policy.keys)
+                    if not policy.keys and (parts := name_and_body(text)):
+                        by_body[parts[1]] = sound[text]
         if len(names) < len(texts.texts) or num_nodes > MAX_NODES:
             raise Indivisible
-        return KnownFile(file, sound, *_by_name(sound))
+        return KnownFile(file, sound, policies, keys)
 
     def _is_known(self, by_text: Mapping[bytes, KnownTenant]) -> Callable[[bytes], bool]:
         """Return what says whether a text need not be read, in the order of the texts."""

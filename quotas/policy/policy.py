@@ -149,6 +149,8 @@ class Policy:
     prefix_sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tenants by group; each in one at most
     caching: Mapping[str, CacheLimits] = field(init=False, compare=False, repr=False)
     """Of the tenants that the policy names and keeps cached memory for."""
+    changed_from: dict[str, list[str]] = field(init=False, compare=False, repr=False, default_factory=dict)
+    """Tenants that differ from an earlier version, by `changed_tenants`: each listener to an edit asks for them."""
 
     def __post_init__(self) -> None:
         named = self.tenants.items()

@@ -33,13 +33,18 @@ class Change(NamedTuple):
 
 def changed_tenants(old: Policy | None, new: Policy) -> list[str]:
     """Return the names of the tenants whose policies differ, in order; of those that only one names, all of them."""
+    if old and old.version in new.changed_from:
+        return new.changed_from[old.version]
     before, after = {} if old is None else old.tenants, new.tenants
     if [*before] == [*after]:  # tenants that were not read again are the same objects
         others, gone = [*compress(after, map(is_not, before.values(), after.values()))], set[str]()
     else:
         others, gone = [*after], before.keys() - after.keys()
     changed = (name for name in others if name not in before or before[name].digest != after[name].digest)
-    return sorted([*gone, *changed])
+    names = sorted([*gone, *changed])
+    if old:
+        new.changed_from[old.version] = names
+    return names
 
 
 class PolicyEdit(NamedTuple):

@@ -148,7 +148,8 @@ class RedisClient:
 
     async def _reconnected(self) -> RedisLink:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._attempted.wait(), self.timeout)
+            async with asyncio.timeout(self.timeout):
+                await self._attempted.wait()
         if self._link is None:
             raise copy_of(self._reason)
         return self._link

@@ -1,4 +1,4 @@
-"""litellm: tool calls, JSON schemas and streams through its OpenAI-compatible provider."""
+"""litellm: tool calls, JSON schemas and streams by its providers for OpenAI's API and for Anthropic's."""
 
 import json
 
@@ -46,6 +46,19 @@ def schema() -> None:
     """a pydantic model as the response format"""
     answer = litellm.completion(messages=[{"role": "user", "content": "Paris"}], response_format=City, **COMMON)
     City.model_validate_json(answer.choices[0].message.content)
+
+
+@check
+def anthropics() -> None:
+    """a tool call by Anthropic's route, and the same as it streams"""
+    common = COMMON | {"model": f"anthropic/{MODEL}", "api_base": BASE_URL.removesuffix("/v1")}
+    ask = [{"role": "user", "content": ASK}]
+    answer = litellm.completion(messages=ask, tools=TOOLS, **common)
+    chunks = list(litellm.completion(messages=ask, tools=TOOLS, stream=True, **common))
+    for one in (answer, litellm.stream_chunk_builder(chunks, messages=ask)):
+        (found,) = one.choices[0].message.tool_calls
+        assert (found.function.name, json.loads(found.function.arguments)) == ("get_weather", {"city": "Paris"})
+        assert one.usage.prompt_tokens > 5
 
 
 run()

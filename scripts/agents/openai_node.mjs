@@ -1,11 +1,11 @@
-// openai for Node: tool calls, parallel and streamed, runTools, parse with zod, log probabilities.
+// openai for Node: tool calls, parallel and streamed, runTools, parse with zod, log probabilities, responses.
 import OpenAI from "openai";
-import { zodResponseFormat } from "openai/helpers/zod";
+import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import assert from "node:assert";
+import { model, run } from "./checks.mjs";
 
 const client = new OpenAI(); // reads OPENAI_BASE_URL and OPENAI_API_KEY
-const model = process.env.SLUICE_MODEL;
 const ask = (content) => [{ role: "user", content }];
 const tools = [
   {
@@ -49,14 +49,27 @@ const checks = {
     const answer = await client.chat.completions.create({ model, logprobs: true, top_logprobs: 2, messages: ask("Count from 3 to 6.") });
     assert.ok(answer.choices[0].logprobs.content.length > 3);
   },
+  "a response, and the one after a tool's result": async () => {
+    const input = ask("What is the weather in Paris?");
+    const { name, description, parameters } = tools[0].function;
+    const asked = { model, temperature: 0, tools: [{ type: "function", name, description, parameters, strict: false }] };
+    const first = await client.responses.create({ ...asked, input });
+    const [call] = first.output;
+    assert.deepEqual(JSON.parse(call.arguments), { city: "Paris" });
+    input.push(...first.output, { type: "function_call_output", call_id: call.call_id, output: "sunny" });
+    assert.match((await client.responses.create({ ...asked, input })).output_text, /sunny/);
+  },
+  "a response as it streams": async () => {
+    const stream = client.responses.stream({ model, temperature: 0, input: "Count from 3 to 6." });
+    let text = "";
+    for await (const event of stream) if (event.type === "response.output_text.delta") text += event.delta;
+    assert.equal(text, "3, 4, 5, 6");
+    assert.equal((await stream.finalResponse()).output_text, text);
+  },
+  "a response that zod parses": async () => {
+    const answer = await client.responses.parse({ model, input: "Paris", max_output_tokens: 200, text: { format: zodTextFormat(City, "city") } });
+    City.parse(answer.output_parsed);
+  },
 };
 
-for (const [check, run] of Object.entries(checks)) {
-  let problem = null;
-  try {
-    await run();
-  } catch (error) {
-    problem = String(error.stack).slice(0, 1500);
-  }
-  console.log(JSON.stringify({ check, problem }));
-}
+await run(checks);

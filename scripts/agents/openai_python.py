@@ -1,4 +1,4 @@
-"""openai for Python: its own examples of tools, parse, streams and log probabilities."""
+"""openai for Python: its own examples of tools, parse, streams, log probabilities and responses."""
 
 import json
 
@@ -90,6 +90,33 @@ def choices() -> None:
     )
     assert len(answer.choices) == 3
     assert all(len(token.top_logprobs) == 3 for choice in answer.choices for token in choice.logprobs.content)
+
+
+@check
+def response_conversation() -> None:
+    """a response that calls a tool, its result, and the answer"""
+    turns = list(MESSAGES)
+    tool = {"type": "function", "name": "get_weather", "parameters": GetWeather.model_json_schema(), "strict": False}
+    first = client.responses.create(model=MODEL, input=turns, tools=[tool], temperature=0)
+    (call,) = first.output
+    assert json.loads(call.arguments) == {"city": "Paris"}
+    turns += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    assert "sunny" in client.responses.create(model=MODEL, input=turns, tools=[tool], temperature=0).output_text
+
+
+@check
+def response_streamed() -> None:
+    """a response as it streams"""
+    with client.responses.stream(model=MODEL, input="Count from 3 to 6.", temperature=0) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == stream.get_final_response().output_text == "3, 4, 5, 6"
+
+
+@check
+def response_parsed() -> None:
+    """a nested pydantic model as the format of a response"""
+    answer = client.responses.parse(model=MODEL, input="8x + 7 = -23", text_format=Solution, max_output_tokens=400)
+    assert isinstance(answer.output_parsed, Solution)
 
 
 @check

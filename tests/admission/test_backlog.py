@@ -33,11 +33,11 @@ def test_sums_are_those_of_what_waits(steps: list[tuple[str, int, int, bool]]) -
             waiting.append(sequence(n, tenant, prompt, level))
             wait(queue, waiting[-1])
         assert queue.total.count == len(waiting)
-        assert queue.total.tokens == sum(len(s.prompt) for s in waiting)
+        assert queue.total.tokens == sum(s.num_prompt_tokens for s in waiting)
         assert queue.total.bytes == 10 * queue.total.tokens
         assert queue.total.seconds == pytest.approx(0.1 * queue.total.tokens)
         for name in "abc":
-            assert queue.of(name).tokens == sum(len(s.prompt) for s in waiting if s.tenant == name)
+            assert queue.of(name).tokens == sum(s.num_prompt_tokens for s in waiting if s.tenant == name)
     for each in waiting:
         queue.discard(each)
     assert queue.total == Load() and queue.num_tenants == 0

@@ -13,21 +13,18 @@ def estimate(first: float = 1.0, last: float = 10.0) -> Forecast:
 
 
 def of_class(level: int) -> Sequence:
-    waits = make_sequence()
-    waits.priority_class = level
-    return waits
+    return make_sequence(priority_class=level)
 
 
-def track(calibration: EstimateCalibration, waits: Sequence, guess: Forecast, level: int = 0) -> CalibratedEstimate:
-    waits.priority_class = level
+def track(calibration: EstimateCalibration, waits: Sequence, guess: Forecast) -> CalibratedEstimate:
     calibrated = calibration.calibrate(waits, guess, 0.0)
     calibration.track(waits, calibrated)
     return calibrated
 
 
 def answered(calibration: EstimateCalibration, guess: Forecast, first: float, last: float, level: int = 0) -> None:
-    waits = make_sequence()
-    track(calibration, waits, guess, level)
+    waits = of_class(level)
+    track(calibration, waits, guess)
     calibration.first_token(waits, first)
     calibration.last_token(waits, last)
 
@@ -194,9 +191,7 @@ def test_who_has_time_and_is_overtaken_is_told_so_and_who_has_none_is_not() -> N
     calibration = EstimateCalibration(0.9)
 
     def waiting(deadline: float) -> Sequence:
-        waits = make_sequence()
-        waits.first_token_by = waits.arrival + deadline
-        return waits
+        return make_sequence(first_token_by=deadline)
 
     for _ in range(RESIDUALS_REMEMBERED // 6):
         for deadline, seconds in ((0.7, 1.0), (8.0, 4.0)):

@@ -68,7 +68,7 @@ def test_of_answers_to_one_prompt_the_first_alone_waits_with_its_prefill() -> No
         arrived = [
             stage.arrive(f"s{n}", [7] * 99 + [n * (not fields)], 4, first_token_target=9.0, **fields) for n in range(8)
         ]
-        return [sequence.first_token_estimate for sequence in arrived], stage.core.backlog.total.tokens
+        return [stage.core.ledger.promises[one].first_token for one in arrived], stage.core.backlog.total.tokens
 
     (first, *_, last), waiting = told(prompt_group="s0")
     (alone, *_, eighth), apart = told()
@@ -80,7 +80,7 @@ def test_a_newcomer_pays_its_prompt_ahead_and_nothing_of_an_answer_that_may_neve
     core = make_core(CONFIG, EngineConfig(8192, 131_072, max_num_seqs=4, prefix_cache=False))
     core.arrive(make_sequence("first", "a", 100, 100_000), 0.0)
     core.schedule(0.0)
-    prompt = core.ledger.prepaid.values()
+    prompt = [promise.prepaid for promise in core.ledger.promises.values()]
     charged = core.share.account("a").charged
     assert charged > 0 and sum(prompt) < 0.1 * charged, "its first step has used what it paid"
     assert core.credit("a") == pytest.approx(-charged, rel=0.1)
@@ -168,10 +168,10 @@ def test_a_deadline_that_passes_while_nothing_is_planned_is_found() -> None:
             stage.launch(stage.scheduler.in_flight[-1])
         stage.complete()
     assert held.status is SequenceStatus.RUNNING
-    assert held.done_by is not None
+    assert held.request.done_by is not None
     while (wakes_at := stage.core.wakes_at) is not None:
-        assert stage.now < wakes_at < held.done_by + 0.01
+        assert stage.now < wakes_at < held.request.done_by + 0.01
         stage.now = wakes_at
         stage.plan()
     assert held.finish_reason is FinishReason.EXPIRED
-    assert stage.now > held.done_by
+    assert stage.now > held.request.done_by

@@ -4,32 +4,33 @@ from hypothesis import strategies as st
 
 from admission.core import CoreConfig, make_core
 from admission.ledger import EngineTimeTariff, work_of
+from admission.promise import Promise
 from admission.step_times.idle_calibration import work_of_shape
 from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.calibration_steps import calibration_series
 from backend.config import EngineConfig
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
-from backend.scheduler.sequence import Sequence
 from tests.admission.clocked_core import ClockedCore
 from tests.backend.sequences import make_sequence
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=128)
 
 
-def served(seconds: float) -> list[Sequence]:
-    """Three sequences of two tenants to their ends, each step taking `seconds`."""
+def served(seconds: float) -> list[Promise]:
+    """What three sequences of two tenants were charged to their ends, each step taking `seconds`."""
     machine = ClockedCore(make_core(CoreConfig(), ENGINE), lambda step: seconds)
     sequences = [machine.add(make_sequence(f"{n}", f"t{n % 2}", 9 + n, 5)) for n in range(3)]
+    promises = [machine.core.ledger.promises[sequence] for sequence in sequences]
     machine.drain()
-    return sequences
+    return promises
 
 
 @pytest.mark.parametrize("seconds", [0.0005, 0.04])
 def test_what_sequences_are_charged_adds_up_to_the_time_that_the_device_was_busy(seconds: float) -> None:
-    sequences = served(seconds)
-    assert sum(sequence.charged for sequence in sequences) == pytest.approx(5 * seconds)
-    assert all(sequence.charged > 0 for sequence in sequences)
+    promises = served(seconds)
+    assert sum(promise.charged for promise in promises) == pytest.approx(5 * seconds)
+    assert all(promise.charged > 0 for promise in promises)
 
 
 @pytest.mark.parametrize("seconds", [0.0005, 0.04])
@@ -133,4 +134,4 @@ def test_who_leaves_is_charged_all_that_the_device_did_for_it_steps_in_flight_in
         assert core.share.account(tenant).charged == pytest.approx(seconds_taken, rel=0.01)
     apart = core.credit("leaves") - core.credit("stays")
     assert apart == pytest.approx(took["stays"] - took["leaves"], abs=0.06), "nothing of it is given back"
-    assert not core.ledger.prepaid
+    assert not core.ledger.promises

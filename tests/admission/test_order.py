@@ -32,7 +32,9 @@ class Queue:
 
     def __init__(self) -> None:
         self.share = Share()
-        self.order = DueOrder(self.share, Aging(2.0), lambda s: 0.01 * len(s.prompt), lambda s: len(s.prompt))
+        self.order = DueOrder(
+            self.share, Aging(2.0), lambda s: 0.01 * s.num_prompt_tokens, lambda s: s.num_prompt_tokens
+        )
         self.waiting: list[Sequence] = []
         self.held: set[str] = set()
         self.now, self.number = 0.0, 0
@@ -139,7 +141,7 @@ def test_of_one_tenant_the_shortest_that_can_be_in_time_goes_first_and_the_oldes
 def test_a_lower_class_that_has_waited_for_its_offset_is_as_urgent_as_any(others: int) -> None:
     queue = Queue()
     low = queue.add("low", 2)
-    assert low.priority_class == 2
+    assert low.request.priority_class == 2
     for _ in range(others):
         queue.happen("pass", "a", 1)
         high = queue.add("high", 0)

@@ -17,7 +17,7 @@ from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.worker.device_stream import CpuStream, Deferred, DeviceStream, Work
 from backend.worker.graph_shapes import StepShape
@@ -119,7 +119,10 @@ def generate(
     """The tokens of each prompt, prompt i with seed i; `at_once` prompts arrive with each step."""
     pairs = enumerate(zip(prompts, sampling, strict=True))
     sequences = [
-        Sequence(str(n), "", prompt, params, params.max_tokens or 8, n, frozenset(params.stop_token_ids), float(n))
+        Sequence(
+            PromptRequest(str(n), "", prompt, params, params.max_tokens or 8, n, frozenset(params.stop_token_ids)),
+            float(n),
+        )
         for n, (prompt, params) in pairs
     ]
     complete(runner, sequences, at_once)

@@ -2,9 +2,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from backend.sampling_params import SamplingParams
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 
 END = 1  # the token that ends a sequence
+OF_SEQUENCE = {"arrival", "prompt_group", "cache_root", "block_names"}  # the other fields are its request's
 TOKEN = 4242  # every other, of prompts and of answers
 
 
@@ -18,4 +19,5 @@ def make_sequence(
 ) -> Sequence:
     """Make a sequence of a prompt, or of one with that number of tokens, that may generate `output` tokens."""
     tokens = [TOKEN] * prompt if isinstance(prompt, int) else prompt
-    return Sequence(name, tenant, tokens, SamplingParams(), output, 0, frozenset(ends), **fields)
+    own = {field: fields.pop(field) for field in OF_SEQUENCE & fields.keys()}
+    return Sequence(PromptRequest(name, tenant, tokens, SamplingParams(), output, 0, frozenset(ends), **fields), **own)

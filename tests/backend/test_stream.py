@@ -143,11 +143,11 @@ def test_a_stream_is_told_of_no_token_that_nothing_depends_on() -> None:
     stream.eager = False
     assert stream.due == 1
     give(stream, 10)
-    assert stream.due > stream.sequence.most_tokens
+    assert stream.due > stream.sequence.request.most_tokens
     called: list[int] = []
     stream.call_at(3, lambda: called.append(len(stream.sequence.output)))
     assert stream.due == 3
     give(stream, 11, 12)
     assert called == [3]
-    assert stream.due > stream.sequence.most_tokens
+    assert stream.due > stream.sequence.request.most_tokens
     assert stream.rest() == [10, 11, 12]

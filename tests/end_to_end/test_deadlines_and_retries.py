@@ -67,6 +67,34 @@ def test_a_request_whose_time_is_over_ends_with_a_504(site: Site) -> None:
     assert '"code":"deadline_exceeded"' in stream.text.rstrip().split("\n\n")[-1]
 
 
+def test_anthropics_clients_are_told_of_time_and_limits_in_their_own_words(site: Site) -> None:
+    """503 is 529 there."""
+
+    def post(tenant: str = "patient", headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        key = {"x-api-key": site.keys[tenant], **(headers or {})}
+        body = BODY | {"max_tokens": 5, **fields}
+        return httpx.post(f"{site.server.url}/v1/messages", json=body, headers=key, timeout=PATIENCE)
+
+    def told(reply: httpx.Response) -> tuple[int, str, str]:
+        assert reply.json()["type"] == "error"
+        return reply.status_code, error_of(reply)["type"], error_of(reply)["code"]
+
+    late = {"x-sluice-deadline-ms": "300"}
+    endless = {"type": "array", "items": {"type": "string", "minLength": 99}, "minItems": 99}
+    long: Any = {"max_tokens": 1900, "output_config": {"format": {"type": "json_schema", "schema": endless}}}
+    assert told(post(headers=late, **long)) == (504, "timeout_error", "deadline_exceeded")
+    stream = post(headers=late, stream=True, **long)
+    assert stream.text.rstrip().split("\n\n")[-1].startswith("event: error\n") and "message_stop" not in stream.text
+    replies = [post("exhausted") for _ in range(2)]
+    assert (replies[0].status_code, told(replies[1])) == (200, (429, "rate_limit_error", "insufficient_quota"))
+    with site.occupied(waiting=2):
+        reply = post(headers={"x-sluice-ttft-ms": "1"})
+    assert told(reply) in (
+        (529, "overloaded_error", "deadline_unmeetable"), (429, "rate_limit_error", "deadline_unmeetable")
+    )  # fmt: skip
+    assert 1000 <= int(reply.headers["retry-after-ms"]) <= 60_000
+
+
 class WaitingTransport(httpx.HTTPTransport):
     """Waits as long as a busy machine needs for the answer to a client that says it will not."""
 

@@ -68,6 +68,56 @@ def test_reasoning_is_bounded_and_told_apart(chat: Any) -> None:
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == message.reasoning_content
 
 
+def test_a_response_tells_it_as_an_item(thinker: ServerProcess, chat: Any) -> None:
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key=thinker.key, max_retries=0, timeout=PATIENCE) as client:
+        model = client.models.list().data[0].id
+        asked: Any = {"model": model, "input": ASK, "temperature": 0, "extra_body": {"thinking_token_budget": 4}}
+        response = client.responses.create(max_output_tokens=40, **asked)
+        events: Any = list(client.responses.create(max_output_tokens=40, stream=True, **asked))
+        message = chat(extra_body={"thinking_token_budget": 4}).choices[0].message
+        for one in (response, events[-1].response):
+            reasoning, answer = one.output
+            assert (reasoning.type, answer.type, one.output_text) == ("reasoning", "message", message.content)
+            assert reasoning.type == "reasoning" and reasoning.content
+            assert reasoning.content[0].text == message.reasoning_content
+            assert one.usage and one.usage.output_tokens_details.reasoning_tokens == 5
+        deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+        assert "".join(deltas) == message.reasoning_content
+        told: Any = {"top_logprobs": 0, "max_output_tokens": 12, **asked}
+        (_, whole), (*_, last) = client.responses.create(**told).output, client.responses.create(stream=True, **told)
+        assert whole.type == "message" and whole.content[0].type == "output_text"
+        texts = [one.token for one in whole.content[0].logprobs or ()]
+        assert "".join(texts).rstrip() == whole.content[0].text, "not those of the reasoning"
+        assert last.response.output[1].content[0].logprobs == whole.content[0].logprobs
+        for effort, kinds in (("none", ["message"]), ("low", ["reasoning"])):
+            quick: Any = client.responses.create(
+                model=model, input=ASK, temperature=0, max_output_tokens=9, reasoning={"effort": effort}
+            )
+            assert [item.type for item in quick.output] == kinds
+
+
+def test_anthropics_clients_turn_it_on(thinker: ServerProcess, chat: Any) -> None:
+    model = thinker.get("/v1/models").json()["data"][0]["id"]
+    asked: Any = {"model": model, "messages": ASK, "temperature": 0, "max_tokens": 40}
+    thinking = {"type": "enabled", "budget_tokens": 4}
+    told = chat(extra_body={"thinking_token_budget": 4}).choices[0].message
+    thought, text = thinker.post("/v1/messages", **asked, thinking=thinking).json()["content"]
+    assert thought == {"type": "thinking", "thinking": told.reasoning_content, "signature": ""}
+    assert text == {"type": "text", "text": told.content}
+    stream = thinker.post("/v1/messages", **asked, thinking=thinking, stream=True).text.split("\n\n")
+    events = [json.loads(event.split("data: ", 1)[1]) for event in stream if event]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta.get("thinking", "") for delta in deltas) == told.reasoning_content
+    assert "".join(delta.get("text", "") for delta in deltas) == told.content
+    hidden = thinker.post("/v1/messages", **asked, thinking=thinking | {"display": "omitted"}).json()["content"]
+    assert hidden == [text]
+    for off in ({}, {"thinking": {"type": "disabled"}}):
+        (quick,) = thinker.post("/v1/messages", **asked, **off).json()["content"]
+        assert quick["type"] == "text" and quick["text"]
+    turns = [*ASK, {"role": "assistant", "content": [thought, text]}, *ASK]
+    assert thinker.post("/v1/messages", **(asked | {"messages": turns})).status_code == 200
+
+
 def test_a_class_bounds_the_reasoning_of_its_requests(chat: Any) -> None:
     for extra, most in (({}, 3), ({"thinking_token_budget": 9}, 3), ({"thinking_token_budget": 1}, 1)):
         usage = chat(service_tier="flex", extra_body=extra).usage

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -64,6 +65,25 @@ def test_a_stream_is_the_replicas_own(site: FleetSite) -> None:
     text = "".join(choice.delta.content or "" for choices, _ in texts[0] for choice in choices)
     assert "10, 11, 12" in text
     assert [*map(repr, texts[0])] == [*map(repr, texts[1])]
+
+
+def test_each_dialect_goes_through_it(site: FleetSite) -> None:
+    client = site.client("acme")
+    asked: Any = {"model": "embedded", "input": "Count from 3 to 12.", "temperature": 0}
+    with client.responses.stream(**asked) as stream:
+        assert stream.get_final_response().output_text == client.responses.create(**asked).output_text
+    key = {"x-api-key": site.keys["acme"]}
+    body = BODY | {"max_tokens": 60, "temperature": 0}
+    whole, events = (
+        httpx.post(f"{site.url}/v1/messages", json=body | {"stream": streams}, headers=key, timeout=PATIENCE)
+        for streams in (False, True)
+    )
+    read = [orjson.loads(event.split("data: ", 1)[1]) for event in events.text.split("\n\n") if "data: " in event]
+    text = "".join([event["delta"]["text"] for event in read if event["type"] == "content_block_delta"])
+    assert [{"type": "text", "text": text}] == whole.json()["content"] and "10, 11, 12" in text
+    usage = whole.json()["usage"]
+    counted = httpx.post(f"{site.url}/v1/messages/count_tokens", json=BODY, headers=key, timeout=PATIENCE).json()
+    assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
 def test_requests_go_to_every_replica_and_a_prompt_to_who_has_it(site: FleetSite) -> None:

@@ -78,7 +78,7 @@ def test_what_is_not_stored_is_said_not_to_be(site: TenantSite) -> None:
     with site.client("none") as client:
         assert client.responses.create(input=ASK, **ASKED).store is False
     with site.client("small") as client:
-        large = {"digits": "".join(sha256(bytes([n])).hexdigest() for n in range(64))}
+        large = {str(part): "".join(sha256(bytes([part, n])).hexdigest() for n in range(8)) for part in range(16)}
         assert client.responses.create(input=ASK, metadata=large, **ASKED).store is False
         kept = [client.responses.create(input=f"{n}", **ASKED).id for n in range(6)]
         with pytest.raises(openai.NotFoundError):
@@ -126,3 +126,19 @@ def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
     with tenant_site(TenantSite, tmp_path, POLICY) as site, site.client("acme") as client:
         eventually(lambda: site.get("acme").is_success)
         assert [client.responses.retrieve(one.id) for one in answered] == answered
+
+
+def test_a_conversation_that_the_context_does_not_hold_is_refused_or_loses_its_oldest_messages(
+    site: TenantSite,
+) -> None:
+    spoken: Any = [
+        {"role": role, "content": f"{role} {turn}: " + "word " * 60}
+        for turn in range(20)
+        for role in ("user", "assistant")
+    ]
+    asked: Any = {**ASKED, "input": [*spoken, {"role": "user", "content": "Count from 3 to 6."}]}
+    with site.client("acme") as client:
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            client.responses.create(**asked)
+        cut = client.responses.create(**asked, instructions="Be brief.", truncation="auto", max_output_tokens=100)
+    assert cut.usage is not None and 1000 < cut.usage.input_tokens <= 2048 - 100

@@ -1,5 +1,6 @@
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import httpx
 import pytest
@@ -73,9 +74,10 @@ async def test_what_generates_nothing_is_answered_by_a_replica_too(path: str) ->
     assert fleet.seen[0].url.path == path
 
 
+@pytest.mark.parametrize("status", [503, 529])
 @pytest.mark.parametrize("reason", ["queue_full", "deadline", "draining", "preempted"])
-async def test_what_one_replica_refuses_for_its_own_reasons_another_is_asked_for(reason: str) -> None:
-    fleet = PaperFleet(a=answering(refusal(reason)), b=answering(whole(b"yes")))
+async def test_what_one_replica_refuses_for_its_own_reasons_another_is_asked_for(reason: str, status: int) -> None:
+    fleet = PaperFleet(a=answering(refusal(reason, status)), b=answering(whole(b"yes")))
     assert (await fleet.request()).body == b"yes"
     assert fleet.asked == ["a", "b"]
     assert fleet.fleet.retried == {"a:8000": 1}
@@ -131,6 +133,22 @@ async def test_a_stream_whose_replica_is_lost_ends_with_a_typed_error_and_is_ask
     assert answer.is_complete
     assert fleet.asked == ["a"]
     assert await fleet.settled() == [{"tenant": "demo", "has_begun": True, "output_tokens": None}]
+
+
+async def test_anthropics_clients_read_the_routers_own_errors() -> None:
+    fleet = PaperFleet(a=answering(stream(EVENTS[0], RESET)))
+    ask = partial(fleet.request, "POST", "/v1/messages")
+    lost = (await ask()).body.removeprefix(EVENTS[0])
+    assert lost.startswith(b'event: error\ndata: {"type":"error","error":{') and b'"code":"replica_lost"' in lost
+    assert (await PaperFleet(a=answering(RESET)).request("POST", "/v1/messages")).status == 529
+    for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"):
+        refused = await fleet.request("GET", path)
+        assert refused.status in (404, 405)
+        assert refused.body.startswith(b'{"type":"error"')
+    unknown = await ask(key="sk-sluice-demo-wrong")
+    assert (unknown.status, b'"type":"authentication_error"' in unknown.body) == (401, True)
+    responses = PaperFleet(a=answering(whole(b"yes")))
+    assert (await responses.request("POST", "/v1/responses")).body == b"yes"
 
 
 @pytest.mark.parametrize("split", range(1, 30, 3))

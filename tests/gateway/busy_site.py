@@ -21,6 +21,7 @@ tenants:
   patient: {}
   queued: {limits: {queued_requests: 1}}
   spent: {limits: {requests: 1/month}}
+  exhausted: {limits: {requests: 1/month}}
 """
 
 

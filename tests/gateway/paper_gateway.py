@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message
 
 from admission.admission import Admission
 from admission.core import CoreConfig, MemoryGate, make_core
+from admission.encoding import EncodingLimits
 from admission.outcome import Outcome
 from backend.config import EngineConfig
 from backend.engine import Engine
@@ -24,6 +25,7 @@ from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.waiting_queue import WaitingQueue
 from backend.text.tokenizer import Tokenizer
 from gateway.api.body_reader import BodyReader
+from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel
 from gateway.api.in_process_client import InProcessClient
@@ -85,7 +87,7 @@ class WatchedScheduler(Scheduler):
     def schedule(self, now: float = 0.0) -> Batch | None:
         batch = super().schedule(now)
         if batch is not None:
-            tables = {sequence.slot: sequence.block_table for sequence in self.running.values()}
+            tables = {sequence.slot: sequence.block_table.blocks for sequence in self.running.values()}
             self._named[batch.step] = frozenset(block for slot in batch.slots for block in tables[slot])
         return batch
 
@@ -175,6 +177,7 @@ class Gateway:
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(10_000, self.engine.clock),
             prompt_names=prompt_names,
+            encoding=EncodingService({}, self.engine, core, EncodingLimits()),
             grammars=None,
             seeds=random.Random(0),
         )

@@ -14,13 +14,13 @@ from backend.errors import ConfigError
 from backend.loader import LoadedModel
 from backend.model.hub import resolve_model
 from backend.model.model_config import ModelConfig, read_model_config
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason
 from gateway.core import core_config, open_core
 from gateway.settings.settings import Settings
 from gateway.tenants.live_policy import scheduling_policy
 from quotas.policy.policy import DEFAULT_POLICY
+from tests.backend.sequences import make_sequence
 
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128)
 
@@ -46,7 +46,7 @@ def test_unbounded_lifts_the_queues_of_the_policys_classes_too(overload: str) ->
     refused: list[QueueFull] = []
     for n in range(1200):
         try:
-            asked = Sequence(f"{n}", "t", [1] * 4, SamplingParams(), 9, 0, frozenset(), priority_class=1)
+            asked = make_sequence(f"{n}", "t", [1] * 4, 9, (), priority_class=1)
             core.arrive(asked, 0.0)
         except QueueFull as refusal:
             refused.append(refusal)
@@ -58,8 +58,7 @@ def test_unbounded_lifts_the_queues_of_the_policys_classes_too(overload: str) ->
 def test_every_order_serves(order: str) -> None:
     core = make_core(core_config(Settings(order=order)), ENGINE)
     sequences = [
-        Sequence(f"{n}", f"tenant-{n % 3}", [1] * (5 + n), SamplingParams(), 9, 0, frozenset(), priority_class=n % 2)
-        for n in range(12)
+        make_sequence(f"{n}", f"tenant-{n % 3}", [1] * (5 + n), 9, (), priority_class=n % 2) for n in range(12)
     ]
     now = 0.0
     for sequence in sequences:

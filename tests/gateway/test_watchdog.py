@@ -11,7 +11,7 @@ from backend.calibration_steps import CalibrationStep
 from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.sampling_params import SamplingParams
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from gateway.watchdog import CHECK_SECONDS, Watchdog
 from tests.backend.scheduler.bench import make_config
 from tests.backend.stepped_engine import SteppedExecutor
@@ -30,7 +30,9 @@ class Bench:
         self.core = make_core(CoreConfig(), config, step_time)
         self.engine = Engine(self.core, self.executor)
         self.watchdog = Watchdog(self.engine, self.core, TIMEOUT, self.engine.clock)
-        self.stream = self.engine.submit(Sequence("r", "acme", [5, 6, 7], SamplingParams(), 8, 0, frozenset()))
+        self.stream = self.engine.submit(
+            Sequence(PromptRequest("r", "acme", [5, 6, 7], SamplingParams(), 8, 0, frozenset()))
+        )
 
     def look(self, times: int, elapsed: float = CHECK_SECONDS) -> bool:
         """Whether the engine has failed after a number of looks."""

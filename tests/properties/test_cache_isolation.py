@@ -75,7 +75,7 @@ def found(turns: list[Turn], with_others: bool, floor: int = 0, **config: object
         for ask in due.pop(0, []):
             ask.say(bench, "b")
         sequence, step = turn.asked.say(bench, "a"), 0
-        while sequence.status is not SequenceStatus.FINISHED or sequence.block_table:
+        while sequence.status is not SequenceStatus.FINISHED or sequence.block_table.blocks:
             bench.step()
             step += 1
             for ask in due.pop(step, []):

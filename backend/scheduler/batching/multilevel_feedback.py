@@ -56,7 +56,7 @@ class _Job:
         self.level = 0
         self.last_run = self._since = now
         self._begun_at = 0  # computed tokens at `_since`
-        while FIRST_QUANTUM_TOKENS << self.level < len(sequence.prompt):
+        while FIRST_QUANTUM_TOKENS << self.level < sequence.num_prompt_tokens:
             self.level += 1
 
     @property

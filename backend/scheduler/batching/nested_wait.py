@@ -72,7 +72,7 @@ class NestedWait(BatchingRule):
         known = self._stages.get(sequence)
         if known is not None:
             return known
-        output = sequence.num_tokens - len(sequence.prompt)
+        output = sequence.num_tokens - sequence.num_prompt_tokens
         self._reached[0] += output <= 1
         return sum([output > stage for stage in STAGE_TOKENS])
 
@@ -92,7 +92,7 @@ class NestedWait(BatchingRule):
         pausing, before = [dict[Sequence, float]() for _ in STAGE_TOKENS], self._pausing
         for sequence in ready:
             stage = self._stages[sequence]
-            if stage < len(STAGE_TOKENS) and sequence.num_tokens - len(sequence.prompt) >= STAGE_TOKENS[stage]:
+            if stage < len(STAGE_TOKENS) and sequence.num_tokens - sequence.num_prompt_tokens >= STAGE_TOKENS[stage]:
                 pausing[stage][sequence] = before[stage].get(sequence, now)
         for stage, group in enumerate(pausing):
             self._reached[stage + 1] += len(group.keys() - before[stage].keys())

@@ -49,7 +49,7 @@ class StepParts:
             is_decode = sequence.num_admitted_tokens <= sequence.num_computed_tokens < sequence.num_tokens
             if is_decode and sequence.num_tokens != sequence.token_limit:
                 ready.append(sequence)
-            elif is_decode and sequence.num_tokens < sequence.most_tokens:
+            elif is_decode and sequence.num_tokens < sequence.request.most_tokens:
                 scheduled.paused[sequence] = WaitReason.TOKENS
         return ready
 

@@ -60,4 +60,4 @@ class SLAI(BatchingRule):
 
 
 def _interval(sequence: Sequence) -> float:
-    return DEFAULT_TOKEN_INTERVAL_S if sequence.token_interval is None else sequence.token_interval
+    return DEFAULT_TOKEN_INTERVAL_S if sequence.request.token_interval is None else sequence.request.token_interval

@@ -25,13 +25,14 @@ class _Type:
         self.waiting: dict[Sequence, None] = {}  # in order of arrival
         self.rate = ArrivalRate()
         self.places = 0  # left in this step's batch
-        self.prompt, self.output = float(len(sequence.prompt)), float(sequence.max_tokens)  # tokens, on average
+        self.prompt = float(sequence.num_prompt_tokens)  # tokens, on average
+        self.output = float(sequence.request.max_tokens)  # the same
         self._num_answers = 0
 
     def arrived(self, sequence: Sequence) -> None:
         self.waiting[sequence] = None
         self.rate.arrived(sequence.arrival)
-        self.prompt += (len(sequence.prompt) - self.prompt) / ANSWERS_REMEMBERED
+        self.prompt += (sequence.num_prompt_tokens - self.prompt) / ANSWERS_REMEMBERED
 
     def answered(self, tokens: int) -> None:
         self._num_answers = min(self._num_answers + 1, ANSWERS_REMEMBERED)
@@ -112,4 +113,4 @@ class Wait(BatchingRule):
 
 
 def _type_of(sequence: Sequence) -> tuple[int, int]:
-    return len(sequence.prompt).bit_length(), sequence.max_tokens.bit_length()
+    return sequence.num_prompt_tokens.bit_length(), sequence.request.max_tokens.bit_length()

@@ -27,7 +27,7 @@ class WindowBatching(BatchingRule):
         self._places: dict[int, int] = {}  # left in this step's batches, by group
 
     def arrived(self, sequence: Sequence) -> None:
-        if sequence.max_tokens == 1:
+        if sequence.request.max_tokens == 1:
             self._groups.setdefault(_group(sequence), {})[sequence] = None
 
     def left(self, sequence: Sequence) -> None:
@@ -66,4 +66,4 @@ class WindowBatching(BatchingRule):
 
 
 def _group(sequence: Sequence) -> int:
-    return len(sequence.prompt).bit_length()
+    return sequence.num_prompt_tokens.bit_length()

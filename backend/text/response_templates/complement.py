@@ -75,6 +75,35 @@ def complement(source: str, steps: Steps) -> str:
     return f"^{_read_back(edges)}$"
 
 
+def is_within(inner: str, outer: str, steps: Steps) -> bool:
+    """Return whether `outer` matches each text that `inner` does; both begin with "^" and end with "$".
+
+    Raises `PatternError` where that is too much to find out.
+    """
+    steps.take(FIXED_STEPS)
+    narrow, wide = Pattern(inner), Pattern(outer)
+    chars = [char for char, _ in _sets(Concat((narrow.node, wide.node)))]
+    if narrow.matches_empty and not wide.matches_empty:
+        return False
+    waiting: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((), ())]  # threads of each
+    seen = {*waiting}
+    while waiting:
+        before, beside = waiting.pop()
+        is_start = not before
+        for char in chars:
+            inside = tuple(sorted(narrow.step(before, char, is_start, is_start)[0]))
+            if not inside:
+                continue
+            outside = tuple(sorted(wide.step(beside, char, is_start, is_start)[0]))
+            steps.take(len(outside))
+            if narrow.at_end(inside) and not wide.at_end(outside):
+                return False
+            if (inside, outside) not in seen:
+                seen.add((inside, outside))
+                waiting.append((inside, outside))
+    return True
+
+
 def _read_back(edges: _Edges) -> str:
     """Return what the ways from the first state to the end match."""
     while len(edges) > 1:

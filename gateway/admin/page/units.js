@@ -2,6 +2,7 @@
 
 const UNKNOWN = "–";
 const BINARY = ["B", "KiB", "MiB", "GiB", "TiB"];
+const GROUPED = [0, 1, 2].map((digits) => new Intl.NumberFormat("en", { maximumFractionDigits: digits })); // by digits
 
 /** 0.042, 4.2, 42, 4,200. */
 export function number(value) {
@@ -11,7 +12,7 @@ export function number(value) {
 }
 
 function grouped(value, digits) {
-  return (Object.is(value, -0) ? 0 : value).toLocaleString("en", { maximumFractionDigits: digits }).replace("-", "−");
+  return GROUPED[digits].format(Object.is(value, -0) ? 0 : value).replace("-", "−");
 }
 
 export function whole(value) {

@@ -53,25 +53,25 @@ class RequestLog:
 
     def _generation(self, request: RequestRecord, ended: float) -> dict[str, Any]:
         prompt_tokens = cached_tokens = output_tokens = jumped_tokens = preemptions = 0
-        engine_time = block_seconds = 0.0
-        for timeline in request.timelines:
+        engine, engine_time, block_seconds = request.engine, 0.0, 0.0
+        for timeline in engine.timelines:
             sequence = timeline.sequence
-            prompt_tokens += len(sequence.prompt)
+            prompt_tokens += sequence.num_prompt_tokens
             cached_tokens += sequence.num_cached_tokens
             output_tokens += len(sequence.output)
-            jumped_tokens += sequence.num_jumped_tokens
+            jumped_tokens += timeline.num_jumped_tokens
             preemptions += sequence.num_preemptions
-            engine_time += sequence.charged
-            block_seconds += sequence.block_seconds(ended)
+            engine_time += timeline.promise.charged
+            block_seconds += sequence.block_table.seconds(ended)
         if request.num_answers > 1:
             prompt_tokens, cached_tokens = request.num_prompt_tokens, request.num_cached_tokens
-        queued, first_token = request.queued, request.first_token
+        queued, first_token = engine.queued, engine.first_token
         matched: dict[str, Any] = {}
-        if request.grammar is not None:
+        if engine.grammar is not None:
             matched = {
-                "grammar": request.grammar.name,
-                "grammar_kind": request.grammar.kind,
-                "grammar_seconds": None if request.grammar_wait is None else round(request.grammar_wait, 6),
+                "grammar": engine.grammar.name,
+                "grammar_kind": engine.grammar.kind,
+                "grammar_seconds": None if engine.grammar_wait is None else round(engine.grammar_wait, 6),
                 "jump_forward_tokens": jumped_tokens,
             }
         return matched | {
@@ -82,7 +82,7 @@ class RequestLog:
             "prompt_tokens": prompt_tokens,
             "cached_tokens": cached_tokens,
             "output_tokens": output_tokens,
-            "queue_seconds": None if queued is None else round((request.admitted or ended) - queued, 6),
+            "queue_seconds": None if queued is None else round((engine.admitted or ended) - queued, 6),
             "first_token_seconds": None if first_token is None else round(first_token - request.began, 6),
             "engine_time": round(engine_time, 9),
             "kv_byte_seconds": round(block_seconds * self._block_bytes),

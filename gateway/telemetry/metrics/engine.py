@@ -119,7 +119,7 @@ class DisconnectMetrics:
         gone = record.scope.ended_early if record.scope is not None else None
         if gone is None or record.outcome is not Outcome.DISCONNECTED:
             return
-        for timeline in record.timelines:
+        for timeline in record.engine.timelines:
             if timeline.ended is None or timeline.ended < gone:
                 continue  # its answer was complete before
             self._stop.observe(timeline.ended - gone)

@@ -62,7 +62,7 @@ class EstimateMetrics:
 
     def ended(self, record: RequestRecord) -> None:
         """Compare the estimates that the client was sent with when its tokens came, or until when they had not."""
-        for timeline in record.timelines:
+        for timeline in record.engine.timelines:
             for token, told, came in _told(timeline):
                 if came is not None:
                     late = came - timeline.queued - told
@@ -73,7 +73,7 @@ class EstimateMetrics:
 
     def _note(self, timeline: SequenceTimeline, token: str, held: bool) -> None:
         sequence = timeline.sequence
-        name, tenant = self._classes.of(sequence.priority_class), self._tenants.of(sequence.tenant)
+        name, tenant = self._classes.of(sequence.request.priority_class), self._tenants.of(sequence.tenant)
         for windows, label in ((self._of_classes, name), (self._of_tenants, tenant)):
             if (label, token) not in windows:
                 windows[label, token] = HeldWindows()
@@ -90,11 +90,12 @@ class EstimateMetrics:
 
 def _told(timeline: SequenceTimeline) -> Iterator[tuple[str, float, float | None]]:
     """Yields each token of which the client was told, the seconds from its arrival, and when it came, if it has."""
-    sequence = timeline.sequence
-    if sequence.first_token_estimate is not None:
-        yield "first", sequence.first_token_estimate, timeline.first_token
-    if sequence.last_token_estimate is not None:
-        yield "last", sequence.last_token_estimate, timeline.ended if sequence.finish_reason in _ANSWERED else None
+    promise = timeline.promise
+    if promise.first_token is not None:
+        yield "first", promise.first_token, timeline.first_token
+    if promise.last_token is not None:
+        has_answer = timeline.sequence.finish_reason in _ANSWERED
+        yield "last", promise.last_token, timeline.ended if has_answer else None
 
 
 def _held(timeline: SequenceTimeline, told: float, came: float | None) -> bool | None:

@@ -117,5 +117,5 @@ class Metrics:
         return sum(scope.writing_since is not None and scope.writing_since < since for scope in scopes)
 
     def _num_orphans(self) -> int:
-        timelines = (timeline for record in self._sources.telemetry.live for timeline in record.timelines)
+        timelines = (timeline for record in self._sources.telemetry.live for timeline in record.engine.timelines)
         return max(0, self._sources.engine.num_streams - sum(timeline.ended is None for timeline in timelines))

@@ -37,7 +37,7 @@ class QueueMetrics:
     def _count_admissions(self) -> None:
         """Count those that have joined a first step since the last time."""
         for timeline in self._admitted:
-            name = self._classes.of(timeline.sequence.priority_class)
+            name = self._classes.of(timeline.sequence.request.priority_class)
             self._admissions[name,].value += 1
             self._times[name,].observe((timeline.admitted or timeline.queued) - timeline.queued)
             self._promotions[name,].value += timeline.was_promoted

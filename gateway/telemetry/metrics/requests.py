@@ -66,12 +66,12 @@ class LatencyTarget(StrEnum):
 def missed(timeline: SequenceTimeline) -> list[LatencyTarget]:
     """Returns the targets that a sequence missed, which was answered or expired."""
     misses, sequence, first = [], timeline.sequence, timeline.first_token
-    target, promised = sequence.first_token_target, sequence.token_interval
+    target, promised = sequence.request.first_token_target, sequence.request.token_interval
     if target is not None and (first is None or first - timeline.queued > target):
         misses.append(LatencyTarget.TTFT)
     if promised is not None and (interval := mean_interval(timeline)) is not None and interval > promised:
         misses.append(LatencyTarget.TIME_PER_OUTPUT_TOKEN)
-    if _is_late(first, sequence.first_token_by) or _is_late(timeline.ended, sequence.done_by):
+    if _is_late(first, sequence.request.first_token_by) or _is_late(timeline.ended, sequence.request.done_by):
         misses.append(LatencyTarget.DEADLINE)
     return misses
 
@@ -181,7 +181,7 @@ class RequestMetrics:
         self._durations[*labels, error].observe(record.ended - record.began)
         if has_completed:
             self._completed(record, labels)
-        if record.timelines and (has_completed or record.outcome is Outcome.EXPIRED):
+        if record.engine.timelines and (has_completed or record.outcome is Outcome.EXPIRED):
             self._judge(record, has_completed)
 
     def _refused(self, record: RequestRecord, error: ApiError) -> None:
@@ -198,15 +198,15 @@ class RequestMetrics:
                 self._retries.at("true" if honoured else "false").value += 1
 
     def _completed(self, record: RequestRecord, labels: tuple[str, str, str]) -> None:
-        if (first := record.first_token) is not None:
+        if (first := record.engine.first_token) is not None:
             self._first_tokens[labels].observe(first - record.began)
-        for timeline in record.timelines:
+        for timeline in record.engine.timelines:
             if (interval := mean_interval(timeline)) is not None:
                 self._intervals[labels].observe(interval)
 
     def _judge(self, record: RequestRecord, has_completed: bool) -> None:
         name = record.service_class or ""
-        misses = [target for timeline in record.timelines for target in missed(timeline)]
+        misses = [target for timeline in record.engine.timelines for target in missed(timeline)]
         for target in set(misses):
             self._misses[name, target].value += 1
         if has_completed and not misses:

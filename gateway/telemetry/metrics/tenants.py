@@ -67,8 +67,8 @@ class TenantTotals:
         self.prompt_tokens += sequence.num_billed_tokens
         self.cached_tokens += sequence.num_cached_tokens
         self.output_tokens += len(sequence.output)
-        self.block_seconds += sequence.block_seconds(now)
-        self.service += sequence.charged
+        self.block_seconds += sequence.block_table.seconds(now)
+        self.service += timeline.promise.charged
 
 
 class TenantUsage:
@@ -82,7 +82,7 @@ class TenantUsage:
         self._shown: dict[str, tuple[int, int]] = {}  # tokens of prompts, computed and cached
 
     def ended(self, record: RequestRecord) -> None:
-        for timeline in record.timelines:
+        for timeline in record.engine.timelines:
             self._of(self._ended, timeline).add(timeline, record.ended or timeline.queued)
 
     def read(self, now: float) -> dict[str, TenantTotals]:
@@ -92,7 +92,7 @@ class TenantUsage:
         """
         usage = {label: replace(one) for label, one in self._ended.items()}
         for record in self._live:
-            for timeline in record.timelines:
+            for timeline in record.engine.timelines:
                 self._of(usage, timeline).add(timeline, now)
         for label, one in usage.items():
             computed, cached = self._shown.get(label, (0, 0))

@@ -59,7 +59,7 @@ class VllmMetrics:
     def ended(self, record: RequestRecord) -> None:
         if record.outcome is Outcome.COMPLETED and record.operation is not None and record.ended is not None:
             self._latency.observe(record.ended - record.began)
-        for timeline in record.timelines:
+        for timeline in record.engine.timelines:
             reason = timeline.sequence.finish_reason
             success = self._stopped if reason is _STOP else self._complete if reason is _LENGTH else self._aborted
             success.value += 1

@@ -27,12 +27,12 @@ def of_failure(record: RequestRecord) -> dict[str, str]:
 
 
 def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> Attributes:
-    sequences = [timeline.sequence for timeline in record.timelines]
+    sequences = [timeline.sequence for timeline in record.engine.timelines]
     taken: Attributes = {
-        "sluice.kv.peak_bytes": sum(sequence.peak_blocks for sequence in sequences) * kv.block_bytes,
-        "sluice.kv.byte_seconds": sum(sequence.block_seconds(now) for sequence in sequences) * kv.block_bytes,
-        "sluice.engine.time_us": round(record.engine_time * 1e6),
-        "sluice.preemptions": record.num_preemptions,
+        "sluice.kv.peak_bytes": sum(sequence.block_table.peak for sequence in sequences) * kv.block_bytes,
+        "sluice.kv.byte_seconds": sum(sequence.block_table.seconds(now) for sequence in sequences) * kv.block_bytes,
+        "sluice.engine.time_us": round(record.engine.charged * 1e6),
+        "sluice.preemptions": record.engine.num_preemptions,
     }
     return {
         **of_http(record, route),
@@ -57,10 +57,11 @@ def of_step(step: CompletedStep) -> dict[str, int]:
 
 def _estimate(record: RequestRecord, kv: KVShape) -> Attributes:
     """Returns the estimates made when the request was queued, and the tokens and KV memory reserved for it."""
-    sequences = [timeline.sequence for timeline in record.timelines]
-    first = [sequence.first_token_estimate for sequence in sequences if sequence.first_token_estimate is not None]
-    last = [sequence.last_token_estimate for sequence in sequences if sequence.last_token_estimate is not None]
-    reservation = None if record.grant is None else record.grant.reservation
+    sequences = [timeline.sequence for timeline in record.engine.timelines]
+    promises = [timeline.promise for timeline in record.engine.timelines]
+    first = [promise.first_token for promise in promises if promise.first_token is not None]
+    last = [promise.last_token for promise in promises if promise.last_token is not None]
+    reservation = None if record.engine.grant is None else record.engine.grant.reservation
     if reservation is None:
         tokens = sum(sequence.token_limit for sequence in sequences)
     else:
@@ -74,7 +75,7 @@ def _estimate(record: RequestRecord, kv: KVShape) -> Attributes:
 
 
 def of_queue(record: RequestRecord, kv: KVShape, waited: float) -> Attributes:
-    credits_ = [timeline.credit for timeline in record.timelines if timeline.credit is not None]
+    credits_ = [timeline.credit for timeline in record.engine.timelines if timeline.credit is not None]
     return {
         "sluice.queue.wait_ms": 1000 * waited,
         "sluice.priority.class": record.service_class,
@@ -84,7 +85,7 @@ def of_queue(record: RequestRecord, kv: KVShape, waited: float) -> Attributes:
 
 
 def of_generation(record: RequestRecord) -> Attributes:
-    reasons = [timeline.sequence.finish_reason for timeline in record.timelines]
+    reasons = [timeline.sequence.finish_reason for timeline in record.engine.timelines]
     first_byte = None if record.first_byte is None else record.first_byte - record.began
     return {
         "gen_ai.operation.name": record.operation,
@@ -94,16 +95,16 @@ def of_generation(record: RequestRecord) -> Attributes:
         "gen_ai.request.stream": record.streams or None,
         "gen_ai.request.choice.count": record.num_choices if record.num_choices > 1 else None,
         **({} if record.sampling is None else _of_sampling(record.sampling)),
-        **({} if record.grammar is None else _of_grammar(record.grammar, record.grammar_wait)),
+        **({} if record.engine.grammar is None else _of_grammar(record.engine.grammar, record.engine.grammar_wait)),
         "gen_ai.response.id": record.response_id,
         "gen_ai.response.model": record.model,
         "gen_ai.response.finish_reasons": [reason.value for reason in reasons if reason is not None] or None,
         "gen_ai.response.time_to_first_chunk": first_byte if record.streams else None,
         "gen_ai.usage.input_tokens": record.num_prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": record.num_cached_tokens or None,
-        "gen_ai.usage.output_tokens": record.num_output_tokens,
+        "gen_ai.usage.output_tokens": record.engine.num_output_tokens,
         "sluice.tenant.id": record.tenant,
-        "sluice.sequences": len(record.timelines) if len(record.timelines) > 1 else None,
+        "sluice.sequences": len(record.engine.timelines) if len(record.engine.timelines) > 1 else None,
     }
 
 
@@ -131,7 +132,7 @@ def _of_grammar(grammar: Grammar, wait: float | None) -> Attributes:
 
 def of_prefill(timeline: SequenceTimeline) -> Attributes:
     return {
-        "sluice.sequence.input_tokens": len(timeline.sequence.prompt),
+        "sluice.sequence.input_tokens": timeline.sequence.num_prompt_tokens,
         "sluice.sequence.cached_tokens": timeline.sequence.num_cached_tokens or None,
         "sluice.prefill.chunks": len(timeline.chunks),
     }
@@ -140,7 +141,7 @@ def of_prefill(timeline: SequenceTimeline) -> Attributes:
 def of_decode(timeline: SequenceTimeline) -> Attributes:
     return {
         "sluice.sequence.output_tokens": len(timeline.sequence.output),
-        "sluice.sequence.jump_forward_tokens": timeline.sequence.num_jumped_tokens or None,
+        "sluice.sequence.jump_forward_tokens": timeline.num_jumped_tokens or None,
         "sluice.preemptions": timeline.sequence.num_preemptions or None,
     }
 

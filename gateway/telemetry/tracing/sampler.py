@@ -120,9 +120,9 @@ class TraceSampler:
 def longest_wait(record: RequestRecord) -> float:
     """Returns the longest wait of a request in seconds: for its first token, for memory, or for its client to read."""
     ended = record.began if record.ended is None else record.ended
-    first = record.first_token
+    first = record.engine.first_token
     longest = (ended if first is None else first) - record.began
-    for timeline in record.timelines:
+    for timeline in record.engine.timelines:
         if timeline.ended is not None:
             longest = max(longest, ended - timeline.ended)
         if timeline.preempted:

@@ -69,8 +69,8 @@ class RequestTrace:
         self._ns = record.unix_ns
         self._began = record.began
         self._ended = record.began if record.ended is None else record.ended
-        self._calls = record.store_calls  # those that are not in a span yet
-        self._served = [timeline for timeline in record.timelines if timeline.admitted is not None]
+        self._calls = record.engine.store_calls  # those that are not in a span yet
+        self._served = [timeline for timeline in record.engine.timelines if timeline.admitted is not None]
         self._max_events = max(MIN_EVENTS, MAX_EVENTS // max(1, len(self._served)))
 
     def spans(self, reason: SamplingReason, settled: float | None) -> list[ReadableSpan]:
@@ -110,28 +110,28 @@ class RequestTrace:
 
     def _add_reserve(self) -> None:
         record = self._record
-        if record.reserving is None:
+        if record.engine.reserving is None:
             return
-        if record.reserved is not None:
-            span = self._add("sluice.quota.reserve", record.reserving, record.reserved, {})
-            self._add_store_calls(span, record.reserving, record.reserved)
+        if record.engine.reserved is not None:
+            span = self._add("sluice.quota.reserve", record.engine.reserving, record.engine.reserved, {})
+            self._add_store_calls(span, record.engine.reserving, record.engine.reserved)
         else:
-            span = self._add_last("sluice.quota.reserve", record.reserving, self._ended, {})
-            self._add_store_calls(span, record.reserving, self._ended)
+            span = self._add_last("sluice.quota.reserve", record.engine.reserving, self._ended, {})
+            self._add_store_calls(span, record.engine.reserving, self._ended)
 
     def _add_queue(self) -> None:
-        record, queued = self._record, self._record.queued
+        record, queued = self._record, self._record.engine.queued
         if queued is None:
-            if record.reserved is not None and record.error is not None:  # the queue refused it
-                self._add_last("sluice.queue", record.reserved, self._ended, {})
+            if record.engine.reserved is not None and record.error is not None:  # the queue refused it
+                self._add_last("sluice.queue", record.engine.reserved, self._ended, {})
             return
-        admitted = record.admitted
-        left = max(timeline.ended or self._ended for timeline in record.timelines) if admitted is None else admitted
+        admitted = record.engine.admitted
+        left = max(one.ended or self._ended for one in record.engine.timelines) if admitted is None else admitted
         values = attributes.of_queue(record, self._kv, left - queued)
         if self._served:
             self._add("sluice.queue", queued, left, values)
         else:
-            self._add_last("sluice.queue", queued, left, values, self._cut_short(record.timelines[0], left))
+            self._add_last("sluice.queue", queued, left, values, self._cut_short(record.engine.timelines[0], left))
 
     def _add_generation(self) -> None:
         if not self._served:
@@ -140,10 +140,10 @@ class RequestTrace:
         began = min(timeline.admitted for timeline in self._served if timeline.admitted is not None)
         name = f"{record.operation} {bounded_text(record.model or '')}"
         span = self._add_last(name, began, self._generated, attributes.of_generation(record))
-        several = len(record.timelines) > 1
+        several = len(record.engine.timelines) > 1
         for timeline in self._served[:MAX_SEQUENCES]:
             self._add_sequence(
-                span, timeline, {"sluice.sequence.index": record.timelines.index(timeline)} if several else {}
+                span, timeline, {"sluice.sequence.index": record.engine.timelines.index(timeline)} if several else {}
             )
 
     def _add_sequence(self, parent: int, timeline: SequenceTimeline, which: Attributes) -> None:
@@ -180,9 +180,9 @@ class RequestTrace:
         return [self._event(ended, _CUT_SHORT[reason])] if reason in _CUT_SHORT else []
 
     def _add_settle(self, settled: float | None) -> None:
-        if self._record.grant is None:
+        if self._record.engine.grant is None:
             return
-        began = self._generated if self._record.settling is None else self._record.settling
+        began = self._generated if self._record.engine.settling is None else self._record.engine.settling
         ended = began if settled is None else settled
         span = self._add("sluice.quota.settle", began, ended, {})
         self._add_store_calls(span, began, ended)
@@ -210,8 +210,8 @@ class RequestTrace:
     def _generated(self) -> float:
         """Returns when the client had the last token, or nobody waited for one any more."""
         record = self._record
-        ended = max((timeline.ended or self._ended for timeline in record.timelines), default=self._ended)
-        return ended if record.settling is None else max(ended, record.settling)
+        ended = max((timeline.ended or self._ended for timeline in record.engine.timelines), default=self._ended)
+        return ended if record.engine.settling is None else max(ended, record.engine.settling)
 
     def _add_last(
         self, name: str, began: float, ended: float, values: Attributes, events: list[Event] | None = None

@@ -62,7 +62,7 @@ class StepSpans:
         record = StepRecord(step.completed, step.completed - step.planned, of_step(step))
         served = set(step.scheduled.sequences)
         for request_record in self._live:
-            if any(timeline.sequence in served for timeline in request_record.timelines):
+            if any(timeline.sequence in served for timeline in request_record.engine.timelines):
                 self._wait(request_record, record)
         if record.num_open:
             self._kept.append(record)

@@ -43,7 +43,7 @@ class Tracing:
         self.steps.ended(record, reason is not None)
         if reason is None:
             return
-        settlement = None if record.grant is None else record.grant.settlement
+        settlement = None if record.engine.grant is None else record.engine.grant.settlement
         if settlement is None or settlement.done():
             self._emit(record, reason)
         else:
@@ -56,9 +56,9 @@ class Tracing:
         """Returns when the quota was settled: when the store answered, or else now; None if there was nothing to
         settle.
         """
-        if record.grant is None or record.grant.settlement is None:
+        if record.engine.grant is None or record.engine.grant.settlement is None:
             return None
-        answers = [call.ended for call in record.store_calls if call.name == Script.SETTLE]
+        answers = [call.ended for call in record.engine.store_calls if call.name == Script.SETTLE]
         return answers[-1] if answers else self._clock()
 
 

@@ -22,7 +22,7 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.placement import place_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions, size_engine
 from backend.worker.model_runner import ModelRunner
@@ -110,7 +110,7 @@ def _completed(
 ) -> list[Sequence]:
     scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
     sequences = [
-        Sequence(str(number), "", prompt, sampling, num_tokens, 0, frozenset(), float(number))
+        Sequence(PromptRequest(str(number), "", prompt, sampling, num_tokens, 0, frozenset()), float(number))
         for number, prompt in enumerate(prompts)
     ]
     for sequence in sequences:

@@ -12,7 +12,7 @@ from admission.core import CoreConfig, make_core
 from backend.roofline import Roofline
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.sizing import EngineOptions
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
@@ -126,4 +126,4 @@ def _step(core: Controller, runner: ModelRunner, launched: deque[PendingStep]) -
 def _sequence(name: str, prompt: int, interval: float | None) -> Sequence:
     sampling = SamplingParams(temperature=0.8, ignore_eos=True)
     token_ids = [7 * number % 599 for number in range(prompt)]  # a device may be faster on one number alone
-    return Sequence(name, name, token_ids, sampling, ANSWER, 0, frozenset(), token_interval=interval)
+    return Sequence(PromptRequest(name, name, token_ids, sampling, ANSWER, 0, frozenset(), token_interval=interval))

@@ -24,7 +24,7 @@ from backend.paged_kv.kv_cache import block_bytes
 from backend.sampling_params import SamplingParams
 from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
@@ -191,7 +191,8 @@ class Traffic:
         sequences = []
         for prompt in prompts:
             name = str(self._arrived)
-            sequence = Sequence(name, "", prompt, kind, tokens, self._arrived, frozenset(), float(self._arrived))
+            request = PromptRequest(name, "", prompt, kind, tokens, self._arrived, frozenset())
+            sequence = Sequence(request, float(self._arrived))
             if kind.prompt_logprobs is None:
                 sequence.cache_root = self._names.root()
                 self._names.name(sequence, len(prompt) // BLOCK_SIZE)

@@ -19,7 +19,7 @@ from backend.engine import Engine
 from backend.grammar import Grammar, GrammarKind
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
 from backend.sizing import EngineOptions
 from backend.structured_output.compiler import GrammarCompiler
 from labs.benchmarks.gpu_check.finding import Finding
@@ -85,7 +85,7 @@ async def _generate(model: LoadedModel, asked: list[Asked]) -> tuple[list[str], 
 def _sequence(number: int, sampling: SamplingParams, model: LoadedModel) -> Sequence:
     prompt = model.tokenizer.encode(f"Row {number}:", add_special_tokens=False)
     ends = frozenset[int]() if sampling.ignore_eos else model.end_tokens
-    return Sequence(str(number), "", prompt, sampling, LONGEST, number, ends)
+    return Sequence(PromptRequest(str(number), "", prompt, sampling, LONGEST, number, ends))
 
 
 async def _drain(engine: Engine, sequence: Sequence) -> None:

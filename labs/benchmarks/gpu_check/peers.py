@@ -29,7 +29,7 @@ from backend.kernels.cpu import select_ops
 from backend.llm import OfflineEngine
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
 from labs.benchmarks.gpu_check.finding import Finding
@@ -329,7 +329,8 @@ def _held_against(
     scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
     greedy = SamplingParams(temperature=0, ignore_eos=True)
     for number, (prompt, tokens) in enumerate(zip(work.prompts, work.max_tokens, strict=True)):
-        scheduler.add(Sequence(str(number), "", prompt, greedy, tokens, number, frozenset(), float(number)))
+        request = PromptRequest(str(number), "", prompt, greedy, tokens, number, frozenset())
+        scheduler.add(Sequence(request, float(number)))
     engine, began = OfflineEngine(scheduler, runner), time.perf_counter()
     while scheduler.has_work:
         engine.step()

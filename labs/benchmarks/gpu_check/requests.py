@@ -16,7 +16,7 @@ from backend.model.model_config import ModelConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.sizing import EngineOptions
 from backend.worker.executor import PendingStep
@@ -75,7 +75,8 @@ def _generate(runner: ModelRunner, requests: Requests) -> _Run:
     scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
     sampling = SamplingParams(temperature=0.6, ignore_eos=True)
     for number, (prompt, length) in enumerate(requests):
-        scheduler.add(Sequence(str(number), "", prompt, sampling, length, number, frozenset(), float(number)))
+        request = PromptRequest(str(number), "", prompt, sampling, length, number, frozenset())
+        scheduler.add(Sequence(request, float(number)))
     launched: deque[PendingStep] = deque()
     run, reserved, started = _Run(), _reserved(runner.device), time.perf_counter()
     while scheduler.has_work:

@@ -25,7 +25,7 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Counters
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.worker.device_stream import DeviceStream
 from backend.worker.model_runner import ModelRunner
@@ -151,7 +151,7 @@ class _Runners:
             for sequence in sequences:
                 if config.shares_blocks:
                     sequence.cache_root = names.root()
-                    names.name(sequence, len(sequence.prompt) // config.block_size)
+                    names.name(sequence, sequence.num_prompt_tokens // config.block_size)
                 scheduler.add(sequence)
             engine = OfflineEngine(scheduler, runner)
             while scheduler.has_work:
@@ -172,4 +172,5 @@ def _requests(plan: Plan) -> list[Request]:
 
 
 def _sequence(number: int, request: Request, tokens: int) -> Sequence:
-    return Sequence(str(number), "", request.prompt, request.sampling, tokens, request.seed, frozenset(), float(number))
+    asked = PromptRequest(str(number), "", request.prompt, request.sampling, tokens, request.seed, frozenset())
+    return Sequence(asked, float(number))

@@ -327,6 +327,6 @@ def _released_after(lines: Iterable[str], count: int) -> int | None:
             held[entry[2]] = 0
         if entry[0] == "done":
             held = {name: steps + 1 for name, steps in held.items()}
-        for name in [name for name in held if not sequences[name].block_table]:
+        for name in [name for name in held if not sequences[name].block_table.blocks]:
             worst, released = max(worst, held.pop(name)), released + 1
     return worst if released >= count and not held else None

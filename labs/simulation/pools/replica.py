@@ -7,6 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from admission.core import Overload
+from admission.promise import Promise
 from admission.step_times.step_time import StepWork
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -40,8 +41,8 @@ class _AnswerRecorder(Recorder):
         self.without_memory: list[int] = []  # those preempted since somebody took the list
         self._admitted, self._began = admitted, began
 
-    def queued(self, sequence: Sequence, arrival: Arrival) -> None:
-        super().queued(sequence, arrival)
+    def queued(self, sequence: Sequence, arrival: Arrival, promise: Promise) -> None:
+        super().queued(sequence, arrival, promise)
         self.under_way[arrival.session] = sequence
 
     def planned(self, scheduled: ScheduledStep, now: float) -> PlannedWork:
@@ -80,7 +81,7 @@ class _HalfLoop(Loop):
     """Lets each request have its first token, and then keeps its memory until it is told to go on or to end."""
 
     def go_on(self, sequence: Sequence, now: float) -> None:
-        self._core.extend(sequence, sequence.most_tokens - sequence.token_limit, now)
+        self._core.extend(sequence, sequence.request.most_tokens - sequence.token_limit, now)
         self._plan(now)
 
     def cancel(self, sequence: Sequence, now: float) -> None:

@@ -23,7 +23,7 @@ sequences = st.builds(make, st.integers(1, 50), st.integers(10, 200), st.integer
 @given(st.lists(sequences, min_size=1, max_size=8), st.integers(0, 120))
 def test_the_peak_within_so_many_steps_is_the_fullest_of_their_moments(running: list[Sequence], steps: int) -> None:
     """Without history half of what an answer may still have is expected of it."""
-    lives = [((s.max_tokens - len(s.output)) / 2, s.num_tokens + ENGINE.block_size / 2) for s in running]
+    lives = [((s.request.max_tokens - len(s.output)) / 2, s.num_tokens + ENGINE.block_size / 2) for s in running]
     moments = {min(left, steps) for left, _ in lives}
     fullest = max(sum(holds + moment for left, holds in lives if left >= moment) for moment in moments)
     assert FuturePeak(ENGINE, OutputLengths(), deviations=0).peak(running, steps) == fullest
@@ -56,6 +56,6 @@ def test_blocks_that_are_shared_count_once() -> None:
     gate, running = FuturePeak(ENGINE, OutputLengths(), deviations=0), [make(400, 1), make(400, 1)]
     apart = gate.peak(running)
     for sequence in running:
-        sequence.block_table, sequence.num_shared_blocks = list(range(26)), 20
-    running[0].num_charged_blocks, running[1].num_charged_blocks = 26, 6
+        sequence.block_table.blocks, sequence.block_table.num_shared = list(range(26)), 20
+    running[0].block_table.num_charged, running[1].block_table.num_charged = 26, 6
     assert gate.peak(running) == apart - 20 * ENGINE.block_size

@@ -1,6 +1,7 @@
 """The compiled kernels, where there is a compiler."""
 
 from collections.abc import Iterator
+from ctypes import CDLL
 
 import pytest
 import torch
@@ -11,13 +12,17 @@ from backend.kernels.ops import Ops
 from backend.kernels.torch_ops import TorchOps
 
 
+@pytest.fixture(scope="session")
+def _library() -> CDLL | None:
+    return build.load_library(wait=True)
+
+
 @pytest.fixture
-def native() -> CpuOps:
+def native(_library: CDLL | None) -> CpuOps:
     """Made anew for each test: what it says of itself, such as `batch_invariant`, depends on what it was asked."""
-    library = build.load_library(wait=True)
-    if library is None:
+    if _library is None:
         pytest.skip("no C++ compiler")
-    return CpuOps(library)
+    return CpuOps(_library)
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -28,9 +33,9 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
     """Fresh tensors hold NaN, so that each element that a kernel forgets to write shows."""
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # `use_deterministic_algorithms` would load torch's compiler for it
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture

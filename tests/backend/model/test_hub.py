@@ -5,7 +5,7 @@ import pytest
 
 from backend.errors import ModelLoadError
 from backend.model import hub
-from backend.model.hub import EMBEDDED, resolve_model
+from backend.model.hub import EMBEDDED, resolve_encoder, resolve_model
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -57,3 +57,17 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path: Path, monkeypatch
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     with pytest.raises(ModelLoadError, match=r"the hub could not supply it .*cannot reach.*name a local directory"):
         resolve_model("org/name")
+
+
+def test_of_an_encoder_the_folders_come_along_that_say_how_it_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ["config.json", "modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors", "onnx/model.onnx"]
+
+    def snapshot_download(name: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        found = huggingface_hub.utils.filter_repo_objects(
+            files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
+        assert [*found] == files[:4]
+        return f"/cache/{name}"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve_encoder("org/name") == Path("/cache/org/name")

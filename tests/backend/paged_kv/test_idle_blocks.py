@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from admission.kv.retention import Between, make_retention
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import PagedPool
+from backend.paged_kv.block_table import BlockTable
 from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.scheduled_step import WaitReason
@@ -84,18 +85,14 @@ actions = st.lists(
 def test_how_many_blocks_a_tenant_gives_up_does_not_depend_on_what_they_are_worth(did: list[Any], random: Any) -> None:
     """A tenant whose clients claim anything of its blocks takes nothing from others, and loses nothing to them."""
 
-    class Holder:
-        def __init__(self, tenant: str) -> None:
-            self.tenant = tenant
-
     pools = [PagedPool(400), PagedPool(400)]
-    caches = [PrefixCache[Holder](pool) for pool in pools]
+    caches = [PrefixCache(pool) for pool in pools]
     caches[1].worth = lambda kind, one: random.random()
     ordinals = count()
     for kind, *said in did:
         for cache, pool in zip(caches, pools, strict=True):
             if kind == "leave":
-                holder, blocks = Holder(said[0]), pool.allocate(said[1]) or []
+                holder, blocks = BlockTable("", said[0]), pool.allocate(said[1]) or []
                 cache.begin_chain(holder.tenant, 0.0).kind = said[2]
                 for block in blocks:
                     cache.publish(BlockName(next(ordinals)), block, -1, holder)
@@ -120,7 +117,7 @@ def cached_tokens(rule: Between, seconds: tuple[float, float]) -> list[int]:
         turns.append(turn)
         bench.now += 1.0
     finish(bench, bench.say(list(range(900, 925)), 3))
-    following = [bench.say([*turn.prompt, *turn.output, 7], 2) for turn in turns]
+    following = [bench.say([*turn.request.prompt, *turn.output, 7], 2) for turn in turns]
     return [bench.scheduler.num_cached_tokens(turn) for turn in following]
 
 
@@ -141,7 +138,7 @@ def test_what_is_held_is_not_for_newcomers_unless_nobody_runs() -> None:
     finish(bench, turn)
     runs, waits = bench.say(list(range(300, 312)), 12), bench.say(list(range(400, 428)), 4)
     bench.steps(2)
-    assert len(runs.block_table) and not waits.block_table
+    assert len(runs.block_table.blocks) and not waits.block_table.blocks
     assert bench.scheduler.wait_reason is WaitReason.MEMORY
     finish(bench, runs, waits)
     assert bench.scheduler.kv_manager.cache.evictions > 0

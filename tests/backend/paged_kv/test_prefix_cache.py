@@ -51,7 +51,7 @@ def test_the_next_turn_finds_the_answer_to_the_last() -> None:
     bench = Bench(max_model_len=64)
     turn = bench.say(PROMPT, 9)
     finish(bench, turn)
-    following = bench.say([*turn.prompt, *turn.output, 7, 8, 9], 4)
+    following = bench.say([*turn.request.prompt, *turn.output, 7, 8, 9], 4)
     finish(bench, following)
     assert following.num_cached_tokens == (13 + len(turn.output)) // 4 * 4
 
@@ -63,7 +63,7 @@ def test_a_next_turn_that_comes_before_the_step_in_flight_has_ended_finds_the_an
     while turn.status is not SequenceStatus.FINISHED:
         bench.step()
     assert bench.in_flight, "a step that still names it"
-    following = bench.say([*turn.prompt, *turn.output, 7, 8, 9], 4)
+    following = bench.say([*turn.request.prompt, *turn.output, 7, 8, 9], 4)
     assert bench.scheduler.num_cached_tokens(following) == (13 + len(turn.output)) // 4 * 4
     bench.plan()
     if is_lost:
@@ -105,7 +105,7 @@ def test_a_lost_step_undoes_those_who_depend_on_it() -> None:
     bench.plan()
     follower = bench.say([*PROMPT, 2], 4)
     bench.plan()
-    assert (follower.num_cached_tokens, len(follower.block_table)) == (12, 4)
+    assert (follower.num_cached_tokens, len(follower.block_table.blocks)) == (12, 4)
     bench.lose()
     assert (follower.num_cached_tokens, follower.num_computed_tokens) == (0, 0)
     finish(bench, leader, follower)
@@ -130,12 +130,12 @@ def test_a_tenant_is_charged_once_for_what_its_sequences_share() -> None:
     two = [bench.say([*PROMPT, 1], 8, "a", salt="group"), bench.say([*PROMPT, 2], 8, "a", salt="group")]
     other = bench.say([*PROMPT, 3], 8, "b", salt="group")
     bench.steps(2)
-    assert [len(s.block_table) for s in (*two, other)] == [4, 4, 4]
+    assert [len(s.block_table.blocks) for s in (*two, other)] == [4, 4, 4]
     assert (held["a"], held["b"]) == (5, 4), "three are shared, and one each is its own"
     assert bench.scheduler.kv_manager.num_available == bench.config.num_blocks - 6
     bench.scheduler.finish(two[0], FinishReason.CANCELLED)
     bench.steps(2)
-    assert (held["a"], two[1].num_charged_blocks) == (len(two[1].block_table),) * 2, "who is left pays"
+    assert (held["a"], two[1].block_table.num_charged) == (len(two[1].block_table.blocks),) * 2, "who is left pays"
     finish(bench, two[1], other)
 
 
@@ -272,8 +272,8 @@ def test_answers_to_one_prompt_start_from_one_prefill() -> None:
     assert batch is not None
     assert (batch.slots, batch.lengths, batch.sampled) == ([0], [13], [0, 0, 0, 0])
     assert [len(set(batch.sampled_slots)), len(batch.block_copies)] == [4, 3]
-    assert len({tuple(s.block_table[:3]) for s in answers}) == 1, "what is full is shared"
-    assert len({s.block_table[3] for s in answers}) == 4, "each writes into a block of its own"
+    assert len({tuple(s.block_table.blocks[:3]) for s in answers}) == 1, "what is full is shared"
+    assert len({s.block_table.blocks[3] for s in answers}) == 4, "each writes into a block of its own"
     finish(bench, *answers)
     assert computed(bench) == 13 == bench.scheduler.counters.prompt_tokens
     assert [s.num_cached_tokens for s in answers] == [0, 13, 13, 13]
@@ -346,7 +346,7 @@ def test_a_lost_step_undoes_its_forks(is_followed: bool) -> None:
     if is_followed:
         bench.plan()
     bench.lose()
-    assert [len(s.block_table) for s in answers[1:]] == [0, 0, 0]
+    assert [len(s.block_table.blocks) for s in answers[1:]] == [0, 0, 0]
     assert [s.num_cached_tokens for s in answers] == [0, 0, 0, 0]
     finish(bench, *answers)
     assert computed(bench) - bench.batches[0].lengths[0] == 13
@@ -422,7 +422,7 @@ def test_a_pinned_prefix_stays_once_it_was_computed_and_its_tenant_is_charged_fo
     again = bench.say([*PROMPT, 6], 3, "a")
     bench.steps(1)
     assert again.num_cached_tokens == 12
-    assert kv.allowances.held["a"] == len(again.block_table), "while it runs, it pays for what it holds"
+    assert kv.allowances.held["a"] == len(again.block_table.blocks), "while it runs, it pays for what it holds"
     finish(bench, again)
     bench.pin_prefixes("a")
     assert (kv.cache.num_pinned, kv.allowances.held["a"]) == (0, 0)
@@ -549,7 +549,7 @@ class SharingMachine(LossyMachine):
     @rule(data=st.data(), output=st.integers(1, 6), new=st.integers(0, 3), expects=EXPECTED, is_pinned=st.booleans())
     def follow_up(self, data: st.DataObject, output: int, new: int, expects: float | None, is_pinned: bool) -> None:
         turn = data.draw(st.sampled_from(self.sequences))
-        prompt = [*turn.prompt, *turn.output, new][: 24 - output]
+        prompt = [*turn.request.prompt, *turn.output, new][: 24 - output]
         fields = dict(is_pinned=is_pinned, expects_followup=expects)
         self.sequences.append(self.bench.say(prompt, output, turn.tenant, **fields))
 
@@ -590,9 +590,9 @@ class SharingMachine(LossyMachine):
         counters = self.bench.scheduler.counters
         assert counters.prompt_tokens == sum(s.num_billed_tokens for s in self.sequences)
         for sequence in self.sequences:
-            assert 0 <= sequence.num_cached_tokens <= sequence.num_prefilled_tokens <= len(sequence.prompt)
+            assert 0 <= sequence.num_cached_tokens <= sequence.num_prefilled_tokens <= sequence.num_prompt_tokens
             if sequence.output:
-                assert sequence.num_prefilled_tokens == len(sequence.prompt)
+                assert sequence.num_prefilled_tokens == sequence.num_prompt_tokens
 
 
 TestSharing = SharingMachine.TestCase

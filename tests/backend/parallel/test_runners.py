@@ -15,7 +15,7 @@ from backend.parallel.runners import LeadingRunner
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.worker.model_runner import ModelRunner
 from tests.backend.parallel.ranks import lead, taking_turns
@@ -38,7 +38,7 @@ def served(runner: ModelRunner, seed: int) -> tuple[list[list[int]], int]:
     scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
     engine = OfflineEngine(scheduler, runner)
     coming = deque(
-        Sequence(str(n), "", prompt, sampling, sampling.max_tokens or 8, n, frozenset(), float(n))
+        Sequence(PromptRequest(str(n), "", prompt, sampling, sampling.max_tokens or 8, n, frozenset()), float(n))
         for n, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True))
     )
     sequences = list(coming)

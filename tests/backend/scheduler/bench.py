@@ -1,6 +1,7 @@
 """A scheduler and a paper device, driven step by step or to the end."""
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
@@ -32,7 +33,7 @@ def make_config(**changes: object) -> EngineConfig:
 
 
 def expected(sequence: Sequence) -> list[int]:
-    return continuation(sequence.prompt, sequence.max_tokens, END)
+    return continuation(sequence.request.prompt, sequence.request.max_tokens, END)
 
 
 class Bench:
@@ -51,10 +52,10 @@ class Bench:
         self.batches: list[Batch] = []
         self._arrivals = count()
 
-    def add(self, prompt_length: int, max_tokens: int, tenant: str = "t") -> Sequence:
+    def add(self, prompt_length: int, max_tokens: int, tenant: str = "t", **fields: Any) -> Sequence:
         """A sequence whose prompt is like no other."""
         n = next(self._arrivals)
-        return self._add(n, [n + 10 + i for i in range(prompt_length)], max_tokens, tenant)
+        return self._add(n, [n + 10 + i for i in range(prompt_length)], max_tokens, tenant, **fields)
 
     def say(
         self, prompt: list[int], max_tokens: int, tenant: str = "t", salt: str | None = None, **fields: Any
@@ -68,9 +69,16 @@ class Bench:
         return float(n)
 
     def _add(
-        self, n: int, prompt: list[int], max_tokens: int, tenant: str, is_pinned: bool = False, **fields: Any
+        self,
+        n: int,
+        prompt: list[int],
+        max_tokens: int,
+        tenant: str,
+        is_pinned: bool = False,
+        ends: Iterable[int] = (END,),
+        **fields: Any,
     ) -> Sequence:
-        sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, [END], arrival=self.arrival(n), **fields)
+        sequence = make_sequence(f"s{n}", tenant, prompt, max_tokens, ends, arrival=self.arrival(n), **fields)
         sequence.logprobs = []
         sequence.prompt_logprobs = None if sequence.cache_root else []
         self.names.name(sequence, len(prompt) // self.config.block_size)
@@ -169,8 +177,8 @@ class BenchMachine(RuleBasedStateMachine):
             assert sequence.logprobs == list(map(logprobs_of, sequence.output))
             scored = sequence.prompt_logprobs
             if scored is not None:
-                assert scored == list(map(logprobs_of, sequence.prompt[1 : len(scored) + 1]))
-                assert len(scored) == len(sequence.prompt) - 1 or not sequence.output
+                assert scored == list(map(logprobs_of, sequence.request.prompt[1 : len(scored) + 1]))
+                assert len(scored) == sequence.num_prompt_tokens - 1 or not sequence.output
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):

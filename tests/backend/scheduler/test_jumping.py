@@ -74,4 +74,4 @@ def test_the_output_is_the_same_after_all_events(events: list[str], depth: int) 
     answered(bench, 4, 2000)
     for sequence in sequences:
         assert sequence.output == expected(sequence)
-        assert sequence.num_tokens - len(sequence.prompt) - len(sequence.output) <= depth - 1
+        assert sequence.num_tokens - sequence.num_prompt_tokens - len(sequence.output) <= depth - 1

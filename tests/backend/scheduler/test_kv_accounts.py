@@ -14,7 +14,7 @@ ASK = st.tuples(st.sampled_from("abc"), st.sampled_from(PROMPTS), st.integers(1,
 
 
 def unused_slots(sequence: Sequence) -> int:
-    return len(sequence.block_table) * make_config().block_size - sequence.num_computed_tokens
+    return len(sequence.block_table.blocks) * make_config().block_size - sequence.num_computed_tokens
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -89,5 +89,5 @@ def test_every_tenant_pays_for_what_it_was_charged_as_long_as_it_was(events: lis
         bench.scheduler.check_integrity()
     paid = Counter(accounts.kept_block_seconds(now))
     for sequence in sequences:
-        paid[sequence.tenant] += sequence.block_seconds(now)
+        paid[sequence.tenant] += sequence.block_table.seconds(now)
     assert +paid == +charged

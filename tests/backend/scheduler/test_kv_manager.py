@@ -29,10 +29,10 @@ def test_a_cut_of_the_lease_takes_nothing_away_and_gives_nothing_more() -> None:
     bench.scheduler.allow("small", 6)
     sequence = bench.add(7, 12, "small")
     bench.steps(3)
-    held = len(sequence.block_table)
+    held = len(sequence.block_table.blocks)
     bench.scheduler.allow("small", 1)
     bench.steps(10)
-    assert len(sequence.block_table) == held and sequence.status is SequenceStatus.RUNNING
+    assert len(sequence.block_table.blocks) == held and sequence.status is SequenceStatus.RUNNING
     bench.scheduler.allow("small", None)
     bench.drain()
     assert sequence.output == expected(sequence)
@@ -85,7 +85,9 @@ class AllowanceMachine(BenchMachine):
     @invariant()
     def nobody_generates_more_than_it_may(self) -> None:
         for sequence in getattr(self, "sequences", ()):
-            assert len(sequence.prompt) + len(sequence.output) <= max(sequence.token_limit, len(sequence.prompt))
+            assert sequence.num_prompt_tokens + len(sequence.output) <= max(
+                sequence.token_limit, sequence.num_prompt_tokens
+            )
 
     def teardown(self) -> None:
         for tenant in "ab" if hasattr(self, "bench") else ():

@@ -31,9 +31,7 @@ def test_a_sequence_is_preempted_at_most_so_often_and_then_ends_for_good() -> No
 
 def test_a_higher_class_takes_the_slot_of_a_lower_one_at_a_full_batch() -> None:
     bench = Bench()
-    lower = [bench.add(2, 20) for _ in range(4)]
-    for sequence in lower:
-        sequence.priority_class = 1
+    lower = [bench.add(2, 20, priority_class=1) for _ in range(4)]
     bench.plan()
     bench.complete()
     urgent = bench.add(2, 4)

@@ -78,7 +78,7 @@ def test_contiguous_allocation_takes_the_whole_run_up_front() -> None:
     bench = Bench(kv_allocation=KVAllocation.CONTIGUOUS)
     sequence = bench.add(5, 12)
     bench.plan()
-    assert sequence.block_table == [0, 1, 2, 3]
+    assert sequence.block_table.blocks == [0, 1, 2, 3]
     bench.drain()
 
 
@@ -99,7 +99,7 @@ def test_prompt_tokens_are_billed_once_however_often_they_are_computed() -> None
     sequences = [bench.add(6, 25) for _ in range(4)]
     bench.drain()
     assert bench.scheduler.counters.recomputed_tokens > 0
-    assert bench.scheduler.counters.prompt_tokens == sum(len(s.prompt) for s in sequences)
+    assert bench.scheduler.counters.prompt_tokens == sum(s.num_prompt_tokens for s in sequences)
     assert bench.scheduler.counters.generation_tokens == sum(len(s.output) for s in sequences)
 
 

@@ -13,7 +13,7 @@ from backend.kernels.ops import RowPenalties, RowSampling
 from backend.kernels.torch_ops import TorchOps
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN_ALLOWED, NewSequence
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.worker.logits_processors import where_allowed
 from backend.worker.sampler import SlotSampler
 from tests.backend.runners import CONFIG, complete, generate, make_runner
@@ -128,9 +128,11 @@ def test_rules_survive_preemption_and_hold_for_whole_texts() -> None:
 
 def test_what_a_sampled_row_scored_is_of_the_models_own_logits() -> None:
     asked = SamplingParams(temperature=0, max_tokens=5, logprobs=1)
+    biased = replace(asked, logit_bias=((4, 100.0),), presence_penalty=1.0)
+    biased = replace(asked, logit_bias=((4, 100.0),), presence_penalty=1.0)
     sequences = [
-        Sequence("a", "", [5, 9], asked, 5, 0, frozenset()),
-        Sequence("b", "", [5, 9], replace(asked, logit_bias=((4, 100.0),), presence_penalty=1.0), 5, 0, frozenset()),
+        Sequence(PromptRequest("a", "", [5, 9], asked, 5, 0, frozenset())),
+        Sequence(PromptRequest("b", "", [5, 9], biased, 5, 0, frozenset())),
     ]
     complete(make_runner(), sequences)
     plain, biased = (sequence.logprobs for sequence in sequences)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from backend import LLM, SamplingParams
 from backend.llm import Completion
 from backend.scheduler.batch import TokenLogprobs
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.worker import logprobs
 from backend.worker.model_runner import ModelRunner
 from tests.backend.families import random_model, save_checkpoint
@@ -131,7 +131,7 @@ def scored(runner: ModelRunner) -> list[Sequence]:
     """Sequences that ask, one in two for its prompt, some at a time."""
     asked = [replace(kind, logprobs=n % 3, prompt_logprobs=(2, None)[n % 2]) for n, kind in enumerate(KINDS)]
     sequences = [
-        Sequence(str(n), "", [token % 97 for token in prompt[:30]], asks, 20, n, frozenset())
+        Sequence(PromptRequest(str(n), "", [token % 97 for token in prompt[:30]], asks, 20, n, frozenset()))
         for n, (prompt, asks) in enumerate(zip(prompts(), asked, strict=True))
     ]
     complete(runner, sequences, at_once=2)

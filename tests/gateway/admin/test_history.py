@@ -5,14 +5,13 @@ import pytest
 
 from admission.core import CoreConfig, make_core
 from admission.outcome import Outcome
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.sequence import Sequence
 from gateway.admin.history import MAX_ENDED, MAX_REFUSALS, MAX_UNAUTHENTICATED, WINDOW, History, Shares
 from gateway.admin.request_summary import MAX_SEQUENCES, MAX_WORDS
 from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import RequestRecord, Telemetry
+from tests.backend.sequences import make_sequence
 from tests.gateway.admin.clock import Clock
 from tests.gateway.telemetry.records import a_record, a_timeline
 from tests.gateway.telemetry.test_core_observer import ENGINE
@@ -35,8 +34,7 @@ class Site:
         tenant: str = "acme",
         first_token_by: float | None = None,
     ) -> RequestRecord:
-        sequence = Sequence(name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset())
-        sequence.first_token_by = first_token_by
+        sequence = make_sequence(name, tenant, [1] * prompt, max_tokens, (), first_token_by=first_token_by)
         self.core.arrive(sequence, self.clock())
         record = a_record(
             timelines=[self.core_telemetry.timeline(sequence)], ended=None, outcome=None, service_class="usual"
@@ -139,7 +137,7 @@ def test_a_tenants_sums_are_of_all_prompts_of_a_request_however_many_of_them_are
     assert len(summary.sequences) == MAX_SEQUENCES
     assert (summary.num_prompt_tokens, summary.num_output_tokens) == (
         record.num_prompt_tokens,
-        record.num_output_tokens,
+        record.engine.num_output_tokens,
     )
     acme = site.history.totals["acme"]
     assert (acme.prompt_tokens, acme.output_tokens) == (10 * (MAX_SEQUENCES + 4), 4 * (MAX_SEQUENCES + 4))

@@ -35,7 +35,7 @@ async def test_the_map_names_the_owner_of_every_block(site: Site) -> None:
     scheduler = site.core.scheduler
     shown = await kv_map(scheduler, 8)
     owners = [owner for owner, blocks, _ in shown["runs"] for _ in range(blocks)]
-    held = {block for s in scheduler.running.values() for block in s.block_table}
+    held = {block for s in scheduler.running.values() for block in s.block_table.blocks}
     assert len(owners) == shown["num_blocks"] == scheduler.config.num_blocks
     assert {block for block, owner in enumerate(owners) if owner >= 0} == held
     assert (shown["owners"], shown["block_bytes"], shown["block_tokens"]) == (["acme"], 8, 4)
@@ -44,7 +44,7 @@ async def test_the_map_names_the_owner_of_every_block(site: Site) -> None:
 async def test_blocks_of_one_that_was_cut_short_stay_its_own_until_the_step_is_over(site: Site) -> None:
     record = site.arrive("a", prompt=8)
     assert site.core.schedule(site.clock()) is not None
-    site.core.finish(record.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
+    site.core.finish(record.engine.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
     scheduler = site.core.scheduler
     used = scheduler.config.num_blocks - scheduler.pool.num_free
     runs = (await kv_map(scheduler, 8))["runs"]

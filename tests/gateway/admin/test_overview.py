@@ -53,4 +53,6 @@ async def test_asking_changes_no_decision(site: Site) -> None:
             one.step()
         ours, theirs = site.core.scheduler, other.core.scheduler
         assert list(ours.running) == list(theirs.running)
-        assert [s.block_table for s in ours.running.values()] == [s.block_table for s in theirs.running.values()]
+        assert [s.block_table.blocks for s in ours.running.values()] == [
+            s.block_table.blocks for s in theirs.running.values()
+        ]

@@ -19,7 +19,7 @@ def end(traffic: RecentTraffic, record: RequestRecord, tokens: int, reason: Fini
     sequence = a_sequence()
     sequence.output[:] = [1] * tokens
     sequence.finish_reason = reason
-    record.timelines.append(a_timeline(sequence=sequence))
+    record.engine.timelines.append(a_timeline(sequence=sequence))
     traffic.request_ended(record)
 
 

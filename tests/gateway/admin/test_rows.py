@@ -23,7 +23,7 @@ def test_a_request_passes_through_every_state(site: Site) -> None:
     assert state_of(a_record(body_read=None, timelines=[], settling=None)) is State.READING
     assert state_of(a_record(timelines=[], settling=None)) is State.RESERVING
     record = site.arrive("a", prompt=12, max_tokens=3)
-    record.settling = None
+    record.engine.settling = None
     assert state_of(record) is State.WAITING
     site.step()
     assert state_of(record) is State.PREFILL
@@ -48,7 +48,7 @@ def reasons_of_waiting(site: Site, prompt: int, max_tokens: int) -> set[str | No
     assert reason(site, records[-1]) == "until the next step is planned"
     site.step()
     site.step()
-    waiting = [record for record in records if record.timelines[0].admitted is None]
+    waiting = [record for record in records if record.engine.timelines[0].admitted is None]
     assert all(reason(site, record) is None for record in records if record not in waiting)
     return {reason(site, record) for record in waiting}
 
@@ -62,7 +62,7 @@ def test_a_tenant_that_is_passed_over_is_told_its_own_limit(site: Site) -> None:
 
 def test_a_sequence_that_may_generate_no_more_for_now_is_paused(site: Site) -> None:
     record = site.arrive("a", prompt=4, max_tokens=8)
-    record.timelines[0].sequence.limit_to(2)
+    record.engine.timelines[0].sequence.limit_to(2)
     site.step()
     site.step()
     assert site.core.schedule(site.clock()) is None

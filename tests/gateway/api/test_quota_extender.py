@@ -4,7 +4,7 @@ from contextlib import closing
 from admission.request import EXTEND_MARGIN_TOKENS as MARGIN
 from admission.request import EXTEND_STEP_TOKENS as STEP
 from backend.sampling_params import SamplingParams
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.stream import TokenStream
 from gateway.api.quota_extender import QuotaExtender
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaError
@@ -31,7 +31,7 @@ class Admission:
 
 
 def stream_of(max_tokens: int, allowed: int) -> TokenStream:
-    sequence = Sequence("s", "acme", [1, 2, 3], SamplingParams(), max_tokens, 0, frozenset())
+    sequence = Sequence(PromptRequest("s", "acme", [1, 2, 3], SamplingParams(), max_tokens, 0, frozenset()))
     sequence.limit_to(allowed)
     return TokenStream(sequence)
 

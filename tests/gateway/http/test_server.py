@@ -1,12 +1,16 @@
 import errno
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from gateway.http.connection import bound_socket
+from gateway.http.connection_table import ConnectionTable
 from gateway.http.server import HttpServer, ListenError, check_tls, open_port, why_not_listening
 from gateway.settings.settings import Settings
+
+MOST_WAITING = int(Path("/proc/sys/net/core/somaxconn").read_text())
 
 
 def test_a_port_that_is_taken_is_named_with_its_flag() -> None:
@@ -29,6 +33,21 @@ def test_a_privileged_port_is_told_from_other_lacks_of_permission() -> None:
     assert "privileges" in why_not_listening(denied, "127.0.0.1", 80)
     with pytest.raises(PermissionError):
         why_not_listening(denied, "127.0.0.1", 8000)
+
+
+async def test_as_many_connections_wait_for_their_acceptance_as_the_kernel_allows() -> None:
+    """A connection beyond them is heard again after 1, 3 and 7 s."""
+    with bound_socket("127.0.0.1", 0) as sock:
+        server = HttpServer(Settings(), ConnectionTable(8, 8))
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup([sock])
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        finally:
+            await server.shutdown()
+    may_wait = int.from_bytes(info[28:32], sys.byteorder)  # `tcpi_sacked`, of a socket that listens
+    assert may_wait == MOST_WAITING
 
 
 async def test_of_two_processes_that_have_bound_a_port_the_second_to_listen_is_told() -> None:

@@ -10,6 +10,7 @@ from backend.errors import InvalidRequest
 from backend.text.tokenizer import Tokenizer
 from gateway.errors import BadRequest
 from gateway.openai.conversation import Conversation, read_conversation
+from gateway.openai.messages import template_messages
 from tests.backend.tiny_tokenizers import write_model
 
 TEMPLATE = (
@@ -21,7 +22,7 @@ TEMPLATE = (
 PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
-CALLS = {
+CALLS: Any = {
     "role": "assistant",
     "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
 }
@@ -85,6 +86,14 @@ def test_what_a_template_has_no_place_for_is_refused_by_name(tmp_path: Path, fie
     with pytest.raises(BadRequest, match="Leave") as refusal:
         conversation(**fields).render(tokenizer(tmp_path, PLAIN))
     assert refusal.value.param == param
+
+
+@pytest.mark.parametrize("template", [PLAIN, TEMPLATE + "{{ raise_exception('no') }}"])
+def test_messages_that_were_made_of_something_else_are_refused_by_its_name(tmp_path: Path, template: str) -> None:
+    messages = template_messages([{"role": "user", "content": "Hi"}, CALLS])
+    with pytest.raises((BadRequest, InvalidRequest)) as refusal:
+        Conversation(messages, prompt_field="input").render(tokenizer(tmp_path, template))
+    assert refusal.value.param == "input" and "messages[" not in str(refusal.value)
 
 
 def test_no_reasoning_needs_no_template_that_reasons(tmp_path: Path) -> None:

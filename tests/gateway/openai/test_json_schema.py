@@ -9,7 +9,7 @@ import pytest
 from backend.grammar import GrammarKind
 from backend.structured_output.compile import CompileError, compile_grammar, make_tokenizer
 from gateway.grammar_errors import InvalidGrammar
-from gateway.openai.json_schema import MAX_LEVELS, enforce, located, places_of
+from gateway.openai.json_schema import MAX_LEVELS, enforce, located, places_of, without_source
 from tests.backend.structured_output.grammars import CONFIG, END, TOKENIZER_JSON
 
 TOKENIZER = make_tokenizer(TOKENIZER_JSON, CONFIG.vocab_size, [END])
@@ -290,12 +290,18 @@ def test_a_format_that_nobody_knows_is_what_the_pattern_beside_it_says() -> None
     for is_strict in (True, False):
         assert enforce(copied(schema), "s", is_strict) == ["s/format"]
     assert allows(schema, "abc", "ab") == [True, False]
+    parts = {"type": "string", "format": "includes", "allOf": [True, {"pattern": "^a"}, {"pattern": "b"}]}  # zod's
+    assert enforce(copied(parts), "s") == ["s/format"]
+    assert fault_of({"format": "includes", "allOf": [True, {"minLength": 1}]}) is not None
 
 
 EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+AMOUNT = r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,8}|(?=[\d.]{1,11}0*$)\d{0,8}\.\d{0,2}0*$)"  # pydantic's, of 10 digits, 2 places
 LOOK_AROUND: dict[str, tuple[list[str], list[str]]] = {
     EMAIL: (["a.b@c.org", "o'x@a-b.co"], [".a@c.org", "a..b@c.org", "a@c"]),
+    AMOUNT: (["1", "-0.50", "+.5", "00012345678.900"], ["", "-."]),
+    r"^[a-z]*(?:\d{1,2}$|(?=[\d.]{1,6}$)\d{1,3}\.\d{0,2}$)": (["1", "ab1.5", "x123.45"], ["ab", "1234.5", "1.234"]),
     DECIMAL: (["1", "-0.50", "+.5", "007."], ["", "-", "+.", ".", "1.2.3", "a"]),
     r"^(?=.*[A-Z])(?=.*\d).{4,8}$": (["aB1x", "1234567A"], ["ab1x", "aBcd", "A1"]),
     r"^(?!-)[a-z0-9-]{1,63}(?<!-)$": (["a", "a-b"], ["-a", "a-", "-"]),
@@ -422,3 +428,21 @@ def test_one_schema_with_annotations_beside_it_may_refer_to_what_it_is_a_part_of
     reference = {"allOf": [{"$ref": "#"}], "nullable": True, "description": "the next"}
     schema = {"type": "object", "properties": {"v": {"const": 1}, "next": reference}, "required": ["v"]}
     assert allows(schema, {"v": 1}, {"v": 1, "next": {"v": 1}}, {"v": 1, "next": {}}) == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("complaint", "told"),
+    [
+        ("At 2(9): failed to compile JSON schema: Invalid type: x 1 | start: x 2 | json_0: {} ^", "Invalid type: x."),
+        ("At 4(9): failed to compile JSON schema: Invalid type: x 2 | json_0: %json {} ^", "Invalid type: x."),
+        ("At 1(3): unexpected token\n1 | start: x", "unexpected token."),
+        ("The grammar is too large.", "The grammar is too large."),
+    ],
+)  # fmt: skip
+def test_a_complaint_about_a_grammar_of_our_own_does_not_quote_it(complaint: str, told: str) -> None:
+    assert without_source(complaint) == told
+
+
+@pytest.mark.parametrize("kind", [{"a": 1}, [{"a": 1}], 5, None])
+def test_a_type_that_is_none_is_left_to_the_compiler(kind: Any) -> None:
+    assert enforce({"type": kind, "minimum": 1}, "schema", is_strict=False) == []

@@ -48,4 +48,5 @@ def test_a_conversation_that_goes_on_begins_as_it_began() -> None:
 def test_every_body_has_a_text_or_none() -> None:
     assert prompt_bytes(b'{"prompt": "a"}') == b'"prompt": "a"}'
     assert prompt_bytes(b'{"model": "a \\"messages\\" b", "prompt": 1}') == b'"prompt": 1}'
+    assert prompt_bytes(b'{"input": "a", "model": "m"}') == b'"input": "a", "model": "m"}'
     assert prompt_bytes(b'"messages"') == prompt_bytes(b"") == prompt_bytes(b"{") == b""

@@ -6,11 +6,11 @@ from time import perf_counter
 from admission.core import CoreConfig, make_core
 from backend.config import EngineConfig
 from backend.paged_kv.block_names import BlockName
-from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import FinishReason
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import SequenceTimeline
+from tests.backend.sequences import make_sequence
 
 STEP = 0.01  # seconds
 
@@ -30,10 +30,9 @@ class CoreRun:
         level: int = 0,
         names: Iterable[BlockName] = (),  # of the prompt's full blocks
     ) -> SequenceTimeline:
-        sequence = Sequence(
-            name, tenant, [1] * prompt, SamplingParams(), max_tokens, 0, frozenset(), priority_class=level
+        sequence = make_sequence(
+            name, tenant, [1] * prompt, max_tokens, (), priority_class=level, block_names=list(names)
         )
-        sequence.block_names = list(names)
         self.core.arrive(sequence, self.now)
         return self.core_telemetry.timeline(sequence)
 

@@ -1,21 +1,23 @@
 """Stories for tests: a request that was served, changed in what a test is about."""
 
 import asyncio
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, cast
 
 from admission.outcome import Outcome
-from backend.sampling_params import SamplingParams
+from admission.promise import Promise
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, TraceContext
+from gateway.telemetry.request_record import Chunk, EngineRecord, RequestRecord, SequenceTimeline, TraceContext
 from quotas.quotas import Grant
 from quotas.reservation import Ask
+from tests.backend.sequences import make_sequence
 
 BEGAN_NS = 1_800_000_000_000_000_000
 
 
-def a_sequence(tenant: str = "acme", prompt: int = 10, output: int = 4) -> Sequence:
-    sequence = Sequence("cmpl-1-0", tenant, [7] * prompt, SamplingParams(), 16, 0, frozenset(), arrival=100.004)
+def a_sequence(tenant: str = "acme", prompt: int = 10, output: int = 4, **fields: Any) -> Sequence:
+    sequence = make_sequence("cmpl-1-0", tenant, [7] * prompt, 16, (), arrival=100.004, **fields)
     sequence.output += [8] * output
     sequence.status, sequence.finish_reason = SequenceStatus.FINISHED, FinishReason.STOP
     return sequence
@@ -25,6 +27,7 @@ def a_timeline(**changes: Any) -> SequenceTimeline:
     """Queued at 100.004, in its first step at 100.010, first token at 100.030, ended at 100.070."""
     values: dict[str, Any] = {
         "sequence": a_sequence(),
+        "promise": Promise("acme"),
         "queued": 100.004,
         "admitted": 100.010,
         "credit": 0.02,
@@ -69,4 +72,6 @@ def a_record(**changes: Any) -> RequestRecord:
         "outcome": Outcome.COMPLETED,
         "status": 200,
     }
-    return RequestRecord(**(values | changes))
+    values |= changes
+    of_engine = {field.name: values.pop(field.name) for field in fields(EngineRecord) if field.name in values}
+    return RequestRecord(**values, engine=EngineRecord(**of_engine))

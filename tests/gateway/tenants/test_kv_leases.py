@@ -7,6 +7,7 @@ import pytest
 
 from gateway.tenants.kv_leases import IDLE_SECONDS, RENEW_SECONDS, KvLeases
 from quotas.errors import StoreFault, StoreUnavailable
+from tests.interrupted import assert_ends_when_cancelled
 
 BLOCK = 1024
 
@@ -69,6 +70,12 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+async def test_renewing_ends_with_its_server_also_in_the_turn_in_which_a_lease_is_wanted(bench: Bench) -> None:
+    await bench.lease()
+    bench.leases._wake.clear()
+    await assert_ends_when_cancelled(bench.leases.run(), bench.leases._wake)
 
 
 async def test_a_tenant_without_a_limit_needs_no_lease(bench: Bench) -> None:

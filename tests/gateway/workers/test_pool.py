@@ -31,7 +31,7 @@ async def serve(gateway: Gateway, pool: WorkerPool, sockets: list[socket.socket]
         await pool.serve(
             sockets,
             gateway.client,
-            lambda: Setup(SETTINGS, served, Path(), 1024, b"", [], policy, set(), set()),
+            lambda: Setup(SETTINGS, served, Path(), 1024, [], b"", [], policy, set(), set()),
         )
     finally:
         for sock in sockets:

@@ -53,14 +53,14 @@ class Steps:
         account = Scheduler.update_from_output
 
         def counted(scheduler: Scheduler, output: StepOutput, now: float = 0.0) -> list[NewToken]:
-            self.num_holding += any(sequence.block_table for sequence in self.watched)
+            self.num_holding += any(sequence.block_table.blocks for sequence in self.watched)
             return account(scheduler, output, now)
 
         monkeypatch.setattr(Scheduler, "update_from_output", counted)
 
 
 def sequences(worker: PaperWorker) -> list[Sequence]:
-    return [timeline.sequence for _, record in worker.served._requests.values() for timeline in record.timelines]
+    return [timeline.sequence for _, record in worker.served._requests.values() for timeline in record.engine.timelines]
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["worker", "client"])
@@ -78,7 +78,7 @@ async def test_a_client_that_left_holds_no_memory_two_steps_later_and_others_go_
     else:
         note(gone.served, "_close", lambda: steps.watched.extend(sequences(gone)))
         leaves.left.set()
-    await until(lambda: steps.watched and not any(sequence.block_table for sequence in steps.watched))
+    await until(lambda: steps.watched and not any(sequence.block_table.blocks for sequence in steps.watched))
     await asyncio.gather(*tasks)
     assert steps.num_holding <= 2
     await until(lambda: not gateway.service.telemetry.live)

@@ -16,7 +16,7 @@ from backend.roofline import Footprint, Peaks, Roofline
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.worker.sampler import SamplingBatch, sample, uniforms
 from tests.backend.runners import CONFIG, make_runner
@@ -105,16 +105,15 @@ def test_blocks_that_were_given_up_are_read_by_nobody() -> None:
         scheduler, names = Scheduler(config, HoldingQueue(FirstComeFirstServed())), BlockNames(b"given up", 4)
         scheduler.name_blocks_by(names.name)
         engine, found = OfflineEngine(scheduler, runner), list[list[int]]()
+        greedy = SamplingParams(temperature=0, ignore_eos=True)
         for _ in range(2):
             sequences = [
-                Sequence(
-                    str(n), "", prompt, SamplingParams(temperature=0, ignore_eos=True), 8, n, frozenset(), float(n)
-                )
+                Sequence(PromptRequest(str(n), "", prompt, greedy, 8, n, frozenset()), float(n))
                 for n, prompt in enumerate(prompts)
             ]
             for sequence in sequences:
                 sequence.cache_root = names.root()
-                names.name(sequence, len(sequence.prompt) // 4)
+                names.name(sequence, sequence.num_prompt_tokens // 4)
                 scheduler.add(sequence)
             while scheduler.has_work:
                 engine.step()

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from labs.benchmarks.overload_runs import Promise, Run, simulate
+from labs.benchmarks.overload_runs import KeptPromise, Run, simulate
 from labs.simulation.arrival import Arrival
 from labs.simulation.recorder import AttemptOutcome
 
 GOOD, LATE, REFUSED = AttemptOutcome.GOOD, AttemptOutcome.LATE, AttemptOutcome.REFUSED
 
 
-def run_of(outcomes: Sequence[AttemptOutcome], promises: Sequence[Promise] = ()) -> Run:
+def run_of(outcomes: Sequence[AttemptOutcome], promises: Sequence[KeptPromise] = ()) -> Run:
     """Requests of 100, 200, ... tokens, one each second, of which every second is tenant b's."""
     arrivals = [Arrival(float(n), 100 * (n + 1), 0, n, "ab"[n % 2]) for n in range(len(outcomes))]
     return Run(arrivals, dict(enumerate(outcomes)), 1.0, list(promises), {})
 
 
-def promised(held: Sequence[bool], tenant: str = "a") -> list[Promise]:
-    return [Promise(n, tenant, 1.0, 6.0, 0.5 if kept else None, 2.0) for n, kept in enumerate(held)]
+def promised(held: Sequence[bool], tenant: str = "a") -> list[KeptPromise]:
+    return [KeptPromise(n, tenant, 1.0, 6.0, 0.5 if kept else None, 2.0) for n, kept in enumerate(held)]
 
 
 def test_everybody_offered_is_in_the_denominator() -> None:

@@ -113,9 +113,11 @@ SHORT = ("'git'", "'tar'")
 def unbound(folder: str, starters: Set[str]) -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / folder).rglob("*.py")):
         for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            if (starter := ast.unparse(call.func)) not in starters:
+                continue
             is_bound = any(keyword.arg is None for keyword in call.keywords)  # **bound(command)
             is_short = call.args and ast.unparse(call.args[0]).lstrip("[").startswith(SHORT)
-            if (starter := ast.unparse(call.func)) in starters and not is_bound and not is_short:
+            if not is_bound and not is_short:
                 yield path.relative_to(ROOT).as_posix(), starter
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from admission.step_times.step_time import StepWork
 from labs.benchmarks.overload_loads import DEVICE
-from labs.benchmarks.overload_runs import Promise, Run
+from labs.benchmarks.overload_runs import KeptPromise, Run
 from labs.benchmarks.promises import STARVED_SPEED, Promised, Starvation, predictable, promised
 from labs.simulation.arrival import Arrival
 from labs.simulation.recorder import AttemptOutcome
@@ -31,21 +31,21 @@ def test_steps_take_longer_when_it_is_starved() -> None:
     assert len(times[0]) == 1 and len(times[1]) > 1 and min(times[1]) == min(times[0])
 
 
-def of(promises: list[Promise], outputs: list[int]) -> Promised:
+def of(promises: list[KeptPromise], outputs: list[int]) -> Promised:
     arrivals = [Arrival(float(n), 10, output, n, "a") for n, output in enumerate(outputs)]
     return Promised(Run(arrivals, dict.fromkeys(range(len(outputs)), AttemptOutcome.GOOD), 1.0, promises, {}))
 
 
 def test_an_oracle_of_lengths_is_as_wide_as_they_differ() -> None:
-    def promise(length: int) -> Promise:
-        return Promise(0, "a", 2.0, 9.0, 1.0, 1.0 + 0.1 * (length - 1), 10, length)
+    def promise(length: int) -> KeptPromise:
+        return KeptPromise(0, "a", 2.0, 9.0, 1.0, 1.0 + 0.1 * (length - 1), 10, length)
 
     assert of([promise(11)] * 9, [11] * 9).oracle_over_true == pytest.approx(1.0)
     assert of([promise(11)] * 9, [11] * 5 + [31] * 4).oracle_over_true == pytest.approx(2.0)
 
 
 def test_the_worst_quartile_of_prompts_is_found() -> None:
-    promises = [Promise(n, "a", 1.0, 9.0, 0.5 if n < 75 or n % 2 else 1.5, 2.0, n) for n in range(100)]
+    promises = [KeptPromise(n, "a", 1.0, 9.0, 0.5 if n < 75 or n % 2 else 1.5, 2.0, n) for n in range(100)]
     assert of(promises, [1]).worst_quartile == pytest.approx(0.5, abs=0.03)
     assert of(promises, [1]).once_learned == pytest.approx(0.75, abs=0.03)
 

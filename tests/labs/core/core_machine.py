@@ -230,8 +230,8 @@ class CoreMachine(RuleBasedStateMachine):
         """Within a step each running sequence past its prefill and with memory gets a token."""
         for sequence in self.scheduler.running.values():
             decoding = sequence.num_admitted_tokens <= sequence.num_computed_tokens < sequence.num_tokens
-            has_memory = sequence.num_computed_tokens < len(sequence.block_table) * self.engine.block_size
-            done = sequence.num_tokens == sequence.most_tokens
+            has_memory = sequence.num_computed_tokens < len(sequence.block_table.blocks) * self.engine.block_size
+            done = sequence.num_tokens == sequence.request.most_tokens
             assert not (decoding and has_memory and not done) or sequence.last_step == batch.step
 
     # at any time
@@ -244,7 +244,7 @@ class CoreMachine(RuleBasedStateMachine):
         for sequence in self.ends:
             if sequence.status is SequenceStatus.FINISHED:
                 assert (sequence.slot >= 0) == (sequence in named)
-                assert sequence in named or not sequence.block_table
+                assert sequence in named or not sequence.block_table.blocks
 
     @precondition(lambda self: hasattr(self, "core"))
     @invariant()
@@ -292,11 +292,11 @@ class CoreMachine(RuleBasedStateMachine):
         if sequence in self.ended_early:
             assert len(sequence.output) == self.ended_early[sequence], "a token came after the end"
         else:
-            assert sequence.output == continuation(sequence.prompt, sequence.max_tokens, END)
+            assert sequence.output == continuation(sequence.request.prompt, sequence.request.max_tokens, END)
 
     def check_account(self) -> None:
         """Everything prepaid is settled, and in engine time the charges are the time the device was busy."""
-        assert not self.core.ledger.prepaid
+        assert not self.core.ledger.promises
         charged = sum(account.charged for account in self.core.share.accounts.values())
         assert isclose(charged, self.busy, rel_tol=1e-9, abs_tol=1e-9)
 
@@ -321,9 +321,10 @@ class Twin:
 
     def arrive(self, original: Sequence, now: float) -> bool:
         """Whether it was let in."""
-        terms = {"priority_class": original.priority_class, "token_interval": original.token_interval}
+        request = original.request
+        terms = {"priority_class": request.priority_class, "token_interval": request.token_interval}
         tenant = self._names[original.tenant]
-        sequence = make_sequence(original.id, tenant, original.prompt, original.max_tokens, [END], **terms)
+        sequence = make_sequence(original.id, tenant, request.prompt, request.max_tokens, [END], **terms)
         try:
             self._core.arrive(sequence, now + SHIFT)
         except QueueFull:

@@ -92,8 +92,8 @@ class _RandomRun:
         for tenant in TENANTS:
             self._stage.allow(tenant, None)
         for sequence in self._sequences:
-            if sequence.token_limit < sequence.most_tokens and sequence.status is not SequenceStatus.FINISHED:
-                self._stage.extend(sequence, sequence.max_tokens)
+            if sequence.token_limit < sequence.request.most_tokens and sequence.status is not SequenceStatus.FINISHED:
+                self._stage.extend(sequence, sequence.request.max_tokens)
         return self._stage.run()
 
     def _request(self, name: str) -> None:
@@ -169,7 +169,7 @@ class _RandomRun:
         self._stage.allow(self._random.choice(TENANTS), self._random.choice((None, None, 5, 9, 14)))
 
     def _extend(self) -> None:
-        limited = [s for s in self._sequences[-24:] if s.token_limit < s.most_tokens]
+        limited = [s for s in self._sequences[-24:] if s.token_limit < s.request.most_tokens]
         if limited:
             self._stage.extend(self._random.choice(limited), self._random.choice((1, 4, 40)))
 
@@ -210,7 +210,7 @@ class _SharingRun(_RandomRun):
         earlier = [sequence for sequence in self._sequences[-20:] if sequence.tenant == tenant]
         if earlier and random.random() < 0.6:
             one = random.choice(earlier)
-            before = [*one.prompt, *one.output]
+            before = [*one.request.prompt, *one.output]
         else:
             before = [random.choice((7, 8))] * 14
         added = [random.randrange(10, 13)] * random.randint(1, 9)

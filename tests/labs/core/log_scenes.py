@@ -145,7 +145,7 @@ def leases() -> list[str]:
     young = stage.arrive("gives-way", 12, 24)
     stage.step()
     stage.allow("a", 6)
-    assert len(old.block_table) + len(young.block_table) > 6
+    assert len(old.block_table.blocks) + len(young.block_table.blocks) > 6
     while not young.num_yields:
         stage.step()
     stage.arrive("passed-over", 30, 8)
@@ -274,7 +274,7 @@ def cancels() -> list[str]:
     stage.plan()
     waiting = [stage.arrive(f"cancelled-waiting-{n}", 40, 8, tenant="b") for n in range(2)]
     stage.complete()
-    assert prefilling.status is SequenceStatus.RUNNING and prefilling.num_computed_tokens < len(prefilling.prompt)
+    assert prefilling.status is SequenceStatus.RUNNING and prefilling.num_computed_tokens < prefilling.num_prompt_tokens
     stage.finish(prefilling)
     assert stage.scheduler.kv_manager.is_in_flight(prefilling), "steps in scheduled still name it"
     stage.step()

@@ -38,10 +38,15 @@ class RandomCore(ClockedCore):
         random = self.random
         tenant = random.choice(list(self._sizes))
         prompt, output = (random.randint(1, most) for most in self._sizes[tenant])
-        sequence = make_sequence(str(next(self._numbers)), tenant, prompt, output)
-        sequence.priority_class = random.choice((0, 1, 1, 2))
-        sequence.token_interval = random.choice((None, None, 0.02))
-        sequence.first_token_target = random.choice((1e-4, 2e-3))
+        sequence = make_sequence(
+            str(next(self._numbers)),
+            tenant,
+            prompt,
+            output,
+            priority_class=random.choice((0, 1, 1, 2)),
+            token_interval=random.choice((None, None, 0.02)),
+            first_token_target=random.choice((1e-4, 2e-3)),
+        )
         self.sequences.append(self.add(sequence))
         return sequence
 

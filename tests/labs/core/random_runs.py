@@ -83,13 +83,13 @@ def _check_release(run: RandomCore, ended: dict[Sequence, int]) -> None:
     for sequence in ended:
         assert sequence.status is SequenceStatus.FINISHED
         assert (sequence.slot >= 0) == (sequence in named), "memory was released too early or too late"
-        assert (sequence.slot >= 0) or not sequence.block_table
+        assert (sequence.slot >= 0) or not sequence.block_table.blocks
 
 
 def _check_nothing_is_left(run: RandomCore) -> None:
     run.scheduler.check_integrity()
     assert run.scheduler.pool.num_free == run.engine.num_blocks, "blocks were leaked"
-    assert not run.core.ledger.prepaid, "prepayments were leaked"
+    assert not run.core.ledger.promises, "prepayments were leaked"
     assert len(run.queue) == 0 and run.queue.head() is None, "queue entries were leaked"
     assert all(account.num_open == 0 for account in run.core.share.accounts.values())
     assert all(sequence.status is SequenceStatus.FINISHED for sequence in run.sequences)

@@ -44,7 +44,7 @@ class Bench(ClockedCore):
 
 
 def as_if_alone(sequence: Sequence) -> bool:
-    return sequence.output == continuation(sequence.prompt, sequence.max_tokens, END)
+    return sequence.output == continuation(sequence.request.prompt, sequence.request.max_tokens, END)
 
 
 def test_a_long_prompt_pauses_in_mid_prefill_for_shorter_urgent_ones_and_loses_nothing() -> None:
@@ -72,7 +72,7 @@ def test_a_long_prompt_in_mid_prefill_gives_its_memory_to_urgent_ones_and_starts
     bench = Bench(num_blocks=32)
     long = bench.arrive(prompt=110, output=4, level=1)
     bench.steps(4)
-    assert 0 < long.num_computed_tokens < len(long.prompt)
+    assert 0 < long.num_computed_tokens < long.num_prompt_tokens
     urgent = [bench.arrive(prompt=40, output=4, level=0, tenant=tenant) for tenant in "ab"]
     bench.drain()
     assert bench.order == [*urgent, long]

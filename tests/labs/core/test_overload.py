@@ -1,5 +1,6 @@
 """Who is refused and who is given up, on a simulated machine with more work than it can do."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,6 +11,7 @@ from admission.event_logs.event_log import replay
 from admission.expiry import ControlledDelay, DeadlineExpiry
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
+from admission.promise import Promise
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -103,12 +105,12 @@ def test_nobody_is_let_in_for_whom_somebody_who_was_would_be_late(order: str) ->
     core.arrive(sequence("first", prompt=2000), 0.0)
     core.schedule(0.0)
     calm = sequence("calm", prompt=4000, first_token_by=9.9)
-    core.arrive(calm, 0.0)
-    assert calm.first_token_estimate is not None
-    calm.first_token_by = 1.02 * calm.first_token_estimate
+    told = core.arrive(calm, 0.0).first_token
+    assert told is not None
+    calm.request = replace(calm.request, first_token_by=1.02 * told)
     with pytest.raises(DeadlineInfeasible, match="others need the time in between"):
-        core.arrive(sequence("urgent", prompt=2000, first_token_by=calm.first_token_by - 0.01), 0.0)
-    core.arrive(sequence("more urgent class", prompt=10, first_token_by=0.99 * calm.first_token_by), 0.0)
+        core.arrive(sequence("urgent", prompt=2000, first_token_by=1.02 * told - 0.01), 0.0)
+    core.arrive(sequence("more urgent class", prompt=10, first_token_by=0.99 * 1.02 * told), 0.0)
 
 
 def test_a_lower_class_is_refused_before_a_higher_one() -> None:
@@ -135,8 +137,8 @@ def test_a_replay_may_let_in_what_would_be_late_with_its_deadline() -> None:
     core = busy(200)
     core.control.refuses_late = False
     late = sequence("late", "b", first_token_by=0.01)
-    core.arrive(late, 0.0)
-    assert late.first_token_estimate is not None and late.first_token_estimate > 0.01
+    told = core.arrive(late, 0.0).first_token
+    assert told is not None and told > 0.01
     assert core.schedule(0.02) is not None
     assert core.take_ended() == [late]
 
@@ -191,30 +193,28 @@ def test_bounds_are_kept_for_all_and_for_each_tenant() -> None:
     assert refusal.value.waiting == 9 and not refusal.value.of_class
 
 
-def in_answering(promised: Sequence) -> float:
+def in_answering(promise: Promise) -> float:
     """Seconds from its first token to its last, as it was told."""
-    assert promised.first_token_estimate is not None and promised.last_token_estimate is not None
-    return promised.last_token_estimate - promised.first_token_estimate
+    assert promise.first_token is not None and promise.last_token is not None
+    return promise.last_token - promise.first_token
 
 
 def test_a_last_token_is_expected_by_how_long_answers_have_taken() -> None:
     """Of answers that might have 100 tokens and have 10, a request that can wait for less than 100 is admitted."""
-    machine = ClockedCore(
-        busy(), lambda step: PRIOR_STEP_TIME.seconds(work_of(step))
-    )  # nothing is to be learned but lengths
+    core = busy()  # nothing is to be learned but lengths
+    machine = ClockedCore(core, lambda step: PRIOR_STEP_TIME.seconds(work_of(step)))
 
     def last(name: str) -> Sequence:
         return machine.add(sequence(name, done_by=machine.now + 60.0))
 
     answers = [last(str(n)) for n in range(40)]
-    cold = answers[-1]
+    cold = in_answering(core.ledger.promises[answers[-1]])
     while machine.scheduler.has_work:
         machine.step()
         for answer in answers:
             if len(answer.output) == 10:
                 machine.finish(answer, FinishReason.STOP)
-    warm = last("next")
-    assert 0 <= in_answering(warm) < in_answering(cold) / 4
+    assert 0 <= in_answering(core.ledger.promises[last("next")]) < cold / 4
 
 
 @pytest.mark.parametrize(("rate", "kind"), [(4.0, "deadline"), (9.0, "deadline"), (9.0, "done_within")])

@@ -193,7 +193,7 @@ def test_after_a_stall_only_requests_that_cannot_be_in_time_are_given_up(
 def test_after_a_stall_what_is_due_first_goes_first(stalled: tuple[Watch, Controller]) -> None:
     watch, _ = stalled
     start, end = stall_of(watch)
-    due = [s.first_token_by for time, s in watch.first if time >= end and start < s.arrival < end]
+    due = [s.request.first_token_by for time, s in watch.first if time >= end and start < s.arrival < end]
     assert len(due) > 1 and due == sorted(due, key=lambda by: by or 0.0)
 
 

@@ -4,7 +4,7 @@ from labs.orderings.ordering import Ordering
 
 
 def size(sequence: Sequence) -> float:
-    return float(len(sequence.prompt) + sequence.max_tokens)
+    return float(sequence.num_prompt_tokens + sequence.request.max_tokens)
 
 
 def drain(ordering: Ordering | WaitingOrder, now: float = 0.0) -> list[str]:

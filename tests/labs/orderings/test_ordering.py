@@ -39,12 +39,12 @@ WEIGHTS = {"b": 2.0}
 
 
 def uncached(sequence: Sequence) -> int:
-    return len(sequence.prompt)
+    return sequence.num_prompt_tokens
 
 
 def orders(share: Share) -> dict[str, Callable[[], WaitingOrder]]:
     published = {name: lambda make=make: PublishedOrder(make(share), uncached) for name, make in ORDERINGS.items()}
-    return published | {"by key": lambda: KeyedOrder(lambda one: one.arrival + len(one.prompt), uncached)}
+    return published | {"by key": lambda: KeyedOrder(lambda one: one.arrival + one.num_prompt_tokens, uncached)}
 
 
 @pytest.mark.parametrize("name", orders(Share()))
@@ -85,7 +85,9 @@ def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: s
     served = list(iter(admit, None))
     before, after = served[: served.index(newcomer)], served[served.index(newcomer) + 1 :]
     own = [one for one in before if one.tenant == newcomer.tenant]
-    assert ahead == Ahead(sum(len(one.prompt) for one in before), len(before), sum(len(one.prompt) for one in own))
+    assert ahead == Ahead(
+        sum(one.num_prompt_tokens for one in before), len(before), sum(one.num_prompt_tokens for one in own)
+    )
     assert behind == ([] if name in TAKES_ALL_PLACES else after)
 
 

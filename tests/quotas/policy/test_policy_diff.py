@@ -15,7 +15,8 @@ from tests.quotas.policies import parsed, policies
 def test_the_tenants_that_differ_are_those_whose_content_does() -> None:
     old = parsed("tenants: {a: {weight: 2}, b: {keys: {k: {scopes: [limits]}}}, c: , gone: }")
     new = parsed("tenants: {a: {weight: 3}, b: {keys: {k: {scopes: [inference]}}}, c: {weight: 1}, came: }")
-    assert changed_tenants(old, new) == ["a", "b", "came", "gone"]
+    for _ in range(2):  # the second is remembered
+        assert changed_tenants(old, new) == ["a", "b", "came", "gone"]
     assert (
         changed_tenants(new, new)
         == changed_tenants(old, parsed("tenants: {gone: , c: , b: {keys: {k: {scopes: [limits]}}}, a: {weight: 2}}"))

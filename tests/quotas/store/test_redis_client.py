@@ -22,6 +22,7 @@ from quotas.store import redis_client
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import LUA, Script
 from tests.gateway.server_process import eventually
+from tests.interrupted import assert_ends_when_cancelled
 from tests.ports import free_port
 from tests.quotas.servers import BINARIES, connected, hanging, running, until_connected
 
@@ -315,6 +316,12 @@ async def test_what_the_store_lacks_is_said_once_and_that_it_serves_again(
     assert len(said) == 2, said
     assert re.match("tenants are served as their policies say of outages: .* does not serve: .*'maxmemory'", said[0])
     assert said[1] == "the quota store serves again"
+
+
+async def test_heartbeats_end_with_their_server_also_in_the_turn_in_which_the_store_is_back(url: str) -> None:
+    async with connected(url) as store:
+        store.returned.clear()
+        await assert_ends_when_cancelled(Quotas(store, heartbeat=3600).run(), store.returned)
 
 
 async def test_six_hundred_requests_that_end_at_once_are_settled_in_ten_writes_without_a_heartbeat(url: str) -> None:

@@ -20,13 +20,11 @@ def feedback(**changes: object) -> Bench:
 
 def add(bench: Bench, prompt_length: int, max_tokens: int) -> Sequence:
     """A sequence that ends with its last token alone."""
-    sequence = bench.add(prompt_length, max_tokens)
-    sequence.end_tokens = frozenset()
-    return sequence
+    return bench.add(prompt_length, max_tokens, ends=())
 
 
 def is_whole(sequence: Sequence) -> bool:
-    return sequence.output == continuation(sequence.prompt, sequence.max_tokens, -1)
+    return sequence.output == continuation(sequence.request.prompt, sequence.request.max_tokens, -1)
 
 
 def ran(bench: Bench, *sequences: Sequence) -> list[bool]:

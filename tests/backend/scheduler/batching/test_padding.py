@@ -26,7 +26,7 @@ def test_prompts_are_as_long_as_the_longest_and_rows_last_as_long_as_the_last(ch
     steps = max(len(s.output) for s in sequences)
     computed = sum(batch.num_tokens for batch in bench.batches)
     assert computed == len(LENGTHS) * (12 + steps - 1)
-    useful = sum(len(s.prompt) + len(s.output) - 1 for s in sequences)
+    useful = sum(s.num_prompt_tokens + len(s.output) - 1 for s in sequences)
     assert bench.scheduler.counters.padding_tokens == computed - useful
 
 
@@ -48,7 +48,7 @@ def test_who_leaves_is_computed_on_for_nobody_and_frees_its_memory() -> None:
     bench.step()
     bench.scheduler.finish(sequences[2], FinishReason.CANCELLED)
     batch = bench.plan()
-    assert batch is not None and len(batch.slots) + len(batch.padding) == 3 and not sequences[2].block_table
+    assert batch is not None and len(batch.slots) + len(batch.padding) == 3 and not sequences[2].block_table.blocks
     bench.complete()
     bench.drain()
 

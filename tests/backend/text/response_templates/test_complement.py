@@ -1,12 +1,13 @@
 """A complement matches exactly the texts in which an expression is not found, or is refused in bounded time."""
 
 import re
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.text.response_templates.complement import Steps, complement
+from backend.text.response_templates.complement import Steps, complement, is_within
 from backend.text.response_templates.pattern_syntax import PatternError
 from tests.examples import examples
 
@@ -56,3 +57,17 @@ def test_steps_are_those_of_all_complements_together() -> None:
     for char in "abcdefghij":
         complement(f"^{char}", steps)
     assert 0 < steps.left < 500
+
+
+def test_an_expression_is_within_another_that_matches_all_its_texts() -> None:
+    sources = [
+        "a?", "a*", "[a0]{0,2}", "0*", r"a?\.0{0,2}0*", "[0.]{1,3}0*", "a|0a", "(?:a0|a)(?:0a)?",
+        r"\w*\.?\w*", r"[^\W.]+",
+    ]  # fmt: skip
+    texts = ["".join(one) for size in range(6) for one in product("a0.", repeat=size)]
+    matched = {source: {text for text in texts if re.fullmatch(source, text)} for source in sources}
+    for inner, outer in product(sources, repeat=2):
+        found = is_within(f"^(?:{inner})$", f"^(?:{outer})$", Steps(500))
+        assert found == (matched[inner] <= matched[outer]), (inner, outer)
+    with pytest.raises(PatternError):
+        is_within("^(?:(a|b)*a(a|b){20})$", "^(?:(a|b)*b(a|b){20})$", Steps(500))

@@ -21,7 +21,8 @@ def line(caplog: pytest.LogCaptureFixture, **changes: Any) -> tuple[int, dict[st
 
 def test_a_line_has_the_ids_the_outcome_the_tokens_and_the_times(caplog: pytest.LogCaptureFixture) -> None:
     timeline = a_timeline()
-    timeline.sequence.charged, timeline.sequence.kv_block_seconds, timeline.sequence.num_preemptions = 0.03, 0.12, 1
+    timeline.promise.charged, timeline.sequence.block_table.block_seconds = 0.03, 0.12
+    timeline.sequence.num_preemptions = 1
     timeline.sequence.num_cached_tokens = 8
     level, fields = line(caplog, timelines=[timeline], num_retries=2)
     assert level == logging.INFO

@@ -144,7 +144,7 @@ def leave(rig: Rig, record: RequestRecord, outcome: Outcome = Outcome.DISCONNECT
     scope = RequestScope({}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
     scope.outcome, scope.ended_early, record.scope = outcome, rig.now, scope
     rig.now += 0.002
-    for timeline in record.timelines:
+    for timeline in record.engine.timelines:
         if timeline.ended is None:
             rig.cancel(timeline)
     rig.telemetry.ended(record, outcome)

@@ -2,6 +2,7 @@ from random import Random
 
 import pytest
 
+from admission.promise import Promise
 from backend.scheduler.sequence import FinishReason
 from gateway.telemetry.metrics.estimates import MIN_ESTIMATES, HeldWindows
 from tests.gateway.telemetry.metrics_rig import Rig
@@ -11,9 +12,8 @@ BY_CLASS, BY_TENANT = "sluice_estimate_recent_coverage_ratio", "sluice_tenant_es
 
 
 def test_estimates_are_held_against_what_came(rig: Rig) -> None:
-    sequence = a_sequence()
-    sequence.first_token_estimate, sequence.last_token_estimate = 0.016, 0.076  # came after 0.026 and 0.066
-    rig.tell(a_record(timelines=[a_timeline(sequence=sequence), a_timeline()]))
+    promise = Promise("acme", 0.016, 0.076)  # they came after 0.026 and 0.066
+    rig.tell(a_record(timelines=[a_timeline(promise=promise), a_timeline()]))
     page = rig.page()
     assert page.value("sluice_estimate_error_seconds_sum", token="first", side="late") == pytest.approx(0.01)
     assert page.value("sluice_estimate_error_seconds_sum", token="last", side="early") == pytest.approx(0.01)
@@ -25,10 +25,13 @@ def tell(rig: Rig, told: float, count: int, tenant: str = "acme", **timeline: ob
     """Requests end whose first token came 0.026 s after they were queued, if it did."""
     reason = timeline.pop("finish_reason", FinishReason.STOP)
     for _ in range(count):
-        sequence = a_sequence(tenant)
-        sequence.first_token_estimate, sequence.finish_reason = told, reason
-        sequence.priority_class = 1
-        rig.tell(a_record(tenant=tenant, timelines=[a_timeline(sequence=sequence, **timeline)]))
+        sequence = a_sequence(tenant, priority_class=1)
+        sequence.finish_reason = reason
+        rig.tell(
+            a_record(
+                tenant=tenant, timelines=[a_timeline(sequence=sequence, promise=Promise(tenant, told), **timeline)]
+            )
+        )
 
 
 def test_the_newest_estimates_are_told_by_class_and_tenant(rig: Rig) -> None:

@@ -68,9 +68,7 @@ def missed_targets(
     first_token: float | None = 100.030, ended: float | None = 100.070, **targets: Any
 ) -> set[LatencyTarget]:
     """What it missed; it was queued at 100.004 and has 4 tokens."""
-    sequence = a_sequence()
-    for name, value in targets.items():
-        setattr(sequence, name, value)
+    sequence = a_sequence(**targets)
     return set(missed(a_timeline(sequence=sequence, first_token=first_token, ended=ended)))
 
 
@@ -192,8 +190,7 @@ def test_a_model_that_a_client_made_up_makes_no_series(rig: Rig) -> None:
 
 
 def test_goodput_counts_who_met_every_target(rig: Rig) -> None:
-    late = a_sequence()
-    late.first_token_target = 0.001
+    late = a_sequence(first_token_target=0.001)
     end(rig)
     page = end(rig, timelines=[a_timeline(), a_timeline(sequence=late)])
     assert page.value("sluice_goodput_requests_total", **{"class": "standard"}) == 1
@@ -201,8 +198,7 @@ def test_goodput_counts_who_met_every_target(rig: Rig) -> None:
 
 
 def test_who_expired_missed_and_who_was_cancelled_is_not_judged(rig: Rig) -> None:
-    late = a_sequence(output=0)
-    late.first_token_by = 100.02
+    late = a_sequence(output=0, first_token_by=100.02)
     waited = [a_timeline(sequence=late, first_token=None)]
     end(rig, timelines=waited, outcome=Outcome.DISCONNECTED)
     page = end(rig, timelines=waited, outcome=Outcome.EXPIRED)

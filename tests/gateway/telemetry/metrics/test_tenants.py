@@ -88,7 +88,9 @@ def test_usage_counts_to_the_moment_and_never_goes_down(rig: Rig) -> None:
         assert list(values) == sorted(values)
     assert rig.value("sluice_tenant_tokens_total", tenant="acme", kind="prompt") == 12
     assert rig.value("sluice_tenant_tokens_total", tenant="acme", kind="output") == 20
-    assert rig.value("sluice_kv_byte_seconds_total") == pytest.approx(timeline.sequence.kv_block_seconds * BLOCK_BYTES)
+    assert rig.value("sluice_kv_byte_seconds_total") == pytest.approx(
+        timeline.sequence.block_table.block_seconds * BLOCK_BYTES
+    )
 
 
 def test_prompt_tokens_that_were_told_stay_when_their_step_is_lost(rig: Rig) -> None:

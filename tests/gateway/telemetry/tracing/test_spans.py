@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from admission.outcome import Outcome
+from admission.promise import Promise
 from backend.grammar import Grammar, GrammarKind
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import FinishReason
@@ -113,7 +114,8 @@ def test_the_trace_is_the_clients_and_the_root_is_the_span_that_answers_were_giv
 
 def test_the_root_says_who_asked_and_what_it_took() -> None:
     timeline = a_timeline()
-    timeline.sequence.peak_blocks, timeline.sequence.kv_block_seconds, timeline.sequence.charged = 3, 0.5, 0.012
+    table = timeline.sequence.block_table
+    table.peak, table.block_seconds, timeline.promise.charged = 3, 0.5, 0.012
     root = attributes(spans(timelines=[timeline], num_retries=2)["POST /v1/completions"])
     assert root["sluice.tenant.id"] == "acme"
     assert root["sluice.priority.class"] == "standard"
@@ -130,8 +132,7 @@ def test_the_root_says_who_asked_and_what_it_took() -> None:
 
 
 def test_the_queue_says_how_long_and_what_was_expected() -> None:
-    timeline = a_timeline()
-    timeline.sequence.first_token_estimate, timeline.sequence.last_token_estimate = 0.03, 0.9
+    timeline = a_timeline(promise=Promise("acme", 0.03, 0.9))
     queue = attributes(spans(timelines=[timeline], grant=a_grant(Ask(1, 10, 23)))["sluice.queue"])
     assert queue["sluice.queue.wait_ms"] == pytest.approx(6)
     assert queue["sluice.drr.deficit"] == 0.02

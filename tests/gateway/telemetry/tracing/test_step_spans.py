@@ -30,7 +30,7 @@ class Run:
         return record
 
     def step(self, *records: RequestRecord) -> None:
-        sequences: list[Sequence] = [timeline.sequence for record in records for timeline in record.timelines]
+        sequences: list[Sequence] = [timeline.sequence for record in records for timeline in record.engine.timelines]
         size = len(sequences)
         batch = Batch(self.number, 0, list(range(size)), [0] * size, [10] * size)
         planned, self.now = self.now, self.now + 0.01

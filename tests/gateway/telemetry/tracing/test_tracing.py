@@ -70,7 +70,7 @@ async def test_a_trace_is_complete_once_its_quota_is_settled() -> None:
     tracing(sent).request_ended(record)
     await asyncio.sleep(0)
     assert not sent.traces
-    record.store_calls.append(StoreCall("settle", 100.076, 100.09, None))
+    record.engine.store_calls.append(StoreCall("settle", 100.076, 100.09, None))
     told.set()
     await settlement
     await asyncio.sleep(0)
@@ -110,7 +110,7 @@ async def test_store_commands_are_put_down_to_the_request_whose_task_or_whose_ta
     record_store_call("of nobody", 0.0, 1.0, None)
     records = await asyncio.gather(*(asyncio.create_task(serve(name)) for name in "ab"))
     for record, name in zip(records, "ab", strict=True):
-        assert record.store_calls == [
+        assert record.engine.store_calls == [
             StoreCall(f"reserve {name}", 1.0, 2.0, None),
             StoreCall(f"settle {name}", 3.0, 4.0, "ValueError"),
         ]
@@ -121,7 +121,7 @@ async def test_store_commands_of_one_request_are_bounded() -> None:
     current.set(record)
     for _ in range(3 * MAX_STORE_CALLS):
         record_store_call("extend", 1.0, 2.0, None)
-    assert len(record.store_calls) == MAX_STORE_CALLS
+    assert len(record.engine.store_calls) == MAX_STORE_CALLS
 
 
 def test_the_collector_is_as_the_settings_name_it() -> None:

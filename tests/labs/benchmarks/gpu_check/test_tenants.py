@@ -16,14 +16,14 @@ def test_steps_are_counted_from_a_cancellation_to_the_release_of_its_memory() ->
     stage.step()
     stage.step()
     stage.finish(gone)
-    assert gone.block_table, "steps in flight name it"
+    assert gone.block_table.blocks, "steps in flight name it"
     assert tenants._released_after(ended_lines(stage), 1) is None
     steps = 0
-    while gone.block_table:
+    while gone.block_table.blocks:
         stage.step()
         steps += 1
     assert tenants._released_after(ended_lines(stage), 1) == steps
-    assert 1 <= steps <= 2 and stays.block_table
+    assert 1 <= steps <= 2 and stays.block_table.blocks
     assert tenants._released_after(ended_lines(stage), 2) is None
 
 

@@ -1,0 +1,194 @@
+"""Inputs to embed or to score wait here, and are computed in batches between the steps of the answers.
+
+Tenants are served in the order of their debts, as everywhere: what a batch takes is charged to them when it is
+measured, and counted while the batch is made. Of one tenant's requests the one goes next that has had the least, so
+that a short request passes a long list. An input is computed as a whole, and in one batch.
+
+A batch is taken as soon as the device is free. Waiting for more inputs pays where the next is expected so soon that all
+who wait lose less by it than the fixed cost of one more batch (`EncodingQueue.taken_at`): never at low load.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from admission.share import Share
+
+KEEP_OF_EVIDENCE = 0.98  # of the weight of each measured batch, when another is added
+KEEP_OF_GAP = 0.7  # of the mean gap between requests, when another comes
+PRIOR_BATCH_S, PRIOR_TOKEN_S = 2e-3, 1e-5  # until batches were measured
+
+
+class EncodingLimits(NamedTuple):
+    """`longest_wait_s`: for others, before a batch is taken; `batch_tokens`: the most that a batch takes, one long
+    input excepted; `waiting_tokens`: the most that may wait; `beside_s`: a batch's seconds while answers are generated,
+    and `alone_s` while none are, since one may come.
+    """
+
+    longest_wait_s: float = 2e-3
+    batch_tokens: int = 8192
+    waiting_tokens: int = 2**20
+    beside_s: float = 0.02
+    alone_s: float = 0.1
+
+
+class BatchTime:
+    """Predicts the seconds of a batch from its tokens: a line fitted to those measured, by weighted least squares."""
+
+    def __init__(self) -> None:
+        self._weight = self._tokens = self._squares = self._seconds = self._products = 0.0
+        self.batch_s, self.token_s = PRIOR_BATCH_S, PRIOR_TOKEN_S
+
+    def seconds(self, tokens: float) -> float:
+        return self.batch_s + self.token_s * tokens
+
+    def tokens(self, seconds: float) -> int:
+        """Return the tokens of a batch that takes so long; at least 1."""
+        return max(1, int((seconds - self.batch_s) / self.token_s))
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        keep = KEEP_OF_EVIDENCE
+        self._weight = keep * self._weight + 1.0
+        self._tokens = keep * self._tokens + tokens
+        self._squares = keep * self._squares + tokens * tokens
+        self._seconds = keep * self._seconds + seconds
+        self._products = keep * self._products + tokens * seconds
+        spread = self._weight * self._squares - self._tokens**2
+        slope = (self._weight * self._products - self._tokens * self._seconds) / spread if spread > 0.0 else 0.0
+        mean_tokens, mean_seconds = self._tokens / self._weight, self._seconds / self._weight
+        self.token_s = min(max(slope, 1e-9), mean_seconds / mean_tokens)
+        self.batch_s = mean_seconds - self.token_s * mean_tokens
+
+
+class EncodingRequest:
+    """One request: the lengths of its inputs in tokens, and how far it is."""
+
+    def __init__(self, tenant: str, lengths: Sequence[int], arrival: float) -> None:
+        self.tenant, self.lengths, self.arrival = tenant, lengths, arrival
+        self.num_taken = self.tokens_taken = 0
+        self.is_cancelled = False
+
+
+class Taken(NamedTuple):
+    """One input of a batch: `request.lengths[ordinal]` tokens."""
+
+    request: EncodingRequest
+    ordinal: int
+
+
+class EncodingQueue:
+    """The inputs that wait. Times are seconds of the engine's clock."""
+
+    def __init__(self, share: Share, limits: EncodingLimits) -> None:
+        self.limits = limits
+        self.time = BatchTime()
+        self.num_tokens = 0  # that wait
+        self._share = share
+        self._waiting: dict[str, list[tuple[int, float, int, EncodingRequest]]] = {}  # heaps, by tenant
+        self._arrivals = deque[EncodingRequest]()  # the oldest first; those taken leave lazily
+        self._gap_s = inf  # mean, between two requests
+        self._last_arrival = -inf
+        self._num_requests = 0
+
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Return True if a request may wait beside those that do."""
+        return not self.num_tokens or self.num_tokens + sum(lengths) <= self.limits.waiting_tokens
+
+    def wait_s(self) -> float:
+        """Return the seconds in which all that waits is computed, if nothing else is."""
+        return self.time.token_s * self.num_tokens + self.time.batch_s * (
+            1 + self.num_tokens // self.limits.batch_tokens
+        )
+
+    def add(self, request: EncodingRequest) -> None:
+        now = request.arrival
+        if self._last_arrival > -inf:
+            gap, kept = now - self._last_arrival, KEEP_OF_GAP
+            self._gap_s = gap if self._gap_s == inf else kept * self._gap_s + (1 - kept) * gap
+        self._last_arrival = now
+        self.num_tokens += sum(request.lengths)
+        self._arrivals.append(request)
+        self._push(request)
+
+    def cancel(self, request: EncodingRequest) -> None:
+        """Forget what of a request was not taken yet."""
+        if not request.is_cancelled:
+            request.is_cancelled = True
+            self.num_tokens -= sum(request.lengths[request.num_taken :])
+
+    def least_payback(self) -> float:
+        """Return the least payback (`Share.payback`) of a tenant whose inputs wait; inf: none do."""
+        accounts = [self._share.account(tenant) for tenant in self._waiting]
+        return min([self._share.payback(account) for account in accounts], default=inf)
+
+    def taken_at(self, now: float) -> float:
+        """Return when a batch is taken if nobody comes before: now, or later; inf: nothing waits."""
+        while self._arrivals and self._is_gone(self._arrivals[0]):
+            self._arrivals.popleft()
+        if not self._arrivals:
+            return inf
+        next_s = max(0.0, self._last_arrival + self._gap_s - now)
+        lost_s = len(self._arrivals) * next_s
+        if self.num_tokens >= self.limits.batch_tokens or lost_s >= self.time.batch_s:
+            return now
+        return max(now, min(now + next_s, self._arrivals[0].arrival + self.limits.longest_wait_s))
+
+    def take(self, *, is_beside: bool) -> list[Taken]:
+        """Take a batch. `is_beside`: answers are generated meanwhile, which it must not delay for long."""
+        limits = self.limits
+        most = min(limits.batch_tokens, self.time.tokens(limits.beside_s if is_beside else limits.alone_s))
+        ranked: list[tuple[float, float, str]] = []
+        for tenant in list(self._waiting):
+            self._rank(tenant, 0.0, ranked)
+        batch, tokens = list[Taken](), 0
+        while ranked:
+            owed, _, tenant = heappop(ranked)
+            request = self._waiting[tenant][0][3]
+            length = request.lengths[request.num_taken]
+            if batch and tokens + length > most:
+                break
+            batch.append(Taken(request, request.num_taken))
+            tokens += length
+            self._advance(request, length)
+            cost = length * self.time.token_s * self._share.scale / self._share.account(tenant).weight
+            self._rank(tenant, owed + cost, ranked)
+        self.num_tokens -= tokens
+        return batch
+
+    def measured(self, batch: Sequence[Taken], seconds: float) -> dict[str, float]:
+        """Note what a batch took. Return the seconds of each tenant, by its tokens."""
+        lengths = [(taken.request.tenant, taken.request.lengths[taken.ordinal]) for taken in batch]
+        tokens, by_tenant = sum([length for _, length in lengths]), dict[str, float]()
+        self.time.measured(tokens, seconds)
+        for tenant, length in lengths:
+            by_tenant[tenant] = by_tenant.get(tenant, 0.0) + seconds * length / tokens
+        return by_tenant
+
+    def _advance(self, request: EncodingRequest, length: int) -> None:
+        heappop(self._waiting[request.tenant])
+        request.num_taken += 1
+        request.tokens_taken += length
+        if request.num_taken < len(request.lengths):
+            self._push(request)
+
+    def _push(self, request: EncodingRequest) -> None:
+        self._num_requests += 1
+        entry = request.tokens_taken, request.arrival, self._num_requests, request
+        heappush(self._waiting.setdefault(request.tenant, []), entry)
+
+    def _rank(self, tenant: str, owed: float, ranked: list[tuple[float, float, str]]) -> None:
+        """Put a tenant into the ranking, if anything of it waits. `owed` is what it has of this batch already."""
+        heap = self._waiting[tenant]
+        while heap and self._is_gone(heap[0][3]):
+            heappop(heap)
+        if not heap:
+            del self._waiting[tenant]
+            return
+        due = owed or self._share.payback(self._share.account(tenant))
+        heappush(ranked, (due, heap[0][1], tenant))
+
+    @staticmethod
+    def _is_gone(request: EncodingRequest) -> bool:
+        return request.is_cancelled or request.num_taken == len(request.lengths)

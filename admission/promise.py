@@ -1,0 +1,14 @@
+"""What admission promises to a sequence, and what its tenant pays for it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Promise:
+    """The account of one admitted sequence. Admission alone writes it, the ledger until the sequence's last step."""
+
+    tenant: str  # that is charged
+    first_token: float | None = None  # seconds from arrival, the ninetieth percentile; None: no deadline and no target
+    last_token: float | None = None  # the same for the last token
+    prepaid: float = 0.0  # engine seconds not used yet
+    charged: float = 0.0  # engine seconds, to its tenant for completed steps

@@ -1,0 +1,30 @@
+"""A block table: the KV blocks that a sequence holds, and the account of what its tenant is charged for them."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks of one sequence, or of the pin that keeps its cached prompt while it waits; compared by identity.
+
+    `Holdings` writes it; `Pins` adds what a pin was charged to its sequence. A block shared by several sequences of a
+    tenant is on one account at a time, so that the accounts add up to the blocks that the tenant held.
+    """
+
+    owner: str  # id of the sequence
+    tenant: str
+    blocks: list[int] = field(default_factory=list)
+    num_shared: int = 0  # blocks also held by other tables
+    num_charged: int = 0  # blocks charged on this account; other accounts of the tenant pay for the rest
+    peak: int = 0  # most blocks at a time
+    block_seconds: float = 0.0  # charged until `counted_at`
+    counted_at: float = 0.0  # seconds of the engine's clock
+
+    @property
+    def num_unpaid(self) -> int:
+        """Blocks charged on another account of the tenant."""
+        return len(self.blocks) - self.num_charged
+
+    def seconds(self, now: float) -> float:
+        """Return the block-seconds charged until `now`."""
+        return self.block_seconds + self.num_charged * (now - self.counted_at)

@@ -1,0 +1,202 @@
+"""Answers /v1/embeddings, /v1/score and /v1/rerank: texts become token ids here, and vectors beside the engine."""
+
+import math
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import mul
+from typing import Any
+
+from admission.outcome import Outcome
+from gateway.api.client_deadlines import read_deadlines
+from gateway.api.endpoint import Call, Endpoint
+from gateway.api.engine_client import EncodingAsk
+from gateway.api.frontend import Frontend, ServedEncoder
+from gateway.errors import ApiError, BadRequest, ModelNotFound
+from gateway.key_mask import masked
+from gateway.openai.embeddings import (
+    EmbeddingsRequest,
+    EncodingParams,
+    PairsRequest,
+    embeddings_list,
+    floats,
+    parse_embeddings_request,
+    parse_rerank_request,
+    parse_score_request,
+    ranking,
+    scores_list,
+)
+from gateway.tenants.effective_policy import EffectivePolicy
+
+Texts = Sequence[str | tuple[str, str] | tuple[int, ...]]
+
+
+class EncodingEndpoint(Endpoint):
+    """Reads a request, has its inputs encoded in the scope of its connection, and settles what was computed."""
+
+    operation = "embeddings"
+
+    def __init__(self, frontend: Frontend, parse: Callable[..., Any]) -> None:
+        super().__init__(frontend)
+        self._parse = parse
+
+    async def reply(self, call: Call, request: Any, encoder: ServedEncoder, policy: EffectivePolicy) -> bytes:
+        raise NotImplementedError
+
+    async def answer(self, call: Call) -> Outcome:
+        call.record.operation = self.operation
+        policy = self.frontend.policy(self.authenticate(call), "inference")
+        try:
+            if policy.charged:
+                await self.frontend.engine.refuse_unread(policy, call.record.request_id)
+            return await self._serve(call, policy)
+        except ApiError as error:
+            if error.outcome is Outcome.INVALID and call.response.started is None and policy.charged:
+                await self.frontend.engine.refuse_spent(policy)
+            raise
+
+    async def _serve(self, call: Call, policy: EffectivePolicy) -> Outcome:
+        frontend = self.frontend
+        request = await self.read(call, policy, partial(self._parse, limits=frontend.encoding_limits))
+        call.record.body_read, call.record.model = frontend.telemetry.clock(), masked(request.params.model)
+        encoder = self._encoder(request.params, policy)
+        scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
+        async with scope:
+            call.response.send, call.record.scope = scope.send, scope
+            self.tell_ignored(call, request.params.ignored)
+            await call.response.reply(await self.reply(call, request, encoder, policy))
+        if scope.error is not None:
+            raise scope.error
+        return scope.outcome or Outcome.COMPLETED
+
+    def _encoder(self, params: EncodingParams, policy: EffectivePolicy) -> ServedEncoder:
+        """Returns the model that is asked for. Raises `ModelNotFound`, and `BadRequest` for one that generates text."""
+        policy.check_model(params.model)
+        encoder = self.frontend.encoders.get(params.model)
+        if encoder is None and params.model == self.frontend.model.name:
+            raise BadRequest(f"The model {params.model!r} generates text and embeds none: ask for another.", "model")
+        if encoder is None:
+            known = ", ".join(map(repr, self.frontend.encoders)) or "none that embeds or scores (--embedding-model)"
+            raise ModelNotFound(f"The model {params.model[:200]!r} does not exist; this server has {known}.", "model")
+        return encoder
+
+    async def encode(
+        self, call: Call, encoder: ServedEncoder, policy: EffectivePolicy, inputs: list[list[int]]
+    ) -> list[bytes]:
+        """Returns the vector of 32-bit floats of each input. Raises `ApiError`."""
+        deadlines = read_deadlines(call.scope["headers"], False, time.time())
+        within = min(deadlines.first_token, deadlines.last_token)
+        asked = EncodingAsk(encoder.setup.name, inputs, within, deadlines.is_relative)
+        headers, vectors = await self.frontend.engine.encode(asked, policy)
+        call.response.add_headers(headers)
+        return [*vectors]
+
+    async def token_ids(
+        self,
+        policy: EffectivePolicy,
+        params: EncodingParams,
+        encoder: ServedEncoder,
+        given: Texts,
+        fields: Sequence[str],
+    ) -> list[list[int]]:
+        """Returns the token ids of each input. Raises `ApiError`."""
+        size = sum(map(_size, given))
+        found = partial(encoder.token_ids, given, params.kept_tokens, fields)
+        return await self.frontend.body_reader.offload(policy.name, size, found)
+
+
+def _size(given: str | tuple[str, str] | tuple[int, ...]) -> int:
+    """Returns about how many characters are to be made tokens."""
+    return len(given) if isinstance(given, str) else sum([len(one) for one in given if isinstance(one, str)])
+
+
+class EmbeddingsEndpoint(EncodingEndpoint):
+    """Answers POST /v1/embeddings."""
+
+    async def reply(
+        self, call: Call, request: EmbeddingsRequest, encoder: ServedEncoder, policy: EffectivePolicy
+    ) -> bytes:
+        if encoder.setup.kind != "embed":
+            raise BadRequest(f"The model {encoder.setup.name!r} scores pairs of texts: POST /v1/score.", "model")
+        most = encoder.setup.dimensions
+        if request.dimensions is not None and request.dimensions > most:
+            raise BadRequest(
+                f"dimensions must be at most {most}, which this model's embeddings have, got {request.dimensions}.",
+                "dimensions",
+            )
+        fields = [f"input[{number}]" for number in range(len(request.inputs))]
+        inputs = await self.token_ids(policy, request.params, encoder, request.inputs, fields)
+        vectors = await self.encode(call, encoder, policy, inputs)
+        num_tokens = sum(map(len, inputs))
+
+        def written() -> bytes:
+            cut = vectors if request.dimensions is None else [_shortened(one, request.dimensions) for one in vectors]
+            return embeddings_list(encoder.setup.name, cut, request.as_base64, num_tokens)
+
+        return await self.frontend.body_reader.offload(policy.name, 8 * most * len(vectors), written)
+
+
+class PairsEndpoint(EncodingEndpoint):
+    """Scores texts against others: by a model that reads both at once, or by the cosine of two embeddings."""
+
+    async def scores(
+        self, call: Call, request: PairsRequest, encoder: ServedEncoder, policy: EffectivePolicy
+    ) -> tuple[list[float], int]:
+        """Returns the score of each pair, and the number of tokens."""
+        texts, fields = request.texts, request.params_of
+        if encoder.setup.kind == "score":
+            pairs = [(texts[one], texts[other]) for one, other in request.pairs]
+            inputs = await self.token_ids(
+                policy, request.params, encoder, pairs, [fields[other] for _, other in request.pairs]
+            )
+            vectors = await self.encode(call, encoder, policy, inputs)
+            return [floats(vector)[0] for vector in vectors], sum(map(len, inputs))
+        inputs = await self.token_ids(policy, request.params, encoder, texts, fields)
+        vectors = await self.encode(call, encoder, policy, inputs)
+
+        def compared() -> list[float]:
+            each = [floats(vector) for vector in vectors]
+            return [_cosine(each[one], each[other]) for one, other in request.pairs]
+
+        size = 8 * encoder.setup.dimensions * len(vectors)
+        return await self.frontend.body_reader.offload(policy.name, size, compared), sum(map(len, inputs))
+
+
+class ScoreEndpoint(PairsEndpoint):
+    """Answers POST /v1/score."""
+
+    operation = "score"
+
+    async def reply(self, call: Call, request: PairsRequest, encoder: ServedEncoder, policy: EffectivePolicy) -> bytes:
+        return scores_list(encoder.setup.name, *await self.scores(call, request, encoder, policy))
+
+
+class RerankEndpoint(PairsEndpoint):
+    """Answers POST /v1/rerank."""
+
+    operation = "rerank"
+
+    async def reply(self, call: Call, request: PairsRequest, encoder: ServedEncoder, policy: EffectivePolicy) -> bytes:
+        return ranking(request, *await self.scores(call, request, encoder, policy))
+
+
+def _shortened(vector: bytes, dimensions: int) -> bytes:
+    """Returns the first dimensions of an embedding, of length 1 again (Kusupati et al., Matryoshka, 2022)."""
+    kept = floats(vector)[:dimensions]
+    norm = math.hypot(*kept) or 1.0
+    return array("f", [value / norm for value in kept]).tobytes()
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    norm = math.hypot(*one) * math.hypot(*other)
+    return sum(map(mul, one, other)) / norm if norm else 0.0
+
+
+def make_encoding_endpoints(frontend: Frontend) -> dict[str, EncodingEndpoint]:
+    """Returns the endpoints by path."""
+    embeddings = EmbeddingsEndpoint(frontend, parse_embeddings_request)
+    score, rerank = ScoreEndpoint(frontend, parse_score_request), RerankEndpoint(frontend, parse_rerank_request)
+    paths: dict[str, EncodingEndpoint] = {"/v1/embeddings": embeddings}
+    paths |= dict.fromkeys(("/v1/score", "/score"), score)
+    return paths | dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), rerank)

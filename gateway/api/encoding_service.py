@@ -1,0 +1,137 @@
+"""Has inputs embedded or scored by the engine's device, in batches between its steps.
+
+A batch is taken where its tenant has had no more of the engine, by weight, than the tenants whose answers are generated
+meanwhile; what it takes is charged as an answer's steps are.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from admission.controller import Controller
+from admission.encoding import EncodingLimits, EncodingQueue, EncodingRequest, Taken
+from backend.engine import Engine
+from backend.worker.side_job import SideJob
+from gateway.api.engine_client import EncodingAsk
+from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
+
+Vector = bytes  # of 32-bit floats
+
+
+class EncoderRunner(Protocol):
+    """A model that makes a vector of each input's token ids."""
+
+    @property
+    def measured(self) -> Sequence[tuple[int, float]]:
+        """The batches that were run at the start: their tokens and seconds."""
+        ...
+
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[Vector]:
+        """Return the vector of each input. Called on a device thread."""
+        ...
+
+
+class Waiting:
+    """One request's inputs, and the vectors that are there already."""
+
+    def __init__(self, inputs: Sequence[Sequence[int]]) -> None:
+        self.inputs = inputs
+        self.vectors: list[Vector | None] = [None] * len(inputs)
+        self.num_missing = len(inputs)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class EncodingService:
+    """The encoders of one engine, each with a queue of its own. It belongs to the engine's event loop."""
+
+    def __init__(
+        self, encoders: Mapping[str, EncoderRunner], engine: Engine, core: Controller, limits: EncodingLimits
+    ) -> None:
+        self._engine, self._core, self._encoders = engine, core, encoders
+        self.queues = {name: EncodingQueue(core.share, limits) for name in encoders}
+        for name, encoder in encoders.items():
+            for tokens, seconds in encoder.measured:
+                self.queues[name].time.measured(tokens, seconds)
+        self._waiting: dict[EncodingRequest, Waiting] = {}
+        self._wake: asyncio.TimerHandle | None = None
+        self.num_batches = self.num_inputs = self.num_tokens = 0
+        if encoders:
+            engine.side_work = self._next_job
+
+    async def encode(self, asked: EncodingAsk, queued: EncodingRequest) -> list[Vector]:
+        """Return the vector of each input. Raises `Overloaded` if as much waits as may, `DeadlineUnmeetable`,
+        `DeadlineExceeded`, `InternalError`, and `DeviceError` if the engine has failed.
+        """
+        queue = self.queues[asked.model]
+        if self._engine.failed.done():
+            raise self._engine.failed.result()
+        if not queue.fits(queued.lengths):
+            wait = queue.wait_s()
+            raise Overloaded("The server is busy: as many inputs wait as may. Try again shortly.", retry_after=wait)
+        expected = queue.wait_s() + queue.time.token_s * sum(queued.lengths)
+        if expected > asked.within:
+            message = f"The deadline cannot be met: the last input is expected to be encoded in {expected:.3f} s."
+            raise DeadlineUnmeetable(message, math.ceil(1000 * expected), expected - asked.within, asked.is_relative)
+        waiting = self._waiting[queued] = Waiting(asked.inputs)
+        queued.arrival = self._engine.clock()
+        queue.add(queued)
+        self._engine.side_work_soon()
+        try:
+            async with asyncio.timeout(None if asked.within == math.inf else asked.within):
+                await waiting.done
+        except TimeoutError:
+            raise DeadlineExceeded("The deadline of the request passed before it could be met.") from None
+        finally:
+            queue.cancel(queued)
+            del self._waiting[queued]
+        return [vector for vector in waiting.vectors if vector is not None]
+
+    def _next_job(self) -> SideJob[list[Vector]] | None:
+        now = self._engine.clock()
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        at, name = min((queue.taken_at(now), name) for name, queue in self.queues.items())
+        if at > now:
+            if at < math.inf:
+                self._wake = asyncio.get_running_loop().call_later(at - now, self._engine.side_work_soon)
+            return None
+        running = self._core.scheduler.running.values()
+        if running and self.queues[name].least_payback() > min(self._paybacks({one.tenant for one in running})):
+            return None  # asked again after the next step
+        batch = self.queues[name].take(is_beside=bool(running))
+        inputs = [self._waiting[taken.request].inputs[taken.ordinal] for taken in batch]
+        return SideJob(lambda: self._encoders[name].vectors(inputs), self._delivery(name, batch))
+
+    def _paybacks(self, tenants: set[str]) -> list[float]:
+        share = self._core.share
+        return [share.payback(share.account(tenant)) for tenant in tenants]
+
+    def _delivery(self, name: str, batch: Sequence[Taken]) -> Callable[[list[Vector] | Exception, float], None]:
+        def done(result: list[Vector] | Exception, elapsed: float) -> None:
+            now = self._engine.clock()
+            for tenant, seconds in self.queues[name].measured(batch, elapsed).items():
+                self._core.charge(tenant, seconds, now)
+            self.num_batches += 1
+            self.num_inputs += len(batch)
+            self.num_tokens += sum(taken.request.lengths[taken.ordinal] for taken in batch)
+            for number, taken in enumerate(batch):
+                waiting = self._waiting.get(taken.request)
+                if waiting is None or waiting.done.done():
+                    continue
+                if isinstance(result, Exception):
+                    waiting.done.set_exception(_failure(result))
+                    continue
+                waiting.vectors[taken.ordinal] = result[number]
+                waiting.num_missing -= 1
+                if not waiting.num_missing:
+                    waiting.done.set_result(None)
+
+        return done
+
+
+def _failure(error: Exception) -> Exception:
+    failure = InternalError("The model failed to encode this request.")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,70 @@
+"""Loads the models that embed and score, beside the one that generates."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from admission.encoding import EncodingLimits
+from backend.encoders.encoder import Encoder, load_encoder
+from backend.model.hub import resolve_encoder
+from gateway.api.frontend import EncoderSetup
+from gateway.settings.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """A model on the device; see `EncoderRunner`."""
+
+    setup: EncoderSetup
+    encoder: Encoder
+    measured: Sequence[tuple[int, float]]
+
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes]:
+        rows = self.encoder.run(inputs)
+        return [row.numpy().tobytes() for row in rows.reshape(len(inputs), -1)]
+
+
+MEASURED_INPUTS, MEASURED_TOKENS = (1, 16), 16  # of the batches that are run at the start, and of each input
+NO_ENCODERS: Mapping[str, LoadedEncoder] = MappingProxyType({})
+
+
+def load_encoders(settings: Settings, device: torch.device, dtype: torch.dtype) -> dict[str, LoadedEncoder]:
+    """Load the models of these settings, by name. Raises `ModelLoadError`."""
+    loaded: dict[str, LoadedEncoder] = {}
+    for name in filter(None, (settings.embedding_model, settings.score_model)):
+        directory = resolve_encoder(name)
+        encoder = load_encoder(directory, device=device, dtype=dtype)
+        config = encoder.config
+        setup = EncoderSetup(
+            Path(name).name if Path(name).is_dir() else name,
+            directory,
+            int(time.time()),
+            config.kind,
+            config.dim,
+            config.max_tokens,
+            config.vocab_size,
+            config.default_prompt,
+        )
+        loaded[setup.name] = LoadedEncoder(setup, encoder, [_measured(encoder, count) for count in MEASURED_INPUTS])
+    return loaded
+
+
+def _measured(encoder: Encoder, count: int) -> tuple[int, float]:
+    """Run a batch of `count` inputs, twice; returns its tokens and what the second run took."""
+    tokens = min(MEASURED_TOKENS, encoder.config.max_tokens)
+    for _ in range(2):
+        began = time.perf_counter()
+        encoder.run([[0] * tokens] * count)
+    return tokens * count, time.perf_counter() - began
+
+
+def encoding_limits(settings: Settings) -> EncodingLimits:
+    return EncodingLimits(
+        longest_wait_s=settings.embedding_queue_delay,
+        batch_tokens=settings.embedding_batch_tokens,
+        waiting_tokens=settings.embedding_queue_tokens,
+    )

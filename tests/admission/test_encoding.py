@@ -1,0 +1,135 @@
+"""Batches of inputs: whom they serve, how large they are, and when they wait."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admission.encoding import BatchTime, EncodingLimits, EncodingQueue, EncodingRequest, Taken
+from admission.share import Share
+from tests.examples import examples
+
+LIMITS = EncodingLimits(longest_wait_s=2e-3, batch_tokens=100, waiting_tokens=1000)
+BATCH_S, TOKEN_S = 1e-3, 1e-5
+
+
+def a_queue(weights: dict[str, float] | None = None, limits: EncodingLimits = LIMITS) -> EncodingQueue:
+    queue = EncodingQueue(Share(weights), limits)
+    queue.time.batch_s, queue.time.token_s = BATCH_S, TOKEN_S
+    return queue
+
+
+def added(queue: EncodingQueue, tenant: str, *lengths: int, at: float = 0.0) -> EncodingRequest:
+    queue.add(request := EncodingRequest(tenant, lengths, at))
+    return request
+
+
+def test_a_short_request_passes_a_long_list_of_its_tenant() -> None:
+    queue = a_queue()
+    long = added(queue, "a", *[10] * 50)
+    queue.take(is_beside=False)
+    short = added(queue, "a", 10, at=1.0)
+    batch = queue.take(is_beside=False)
+    assert batch[0] == Taken(short, 0)
+    assert [taken.ordinal for taken in batch[1:]] == list(range(10, 19)) and batch[1].request is long
+
+
+def test_tenants_share_a_batch_by_weight_and_who_owes_waits() -> None:
+    queue = a_queue({"heavy": 3.0})
+    for tenant in ("a", "heavy"):
+        queue._share.asked(queue._share.account(tenant), 0.0)
+        added(queue, tenant, *[5] * 60)
+    tokens = {"a": 0, "heavy": 0}
+    for taken in queue.take(is_beside=False):
+        tokens[taken.request.tenant] += 5
+    assert tokens == {"a": 25, "heavy": 75}
+    queue._share.charge(queue._share.account("a"), 10.0)
+    assert {taken.request.tenant for taken in queue.take(is_beside=False)} == {"heavy"}
+
+
+def test_beside_answers_a_batch_is_as_short_as_its_limit_and_never_empty() -> None:
+    queue = a_queue(limits=LIMITS._replace(beside_s=BATCH_S + 20 * TOKEN_S))
+    added(queue, "a", 8, 8, 8, 50)
+    assert [len(queue.take(is_beside=True)) for _ in range(3)] == [2, 1, 1], "an input is computed as a whole"
+    assert not queue.take(is_beside=True) and queue.num_tokens == 0
+
+
+def test_nobody_waits_for_others_at_low_load_and_a_burst_is_waited_for_within_its_limit() -> None:
+    queue = a_queue()
+    assert queue.taken_at(0.0) == float("inf")
+    added(queue, "a", 10, at=0.0)
+    assert queue.taken_at(0.0) == 0.0, "nothing is known of others"
+    queue.take(is_beside=False)
+    for at in (1.0, 2.0, 3.0):
+        added(queue, "a", 10, at=at)
+        assert queue.taken_at(at) == at, "the next is a second away"
+        queue.take(is_beside=False)
+    for number in range(30):  # a burst, each a twentieth of a batch's fixed cost after the one before
+        added(queue, "a", 1, at=4.0 + number * BATCH_S / 20)
+    now = 4.0 + 29 * BATCH_S / 20
+    assert queue.taken_at(now) == now, "thirty who wait for one more lose more than a batch costs"
+    queue.take(is_beside=False)
+    added(queue, "a", 1, at=now)
+    assert now < queue.taken_at(now) <= now + LIMITS.longest_wait_s
+    late = now + LIMITS.longest_wait_s
+    assert queue.taken_at(late) == late
+    added(queue, "b", 100, at=now)
+    assert queue.taken_at(now) == now, "a batch is full"
+
+
+def test_the_time_of_a_batch_is_learned_as_a_line() -> None:
+    time = BatchTime()
+    for tokens in (10, 200, 50, 400, 100):
+        time.measured(tokens, BATCH_S + TOKEN_S * tokens)
+    assert (time.batch_s, time.token_s) == (pytest.approx(BATCH_S), pytest.approx(TOKEN_S))
+    assert time.tokens(time.seconds(300)) in (299, 300)
+    alike = BatchTime()
+    alike.measured(10, 0.1)
+    assert alike.seconds(10) == pytest.approx(0.1) and alike.token_s > 0.0
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from("abc"), st.lists(st.integers(1, 120), min_size=1, max_size=8)),
+        st.integers(0, 5),  # the request that leaves
+        st.booleans(),  # a batch is taken
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=examples(200))
+@given(steps)
+def test_each_input_is_taken_once_in_order_and_batches_keep_their_bounds(steps: list[object]) -> None:  # noqa: C901
+    queue, requests, taken = a_queue(), list[EncodingRequest](), dict[EncodingRequest, list[int]]()
+    cancelled, now = set[EncodingRequest](), 0.0
+
+    def take(*, is_beside: bool) -> bool:
+        batch = queue.take(is_beside=is_beside)
+        tokens = sum(one.request.lengths[one.ordinal] for one in batch)
+        assert tokens <= LIMITS.batch_tokens or len(batch) == 1
+        for one in batch:
+            assert one.request not in cancelled
+            taken[one.request].append(one.ordinal)
+        if batch:
+            assert sum(queue.measured(batch, 0.01).values()) == pytest.approx(0.01)
+        return bool(batch)
+
+    for step in steps:
+        now += 0.001
+        if isinstance(step, bool):
+            take(is_beside=step)
+        elif isinstance(step, int):
+            if step < len(requests):
+                queue.cancel(requests[step])
+                cancelled.add(requests[step])
+        elif isinstance(step, tuple):
+            requests.append(added(queue, step[0], *step[1], at=now))
+            taken[requests[-1]] = []
+        open_ = [one for one in requests if one not in cancelled]
+        assert queue.num_tokens == sum(sum(one.lengths[len(taken[one]) :]) for one in open_)
+    while take(is_beside=False):
+        pass
+    assert queue.taken_at(now) == float("inf") and queue.num_tokens == 0
+    for one in requests:
+        assert taken[one] == list(range(len(taken[one]))), "in order, each once"
+        assert one in cancelled or len(taken[one]) == len(one.lengths)

@@ -1,0 +1,128 @@
+"""Inputs are embedded beside the steps of an engine, for whose seconds their tenants pay."""
+
+import asyncio
+import math
+import struct
+import threading
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from admission.core import CoreConfig, make_core
+from admission.encoding import EncodingLimits, EncodingRequest
+from backend.engine import Engine
+from backend.errors import DeviceError
+from gateway.api.encoding_service import EncodingService
+from gateway.api.engine_client import EncodingAsk
+from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
+from tests.backend.sequences import make_sequence
+from tests.gateway.paper_gateway import CONFIG, PaperExecutor
+
+
+class PaperEncoder:
+    """An input's vector is its sum and its length. It can be held, and fails on a negative id."""
+
+    measured = ((1, 1e-3), (100, 2e-3))
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.may_go = threading.Event()
+        self.may_go.set()
+
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes]:
+        self.may_go.wait(60)
+        self.batches.append(len(inputs))
+        if any(min(one) < 0 for one in inputs):
+            raise ValueError("a planted secret")
+        return [struct.pack("ff", sum(one), len(one)) for one in inputs]
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.core = make_core(CoreConfig(), CONFIG)
+        self.engine = Engine(self.core, PaperExecutor())
+        self.encoder = PaperEncoder()
+        limits = EncodingLimits(longest_wait_s=0.0, waiting_tokens=100)
+        self.service = EncodingService({"e": self.encoder}, self.engine, self.core, limits)
+        self.engine.start()
+
+    async def encode(
+        self, *inputs: list[int], tenant: str = "acme", within: float = math.inf
+    ) -> list[tuple[float, ...]]:
+        queued = EncodingRequest(tenant, [len(one) for one in inputs], 0.0)
+        vectors = await self.service.encode(EncodingAsk("e", inputs, within), queued)
+        return [struct.unpack("ff", vector) for vector in vectors]
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.encoder.may_go.set()
+    await rig.engine.stop()
+
+
+async def test_each_input_has_its_vector_and_its_tenant_pays(rig: Rig) -> None:
+    one, two = await asyncio.gather(rig.encode([1, 2], [3]), rig.encode([4, 5, 6], tenant="globex"))
+    assert (one, two) == ([(3.0, 2.0), (3.0, 1.0)], [(15.0, 3.0)])
+    charged = {tenant: rig.core.share.account(tenant).charged for tenant in ("acme", "globex")}
+    assert all(seconds > 0.0 for seconds in charged.values())
+    assert rig.service.num_inputs == 3 and rig.service.num_tokens == 6
+
+
+async def test_those_who_come_while_a_batch_is_computed_share_the_next(rig: Rig) -> None:
+    rig.encoder.may_go.clear()
+    first = asyncio.create_task(rig.encode([1]))
+    await until(lambda: rig.service.queues["e"].num_tokens == 0 and bool(rig.service._waiting))
+    others = [asyncio.create_task(rig.encode([number])) for number in range(2, 9)]
+    await asyncio.sleep(0)
+    rig.encoder.may_go.set()
+    assert [found for ((found, _),) in await asyncio.gather(first, *others)] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert rig.encoder.batches == [1, 7]
+
+
+async def test_who_fails_is_told_nothing_of_the_inside_and_others_go_on(rig: Rig) -> None:
+    with pytest.raises(InternalError) as failed:
+        await rig.encode([1, -1])
+    assert "secret" not in failed.value.message
+    assert await rig.encode([7]) == [(7.0, 1.0)]
+
+
+async def test_a_full_queue_and_deadlines_are_refusals_and_who_leaves_is_forgotten(rig: Rig) -> None:
+    with pytest.raises(DeadlineUnmeetable):
+        await rig.encode([1] * 50, within=1e-9)
+    rig.encoder.may_go.clear()
+    running = asyncio.create_task(rig.encode([1]))
+    await until(lambda: rig.service.queues["e"].num_tokens == 0 and bool(rig.service._waiting))
+    leaving = asyncio.create_task(rig.encode([1] * 90))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await rig.encode([1] * 11)
+    with pytest.raises(DeadlineExceeded):
+        await rig.encode([1] * 5, within=0.05)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert rig.service.queues["e"].num_tokens == 0
+    rig.encoder.may_go.set()
+    assert await running == [(1.0, 1.0)]
+    assert not rig.service._waiting
+
+
+async def test_batches_alternate_with_the_steps_of_answers(rig: Rig) -> None:
+    stream = rig.engine.submit(make_sequence("s", "chat", 4, 40))
+    found = await asyncio.gather(*[rig.encode([number], tenant="embeds") for number in range(20)])
+    while stream.finish_reason is None:
+        await stream.take()
+    assert stream.sequence.output and [one[0][0] for one in found] == list(map(float, range(20)))
+
+
+async def test_of_an_engine_that_has_failed_nothing_is_expected(rig: Rig) -> None:
+    rig.engine.fail(DeviceError("gone"))
+    with pytest.raises(DeviceError):
+        await rig.encode([1])
+
+
+async def until(holds: object) -> None:
+    while not holds():  # type: ignore[operator]
+        await asyncio.sleep(0.001)
