@@ -95,7 +95,7 @@ _NEAREST = 128  # MPNet's farthest distance with a bias of its own
 def family_of(architecture: str) -> _Family | None:
     """Return the family of BertModel, BertForSequenceClassification and their like; None for another architecture."""
     for name, family in FAMILIES.items():
-        if architecture.removeprefix(name) in ("Model", "ForMaskedLM", "ForSequenceClassification"):
+        if architecture in (f"{name}Model", f"{name}ForMaskedLM", f"{name}ForSequenceClassification"):
             return family
     return None
 

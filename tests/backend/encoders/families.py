@@ -50,6 +50,7 @@ DECODERS: dict[str, Callable[..., PreTrainedConfig]] = {
     "qwen2": lambda: Qwen2Config(**_DECODER),
     "llama": lambda: LlamaConfig(**_DECODER),
     "mistral": lambda: MistralConfig(**_DECODER, sliding_window=None),
+    "mistral-window": lambda: MistralConfig(**_DECODER, sliding_window=20),
 }
 FAMILIES = BIDIRECTIONAL | DECODERS
 

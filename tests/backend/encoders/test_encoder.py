@@ -16,6 +16,7 @@ from transformers import AutoModel, BertForMaskedLM, Qwen3ForCausalLM
 
 from backend.encoders.encoder import TOKENS_PER_CPU_PASS, Encoder, load_encoder
 from backend.encoders.packed import PackedInputs
+from backend.errors import InvalidRequest, ModelLoadError
 from tests.backend.encoders.families import (
     BIDIRECTIONAL,
     DECODERS,
@@ -31,6 +32,7 @@ from tests.backend.encoders.tiny import DIM, MAX_TOKENS, save_modules, save_tiny
 from tests.examples import examples
 
 CPU = torch.device("cpu")
+EVERY_LENGTH = [family for family in FAMILIES if family != "mistral-window"]
 LENGTHS = (5, 1, 33, 5, 150, 2, 33, 7)
 
 
@@ -48,7 +50,7 @@ def means(model: torch.nn.Module, rows: list[list[int]]) -> Tensor:
     return torch.stack([hidden_states(model, tokens).mean(0) for tokens in rows])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_LENGTH)
 def test_means_of_hidden_states_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model = saved_model(family, tmp_path)
     rows = inputs(*LENGTHS)
@@ -97,6 +99,12 @@ def test_what_a_text_spells_does_not_end_it_in_a_pair(tmp_path: Path) -> None:
     assert tokens.count(encoder.tokenizer.sep_token_id or 0) == 2
 
 
+def test_a_pair_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    encoder = loaded(save_tiny_encoder(tmp_path, "score"))
+    with pytest.raises(InvalidRequest, match="lone surrogate"):
+        encoder.tokenizer.encode_pair("a", "\ud800")
+
+
 POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "cls_token": lambda hidden: hidden[0],
     "max_tokens": lambda hidden: hidden.amax(0),
@@ -134,6 +142,13 @@ def test_a_causal_model_without_modules_is_pooled_by_its_last_token(tmp_path: Pa
     save_tokenizer(tmp_path)
     rows = inputs(*LENGTHS)
     assert_equal(loaded(tmp_path).run(rows), torch.stack([hidden_states(model.model, row)[-1] for row in rows]))
+
+
+def test_a_decoder_that_looks_both_ways_is_refused(tmp_path: Path) -> None:
+    saved_model("qwen2", tmp_path)
+    edit(tmp_path / "config.json", is_causal=False)
+    with pytest.raises(ModelLoadError, match="is_causal is False; a decoder that looks both ways is not supported"):
+        loaded(tmp_path)
 
 
 def test_vectors_are_changed_by_dense_layers_and_normalised(tmp_path: Path) -> None:
@@ -189,6 +204,7 @@ def test_dimensions_to_cut_to_are_those_of_the_folder(tmp_path: Path) -> None:
         ("xlm-roberta", {"max_seq_length": 160}, {}, 158),
         ("roberta", {}, {}, 156),
         ("qwen3", {}, {"model_max_length": 1000}, 160),
+        ("mistral-window", {}, {}, 20),
     ],
 )
 def test_the_most_tokens_are_bounded_by_positions_and_by_the_folder(
@@ -212,7 +228,7 @@ def test_weights_stored_in_16_bits_are_widened(family: str, stored: torch.dtype,
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_LENGTH)
 def test_vectors_computed_in_16_bits_point_the_same_way(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model, rows = saved_model(family, tmp_path), inputs(*LENGTHS)
     found = loaded(tmp_path, dtype).run(rows)

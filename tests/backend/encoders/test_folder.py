@@ -84,16 +84,15 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
         config(architectures=["T5EncoderModel"]),
         (
             "architectures is ['T5EncoderModel']; BertModel, RobertaModel, XLMRobertaModel, DistilBertModel, "
-            "MPNetModel, "
-            "their ForSequenceClassification, LlamaModel, MistralModel, Qwen2Model, Qwen3Model and their ForCausalLM "
-            "are "
-            "supported"
+            "MPNetModel, their ForSequenceClassification, LlamaModel, MistralModel, Qwen2Model, Qwen3Model and their "
+            "ForCausalLM are supported"
         ),
     ),
     "another head": (
         config(architectures=["BertForQuestionAnswering"]),
         "architectures is ['BertForQuestionAnswering']; ",
     ),
+    "a family's name left out": (config(architectures=["Model"]), "architectures is ['Model']; "),
     "a decoder that scores": (
         config(architectures=["Qwen3ForSequenceClassification"]),
         "architectures is ['Qwen3ForSequenceClassification']; ",
@@ -149,8 +148,7 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
         tensors(lambda held: held.update({"encoder.layer.2.output.dense.bias": torch.zeros(32)})),
         (
             "/model.safetensors holds encoder.layer.2.output.dense.bias, which BertModel as config.json describes it "
-            "does "
-            "not use; serving without would give wrong answers"
+            "does not use; serving without would give wrong answers"
         ),
     ),
     "a tensor twice": (
@@ -172,8 +170,7 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
         module_list([TRANSFORMER, {"type": "sentence_transformers.models.LSTM", "path": "1_LSTM"}]),
         (
             "/modules.json: [1].type is 'sentence_transformers.models.LSTM'; one of Transformer, Pooling, Dense, "
-            "Normalize "
-            "is supported"
+            "Normalize is supported"
         ),
     ),
     "a module without a type": (
@@ -208,8 +205,7 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
         pooling(pooling_mode="median"),
         (
             "/1_Pooling/config.json: pooling_mode is 'median'; one of cls, max, mean, mean_sqrt_len_tokens, "
-            "weightedmean, "
-            "lasttoken, or a list of them, is supported"
+            "weightedmean, lasttoken, or a list of them, is supported"
         ),
     ),
     "a pooling of unhashable kind": (pooling(pooling_mode=[["mean"]]), "pooling_mode is [['mean']]; one of cls, "),
@@ -235,8 +231,7 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
         dense(activation_function="torch.nn.modules.activation.Softmax"),
         (
             "activation_function is 'torch.nn.modules.activation.Softmax'; one of Identity, Sigmoid, Tanh, ReLU, GELU "
-            "of "
-            "torch.nn is supported"
+            "of torch.nn is supported"
         ),
     ),
     "dense of another shape": (
