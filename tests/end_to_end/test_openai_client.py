@@ -194,7 +194,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 def test_an_unknown_url_is_not_found_and_has_a_request_id(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        client.embeddings.create(model=MODEL, input="text")
+        client.images.generate(model=MODEL, prompt="text")
     assert caught.value.code == "unknown_url"
     assert caught.value.request_id
 
