@@ -39,7 +39,8 @@ ROUTES = frozenset(
         "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}", "/v1/limits", "/tokenize", "/tokenizer_info",
         "/detokenize", "/startupz", "/livez", "/readyz", "/health", "/ping", "/v1/loads", "/server_info",
         "/get_server_info", "/model_info", "/get_model_info", "/version", "/metrics",
-        "/v1/responses/{response}/input_items", "/v1/responses/{response}/cancel",
+        "/v1/responses/{response}/input_items", "/v1/responses/{response}/cancel", "/v1/embeddings", "/v1/score",
+        "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/openapi.json", "/docs",
     }
 )  # fmt: skip
 _ONE_RESPONSE = re.compile(r"^(/v1/responses/)[^/]+")

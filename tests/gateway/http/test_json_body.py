@@ -174,7 +174,7 @@ def test_no_kind_of_error_has_words_of_the_library(kind: str) -> None:
         ({"n": 0}, "n must be at least 1, got 0."),
         (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-            "tools[0].function.name must be a string of the pattern ^[a-zA-Z0-9_.-]{1,64}$, got 'a b'.",
+            "tools[0].function.name must be a string of the pattern ^[a-zA-Z0-9_.-]{1,128}$, got 'a b'.",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type must be 'function', got 'web_search'."),
     ],
