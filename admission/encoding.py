@@ -138,9 +138,10 @@ class EncodingQueue:
             return inf
         next_s = max(0.0, self._last_arrival + self._gap_s - now)
         lost_s = len(self._arrivals) * next_s
-        if self.num_tokens >= self.limits.batch_tokens or lost_s >= self.time.batch_s:
-            return now
-        return max(now, min(now + next_s, self._arrivals[0].arrival + self.limits.longest_wait_s))
+        latest = self._arrivals[0].arrival + self.limits.longest_wait_s
+        if self.num_tokens >= self.limits.batch_tokens or lost_s >= self.time.batch_s or now + next_s > latest:
+            return now  # nobody is expected in time, or not soon enough
+        return now + next_s
 
     def take(self, *, is_beside: bool) -> list[Taken]:
         """Take a batch. `is_beside`: answers are generated meanwhile, which it must not delay for long."""
