@@ -94,8 +94,8 @@ class EncodingQueue:
         self._num_requests = 0
 
     def fits(self, request: EncodingRequest) -> bool:
-        """Return True if a request may wait beside those that do: while all may not, its tenant may have an equal part
-        of what may wait.
+        """Return True if a request may wait. Beyond the limit on all tokens a tenant that has some waiting may have an
+        equal part of that limit.
         """
         tokens, most = sum(request.lengths), self.limits.waiting_tokens
         own = self._tokens_of.get(request.tenant, 0)
@@ -103,11 +103,19 @@ class EncodingQueue:
             return tokens <= most or not self.num_tokens
         return own + tokens <= most // len(self._tokens_of)
 
-    def wait_s(self) -> float:
-        """Return the seconds in which all that waits is computed, if nothing else is."""
-        return self.time.token_s * self.num_tokens + self.time.batch_s * (
-            1 + self.num_tokens // self.limits.batch_tokens
-        )
+    def wait_s(self, request: EncodingRequest) -> float:
+        """Return the seconds in which a newcomer is computed, if nothing but inputs is: behind what its tenant has
+        waiting, while each other tenant is given as much by weight, and no more than it has waiting.
+        """
+        weight = self._share.weight_for(request.tenant)
+        own = self._tokens_of.get(request.tenant, 0) + sum(request.lengths)
+        others = [
+            min(tokens, own * self._share.weight_for(tenant) / weight)
+            for tenant, tokens in self._tokens_of.items()
+            if tenant != request.tenant
+        ]
+        tokens = own + sum(others)
+        return self.time.seconds(tokens) + self.time.batch_s * (tokens // self.limits.batch_tokens)
 
     def add(self, request: EncodingRequest) -> None:
         now = request.arrival
@@ -127,8 +135,7 @@ class EncodingQueue:
 
     def least_payback(self) -> float:
         """Return the least payback (`Share.payback`) of a tenant whose inputs wait; inf: none do."""
-        accounts = [self._share.account(tenant) for tenant in self._waiting]
-        return min([self._share.payback(account) for account in accounts], default=inf)
+        return min([self._share.payback_of(tenant) for tenant in self._waiting], default=inf)
 
     def taken_at(self, now: float) -> float:
         """Return when a batch is taken if nobody comes before: now, or later; inf: nothing waits."""
@@ -161,7 +168,7 @@ class EncodingQueue:
             tokens += length
             self._advance(request, length)
             self._count(tenant, -length)
-            cost = length * self.time.token_s * self._share.scale / self._share.account(tenant).weight
+            cost = length * self.time.token_s * self._share.scale / self._share.weight_for(tenant)
             self._rank(tenant, owed + cost, ranked)
         return batch
 
@@ -200,7 +207,7 @@ class EncodingQueue:
         if not heap:
             del self._waiting[tenant]
             return
-        due = owed or self._share.payback(self._share.account(tenant))
+        due = owed or self._share.payback_of(tenant)
         heappush(ranked, (due, heap[0][1], tenant))
 
     @staticmethod

@@ -119,6 +119,15 @@ class Share:
         """Return the seconds in which the tenant's share of the engine pays its debt; below 0: it has credit."""
         return -self.credit(account) * self.scale
 
+    def payback_of(self, tenant: str) -> float:
+        """Return the payback of a tenant that may have no account yet."""
+        account = self.accounts.get(tenant)
+        return 0.0 if account is None else self.payback(account)
+
+    def weight_for(self, tenant: str) -> float:
+        """Return the weight of a tenant that may have no account yet."""
+        return weight_of(tenant, self._weights)
+
     def at(self, now: float) -> None:
         """Stop counting tenants as asking that have had no open request for `ASKING_S`. A tenant in debt takes part
         until it has paid.

@@ -298,7 +298,7 @@ async def serve_engine(
             body_reader=body_reader,
             engine=client,
             sealer=Sealer.of(settings, keys.pepper),
-            encoders=served_encoders([one.setup for one in encoders.values()]),
+            encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in encoders.values()]),
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )

@@ -10,6 +10,7 @@ import torch
 
 from admission.encoding import EncodingLimits
 from backend.encoders.encoder import Encoder, load_encoder
+from backend.errors import ModelLoadError
 from backend.model.hub import resolve_encoder
 from gateway.api.frontend import EncoderSetup
 from gateway.settings.settings import Settings
@@ -49,6 +50,8 @@ def load_encoders(settings: Settings, device: torch.device, dtype: torch.dtype) 
             config.vocab_size,
             config.default_prompt,
         )
+        if setup.name in loaded:
+            raise ModelLoadError(f"the embedding model and the score model are both called {setup.name!r}: rename one")
         loaded[setup.name] = LoadedEncoder(setup, encoder, [_measured(encoder, count) for count in MEASURED_INPUTS])
     return loaded
 

@@ -57,7 +57,7 @@ class _Model(Protocol):
 class Encoder:
     """A loaded encoder. One thread at a time runs it; its tokenizer may be used by any.
 
-    `tokenizer.encode(text, True)` makes an input of a text, `tokenizer.encode_pair(query, document)` of a pair to
+    `tokenizer.encode(text, True)` makes an input of a text, `tokenizer.encode_inputs` of a pair to
     score. Neither cuts anything: inputs have at most `config.max_tokens`.
     """
 
@@ -82,7 +82,7 @@ class Encoder:
     def run(self, inputs: Sequence[Sequence[int]]) -> Tensor:
         """Return vectors [inputs, dim], or scores [inputs], in the inputs' order: float32, on the CPU.
 
-        The work grows with the tokens of the inputs, whatever their lengths: nothing is padded.
+        The work grows with the tokens of the inputs alone: nothing is padded.
         """
         lengths = [len(tokens) for tokens in inputs]
         assert all(0 < length <= self.config.max_tokens for length in lengths), "the caller refuses or cuts the others"

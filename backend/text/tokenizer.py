@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from sys import maxsize
@@ -124,13 +125,20 @@ class Tokenizer:
             raise TooManyTokens(len(encoding), most)
         return encoding.ids
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Return the token ids of two texts, with what the checkpoint puts before, between and behind them."""
+    def encode_inputs(self, inputs: Sequence[str | tuple[str, str]]) -> list[list[int]]:
+        """Return the token ids of texts and of pairs of texts, with what the checkpoint puts before, between and behind
+        them. The interpreter lock is released meanwhile.
+        """
         try:
-            (encoding,) = self._core.encode_batch_fast([(first, second)], add_special_tokens=True)
+            return [found.ids for found in self._core.encode_batch_fast(list(inputs), add_special_tokens=True)]
         except TypeError as exc:
             raise InvalidRequest("a text is not valid Unicode: it holds a lone surrogate", "documents") from exc
-        return encoding.ids
+
+    @cached_property
+    def num_closing(self) -> int:
+        """The number of special tokens behind a text."""
+        marks = self._core.encode("a").special_tokens_mask
+        return next((n for n, mark in enumerate(reversed(marks)) if not mark), 0)
 
     def take_special_tokens_as_text(self) -> None:
         """From now on encode a text that spells special tokens as any other text."""

@@ -20,7 +20,7 @@ from gateway.anthropic.errors import error_event
 from gateway.errors import ApiError
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Block, Choice, FinishReason, Identity, Kind, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, FinishReason, Identity, Kind, TokenUsage
 
 Json = dict[str, Any]
 
@@ -63,7 +63,7 @@ def whole_message(identity: MessageIdentity, choice: Choice, usage: TokenUsage) 
     return orjson.dumps(identity.message(content, usage, _ended(choice.finish_reason, choice.stop_string)))
 
 
-def _whole(block: Block) -> Json:
+def _whole(block: ContentBlock) -> Json:
     if block.kind == "call":
         return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(block.text)}
     if block.kind == "reasoning":
@@ -102,7 +102,7 @@ class MessageEvents(BlockEncoder):
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
         return self._begun(usage) + super().text(text, usage, told)
 
-    def begin(self, block: Block) -> bytes:
+    def begin(self, block: ContentBlock) -> bytes:
         whole = {**_whole(block), "input": {}} if block.kind == "call" else _whole(block)
         return _event("content_block_start", index=self.num_blocks, content_block=whole)
 

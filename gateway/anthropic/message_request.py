@@ -22,7 +22,7 @@ from gateway.openai.messages import (
     text_content,
 )
 from gateway.openai.requests import ChatRequest, shared_fields
-from gateway.openai.structured import TextFormat, read_text_format, text_format
+from gateway.openai.structured import AnswerFormat, read_text_format, text_format
 from gateway.openai.template_variables import Effort, Kwargs, read_variables
 from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
 
@@ -42,7 +42,7 @@ class Thinking(TypedDict, total=False):
 
 @with_config(EXACT)
 class OutputConfig(TypedDict, total=False):
-    format: Annotated[TextFormat, text_format("output_config.format")] | None
+    format: Annotated[AnswerFormat, text_format("output_config.format")] | None
     effort: Effort | None
 
 
@@ -66,7 +66,7 @@ class CountBody(TypedDict, total=False):
     tool_choice: Any
     thinking: Annotated[Thinking, known_object(Thinking, "thinking.")] | None
     output_config: Annotated[OutputConfig, known_object(OutputConfig, "output_config.")] | None
-    output_format: Annotated[TextFormat, text_format("output_format")] | None  # as `output_config.format`, of a beta
+    output_format: Annotated[AnswerFormat, text_format("output_format")] | None  # as `output_config.format`, of a beta
     chat_template_kwargs: Kwargs | None  # not Anthropic's
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from admission.outcome import Outcome
 from gateway.api.client_deadlines import read_deadlines
-from gateway.api.endpoint import Call, Endpoint
+from gateway.api.endpoint import Call, TokensEndpoint
 from gateway.api.engine_client import EncodingAsk
 from gateway.api.frontend import Frontend, ServedEncoder
-from gateway.errors import ApiError, BadRequest, ModelNotFound, RequestTooLarge
+from gateway.errors import BadRequest, ModelNotFound, RequestTooLarge
+from gateway.http.request_scope import has_come_whole
 from gateway.key_mask import masked
 from gateway.openai.embeddings import (
     EmbeddingsRequest,
@@ -27,13 +28,14 @@ from gateway.openai.embeddings import (
     ranking,
     scores_list,
 )
+from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 
 MAX_CHARACTERS = 2**22  # of all texts of a request
 Texts = Sequence[str | tuple[str, str] | tuple[int, ...]]
 
 
-class EncodingEndpoint(Endpoint):
+class EncodingEndpoint(TokensEndpoint):
     """Reads a request, has its inputs encoded in the scope of its connection, and settles what was computed."""
 
     operation = "embeddings"
@@ -45,22 +47,11 @@ class EncodingEndpoint(Endpoint):
     async def reply(self, call: Call, request: Any, encoder: ServedEncoder, policy: EffectivePolicy) -> bytes:
         raise NotImplementedError
 
-    async def answer(self, call: Call) -> Outcome:
-        call.record.operation = self.operation
-        policy = self.frontend.policy(self.authenticate(call), "inference")
-        try:
-            if policy.charged:
-                await self.frontend.engine.refuse_unread(policy, call.record.request_id)
-            return await self._serve(call, policy)
-        except ApiError as error:
-            if error.outcome is Outcome.INVALID and call.response.started is None and policy.charged:
-                await self.frontend.engine.refuse_spent(policy)
-            raise
-
-    async def _serve(self, call: Call, policy: EffectivePolicy) -> Outcome:
-        frontend = self.frontend
+    async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
+        frontend, has_come = self.frontend, has_come_whole(call.scope)
         request = await self.read(call, policy, partial(self._parse, limits=frontend.encoding_limits))
         call.record.body_read, call.record.model = frontend.telemetry.clock(), masked(request.params.model)
+        policy = self.present_policy(call, principal, has_come)
         encoder = self._encoder(request.params, policy)
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:

@@ -66,10 +66,10 @@ class EncodingService:
         queue = self.queues[asked.model]
         if self._engine.failed.done():
             raise self._engine.failed.result()
+        expected = queue.wait_s(queued)
         if not queue.fits(queued):
-            wait = queue.wait_s()
-            raise Overloaded("The server is busy: as many inputs wait as may. Try again shortly.", retry_after=wait)
-        expected = queue.wait_s() + queue.time.token_s * sum(queued.lengths)
+            message = "The server is busy: as many inputs wait as may. Try again shortly."
+            raise Overloaded(message, retry_after=expected)
         if expected > asked.within:
             message = f"The deadline cannot be met: the last input is expected to be encoded in {expected:.3f} s."
             raise DeadlineUnmeetable(message, math.ceil(1000 * expected), expected - asked.within, asked.is_relative)
@@ -100,15 +100,12 @@ class EncodingService:
         due = [(queue.least_payback(), name) for name, queue in self.queues.items() if queue.taken_at(now) <= now]
         payback, name = min(due)
         running = self._core.scheduler.running.values()
-        if running and payback > min(self._paybacks({one.tenant for one in running})):
+        payback_of = self._core.share.payback_of
+        if running and payback > min([payback_of(tenant) for tenant in {one.tenant for one in running}]):
             return None  # asked again after the next step
         batch = self.queues[name].take(is_beside=bool(running))
         inputs = [self._waiting[taken.request].inputs[taken.ordinal] for taken in batch]
         return SideJob(lambda: self._encoders[name].vectors(inputs), self._delivery(name, batch))
-
-    def _paybacks(self, tenants: set[str]) -> list[float]:
-        share = self._core.share
-        return [share.payback(share.account(tenant)) for tenant in tenants]
 
     def _delivery(self, name: str, batch: Sequence[Taken]) -> Callable[[list[Vector] | Exception, float], None]:
         def done(result: list[Vector] | Exception, elapsed: float) -> None:

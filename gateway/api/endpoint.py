@@ -124,3 +124,37 @@ class Endpoint:
     async def answer(self, call: Call) -> Outcome:
         """Send the response and return the outcome, or raise an exception that `refusal_of` translates."""
         raise NotImplementedError
+
+
+class TokensEndpoint(Endpoint):
+    """Answers requests that take tokens of their tenant's limits. One of a key whose limit is spent is refused before
+    it is read, and as such if it is refused for what it is.
+    """
+
+    operation: str  # of the GenAI conventions
+
+    async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
+        """Do as `answer`, for a principal that may use the engine."""
+        raise NotImplementedError
+
+    async def answer(self, call: Call) -> Outcome:
+        call.record.operation = self.operation
+        principal = self.authenticate(call)
+        policy = self.frontend.policy(principal, "inference")
+        try:
+            if policy.charged:
+                await self.frontend.engine.refuse_unread(policy, call.record.request_id)
+            return await self.serve(call, principal, policy)
+        except ApiError as error:
+            if error.outcome is Outcome.INVALID and call.response.started is None and policy.charged:
+                await self.frontend.engine.refuse_spent(policy)
+            raise
+
+    def present_policy(self, call: Call, principal: Principal, had_come: bool) -> EffectivePolicy:
+        """Returns what the key may do now that the body is here: one that had not come at first may have taken minutes.
+
+        Raises `InvalidApiKey` if the key was revoked meanwhile, and `Forbidden` if it may not use the engine any more.
+        """
+        if not had_come:
+            principal = self.frontend.keys.authenticate(call.response.credentials)
+        return self.frontend.policy(principal, "inference")

@@ -7,7 +7,6 @@ from typing import Literal, TypeVar
 
 from backend.errors import TooManyTokens
 from backend.sampling_params import MAX_BAD_WORD_TOKENS
-from backend.text.encoder_tokenizer import EncoderTokenizer
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_reader import BodyReader
 from gateway.api.engine_client import EngineClient
@@ -59,10 +58,10 @@ class EncoderSetup:
 
 @dataclass(frozen=True, slots=True)
 class ServedEncoder:
-    """Such a model with its tokenizer."""
+    """A model that embeds texts or scores pairs of them, with its tokenizer."""
 
     setup: EncoderSetup
-    tokenizer: EncoderTokenizer
+    tokenizer: Tokenizer
 
     def token_ids(
         self, inputs: Sequence[str | tuple[str, str] | tuple[int, ...]], kept: int | None, params: Sequence[str]
@@ -75,7 +74,7 @@ class ServedEncoder:
         most = context if kept is None or kept < 0 else min(kept, context)
         before = self.setup.default_prompt
         texts = [before + one if isinstance(one, str) else one for one in inputs if _is_text(one)]
-        encoded = iter(self.tokenizer.encode(texts))  # type: ignore[arg-type]
+        encoded = iter(self.tokenizer.encode_inputs(texts))  # type: ignore[arg-type]
         found: list[list[int]] = []
         for given, param in zip(inputs, params, strict=True):
             if _is_text(given):
@@ -91,17 +90,26 @@ class ServedEncoder:
                     "truncate_prompt_tokens = -1.",
                     param,
                 )
-            found.append(ids if len(ids) <= most else self.tokenizer.cut(ids, most))
+            found.append(ids if len(ids) <= most else self._cut(ids, most))
         return found
+
+    def _cut(self, ids: list[int], most: int) -> list[int]:
+        """Returns the first `most` token ids of a longer input, with the special tokens that close it."""
+        closing = ids[len(ids) - self.tokenizer.num_closing :]
+        return ids[: max(0, most - len(closing))] + closing[:most]
 
 
 def _is_text(given: str | tuple[str, str] | tuple[int, ...]) -> bool:
     return isinstance(given, str) or isinstance(given[0], str)
 
 
-def served_encoders(setups: Iterable[EncoderSetup]) -> dict[str, ServedEncoder]:
-    """Read the tokenizers of these models; returns the models by name."""
-    return {one.name: ServedEncoder(one, EncoderTokenizer.from_dir(one.directory)) for one in setups}
+def served_encoders(models: Iterable[tuple[EncoderSetup, Tokenizer]]) -> dict[str, ServedEncoder]:
+    """Returns the models by name. Their tokenizers take special tokens that a text spells as text from now on."""
+    served: dict[str, ServedEncoder] = {}
+    for setup, tokenizer in models:
+        tokenizer.take_special_tokens_as_text()
+        served[setup.name] = ServedEncoder(setup, tokenizer)
+    return served
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from gateway.api.choice_writer import ChoiceWriter, Progress
 from gateway.api.client_deadlines import read_deadlines, read_expected_followup
 from gateway.api.detailed_text import DetailedChoiceWriter, DetailedText, Telling, told_choices
 from gateway.api.dialects import Dialect, Prompt
-from gateway.api.endpoint import Call, Endpoint
+from gateway.api.endpoint import Call, TokensEndpoint
 from gateway.api.engine_client import Generation
 from gateway.api.frontend import Frontend
 from gateway.api.generation_request import GenerationParams
 from gateway.api.text_stream import TextStream
-from gateway.errors import ApiError
 from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import RequestScope, has_come_whole
@@ -35,7 +34,7 @@ from gateway.tenants.effective_policy import EffectivePolicy
 Result = TypeVar("Result")
 
 
-class GenerationEndpoint(Endpoint):
+class GenerationEndpoint(TokensEndpoint):
     """Serves generations of one dialect.
 
     Leaving the scope, also by an error or a cancellation, ends the sequences, settles the quota and counts exactly one
@@ -44,29 +43,16 @@ class GenerationEndpoint(Endpoint):
 
     def __init__(self, frontend: Frontend, dialect: Dialect) -> None:
         super().__init__(frontend)
-        self._dialect = dialect
+        self._dialect, self.operation = dialect, dialect.operation
 
-    async def answer(self, call: Call) -> Outcome:
-        call.record.operation = self._dialect.operation
-        principal = self.authenticate(call)
-        policy = self.frontend.policy(principal, "inference")
-        try:
-            if policy.charged:
-                await self.frontend.engine.refuse_unread(policy, call.record.request_id)
-            return await self._serve(call, principal, policy)
-        except ApiError as error:
-            if error.outcome is Outcome.INVALID and call.response.started is None and policy.charged:
-                await self.frontend.engine.refuse_spent(policy)
-            raise
-
-    async def _serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
+    async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
         frontend, dialect = self.frontend, self._dialect
         arrived, has_come = frontend.telemetry.clock(), has_come_whole(call.scope)
         attempt = frontend.keys.fleet.attempt(call.response.request_header(ATTEMPT_HEADER))
         parse = partial(self._parse, scope=None if attempt is None else policy.cache_scope)
         request, beginnings = await self.read(call, policy, parse)
         self._record_request(call.record, request)
-        policy = self._present_policy(call, principal, has_come)
+        policy = self.present_policy(call, principal, has_come)
         headers = call.scope["headers"]
         deadlines, followup = read_deadlines(headers, request.stream, time.time()), read_expected_followup(headers)
         frontend.check_model(request.model, policy)
@@ -100,15 +86,6 @@ class GenerationEndpoint(Endpoint):
         """Returns the request in a body, and the beginnings of its prompt; without a scope no router asks for them."""
         request = self._dialect.parse(body, self.frontend.model.limits)
         return request, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
-
-    def _present_policy(self, call: Call, principal: Principal, had_come: bool) -> EffectivePolicy:
-        """Returns what the key may do now that the body is here: one that had not come at first may have taken minutes.
-
-        Raises `InvalidApiKey` if the key was revoked meanwhile, and `Forbidden` if it may not generate any more.
-        """
-        if not had_come:
-            principal = self.frontend.keys.authenticate(call.response.credentials)
-        return self.frontend.policy(principal, "inference")
 
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
         """Keep in the record what the client asks for."""

@@ -75,7 +75,7 @@ class StoredResponses:
         """
         found = await self.turns(tenant, name, alone=True)
         if found is None:
-            raise ResponseNotFound(f"There is no response {name[:80]!r}: it was never stored, or is not any more.")
+            raise _missing(name)
         return found[-1]
 
     async def turns(self, tenant: str, name: str, *, alone: bool = False) -> list[Turn] | None:
@@ -103,13 +103,17 @@ class StoredResponses:
 
     async def delete(self, tenant: str, name: str) -> None:
         if not _RESPONSE_ID.fullmatch(name) or not await self.frontend.engine.delete_response(tenant, name):
-            raise ResponseNotFound(f"There is no response {name[:80]!r}: it was never stored, or is not any more.")
+            raise _missing(name)
 
     async def items(self, tenant: str, name: str) -> dict[str, Json]:
         """Returns the items of a stored response by their ids; none if it is not there."""
         turns = await self.turns(tenant, name, alone=True)
         items = [] if turns is None else [*turns[-1].input, *turns[-1].response["output"]]
         return {item["id"]: item for item in items}
+
+
+def _missing(name: str) -> ResponseNotFound:
+    return ResponseNotFound(f"There is no response {name[:80]!r}: it was never stored, or is not any more.")
 
 
 class ResponseEndpoint(Endpoint):

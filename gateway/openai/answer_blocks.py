@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.openai.answer_message import AnswerMessage, joined
-from gateway.openai.replies import Block, Choice, FinishReason, Kind, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, FinishReason, Kind, TokenUsage
 
 
-def blocks_of(choice: Choice) -> Sequence[Block]:
+def blocks_of(choice: Choice) -> Sequence[ContentBlock]:
     """Returns the blocks of a whole answer, at least one."""
-    return choice.blocks or [Block("text", text=choice.text if choice.message is None else "")]
+    return choice.blocks or [ContentBlock("text", text=choice.text if choice.message is None else "")]
 
 
 class BlockEncoder:
@@ -24,7 +24,7 @@ class BlockEncoder:
         self._told: Mapping[str, Any] | None = None  # of tokens whose text is held back
         self.num_blocks = 0  # that have ended
 
-    def begin(self, block: Block) -> bytes:
+    def begin(self, block: ContentBlock) -> bytes:
         raise NotImplementedError
 
     def extend(self, kind: Kind, text: str, told: Mapping[str, Any] | None) -> bytes:
@@ -44,7 +44,7 @@ class BlockEncoder:
         """Returns the events of what was held back, and those that end the last block."""
         events = BlockEncoder.text(self, "", None, told)
         if self._kind is None and not self.num_blocks:
-            events += self._begin(Block("text"))
+            events += self._begin(ContentBlock("text"))
         return events + self._close(reason)
 
     def _events(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
@@ -52,16 +52,16 @@ class BlockEncoder:
         for call in delta.get("tool_calls", ()):
             function = call["function"]
             if "name" in function:
-                yield self._begin(Block("call", call["id"], function["name"]))
+                yield self._begin(ContentBlock("call", call["id"], function["name"]))
             elif arguments := function["arguments"]:
                 yield self.extend("call", arguments, None)
         for kind, field in _FIELDS:
             if text := delta.get(field):
                 if self._kind != kind:
-                    yield self._begin(Block(kind))
+                    yield self._begin(ContentBlock(kind))
                 yield self._extend_text(kind, text)
 
-    def _begin(self, block: Block) -> bytes:
+    def _begin(self, block: ContentBlock) -> bytes:
         ended = self._close(None)
         self._kind = block.kind
         return ended + self.begin(block)

@@ -9,7 +9,7 @@ import orjson
 
 from backend.text.response_templates.calls import CallArguments, CallStart
 from backend.text.response_templates.parser import Event, Part, ResponseParser, TextDelta
-from gateway.openai.replies import Block, ChatChunks, FinishReason, Identity, Kind, TokenUsage
+from gateway.openai.replies import ChatChunks, ContentBlock, FinishReason, Identity, Kind, TokenUsage
 
 _ALPHABET = string.ascii_letters + string.digits
 
@@ -41,7 +41,7 @@ class AnswerMessage:
         self.is_single = is_single
         self._id_length = id_length
         self.are_content: list[bool] | None = None  # the tokens so far, where anybody wants to know
-        self._blocks: list[tuple[Block, list[str]]] = []  # and the pieces of their texts
+        self._blocks: list[tuple[ContentBlock, list[str]]] = []  # and the pieces of their texts
         self._num_calls = 0
         self._new: list[dict[str, Any]] = []  # deltas that were not taken yet
 
@@ -92,7 +92,7 @@ class AnswerMessage:
             told["tool_calls"] = calls
         return told
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[ContentBlock]:
         return [block._replace(text="".join(pieces)) for block, pieces in self._blocks]
 
     def _add(self, events: list[Event]) -> None:
@@ -114,7 +114,7 @@ class AnswerMessage:
 
     def _extend(self, kind: Kind, text: str) -> None:
         if not self._blocks or self._blocks[-1][0].kind != kind:
-            self._blocks.append((Block(kind), []))
+            self._blocks.append((ContentBlock(kind), []))
         self._blocks[-1][1].append(text)
 
     def _is_over_before(self, event: Event) -> bool:
@@ -125,7 +125,7 @@ class AnswerMessage:
         call_id = new_call_id(self._id_length)
         told = {"index": self._num_calls, "id": call_id, "type": "function"}
         self._num_calls += 1
-        self._blocks.append((Block("call", call_id, name), []))
+        self._blocks.append((ContentBlock("call", call_id, name), []))
         self._new.append({"tool_calls": [{**told, "function": {"name": name, "arguments": ""}}]})
 
 
@@ -133,7 +133,7 @@ _FIELDS = {Part.CONTENT: "content", Part.REASONING: "reasoning_content"}
 _KINDS: Mapping[Part, Kind] = {Part.CONTENT: "text", Part.REASONING: "reasoning"}
 
 
-def _whole(call: Block) -> dict[str, Any]:
+def _whole(call: ContentBlock) -> dict[str, Any]:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
 
 

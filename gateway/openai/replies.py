@@ -62,7 +62,7 @@ class Identity:
         }
 
 
-class Block(NamedTuple):
+class ContentBlock(NamedTuple):
     """A part of an answer before it has anything, or whole with its `text`: of a call, its arguments."""
 
     kind: Kind
@@ -80,7 +80,7 @@ class Choice:
     told: Mapping[str, Any] = field(default_factory=dict)  # of its tokens, as members of the choice
     told_of_prompt: Mapping[str, Any] = field(default_factory=dict)
     message: Mapping[str, Any] | None = None  # its members, if the text was parsed
-    blocks: Sequence[Block] = ()  # in the order in which they came, if it was
+    blocks: Sequence[ContentBlock] = ()  # in the order in which they came, if it was
     stop_string: str | None = None  # the one that ended it
 
 

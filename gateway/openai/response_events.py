@@ -23,7 +23,7 @@ from gateway import sse
 from gateway.errors import ApiError
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Block, Choice, FinishReason, Identity, Kind, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, FinishReason, Identity, Kind, TokenUsage
 from gateway.openai.response_items import OUTPUT_ORDINAL, item_id
 
 Json = dict[str, Any]
@@ -47,7 +47,7 @@ class ResponseIdentity(Identity):
     def of_response(cls, model: str, echoed: Json, items: list[Json]) -> "ResponseIdentity":
         return cls(f"resp_{urandom(24).hex()}", int(time.time()), model, echoed=echoed, items=items)
 
-    def item(self, block: Block, ordinal: int) -> "Item":
+    def item(self, block: ContentBlock, ordinal: int) -> "Item":
         """Returns an item of the output."""
         return Item(item_id(_TYPES[block.kind], self.id, OUTPUT_ORDINAL + ordinal), block)
 
@@ -107,7 +107,7 @@ def _item_status(reason: FinishReason | None) -> str:
 class Item:
     """One item of a response's output."""
 
-    def __init__(self, name: str, block: Block) -> None:
+    def __init__(self, name: str, block: ContentBlock) -> None:
         self.kind = block.kind
         self.id = name
         self.texts = [block.text]
@@ -146,7 +146,7 @@ class ResponseEvents(BlockEncoder):
         super().__init__(message)
         self.identity = identity
         self._output: list[Json] = []
-        self._item = identity.item(Block("text"), 0)  # the open block's
+        self._item = identity.item(ContentBlock("text"), 0)  # the open block's
         self._num_events = 0
         self._reason: FinishReason = "stop"
 
@@ -156,7 +156,7 @@ class ResponseEvents(BlockEncoder):
             "response.in_progress", response=response
         )
 
-    def begin(self, block: Block) -> bytes:
+    def begin(self, block: ContentBlock) -> bytes:
         item = self._item = self.identity.item(block, self.num_blocks)
         added = self._event("response.output_item.added", output_index=self.num_blocks, item=item.begun())
         if block.kind == "call":

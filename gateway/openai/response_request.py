@@ -17,7 +17,7 @@ from gateway.openai.limits import Limits
 from gateway.openai.messages import Message
 from gateway.openai.requests import NO_DETAILS, ChatRequest, TokenDetails, shared_fields
 from gateway.openai.response_items import Item, read_items, read_messages
-from gateway.openai.structured import TextFormat, read_text_format, text_format
+from gateway.openai.structured import AnswerFormat, read_text_format, text_format
 from gateway.openai.template_variables import Effort, Kwargs, read_variables
 from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
 
@@ -28,7 +28,7 @@ LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_conte
 
 @with_config(EXACT)
 class TextConfig(TypedDict, total=False):
-    format: Annotated[TextFormat, text_format("text.format")] | None
+    format: Annotated[AnswerFormat, text_format("text.format")] | None
 
 
 @with_config(EXACT)
@@ -39,7 +39,7 @@ class ReasoningConfig(TypedDict, total=False):
 
 
 @with_config(EXACT)
-class StreamOptions(TypedDict, total=False):
+class ResponseStreamOptions(TypedDict, total=False):
     include_obfuscation: bool | None
 
 
@@ -65,7 +65,7 @@ class ResponsesBody(SamplingBody, total=False):
         ]
         | None
     )
-    stream_options: Annotated[StreamOptions, known_object(StreamOptions, "stream_options.")] | None
+    stream_options: Annotated[ResponseStreamOptions, known_object(ResponseStreamOptions, "stream_options.")] | None
     # not OpenAI's
     chat_template_kwargs: Kwargs | None
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING)] | None

@@ -40,7 +40,7 @@ class ResponseFormat(TypedDict, total=False):
 
 
 @with_config(EXACT)
-class TextFormat(TypedDict, total=False):
+class AnswerFormat(TypedDict, total=False):
     """What a response's text has to match."""
 
     type: Required[Literal["text", "json_object", "json_schema"]]
@@ -52,7 +52,7 @@ class TextFormat(TypedDict, total=False):
 
 def text_format(place: str) -> BeforeValidator:
     """Returns the check of a format before its fields are: a schema in a chat's `json_schema` is not left out."""
-    return known_object(TextFormat, f"{place}.", refused={"json_schema": f"{place}.schema"})
+    return known_object(AnswerFormat, f"{place}.", refused={"json_schema": f"{place}.schema"})
 
 
 @with_config(EXACT)
@@ -118,7 +118,7 @@ def _of_format(asked: ResponseFormat, most_bytes: int) -> AskedGrammar | None:
     return _of_schema(given.get("schema"), f"{field}.schema", most_bytes, is_strict=given.get("strict") is True)
 
 
-def read_text_format(asked: TextFormat | None, field: str, most_bytes: int = MAX_SCHEMA_BYTES) -> AskedGrammar | None:
+def read_text_format(asked: AnswerFormat | None, field: str, most_bytes: int = MAX_SCHEMA_BYTES) -> AskedGrammar | None:
     """Returns the grammar of an answer's text; None where it may be any. `field` of the request asks for it. Raises as
     `read_grammar`.
     """

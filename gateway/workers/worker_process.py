@@ -86,7 +86,9 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             body_reader=body_reader,
             engine=client,
             sealer=Sealer.of(settings, setup.pepper),
-            encoders=served_encoders(setup.encoders),
+            encoders=served_encoders(
+                [(one, Tokenizer.from_dir(one.directory, one.vocab_size)) for one in setup.encoders]
+            ),
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )

@@ -24,7 +24,7 @@ from quotas.policy.policy import (
     Policy,
     Price,
     QueueLimits,
-    StoredResponses,
+    StoredResponseLimits,
     TenantPolicy,
     Unnamed,
 )
@@ -312,11 +312,11 @@ def _read_cache_limits(section: Section | None, base: CacheLimits) -> CacheLimit
     return base
 
 
-def _read_stored(section: Section | None, base: StoredResponses) -> StoredResponses:
+def _read_stored(section: Section | None, base: StoredResponseLimits) -> StoredResponseLimits:
     if section is None:
         return base
     section.refuse_unknown(fields_of("stored_responses"))
-    return StoredResponses(
+    return StoredResponseLimits(
         section.value("bytes", partial(units.size, least=0), base.bytes),
         section.value("retention", units.positive_duration, base.retention),
     )

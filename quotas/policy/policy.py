@@ -69,7 +69,7 @@ class CacheLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredResponses:
+class StoredResponseLimits:
     """How long a tenant's responses are stored, and how many bytes they may have: the oldest make room."""
 
     bytes: int = 8 * 2**20  # 0: none are stored
@@ -102,7 +102,7 @@ class TenantPolicy:
     on_store_outage: Outage = "lease"
     price: Price | None = None
     prefix_cache: CacheLimits = CacheLimits()
-    stored_responses: StoredResponses = StoredResponses()
+    stored_responses: StoredResponseLimits = StoredResponseLimits()
     max_n: int = MAX_N  # answers to one prompt, those of best_of that nobody sees included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of what an answer has to match; 0: any text, and nothing else
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens that are told of at each position

@@ -4,7 +4,7 @@ A tenant has one hash and one sorted set, `sluice:{tenant}:responses` and `sluic
 (lua/responses.lua). Another tenant's response is not there, and so is answered as one that never was.
 """
 
-from quotas.policy.policy import StoredResponses
+from quotas.policy.policy import StoredResponseLimits
 from quotas.store.account import state_key
 from quotas.store.scripts import Script, ScriptRunner
 
@@ -18,7 +18,7 @@ class ResponseStore:
         self._runner = runner
 
     async def store(
-        self, tenant: str, response: str, previous: str | None, contents: bytes, limits: StoredResponses
+        self, tenant: str, response: str, previous: str | None, contents: bytes, limits: StoredResponseLimits
     ) -> bool:
         """Store a response, in place of one of the same id. Return False if it alone is beyond the tenant's bytes."""
         arguments = (response, previous or "", contents, round(limits.retention * 1e6), limits.bytes)

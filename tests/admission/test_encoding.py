@@ -133,3 +133,23 @@ def test_each_input_is_taken_once_in_order_and_batches_keep_their_bounds(steps: 
     for one in requests:
         assert taken[one] == list(range(len(taken[one]))), "in order, each once"
         assert one in cancelled or len(taken[one]) == len(one.lengths)
+
+
+def test_a_newcomer_waits_for_its_own_tenants_backlog_and_as_much_of_each_other_by_weight() -> None:
+    queue = a_queue({"heavy": 3.0})
+    added(queue, "flood", *[10] * 90)
+    newcomer = EncodingRequest("light", [10], 0.0)
+    assert queue.wait_s(newcomer) == pytest.approx(BATCH_S + 20 * TOKEN_S), "nine hundred tokens are not before it"
+    added(queue, "heavy", *[5] * 20)
+    assert queue.wait_s(newcomer) == pytest.approx(BATCH_S + 50 * TOKEN_S)
+    assert queue.wait_s(EncodingRequest("flood", [10], 0.0)) == pytest.approx(11 * BATCH_S + 1010 * TOKEN_S)
+
+
+def test_while_the_limit_is_reached_a_tenant_has_its_part_and_one_with_nothing_waiting_may_wait() -> None:
+    queue = a_queue()
+    added(queue, "flood", *[100] * 10)
+    assert not queue.fits(EncodingRequest("flood", [1], 0.0))
+    assert queue.fits(EncodingRequest("light", [500], 0.0))
+    added(queue, "light", 400)
+    assert queue.fits(EncodingRequest("light", [100], 0.0)) and not queue.fits(EncodingRequest("light", [101], 0.0))
+    assert not queue.fits(EncodingRequest("huge", [1001], 0.0))

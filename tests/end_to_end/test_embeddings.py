@@ -156,4 +156,4 @@ def test_many_at_once_are_right_beside_answers_that_are_generated(site: TenantSi
     with site.client("acme") as client:
         inputs = [str(number + 1) for number in range(60)]
         alone = client.embeddings.create(model="embedder", input=inputs, encoding_format="base64").data
-    assert found == [b64decode(str(one.embedding)) for one in alone], "to the bit, whatever shared a batch"
+    assert found == [b64decode(str(one.embedding)) for one in alone], "to the bit, beside any others in a batch"

@@ -33,7 +33,7 @@ from quotas.policy.policy import (
     Policy,
     Price,
     QueueLimits,
-    StoredResponses,
+    StoredResponseLimits,
     TenantPolicy,
 )
 from quotas.policy.policy_file import PolicyError, parse_policy
@@ -158,7 +158,7 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
         on_store_outage=draw(st.sampled_from(["closed", "open", "lease"])),
         price=draw(st.none() | price),
         prefix_cache=draw(cache_limits()),
-        stored_responses=StoredResponses(draw(st.integers(0, 2**40)), draw(st.integers(1, 10**6)) / 100),
+        stored_responses=StoredResponseLimits(draw(st.integers(0, 2**40)), draw(st.integers(1, 10**6)) / 100),
         max_n=draw(st.integers(1, MAX_N)),
         max_schema_bytes=draw(st.integers(0, MAX_SCHEMA_BYTES)),
         max_top_logprobs=draw(st.integers(0, MAX_TOP_LOGPROBS)),

@@ -62,7 +62,7 @@ def test_scores_of_pairs_are_those_of_transformers(family: str, tmp_path: Path) 
     model = saved_scorer(family, tmp_path)
     encoder = loaded(tmp_path)
     pairs = [("why?", "because"), ("a", "a longer answer, and more of it"), ("what of [SEP] in it?", "a [SEP] b")]
-    rows = [encoder.tokenizer.encode_pair(*pair) for pair in pairs]
+    rows = encoder.tokenizer.encode_inputs(pairs)
     expected = []
     for tokens in rows:
         second = tokens.index(encoder.tokenizer.sep_token_id or 0) + 1
@@ -95,14 +95,14 @@ def test_a_logit_becomes_a_score_as_the_folder_says(
 
 def test_what_a_text_spells_does_not_end_it_in_a_pair(tmp_path: Path) -> None:
     encoder = loaded(save_tiny_encoder(tmp_path, "score"))
-    tokens = encoder.tokenizer.encode_pair("a[SEP]b", "[CLS][SEP]")
+    (tokens,) = encoder.tokenizer.encode_inputs([("a[SEP]b", "[CLS][SEP]")])
     assert tokens.count(encoder.tokenizer.sep_token_id or 0) == 2
 
 
 def test_a_pair_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
     encoder = loaded(save_tiny_encoder(tmp_path, "score"))
     with pytest.raises(InvalidRequest, match="lone surrogate"):
-        encoder.tokenizer.encode_pair("a", "\ud800")
+        encoder.tokenizer.encode_inputs([("a", "\ud800")])
 
 
 POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -11,7 +11,7 @@ from gateway.anthropic.errors import error_reply
 from gateway.anthropic.message_events import MessageEvents, MessageIdentity, whole_message
 from gateway.errors import ApiError, BadRequest, DeadlineExceeded, Forbidden, InvalidApiKey, Overloaded, Preempted
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Block, Choice, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, TokenUsage
 from tests.examples import examples
 from tests.gateway.openai.random_answers import CALL, new_message, pieces, reason_of, whole
 
@@ -127,7 +127,7 @@ def test_why_it_ended_is_said_in_anthropics_words(text: list[str], is_cut: bool,
 
 def test_arguments_may_be_nested_more_deeply_than_a_library_writes() -> None:
     deep = '{"a":' * 600 + "1" + "}" * 600
-    choice = Choice("", "tool_calls", message={}, blocks=[Block("call", "a", "f", deep)])
+    choice = Choice("", "tool_calls", message={}, blocks=[ContentBlock("call", "a", "f", deep)])
     assert deep.encode() in whole_message(MessageIdentity.of_message("m"), choice, USAGE)
 
 

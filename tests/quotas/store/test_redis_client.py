@@ -16,7 +16,7 @@ from backend.bound_process import bound
 from gateway.background import beside
 from quotas.errors import StoreFault, StoreUnavailable, StoreUnsuitable
 from quotas.policy.limit import Limit, Rate, Resource
-from quotas.policy.policy import StoredResponses
+from quotas.policy.policy import StoredResponseLimits
 from quotas.quotas import Quotas
 from quotas.reservation import Ask, Attempt, Delivered, Reservation, Usage
 from quotas.store import redis_client
@@ -221,7 +221,7 @@ async def test_every_script_and_the_probe_run_with_the_commands_that_are_documen
         await store.served_sums("fleet").exchange({"a": 1.0})
         await store.announcements("fleet").announce("one", b"said")
         await store.announcements("fleet").leave("one")
-        assert await store.responses().store("a", "r", None, b"said", StoredResponses())
+        assert await store.responses().store("a", "r", None, b"said", StoredResponseLimits())
         assert await store.responses().read("a", "r") == b"said"
         assert await store.responses().delete("a", "r")
         await store.heartbeat()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from quotas.errors import StoreUnavailable
-from quotas.policy.policy import StoredResponses
+from quotas.policy.policy import StoredResponseLimits
 from quotas.store.account import state_key
 from quotas.store.redis_store import RedisStore
 from quotas.store.responses import MAX_TURNS, ResponseStore
@@ -16,7 +16,7 @@ from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
 from tests.quotas.servers import connected, hanging
 
-ROOMY = StoredResponses(10_000, 60.0)
+ROOMY = StoredResponseLimits(10_000, 60.0)
 
 
 async def test_a_conversation_is_read_as_its_turns_by_its_tenant_alone(
@@ -41,7 +41,7 @@ async def test_a_conversation_is_read_as_its_turns_by_its_tenant_alone(
 async def test_a_conversation_of_more_turns_than_are_read_is_not_read_in_part(store: RedisStore, tenant: str) -> None:
     stored = store.responses()
     for turn in range(MAX_TURNS + 1):
-        await stored.store(tenant, str(turn), str(turn - 1) if turn else None, b"", StoredResponses(10**6, 60.0))
+        await stored.store(tenant, str(turn), str(turn - 1) if turn else None, b"", StoredResponseLimits(10**6, 60.0))
     turns = await stored.read_turns(tenant, str(MAX_TURNS - 1))
     assert turns is not None and len(turns) == MAX_TURNS
     assert await stored.read_turns(tenant, str(MAX_TURNS)) is None
@@ -75,7 +75,7 @@ def test_the_oldest_make_room_each_has_its_time_and_bytes_are_never_exceeded(
             await redis.delete(key, f"{key}:order")
             for name, size, life, pause in steps:
                 await redis.set("test:clock", round(now * 1e6))
-                await stored.store("t", str(name), None, bytes(size), StoredResponses(most, life + 1.0))
+                await stored.store("t", str(name), None, bytes(size), StoredResponseLimits(most, life + 1.0))
                 kept = {one: said for one, said in kept.items() if said[0] > now}
                 kept.pop(str(name), None)
                 kept[str(name)] = now + life + 1.0, bytes(size)
