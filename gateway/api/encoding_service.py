@@ -55,7 +55,6 @@ class EncodingService:
                 self.queues[name].time.measured(tokens, seconds)
         self._waiting: dict[EncodingRequest, Waiting] = {}
         self._wake: asyncio.TimerHandle | None = None
-        self.num_batches = self.num_inputs = self.num_tokens = 0
         if encoders:
             engine.side_work = self._next_job
 
@@ -112,9 +111,6 @@ class EncodingService:
             now = self._engine.clock()
             for tenant, seconds in self.queues[name].measured(batch, elapsed).items():
                 self._core.charge(tenant, seconds, now)
-            self.num_batches += 1
-            self.num_inputs += len(batch)
-            self.num_tokens += sum(taken.request.lengths[taken.ordinal] for taken in batch)
             for number, taken in enumerate(batch):
                 waiting = self._waiting.get(taken.request)
                 if waiting is None or waiting.done.done():

@@ -26,12 +26,14 @@ class PaperEncoder:
 
     def __init__(self) -> None:
         self.batches: list[int] = []
+        self.num_tokens = 0
         self.may_go = threading.Event()
         self.may_go.set()
 
     def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes]:
         self.may_go.wait(60)
         self.batches.append(len(inputs))
+        self.num_tokens += sum(map(len, inputs))
         if any(min(one) < 0 for one in inputs):
             raise ValueError("a planted secret")
         return [struct.pack("ff", sum(one), len(one)) for one in inputs]
@@ -67,7 +69,7 @@ async def test_each_input_has_its_vector_and_its_tenant_pays(rig: Rig) -> None:
     assert (one, two) == ([(3.0, 2.0), (3.0, 1.0)], [(15.0, 3.0)])
     charged = {tenant: rig.core.share.account(tenant).charged for tenant in ("acme", "globex")}
     assert all(seconds > 0.0 for seconds in charged.values())
-    assert rig.service.num_inputs == 3 and rig.service.num_tokens == 6
+    assert sum(rig.encoder.batches) == 3 and rig.encoder.num_tokens == 6
 
 
 async def test_those_who_come_while_a_batch_is_computed_share_the_next(rig: Rig) -> None:
