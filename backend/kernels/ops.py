@@ -118,7 +118,8 @@ class Ops(Protocol):
         ...
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
-        """Return a function that runs all layers at once, to the same bits as the operations one by one.
+        """Return a function that runs all layers at once, to the same bits as the operations one by one if those are
+        `batch_invariant`.
 
         None: the implementation has no such function, or not for these layers.
         """

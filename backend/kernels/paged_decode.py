@@ -80,6 +80,27 @@ def _chunk_size(context_lens, num_seqs, window, max_chunks, BLOCK_N: tl.constexp
 
 
 @triton.jit
+def _owner(item, context_lens, num_seqs, window, chunk):
+    """Return the sequence whose chunk is the batch's chunk number `item`, and the number of its first chunk."""
+    sequence, first, before = 0, 0, 0
+    for base in range(0, num_seqs, SCAN):
+        sequences = base + tl.arange(0, SCAN)
+        counts = _num_chunks(_visible(context_lens, sequences, num_seqs, window), chunk)
+        sequence, first, before = advance(item, sequences, counts, num_seqs, sequence, first, before)
+    return sequence, first
+
+
+@triton.jit
+def _is_last(count, programs):
+    """Return True in the last of `programs` to come here, which can read what the others wrote; `count` is 0 again."""
+    tl.debug_barrier()  # all threads have written before one of them says so
+    last = tl.atomic_add(count, 1) == programs - 1
+    if last:
+        tl.store(count, 0)
+    return last
+
+
+@triton.jit
 def _join(
     out,
     partial,
@@ -155,11 +176,7 @@ def _decode(
     head = tl.program_id(0)
     item = tl.program_id(1)
     chunk = _chunk_size(context_lens, num_seqs, window, max_chunks, BLOCK_N)
-    sequence, first, before = 0, 0, 0
-    for base in range(0, num_seqs, SCAN):
-        sequences = base + tl.arange(0, SCAN)
-        counts = _num_chunks(_visible(context_lens, sequences, num_seqs, window), chunk)
-        sequence, first, before = advance(item, sequences, counts, num_seqs, sequence, first, before)
+    sequence, first = _owner(item, context_lens, num_seqs, window, chunk)
     await_inputs(PDL)
     if sequence >= num_seqs:
         return
@@ -208,10 +225,7 @@ def _decode(
     rows = tl.cast(item, tl.int64) * row_stride + head * GROUP + group
     tl.store(partial + rows[:, None] * HEAD_DIM + dims[None, :], acc, mask=held)
     tl.store(partial_lse + rows, largest + tl.log2(total), mask=group < GROUP)
-    tl.debug_barrier()  # all threads have written before one of them says so
-    count = finished + sequence * tl.num_programs(0) + head
-    if tl.atomic_add(count, 1) == num_chunks - 1:
-        tl.store(count, 0)
+    if _is_last(finished + sequence * tl.num_programs(0) + head, num_chunks):
         row = tl.cast(sequence, tl.int64) * row_stride + head * GROUP
         first_row = tl.cast(first, tl.int64) * row_stride + head * GROUP
         _join(

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from backend.kernels.linear import best_linear
-from backend.kernels.ops import Linear, StepInputs
+from backend.kernels.few_rows import FewRowLayers, Product
+from backend.kernels.ops import DecoderStack, Linear, RunLayers, StepInputs
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
-from backend.kernels.reference import one_by_one
 from backend.kernels.rowwise import launch_add_rms_norm, launch_rms_norm, launch_silu_mul
 from backend.kernels.sampling import sample_rows
 from backend.kernels.store_kv import launch_rope_and_store
@@ -24,7 +23,6 @@ class TritonOps:
 
     batch_invariant = False  # cuBLAS adds in an order that depends on the number of rows
     captures = True
-    fuse = staticmethod(one_by_one)
     rms_norm = staticmethod(launch_rms_norm)
     add_rms_norm = staticmethod(launch_add_rms_norm)
     silu_mul = staticmethod(launch_silu_mul)
@@ -35,7 +33,10 @@ class TritonOps:
         self._kv_scales = kv_scales
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return best_linear(weight, bias)
+        return Product(weight, bias)
+
+    def fuse(self, stack: DecoderStack) -> RunLayers | None:
+        return FewRowLayers.of(self, stack)
 
     def rope_and_store(
         self,

@@ -1,14 +1,12 @@
-"""One decoder serves Llama, Mistral, Qwen2 and Qwen3: one forward pass, driven by ModelConfig.
-
-Per layer: `x += attention(norm(x))`, then `x += mlp(norm(x))`. The running sum is called `residual`; each addition is
-fused with the norm that follows it, so a layer is handed the previous branch's output apart from the sum.
-"""
+"""One decoder serves Llama, Mistral, Qwen2 and Qwen3: one forward pass, driven by ModelConfig."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from backend.kernels.layers import run_layers
 from backend.kernels.ops import DecoderLayer, DecoderStack, Ops, RunLayers, StepInputs
 from backend.model.model_config import ModelConfig, RopeScaling
 from backend.model.weights import LayerWeights, Weights
@@ -96,26 +94,15 @@ class Decoder:
         ]
         self.final_norm = weights.final_norm
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-        self._run_layers: RunLayers | None = None  # at once: not where ranks meet within a layer
-        if parallel is None:
-            stack = DecoderStack(self.layers, self.final_norm, self.cos_sin, config.rms_norm_eps, *heads)
-            self._run_layers = ops.fuse(stack)
+        stack = DecoderStack(self.layers, self.final_norm, self.cos_sin, config.rms_norm_eps, *heads)
+        fused = ops.fuse(stack) if parallel is None else None  # ranks meet within a layer
+        self._run_layers: RunLayers = fused or partial(run_layers, ops, stack)
         self.lm_head = ops.linear(weights.lm_head, None)
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, kv: KVCache) -> Tensor:
         """Run the step's tokens, storing their keys and values in `kv`; returns the final hidden states [T, hidden]."""
-        residual = self._embed(step.token_ids)
-        if self._run_layers is not None:
-            return self._run_layers(residual, step, kv.blocks)
-        eps = self.config.rms_norm_eps
-        branch = torch.zeros_like(residual)
-        for index, layer in enumerate(self.layers):
-            x = self.ops.add_rms_norm(branch, residual, layer.input_norm, eps)
-            attended = self._attention(layer, x, step, *kv.layer(index))
-            x = self.ops.add_rms_norm(attended, residual, layer.post_attention_norm, eps)
-            branch = layer.down(self.ops.silu_mul(layer.gate_up(x)))
-        return self.ops.add_rms_norm(branch, residual, self.final_norm, eps)
+        return self._run_layers(self._embed(step.token_ids), step, kv.blocks)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -134,24 +121,6 @@ class Decoder:
         if self.parallel is not None:
             return self.parallel.embed(token_ids, self.embedding)
         return torch.nn.functional.embedding(token_ids, self.embedding)
-
-    def _attention(self, layer: DecoderLayer, x: Tensor, step: StepInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        config = self.config
-        query = self.ops.rope_and_store(
-            layer.qkv(x),
-            config.num_heads,
-            config.num_kv_heads,
-            self.cos_sin,
-            layer.q_norm,
-            layer.k_norm,
-            config.rms_norm_eps,
-            k_cache,
-            v_cache,
-            step,
-        )  # [T, Hq, D]
-        scale = config.head_dim**-0.5
-        attended = self.ops.paged_attention(query, k_cache, v_cache, step, scale, layer.window)
-        return layer.output(attended.flatten(1))
 
 
 def prepare_layer(

@@ -1,0 +1,217 @@
+"""Products of a few rows with a weight read it once: these kernels keep that read going from product to product.
+
+A decode of few sequences takes as long as its weights take to be read, if nothing stands between two products. So the
+norm before a product, and what is done with its result, are part of its kernel; and while the kernel before it still
+runs, a program already asks for its part of the weight, which no other kernel writes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from backend.kernels.layers import attention, run_layers
+from backend.kernels.ops import DecoderStack, Linear, Ops, StepInputs
+from backend.kernels.triton_lang import await_inputs, dependent_launch, dot
+
+MAX_ROWS = 16
+DTYPES = (torch.bfloat16, torch.float32)  # a row that is not yet normed may be beyond fp16
+WIDTH_MULTIPLE = 64  # of a weight's rows: of two tiles, gates and what they gate
+MIN_DEPTH = 32  # of a tile
+LINE_BYTES = 128  # of the L2 cache
+MAX_PREFETCHED_BYTES = 64 << 10  # that one program asks for before its inputs are there
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`x @ weight.T + bias`, a `Linear`: cuBLAS' product, whose parts the kernels of few rows take too."""
+
+    weight: Tensor  # [out_features, in_features], contiguous
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    """The columns of the result that a program computes, and from how many numbers of each row at a time."""
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+def product_tile(width: int, depth: int, gated: bool) -> ProductTile:
+    """Return a tile: 16 KiB of a 16-bit weight a stage, and programs for most multiprocessors in narrow products."""
+    narrow = gated or width < 2048
+    return ProductTile(16 if narrow else 32, min(256, _factor(depth)), warps=2 if narrow else 4, stages=4)
+
+
+@triton.jit
+def _prefetch(places):
+    """Ask for the lines of the L2 cache at `places`."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _summed(acc, squares, eps, bias, DEPTH: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr):
+    if NORMED:
+        acc *= tl.rsqrt(squares / DEPTH + eps)[:, None]
+    if BIASED:
+        acc += tl.load(bias).to(tl.float32)[None, :]
+    return acc
+
+
+@triton.jit
+def _product(
+    out,  # [num_rows, WIDTH]; the residual if ADDS
+    x,  # [num_rows, DEPTH]
+    norm,  # [DEPTH]
+    weight,  # [WIDTH, DEPTH]; [2 * WIDTH, DEPTH], gates first, if GATED
+    bias,  # of the weight's rows
+    num_rows,
+    eps,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    NORMED: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDS: tl.constexpr,
+    BIASED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LINES: tl.constexpr,  # of each weight row, that are asked for ahead
+    LINE: tl.constexpr,  # elements
+    PDL: tl.constexpr,
+):
+    """Compute some columns of the result. Numbers are rounded where the operations one by one round them, but for the
+    norm, by whose root mean square the products are multiplied when they are summed.
+    """
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.arange(0, BLOCK_M)
+    depth = tl.arange(0, BLOCK_K)
+    first = weight + columns.to(tl.int64) * DEPTH
+    second = first + WIDTH * DEPTH
+    if PDL:
+        lines = tl.arange(0, LINES) * LINE
+        _prefetch(first[:, None] + lines[None, :])
+        if GATED:
+            _prefetch(second[:, None] + lines[None, :])
+    await_inputs(PDL)
+    is_row = rows < num_rows
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    for start in range(0, DEPTH, BLOCK_K):
+        places = start + depth
+        part = tl.load(x + rows[:, None] * DEPTH + places[None, :], mask=is_row[:, None], other=0.0)
+        if NORMED:
+            wide = part.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            part = (wide * tl.load(norm + places).to(tl.float32)[None, :]).to(part.dtype)
+        acc = dot(part, tl.load(first[None, :] + places[:, None]), acc)
+        if GATED:
+            up = dot(part, tl.load(second[None, :] + places[:, None]), up)
+    dtype = out.dtype.element_ty
+    result = _summed(acc, squares, eps, bias + columns, DEPTH, NORMED, BIASED).to(dtype)
+    held = tl.broadcast_to(is_row[:, None], [BLOCK_M, BLOCK_N])
+    results = out + rows[:, None] * WIDTH + columns[None, :]
+    if GATED:
+        gate = result.to(tl.float32)
+        activated = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        up = _summed(up, squares, eps, bias + WIDTH + columns, DEPTH, NORMED, BIASED).to(dtype).to(tl.float32)
+        result = (activated * up).to(dtype)
+    if ADDS:
+        result = (tl.load(results, mask=held, other=0.0).to(tl.float32) + result.to(tl.float32)).to(dtype)
+    tl.store(results, result, mask=held)
+
+
+def multiply(
+    out: Tensor, x: Tensor, product: Product, norm: Tensor | None = None, eps: float = 0.0, **how: bool
+) -> Tensor:
+    """Write the product of `x`, or of its norm, to `out`. `gated`: SiLU of its first half times the second; `adds`: to
+    what is in `out`.
+    """
+    gated, adds = how.get("gated", False), how.get("adds", False)
+    (rows, depth), width = x.shape, out.shape[1]
+    tile = product_tile(width, depth, gated)
+    line, row_bytes = LINE_BYTES // x.itemsize, MAX_PREFETCHED_BYTES // (tile.columns * (1 + gated))
+    _product[(width // tile.columns,)](
+        out,
+        x,
+        x if norm is None else norm,
+        product.weight,
+        product.weight if product.bias is None else product.bias,
+        rows,
+        eps,
+        WIDTH=width,
+        DEPTH=depth,
+        NORMED=norm is not None,
+        GATED=gated,
+        ADDS=adds,
+        BIASED=product.bias is not None,
+        BLOCK_M=MAX_ROWS,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.depth,
+        LINES=1 << (min(depth // line, row_bytes // LINE_BYTES).bit_length() - 1),
+        LINE=line,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **dependent_launch(x.device),
+    )
+    return out
+
+
+def _factor(number: int) -> int:
+    """Return the largest power of two that divides `number`."""
+    return number & -number
+
+
+class FewRowLayers:
+    """These layers run steps of up to MAX_ROWS tokens by five kernels a layer, and others by the operations."""
+
+    def __init__(self, ops: Ops, stack: DecoderStack) -> None:
+        self._ops = ops
+        self._stack = stack
+
+    @classmethod
+    def of(cls, ops: Ops, stack: DecoderStack) -> "FewRowLayers | None":
+        """Return the layers; None if a weight has a type or shape that the kernels do not take."""
+        products = [linear for layer in stack.layers for linear in layer.linears]
+        return cls(ops, stack) if all(map(_takes, products)) else None
+
+    def __call__(self, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
+        if residual.shape[0] > MAX_ROWS:
+            return run_layers(self._ops, self._stack, residual, step, blocks)
+        for index, layer in enumerate(self._stack.layers):
+            qkv, output, gate_up, down = map(_product_of, layer.linears)
+            eps = self._stack.eps
+            mixed = multiply(_rows(residual, qkv), residual, qkv, layer.input_norm, eps)
+            attended = attention(self._ops, self._stack, index, mixed, step, blocks)
+            multiply(residual, attended, output, adds=True)
+            gated = residual.new_empty((residual.shape[0], gate_up.weight.shape[0] // 2))
+            multiply(gated, residual, gate_up, layer.post_attention_norm, eps, gated=True)
+            multiply(residual, gated, down, adds=True)
+        return self._ops.rms_norm(residual, self._stack.final_norm, self._stack.eps)
+
+
+def _rows(like: Tensor, product: Product) -> Tensor:
+    return like.new_empty((like.shape[0], product.weight.shape[0]))
+
+
+def _product_of(linear: Linear) -> Product:
+    assert isinstance(linear, Product)
+    return linear
+
+
+def _takes(linear: Linear) -> bool:
+    if not isinstance(linear, Product) or linear.weight.dtype not in DTYPES or not linear.weight.is_contiguous():
+        return False
+    out_features, in_features = linear.weight.shape
+    return out_features % WIDTH_MULTIPLE == 0 and _factor(in_features) >= MIN_DEPTH

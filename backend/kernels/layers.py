@@ -1,0 +1,29 @@
+"""The layers of a decoder, operation by operation.
+
+Per layer: `x += attention(norm(x))`, then `x += mlp(norm(x))`. The running sum is called `residual`; each addition is
+fused with the norm that follows it, so a layer is handed the previous branch's output apart from the sum.
+"""
+
+import torch
+from torch import Tensor
+
+from backend.kernels.ops import DecoderStack, Ops, StepInputs
+
+
+def run_layers(ops: Ops, stack: DecoderStack, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
+    """Return the normed hidden states [T, hidden] for the embedded tokens `residual`, which is written to."""
+    branch = torch.zeros_like(residual)
+    for index, layer in enumerate(stack.layers):
+        x = ops.add_rms_norm(branch, residual, layer.input_norm, stack.eps)
+        attended = layer.output(attention(ops, stack, index, layer.qkv(x), step, blocks))
+        x = ops.add_rms_norm(attended, residual, layer.post_attention_norm, stack.eps)
+        branch = layer.down(ops.silu_mul(layer.gate_up(x)))
+    return ops.add_rms_norm(branch, residual, stack.final_norm, stack.eps)
+
+
+def attention(ops: Ops, stack: DecoderStack, index: int, qkv: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
+    """Store a layer's new keys and values, and return what its new queries attend to [T, Hq * D]."""
+    layer, caches = stack.layers[index], (blocks[:, index, 0], blocks[:, index, 1])
+    heads = (stack.num_heads, stack.num_kv_heads)
+    query = ops.rope_and_store(qkv, *heads, stack.cos_sin, layer.q_norm, layer.k_norm, stack.eps, *caches, step)
+    return ops.paged_attention(query, *caches, step, stack.head_dim**-0.5, layer.window).flatten(1)
