@@ -101,6 +101,8 @@ class Decoder:
             stack = DecoderStack(self.layers, self.final_norm, self.cos_sin, config.rms_norm_eps, *heads)
             self._run_layers = ops.fuse(stack)
         self.lm_head = ops.linear(weights.lm_head, None)
+        whole_on_gpu = parallel is None and weights.lm_head.device.type != "cpu"
+        self._wide_head = weights.lm_head.t() if whole_on_gpu else None  # [hidden, vocab], multiplied to fp32
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, kv: KVCache) -> Tensor:
@@ -124,6 +126,8 @@ class Decoder:
 
         They are written to `out` if it is given.
         """
+        if self._wide_head is not None:
+            return torch.mm(hidden, self._wide_head, out_dtype=torch.float32, out=out)
         logits = self.lm_head(hidden)
         if self.parallel is not None:
             logits = self.parallel.group.gather(logits)[:, : self.config.vocab_size]
