@@ -21,7 +21,7 @@ from backend.kernels.triton_lang import await_inputs, dependent_launch, multipro
 
 TILE = 1024
 CAPACITY = 16384  # candidates of a row that are gathered
-WIDTH = 256  # of them that are summed up at a time: one a thread of 8 warps
+WIDTH = 256  # of them that are summed up at a time, one a thread
 GATHERING = 16  # programs on a multiprocessor
 
 
@@ -81,9 +81,8 @@ def _survey(
     tl.store(tile_largest + summary, largest)
     tl.store(tile_argmax + summary, tile * TILE + tl.argmax(x, 0))
     tl.store(tile_mass + summary, tl.sum(weights.to(tl.float64), 0))
-    if FILTERS:
-        if tile == 0:
-            tl.store(counts + row, 0)
+    if FILTERS and tile == 0:
+        tl.store(counts + row, 0)
 
 
 @triton.jit
@@ -296,6 +295,6 @@ def sample_rows(logits: Tensor, rows: RowSampling, penalties: RowPenalties | Non
         PENALISES=penalties is not None,
         FILTERS=filtered,
         WIDTH=WIDTH,
-        **{**constants, "num_warps": 8},
+        **{**constants, "num_warps": WIDTH // 32},
     )
     return chosen

@@ -7,9 +7,11 @@ the quotients are large, and what they are rounded by is no longer small beside 
 
 No filter's cut-off lies beyond a bound that follows from the tiles' largest logits and masses. Programs over the whole
 device gather the candidates within it, in no order. Then one program a row narrows down three answers in turn: the bits
-up to which `top_k` candidates lie, those up to which these have a share `top_p` of mass, and the token up to which these
-have the mass drawn. Each round sums up to `WAYS` ends at once. Masses are counted in whole units, so that the order in
-which they are added changes nothing. A row with more candidates than are gathered is read whole, every round.
+within which `top_k` candidates lie, those within which these have a share `top_p` of the mass, and the token up to
+which these have the mass drawn. A round sums up to `WAYS` ends at once. Masses are counted in whole units, so that the
+order in which they are added changes nothing. A row with more candidates than there is room for is read whole: for
+either cut-off three times and once more, as a rule, until what is unsettled has room, and little more than once for
+the token.
 """
 
 import triton
@@ -23,7 +25,7 @@ UNFILTERED = tl.constexpr(-1)  # the cut-off of a row of which every logit is ke
 UNITS = tl.constexpr(2.0**44)  # of mass that the largest logit has
 MAX_VOCAB = 1 << 19  # whose masses 63 bits hold
 WAYS = tl.constexpr(8)
-NARROW = tl.constexpr(3)  # rounds after which few candidates are left beyond what is kept
+NARROW = tl.constexpr(3)  # rounds after each of which candidates that are settled are left out
 BY_NUMBER, BY_MASS, DRAW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -142,25 +144,24 @@ def gather(
 
 
 @triton.jit
-def _candidates(near, tokens, count, logits, vocab, gathered, indices, largest, heat):
-    """Return the distances and tokens of candidates: of those gathered, or of all logits."""
+def _candidates(near, tokens, logits, gathered, indices, end, largest, heat):
+    """Return the distances and tokens of candidates before `end`: of those gathered, or of the row's logits."""
     if gathered:
-        real = indices < count
-        distance = tl.load(near + indices, mask=real, other=float("inf"))
-        token = tl.load(tokens + indices, mask=real, other=0)
+        distance = tl.load(near + indices, mask=indices < end, other=float("inf"))
+        token = tl.load(tokens + indices, mask=indices < end, other=0)
     else:
-        distance = below(logits, indices, indices < vocab, largest, heat)
+        distance = below(logits, indices, indices < end, largest, heat)
         token = indices
     return distance, token
 
 
 @triton.jit
-def _sums(near, tokens, count, logits, vocab, gathered, cut, ends, sought, largest, heat, WIDTH: tl.constexpr):
+def _sums(near, tokens, logits, gathered, start, end, cut, ends, sought, largest, heat, WIDTH: tl.constexpr):
     """Return the mass (if sought BY_NUMBER, the number) of candidates within `cut` up to each of `ends` [WAYS]."""
     sums = tl.zeros([WAYS, WIDTH], tl.int64)
-    for base in range(0, tl.where(gathered, count, vocab), WIDTH):
+    for base in range(start, end, WIDTH):
         indices = base + tl.arange(0, WIDTH)
-        distance, token = _candidates(near, tokens, count, logits, vocab, gathered, indices, largest, heat)
+        distance, token = _candidates(near, tokens, logits, gathered, indices, end, largest, heat)
         bits = distance.to(tl.int32, bitcast=True)
         held = bits <= cut
         mass = (tl.where(held, tl.exp(-distance), 0.0) * UNITS).to(tl.int64)
@@ -171,15 +172,16 @@ def _sums(near, tokens, count, logits, vocab, gathered, cut, ends, sought, large
 
 
 @triton.jit
-def _gather_within(
-    near, tokens, count, logits, vocab, gathered, cut, largest, heat, CAPACITY: tl.constexpr, WIDTH: tl.constexpr
+def _gather_between(
+    near, tokens, logits, gathered, end, low, high, largest, heat, CAPACITY: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Gather candidates within `cut`, in place, as far as there is room; returns how many there are."""
+    """Gather candidates beyond `low` and up to `high` (bits), in place; returns how many there are, room or not."""
     kept = tl.zeros([], tl.int32)
-    for base in range(0, tl.where(gathered, count, vocab), WIDTH):
+    for base in range(0, end, WIDTH):
         indices = base + tl.arange(0, WIDTH)
-        distance, token = _candidates(near, tokens, count, logits, vocab, gathered, indices, largest, heat)
-        held = distance.to(tl.int32, bitcast=True) <= cut
+        distance, token = _candidates(near, tokens, logits, gathered, indices, end, largest, heat)
+        bits = distance.to(tl.int32, bitcast=True)
+        held = (bits > low) & (bits <= high)
         ordinals = tl.cumsum(held.to(tl.int32), 0)
         places = kept + ordinals - 1
         kept += tl.max(ordinals, 0)
@@ -188,6 +190,77 @@ def _gather_within(
         tl.store(tokens + places, token, mask=held & (places < CAPACITY))
     tl.debug_barrier()
     return kept
+
+
+@triton.jit
+def _wanted(sought, kept, number, share, alone, total, drawn):
+    """Return the sum that is sought, from the mass `kept` so far; of all logits, `total`, where top-p is `alone`."""
+    of_mass = tl.where(alone, total * UNITS, kept.to(tl.float64))
+    wanted = tl.maximum((share * of_mass).to(tl.int64), 1)  # the largest logit is kept
+    wanted = tl.where(sought == BY_NUMBER, number.to(tl.int64), wanted)
+    of_draw = tl.minimum((drawn * kept.to(tl.float64)).to(tl.int64), kept - 1) + 1
+    return tl.where(sought == DRAW, of_draw, wanted)
+
+
+@triton.jit
+def _search(
+    near,
+    tokens,
+    count,
+    logits,
+    vocab,
+    cut,
+    sought,
+    number,
+    share,
+    alone,
+    total,
+    drawn,
+    largest,
+    heat,
+    CAPACITY: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Return the first bits, or token, at which the sum is the wanted one, or the last; and how many candidates are
+    left.
+    """
+    ways = tl.arange(0, WAYS) + 1
+    high = tl.where(sought == DRAW, vocab - 1, cut).to(tl.int64)
+    low = tl.full([], -1, tl.int64)  # up to it the wanted sum is not reached; up to `high` it is, if at all
+    below_low, below_high = tl.zeros([], tl.int64), tl.full([], 1 << 62, tl.int64)  # the sums up to them
+    wanted = tl.zeros([], tl.int64)
+    listed, unlisted = count, tl.zeros([], tl.int64)  # candidates to sum up, and the sum of those before them
+    rounds = 0
+    while high - low > 1:
+        ends = (low + (high - low) * ways // WAYS).to(tl.int32)
+        if (rounds == 0) & (sought != DRAW):  # equal parts of the distance, not of its bits
+            parts = (cut.to(tl.float32, bitcast=True) * (ways.to(tl.float32) / WAYS)).to(tl.int32, bitcast=True)
+            ends = tl.where(ways < WAYS, parts, cut)
+        gathered = listed <= CAPACITY
+        start, end = 0, tl.where(gathered, listed, vocab)
+        if (sought == DRAW) & (listed > CAPACITY):  # a token's place is known
+            start, end, unlisted = (low + 1).to(tl.int32), (high + 1).to(tl.int32), below_low
+        sums = _sums(near, tokens, logits, gathered, start, end, cut, ends, sought, largest, heat, WIDTH) + unlisted
+        if rounds == 0:
+            wanted = _wanted(sought, tl.max(sums, 0), number, share, alone, total, drawn)
+        reached = sums >= wanted
+        low = tl.max(tl.where(reached, low, ends), 0)
+        high = tl.min(tl.where(reached, ends, high), 0)
+        below_low = tl.max(tl.where(reached, below_low, sums), 0)
+        below_high = tl.min(tl.where(reached, sums, below_high), 0)
+        rounds += 1
+        if (rounds % NARROW == 0) & (sought != DRAW) & (listed > WIDTH):
+            # What lies beyond `high` is cut. What is kept may be more than there is room for: then only what is between
+            # `low` and `high` is gathered, for this search alone.
+            fits = (count <= CAPACITY) | ((sought == BY_NUMBER) & (below_high <= CAPACITY) & (listed > CAPACITY))
+            lowest, highest = tl.where(fits, -1, low).to(tl.int32), high.to(tl.int32)
+            end = tl.where(gathered, listed, vocab)
+            listed = _gather_between(
+                near, tokens, logits, gathered, end, lowest, highest, largest, heat, CAPACITY, WIDTH
+            )
+            count = tl.where(fits, listed, count)
+            unlisted = tl.where(fits | (listed > CAPACITY), unlisted, below_low)
+    return high, count
 
 
 @triton.jit
@@ -213,51 +286,29 @@ def draw_within(
     `total` fp64 is the mass of all logits, relative to the largest.
     """
     token = tl.zeros([], tl.int32)
-    ways = tl.arange(0, WAYS) + 1
+    alone = (number <= 0) & (least <= 0)  # top-p is then of logits, too, that are no candidates
     for sought in range(3):
-        absent = ((sought == BY_NUMBER) & (number <= 0)) | ((sought == BY_MASS) & (share >= 1))
-        high = tl.where(sought == DRAW, vocab - 1, cut).to(tl.int64)
-        low = tl.where(absent, high, -1)  # up to it the wanted is not reached; up to `high` it is, if at all
-        wanted = tl.zeros([], tl.int64)
-        rounds = 0
-        while high - low > 1:
-            ends = (low + (high - low) * ways // WAYS).to(tl.int32)
-            if (rounds == 0) & (sought != DRAW):  # equal parts of the distance, not of its bits
-                farthest = cut.to(tl.float32, bitcast=True)
-                parts = (farthest * (ways.to(tl.float32) / WAYS)).to(tl.int32, bitcast=True)
-                ends = tl.where(ways < WAYS, parts, cut)
-            gathered = count <= CAPACITY
-            sums = _sums(near, tokens, count, logits, vocab, gathered, cut, ends, sought, largest, heat, WIDTH)
-            if rounds == 0:
-                kept = tl.max(sums, 0)  # by all that is within the cut-off so far
-                if sought == BY_NUMBER:
-                    wanted = number.to(tl.int64)
-                elif sought == BY_MASS:
-                    alone = (number <= 0) & (least <= 0)  # then top-p is of logits, too, that are no candidates
-                    whole = tl.where(alone, total * UNITS, kept.to(tl.float64))
-                    wanted = tl.maximum((share * whole).to(tl.int64), 1)  # the largest logit is kept
-                else:
-                    wanted = tl.minimum((drawn * kept.to(tl.float64)).to(tl.int64), kept - 1) + 1
-            reached = sums >= wanted
-            low = tl.max(tl.where(reached, low, ends), 0)
-            high = tl.min(tl.where(reached, ends, high), 0)
-            rounds += 1
-            if (rounds == NARROW) & (sought != DRAW) & (count > WIDTH):
-                count = _gather_within(
-                    near,
-                    tokens,
-                    count,
-                    logits,
-                    vocab,
-                    gathered,
-                    high.to(tl.int32),
-                    largest,
-                    heat,
-                    CAPACITY,
-                    WIDTH,
-                )
-        if sought == DRAW:
-            token = high.to(tl.int32)
-        else:
-            cut = high.to(tl.int32)
+        if (sought == DRAW) | ((sought == BY_NUMBER) & (number > 0)) | ((sought == BY_MASS) & (share < 1)):
+            found, count = _search(
+                near,
+                tokens,
+                count,
+                logits,
+                vocab,
+                cut,
+                sought,
+                number,
+                share,
+                alone,
+                total,
+                drawn,
+                largest,
+                heat,
+                CAPACITY,
+                WIDTH,
+            )
+            if sought == DRAW:
+                token = found.to(tl.int32)
+            else:
+                cut = found.to(tl.int32)
     return token
