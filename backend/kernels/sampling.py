@@ -159,9 +159,9 @@ def _choose(
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILES)
     present = tiles < num_tiles
+    await_inputs(PDL)
     heat = tl.load(temperature + row)
     drawn = _uniform(tl.load(seeds + row), tl.load(positions + row))
-    await_inputs(PDL)
     peaks = tl.load(tile_largest + row * num_tiles + tiles, mask=present, other=-float("inf"))
     largest = tl.max(peaks, 0)
     token = tl.load(tile_argmax + row * num_tiles + tl.argmax(peaks, 0))

@@ -25,6 +25,7 @@ UNFILTERED = tl.constexpr(-1)  # the cut-off of a row of which every logit is ke
 UNITS = tl.constexpr(2.0**44)  # of mass that the largest logit has
 MAX_VOCAB = 1 << 19  # whose masses 63 bits hold
 WAYS = tl.constexpr(8)
+WIDE = tl.constexpr(4)  # times as many logits of a whole row are summed up at a time as of those gathered
 NARROW = tl.constexpr(3)  # rounds after each of which candidates that are settled are left out
 BY_NUMBER, BY_MASS, DRAW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -42,22 +43,26 @@ def below(source, indices, real, largest, heat):
 
 
 @triton.jit
-def _kth_largest(values, k):
-    """Return a number that at least k of `values` (a tile of fp32) reach, by bisection; -inf if k is too large."""
-    low, high = -float("inf"), tl.max(values, 0)
-    floor = tl.min(tl.where(values > -float("inf"), values, high), 0)
-    if tl.sum((values >= floor).to(tl.int32), 0) >= k:
-        low = floor
-        for _ in range(16):
-            middle = low + (high - low) / 2
-            enough = tl.sum((values >= middle).to(tl.int32), 0) >= k
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle)
-    return low
+def _distance_of_number(nearest, mass, number, bound, slack, TILE: tl.constexpr):
+    """Return a distance within which `number` logits lie, `bound` at most, by bisection.
+
+    Of a tile, its largest is within its distance `nearest`, and as many as its mass exceeds what those beyond can have:
+    none weighs more than the largest, of which `mass` counts 1.
+    """
+    near, far = tl.zeros([], tl.float32), bound
+    sure = (mass * (1 - slack)).to(tl.float32)
+    for _ in range(16):
+        middle = near + (far - near) / 2
+        beyond = TILE * tl.exp(tl.minimum(nearest - middle, 40.0))
+        within = tl.maximum(sure - beyond, (nearest <= middle).to(tl.float32))
+        enough = tl.sum(within, 0) >= number + 1  # one more, for what sums are rounded by
+        far = tl.where(enough, middle, far)
+        near = tl.where(enough, near, middle)
+    return far
 
 
 @triton.jit
-def _nucleus(relative, total, share, bound, slack, TILE: tl.constexpr):
+def _distance_of_share(relative, total, share, bound, slack, TILE: tl.constexpr):
     """Return a distance within which a `share` of the mass lies, `bound` at most, by bisection.
 
     What a tile has beyond a distance is no more than `TILE` times what a logit there weighs.
@@ -73,22 +78,22 @@ def _nucleus(relative, total, share, bound, slack, TILE: tl.constexpr):
 
 
 @triton.jit
-def _bound(peaks, relative, least, number, share, largest, heat, vocab, TILE: tl.constexpr):
-    """Return a distance that no filter's cut-off exceeds, from the tiles' largest logits and their masses.
+def _bound(nearest, mass, least, number, share, quotient, vocab, TILE: tl.constexpr):
+    """Return a distance that no filter's cut-off exceeds, from the tiles' masses and their largest logits' distances.
 
-    Min-p is its own bound. The k-th largest of the peaks is reached by k logits at least. Without the two, the last
-    logit that top-p keeps weighs more than an equal share of what is cut.
+    Min-p is its own bound. Without it and top-k, the last logit that top-p keeps weighs more than an equal share of
+    what is cut. `quotient` is the row's largest.
     """
     bound = tl.where(least > 0, -tl.log(tl.maximum(least, 1e-37)), FAR)
+    slack = 1e-5 + 1e-6 * tl.abs(quotient)  # of weights, by the rounding of large quotients
     if number > 0:
-        kth = _kth_largest(peaks, number)
-        bound = tl.minimum(bound, distances(kth, largest, heat) + 1e-3)
+        bound = _distance_of_number(nearest, mass, number, bound, slack, TILE)
     elif least <= 0:
+        relative = mass * tl.exp(-nearest).to(tl.float64)
         total = tl.sum(relative, 0)
         rest = ((1 - share) * total / vocab).to(tl.float32)
         bound = tl.minimum(1e-3 - tl.log(tl.maximum(rest, 1e-37)), FAR)
-        rounding = 1e-5 + 1e-6 * tl.abs(largest / heat)  # of weights, by that of large quotients
-        bound = _nucleus(relative, total, share, bound, rounding, TILE)
+        bound = _distance_of_share(relative, total, share, bound, slack, TILE)
     return tl.minimum(tl.where(bound > 0, bound, 0.0), FAR)  # and not -0.0, whose bits are negative
 
 
@@ -115,9 +120,9 @@ def gather(
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
+    await_inputs(PDL)
     heat, least = tl.load(temperature + row), tl.load(min_p + row)
     number, share = tl.load(top_k + row), tl.load(top_p + row)
-    await_inputs(PDL)
     tiles = tl.arange(0, TILES)
     present = tiles < num_tiles
     peaks = tl.load(tile_largest + row * num_tiles + tiles, mask=present, other=-float("inf"))
@@ -126,11 +131,11 @@ def gather(
     cut = tl.full([], UNFILTERED, tl.int32)
     if drawn & ((number > 0) | (share < 1) | (least > 0)):
         mass = tl.load(tile_mass + row * num_tiles + tiles, mask=present, other=0.0)
-        relative = mass * tl.exp(-distances(peaks, largest, heat)).to(tl.float64)
-        cut = _bound(peaks, relative, least, number, share, largest, heat, vocab, TILE).to(tl.int32, bitcast=True)
+        nearest = distances(peaks, largest, heat)
+        cut = _bound(nearest, mass, least, number, share, largest / heat, vocab, TILE).to(tl.int32, bitcast=True)
         for tile in range(part * tiles_each, tl.minimum((part + 1) * tiles_each, num_tiles)):
-            nearest = distances(tl.load(tile_largest + row * num_tiles + tile), largest, heat)
-            if nearest.to(tl.int32, bitcast=True) <= cut:
+            peak = tl.load(tile_largest + row * num_tiles + tile)
+            if distances(peak, largest, heat).to(tl.int32, bitcast=True) <= cut:
                 indices = tile * TILE + tl.arange(0, TILE)
                 distance = below(logits + row * vocab, indices, indices < vocab, largest, heat)
                 held = distance.to(tl.int32, bitcast=True) <= cut
@@ -144,9 +149,9 @@ def gather(
 
 
 @triton.jit
-def _candidates(near, tokens, logits, gathered, indices, end, largest, heat):
+def _candidates(near, tokens, logits, indices, end, largest, heat, GATHERED: tl.constexpr):
     """Return the distances and tokens of candidates before `end`: of those gathered, or of the row's logits."""
-    if gathered:
+    if GATHERED:
         distance = tl.load(near + indices, mask=indices < end, other=float("inf"))
         token = tl.load(tokens + indices, mask=indices < end, other=0)
     else:
@@ -156,12 +161,25 @@ def _candidates(near, tokens, logits, gathered, indices, end, largest, heat):
 
 
 @triton.jit
-def _sums(near, tokens, logits, gathered, start, end, cut, ends, sought, largest, heat, WIDTH: tl.constexpr):
+def _sums(
+    near,
+    tokens,
+    logits,
+    start,
+    end,
+    cut,
+    ends,
+    sought,
+    largest,
+    heat,
+    GATHERED: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """Return the mass (if sought BY_NUMBER, the number) of candidates within `cut` up to each of `ends` [WAYS]."""
     sums = tl.zeros([WAYS, WIDTH], tl.int64)
     for base in range(start, end, WIDTH):
         indices = base + tl.arange(0, WIDTH)
-        distance, token = _candidates(near, tokens, logits, gathered, indices, end, largest, heat)
+        distance, token = _candidates(near, tokens, logits, indices, end, largest, heat, GATHERED)
         bits = distance.to(tl.int32, bitcast=True)
         held = bits <= cut
         mass = (tl.where(held, tl.exp(-distance), 0.0) * UNITS).to(tl.int64)
@@ -173,13 +191,23 @@ def _sums(near, tokens, logits, gathered, start, end, cut, ends, sought, largest
 
 @triton.jit
 def _gather_between(
-    near, tokens, logits, gathered, end, low, high, largest, heat, CAPACITY: tl.constexpr, WIDTH: tl.constexpr
+    near,
+    tokens,
+    logits,
+    end,
+    low,
+    high,
+    largest,
+    heat,
+    GATHERED: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Gather candidates beyond `low` and up to `high` (bits), in place; returns how many there are, room or not."""
     kept = tl.zeros([], tl.int32)
     for base in range(0, end, WIDTH):
         indices = base + tl.arange(0, WIDTH)
-        distance, token = _candidates(near, tokens, logits, gathered, indices, end, largest, heat)
+        distance, token = _candidates(near, tokens, logits, indices, end, largest, heat, GATHERED)
         bits = distance.to(tl.int32, bitcast=True)
         held = (bits > low) & (bits <= high)
         ordinals = tl.cumsum(held.to(tl.int32), 0)
@@ -237,10 +265,14 @@ def _search(
             parts = (cut.to(tl.float32, bitcast=True) * (ways.to(tl.float32) / WAYS)).to(tl.int32, bitcast=True)
             ends = tl.where(ways < WAYS, parts, cut)
         gathered = listed <= CAPACITY
-        start, end = 0, tl.where(gathered, listed, vocab)
-        if (sought == DRAW) & (listed > CAPACITY):  # a token's place is known
-            start, end, unlisted = (low + 1).to(tl.int32), (high + 1).to(tl.int32), below_low
-        sums = _sums(near, tokens, logits, gathered, start, end, cut, ends, sought, largest, heat, WIDTH) + unlisted
+        if gathered:
+            sums = _sums(near, tokens, logits, 0, listed, cut, ends, sought, largest, heat, True, WIDTH)
+        else:
+            start, end = 0, vocab
+            if sought == DRAW:  # a token's place is known
+                start, end, unlisted = (low + 1).to(tl.int32), (high + 1).to(tl.int32), below_low
+            sums = _sums(near, tokens, logits, start, end, cut, ends, sought, largest, heat, False, WIDE * WIDTH)
+        sums += unlisted
         if rounds == 0:
             wanted = _wanted(sought, tl.max(sums, 0), number, share, alone, total, drawn)
         reached = sums >= wanted
@@ -254,10 +286,14 @@ def _search(
             # `low` and `high` is gathered, for this search alone.
             fits = (count <= CAPACITY) | ((sought == BY_NUMBER) & (below_high <= CAPACITY) & (listed > CAPACITY))
             lowest, highest = tl.where(fits, -1, low).to(tl.int32), high.to(tl.int32)
-            end = tl.where(gathered, listed, vocab)
-            listed = _gather_between(
-                near, tokens, logits, gathered, end, lowest, highest, largest, heat, CAPACITY, WIDTH
-            )
+            if gathered:
+                listed = _gather_between(
+                    near, tokens, logits, listed, lowest, highest, largest, heat, True, CAPACITY, WIDTH
+                )
+            else:
+                listed = _gather_between(
+                    near, tokens, logits, vocab, lowest, highest, largest, heat, False, CAPACITY, WIDE * WIDTH
+                )
             count = tl.where(fits, listed, count)
             unlisted = tl.where(fits | (listed > CAPACITY), unlisted, below_low)
     return high, count
