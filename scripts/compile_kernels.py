@@ -47,7 +47,6 @@ from labs.process_pool import process_pool
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ATTENTION = ("prefill", "decode")
 PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
-SEARCHES = ("SEARCH", "SHIFT")
 LAUNCH_FLAGS = ("PDL", "launch_pdl")  # where an architecture has it
 FIRST_ARCH_FILLED_BY_PROGRAMS = 90  # from here on, decodes keep copies in flight by more programs, not by more stages
 BLOCK_ID_BYTES = 4  # that a decode copies beside keys and values
@@ -174,9 +173,9 @@ def compile_variant(variant: Variant, kernels: tuple[str, ...] = ()) -> list[Com
 
 
 def told_apart_by(constants: Mapping[str, Any]) -> str:
-    """What is on, and which digit a search is for."""
+    """What is on."""
     on = [name.lower() for name, value in constants.items() if value is True and name not in LAUNCH_FLAGS]
-    return "".join(f" {name}" for name in on + [str(constants[name]) for name in SEARCHES if name in constants])
+    return "".join(f" {name}" for name in on)
 
 
 def inspect(variant: Variant, label: str, built: Any) -> Compiled:

@@ -5,9 +5,9 @@ cut-offs on a row's own logits, equal logits kept or cut together, and the inver
 number hashed from (seed, position).
 
 One kernel reads the logits once, in tiles over the whole device: it applies penalties, and leaves each tile's largest
-logit and mass. Where rows have filters, `sampling_search` finds their cut-offs and weighs the tiles again within them,
-in six more reads at most, of those tiles alone in which a cut-off can lie. The last kernel, a program a row, needs no
-more than the tiles' masses and one tile.
+logit and mass. Where rows have filters, a second one gathers what can be within their cut-offs, from the tiles that
+have any of it (`sampling_search`). The last kernel, a program a row, draws a filtered row's token from what was
+gathered; for another it needs no more than the tiles' masses and one tile.
 """
 
 import torch
@@ -16,22 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from backend.kernels.ops import RowPenalties, RowSampling
-from backend.kernels.sampling_search import (
-    ALL,
-    CUT,
-    MAX_VOCAB,
-    STATE,
-    UNFILTERED,
-    begin,
-    below,
-    distances,
-    is_last,
-    mass_within,
-    search,
-)
+from backend.kernels.sampling_search import FAR, MAX_VOCAB, UNFILTERED, below, distances, draw_within, gather
+from backend.kernels.triton_lang import await_inputs, dependent_launch, multiprocessors
 
 TILE = 1024
-SEARCHED = 4  # tiles that one program of a search takes
+CAPACITY = 16384  # candidates of a row that are gathered
+WIDTH = 256  # of them that are summed up at a time, one a thread
+GATHERING = 16  # programs on a multiprocessor
 
 
 @triton.jit
@@ -49,11 +40,8 @@ def _survey(
     tile_largest,  # [rows, tiles] fp32
     tile_argmax,  # [rows, tiles] int32
     tile_mass,  # [rows, tiles] fp64, of exp((logit - the tile's largest) / temperature)
-    states,  # [rows, STATE] int64, 0
+    counts,  # [rows] int32, of candidates, set to 0
     temperature,
-    min_p,
-    top_k,
-    top_p,
     slots,
     presence,
     frequency,
@@ -64,11 +52,12 @@ def _survey(
     PENALISES: tl.constexpr,
     FILTERS: tl.constexpr,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,  # a power of two >= the number of tiles
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     num_tiles = tl.num_programs(1)
+    await_inputs(PDL)
     tokens = tile * TILE + tl.arange(0, TILE)
     real = tokens < vocab
     places = logits + row * vocab + tokens
@@ -78,10 +67,10 @@ def _survey(
         absent, often, repeated, penalised = _penalised(presence, frequency, repetition, row)
         if penalised:
             slot = tl.load(slots + row) * vocab
-            counts = tl.load(output_counts + slot + tokens, mask=real, other=0)
-            held = (counts > 0) | (tl.load(in_prompt + slot + tokens, mask=real, other=0) != 0)
+            made = tl.load(output_counts + slot + tokens, mask=real, other=0)
+            held = (made > 0) | (tl.load(in_prompt + slot + tokens, mask=real, other=0) != 0)
             x = tl.where(held, tl.where(x > 0, x / repeated, x * repeated), x)
-            x = x - often * counts.to(tl.float32) - absent * (counts > 0).to(tl.float32)
+            x = x - often * made.to(tl.float32) - absent * (made > 0).to(tl.float32)
             tl.store(places, x, mask=real)
     heat = tl.load(temperature + row)
     divisor = tl.where(heat > 0, heat, 1.0)
@@ -92,16 +81,8 @@ def _survey(
     tl.store(tile_largest + summary, largest)
     tl.store(tile_argmax + summary, tile * TILE + tl.argmax(x, 0))
     tl.store(tile_mass + summary, tl.sum(weights.to(tl.float64), 0))
-    if FILTERS:
-        state = states + row * STATE
-        if is_last(state, num_tiles):
-            tiles = tl.arange(0, TILES)
-            present = tiles < num_tiles
-            summaries = row * num_tiles + tiles
-            peaks = tl.load(tile_largest + summaries, mask=present, other=-float("inf"), volatile=True)
-            mass = tl.load(tile_mass + summaries, mask=present, other=0.0, volatile=True)
-            least, number, share = tl.load(min_p + row), tl.load(top_k + row), tl.load(top_p + row)
-            begin(state, peaks, mass, heat, least, number, share, vocab)
+    if FILTERS and tile == 0:
+        tl.store(counts + row, 0)
 
 
 @triton.jit
@@ -119,19 +100,8 @@ def _uniform(seed, position):
 
 
 @triton.jit
-def _place(source, count, cut, target, largest, heat, TILE: tl.constexpr):
-    """Return the first of `count` logits at which the mass of those within `cut` exceeds `target`, or the last."""
-    indices = tl.arange(0, TILE)
-    distance = below(source, indices, indices < count, largest, heat)
-    kept = distance.to(tl.int32, bitcast=True) <= cut
-    ends = tl.cumsum(tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64), 0)
-    first = tl.min(tl.where(kept & (ends > target), indices, TILE), 0)
-    return tl.where(first < TILE, first, tl.max(tl.where(kept, indices, 0), 0))
-
-
-@triton.jit
-def _draw(logits, tile_mass, drawn, cut, largest, heat, vocab, TILE: tl.constexpr, TILES: tl.constexpr):
-    """Draw the token of a row: first the tile in which the cumulative mass passes the draw, then the place there.
+def _draw(logits, tile_mass, drawn, largest, heat, vocab, TILE: tl.constexpr, TILES: tl.constexpr):
+    """Draw the token of an unfiltered row: first the tile in which the cumulative mass passes the draw, then the place.
 
     `tile_mass` [TILES] fp64 is relative to the row's largest logit, 0 beyond the row's tiles. The tile's weights add up
     to what is rounded otherwise: the draw takes as large a share of the one as of the other.
@@ -143,10 +113,15 @@ def _draw(logits, tile_mass, drawn, cut, largest, heat, vocab, TILE: tl.constexp
     tile = tl.min(tl.where((ends > target) & (tile_mass > 0), tiles, last), 0)
     target -= tl.sum(tl.where(tiles < tile, tile_mass, 0.0), 0)
     surveyed = tl.sum(tl.where(tiles == tile, tile_mass, 0.0), 0)
-    start = tile * TILE
-    mass = mass_within(logits + start, vocab - start, cut, largest, heat, TILE)
+    places = tl.arange(0, TILE)
+    tokens = tile * TILE + places
+    distance = below(logits, tokens, tokens < vocab, largest, heat)
+    kept = distance <= FAR
+    weights = tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64)
+    mass = tl.sum(weights, 0)
     target += target * ((mass - surveyed).to(tl.float32) / surveyed.to(tl.float32)).to(tl.float64)
-    return start + _place(logits + start, vocab - start, cut, target, largest, heat, TILE)
+    first = tl.min(tl.where(kept & (tl.cumsum(weights, 0) > target), places, TILE), 0)
+    return tile * TILE + tl.where(first < TILE, first, tl.max(tl.where(kept, places, 0), 0))
 
 
 @triton.jit
@@ -156,8 +131,14 @@ def _choose(
     tile_largest,
     tile_argmax,
     tile_mass,
-    states,
+    near,
+    tokens,
+    counts,
+    cuts,
     temperature,
+    min_p,
+    top_k,
+    top_p,
     seeds,
     positions,
     slots,
@@ -170,25 +151,46 @@ def _choose(
     PENALISES: tl.constexpr,
     FILTERS: tl.constexpr,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,
+    TILES: tl.constexpr,  # a power of two >= the number of tiles
+    CAPACITY: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILES)
     present = tiles < num_tiles
+    await_inputs(PDL)
+    heat = tl.load(temperature + row)
+    drawn = _uniform(tl.load(seeds + row), tl.load(positions + row))
     peaks = tl.load(tile_largest + row * num_tiles + tiles, mask=present, other=-float("inf"))
     largest = tl.max(peaks, 0)
-    heat = tl.load(temperature + row)
     token = tl.load(tile_argmax + row * num_tiles + tl.argmax(peaks, 0))
     if (heat > 0) & (largest > -float("inf")) & (largest < float("inf")):
         mass = tl.load(tile_mass + row * num_tiles + tiles, mask=present, other=0.0)
         relative = mass * tl.exp(-distances(peaks, largest, heat)).to(tl.float64)
-        cut = tl.full([], ALL, tl.int64)
+        own, cut = logits + row * vocab, tl.full([], UNFILTERED, tl.int32)
         if FILTERS:
-            found = tl.load(states + row * STATE + CUT)
-            relative = tl.where(found == UNFILTERED, relative, mass)
-            cut = tl.where(found == UNFILTERED, cut, found)
-        drawn = _uniform(tl.load(seeds + row), tl.load(positions + row))
-        token = _draw(logits + row * vocab, relative, drawn, cut, largest, heat, vocab, TILE, TILES)
+            cut = tl.load(cuts + row)
+        if cut == UNFILTERED:
+            token = _draw(own, relative, drawn, largest, heat, vocab, TILE, TILES)
+        elif FILTERS:
+            token = draw_within(
+                near + row * CAPACITY,
+                tokens + row * CAPACITY,
+                tl.load(counts + row),
+                own,
+                vocab,
+                cut,
+                tl.load(min_p + row),
+                tl.load(top_k + row),
+                tl.load(top_p + row),
+                drawn,
+                tl.sum(relative, 0),
+                largest,
+                heat,
+                CAPACITY,
+                WIDTH,
+            )
     token = tl.minimum(tl.maximum(token, 0), vocab - 1)
     tl.store(chosen + row, token.to(tl.int64))
     if PENALISES:
@@ -213,10 +215,12 @@ def sample_rows(logits: Tensor, rows: RowSampling, penalties: RowPenalties | Non
     tile_mass = logits.new_empty((num_rows, num_tiles), dtype=torch.float64)
     chosen = logits.new_empty(num_rows, dtype=torch.int64)
     filtered = rows.some_min_p or rows.some_top_k or rows.some_top_p
-    states = logits.new_zeros((num_rows, STATE.value), dtype=torch.int64) if filtered else rows.seeds
+    near = logits.new_empty((num_rows if filtered else 0, CAPACITY))
+    tokens = torch.empty_like(near, dtype=torch.int32)
+    counts, cuts = logits.new_empty((2, num_rows), dtype=torch.int32)
     if penalties is None:
         none = rows.temperature
-        slots, presence, frequency, repetition, in_prompt, counts = rows.seeds, none, none, none, none, tile_argmax
+        slots, presence, frequency, repetition, in_prompt, made = rows.seeds, none, none, none, none, tile_argmax
     else:
         slots, presence, frequency, repetition = (
             penalties.slots,
@@ -224,53 +228,73 @@ def sample_rows(logits: Tensor, rows: RowSampling, penalties: RowPenalties | Non
             penalties.frequency,
             penalties.repetition,
         )
-        in_prompt, counts = penalties.in_prompt, penalties.output_counts
-    constants = {
-        "PENALISES": penalties is not None,
-        "FILTERS": filtered,
-        "TILE": TILE,
-        "TILES": triton.next_power_of_2(num_tiles),
-    }
+        in_prompt, made = penalties.in_prompt, penalties.output_counts
+    constants = {"TILE": TILE, "num_warps": 4, **dependent_launch(logits.device)}
     _survey[num_rows, num_tiles](
         logits,
         tile_largest,
         tile_argmax,
         tile_mass,
-        states,
+        counts,
         rows.temperature,
-        rows.min_p,
-        rows.top_k,
-        rows.top_p,
         slots,
         presence,
         frequency,
         repetition,
         in_prompt,
-        counts,
+        made,
         vocab,
+        PENALISES=penalties is not None,
+        FILTERS=filtered,
         **constants,
-        num_warps=4,
     )
+    constants |= {"TILES": triton.next_power_of_2(num_tiles), "CAPACITY": CAPACITY}
     if filtered:
-        search(logits, tile_largest, tile_mass, states, rows, TILE, SEARCHED)
+        programs = GATHERING * multiprocessors(logits.device)
+        tiles_each = triton.cdiv(num_rows * num_tiles, programs)
+        gather[num_rows, triton.cdiv(num_tiles, tiles_each)](
+            near,
+            tokens,
+            counts,
+            cuts,
+            logits,
+            tile_largest,
+            tile_mass,
+            rows.temperature,
+            rows.min_p,
+            rows.top_k,
+            rows.top_p,
+            num_tiles,
+            vocab,
+            tiles_each,
+            **constants,
+        )
     _choose[(num_rows,)](
         chosen,
         logits,
         tile_largest,
         tile_argmax,
         tile_mass,
-        states,
+        near,
+        tokens,
+        counts,
+        cuts,
         rows.temperature,
+        rows.min_p,
+        rows.top_k,
+        rows.top_p,
         rows.seeds,
         rows.positions,
         slots,
         presence,
         frequency,
         repetition,
-        counts,
+        made,
         num_tiles,
         vocab,
-        **constants,
-        num_warps=4,
+        PENALISES=penalties is not None,
+        FILTERS=filtered,
+        WIDTH=WIDTH,
+        **{**constants, "num_warps": WIDTH // 32},
     )
     return chosen

@@ -1,41 +1,33 @@
-"""This search finds the cut-offs of rows with filters in a bounded number of reads of their logits by the whole device.
+"""This search finds the cut-offs of a row with filters, and the token drawn within them, among a few of its logits.
 
 A logit is told by its distance: how far it lies, divided by the temperature (`heat`), below the row's largest.
 Distances are fp32 numbers >= 0, whose bits order as they do: a cut-off is such bits, exact to the last one. Logits are
 divided before they are subtracted, as `backend.worker.sampler` does, and everywhere alike: when the temperature is low
 the quotients are large, and what they are rounded by is no longer small beside a distance.
 
-The bits of a cut-off are searched for as three digits (a radix select; Alabi et al., 2012). For each, the programs of a
-row add its logits to a histogram by that digit, in numbers and in mass, and the last of them to finish reads from it
-which digit the cut-off has. Top-p, which is of the mass that top-k leaves, begins from the first digit's histogram
-again: two searches take five reads, one takes three, for any k, p and logits. Masses are counted in whole
-units, so that the order in which programs add them changes nothing.
+No filter's cut-off lies beyond a bound that follows from the tiles' largest logits and masses. Programs over the whole
+device gather the candidates within it, in no order. Then one program a row narrows down three answers in turn: the bits
+within which `top_k` candidates lie, those within which these have a share `top_p` of the mass, and the token up to
+which these have the mass drawn. A round sums up to `WAYS` ends at once. Masses are counted in whole units, so that the
+order in which they are added changes nothing. A row with more candidates than there is room for is read whole: for
+either cut-off three times and once more, as a rule, until what is unsettled has room, and little more than once for
+the token.
 """
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from backend.kernels.ops import RowSampling
+from backend.kernels.triton_lang import await_inputs
 
 FAR = tl.constexpr(87.0)  # beyond it a weight, exp(-distance), is no normal fp32 number: none is drawn from there
 ALL = tl.constexpr(0x42AE0000)  # the cut-off that keeps all others
-
-FIRST, SECOND, THIRD = (20, 11), (9, 11), (0, 9)  # each digit's lowest bit, and how many it has
-BINS = tl.constexpr(1 << 11)
-CHUNK = tl.constexpr(512)  # bins that are read at a time
-COARSE, BY_NUMBER, BY_MASS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-DONE = tl.constexpr(0)
+UNFILTERED = tl.constexpr(-1)  # the cut-off of a row of which every logit is kept
 UNITS = tl.constexpr(2.0**44)  # of mass that the largest logit has
 MAX_VOCAB = 1 << 19  # whose masses 63 bits hold
-
-# What is known of a row's search, int64: the cut-off as far as it is known, what is being searched for (DONE, BY_NUMBER
-# or BY_MASS), its digits so far, the number and the mass below these, the mass wanted, the row's largest logit, and how
-# many programs have finished. Then the histograms of the first digit and of the present one, numbers before masses.
-CUT, PHASE, PREFIX, NUMBER, MASS, WANTED, LARGEST, FINISHED = (tl.constexpr(place) for place in range(8))
-HISTOGRAMS = tl.constexpr(8)
-STATE = tl.constexpr(8 + 4 * BINS.value)
-UNFILTERED = tl.constexpr(-1)  # the cut of a row of which every logit is kept
+WAYS = tl.constexpr(8)
+WIDE = tl.constexpr(4)  # times as many logits of a whole row are summed up at a time as of those gathered
+NARROW = tl.constexpr(3)  # rounds after each of which candidates that are settled are left out
+BY_NUMBER, BY_MASS, DRAW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -51,286 +43,308 @@ def below(source, indices, real, largest, heat):
 
 
 @triton.jit
-def is_last(state, programs):
-    """Return True in the last of a row's `programs` to come here: then it can read what the others wrote."""
-    tl.debug_barrier()
-    last = tl.atomic_add(state + FINISHED, 1) == programs - 1
-    if last:
-        tl.store(state + FINISHED, 0)
-    return last
+def _distance_of_number(nearest, mass, number, bound, slack, TILE: tl.constexpr):
+    """Return a distance within which `number` logits lie, `bound` at most, by bisection.
+
+    Of a tile, its largest is within its distance `nearest`, and as many as its mass exceeds what those beyond can have:
+    none weighs more than the largest, of which `mass` counts 1.
+    """
+    near, far = tl.zeros([], tl.float32), bound
+    sure = (mass * (1 - slack)).to(tl.float32)
+    for _ in range(16):
+        middle = near + (far - near) / 2
+        beyond = TILE * tl.exp(tl.minimum(nearest - middle, 40.0))
+        within = tl.maximum(sure - beyond, (nearest <= middle).to(tl.float32))
+        enough = tl.sum(within, 0) >= number + 1  # one more, for what sums are rounded by
+        far = tl.where(enough, middle, far)
+        near = tl.where(enough, near, middle)
+    return far
 
 
 @triton.jit
-def _kth_largest(values, k):
-    """Return a number that at least k of `values` (a tile of fp32) reach, by bisection; -inf if k is too large."""
-    low, high = -float("inf"), tl.max(values, 0)
-    floor = tl.min(tl.where(values > -float("inf"), values, high), 0)
-    if tl.sum((values >= floor).to(tl.int32), 0) >= k:
-        low = floor
-        for _ in range(24):
-            middle = low + (high - low) / 2
-            enough = tl.sum((values >= middle).to(tl.int32), 0) >= k
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle)
-    return low
+def _distance_of_share(relative, total, share, bound, slack, TILE: tl.constexpr):
+    """Return a distance within which a `share` of the mass lies, `bound` at most, by bisection.
+
+    What a tile has beyond a distance is no more than `TILE` times what a logit there weighs.
+    """
+    near, far = tl.zeros([], tl.float32), bound
+    wanted = share * total * (1 + slack)
+    for _ in range(16):
+        middle = near + (far - near) / 2
+        within = tl.sum(tl.maximum(relative - (TILE * tl.exp(-middle)).to(tl.float64), 0.0), 0)
+        far = tl.where(within >= wanted, middle, far)
+        near = tl.where(within >= wanted, near, middle)
+    return far
 
 
 @triton.jit
-def _bound(peaks, total, least, number, share, largest, heat, vocab):
-    """Return a distance that no filter's cut-off exceeds, from the tiles' largest logits `peaks` and the row's mass.
+def _bound(nearest, mass, least, number, share, quotient, vocab, TILE: tl.constexpr):
+    """Return a distance that no filter's cut-off exceeds, from the tiles' masses and their largest logits' distances.
 
-    Min-p is its own bound. The k-th largest of the peaks is reached by k logits at least. Without the two, the last
-    logit that top-p keeps weighs more than an equal share of what is cut.
+    Min-p is its own bound. Without it and top-k, the last logit that top-p keeps weighs more than an equal share of
+    what is cut. `quotient` is the row's largest.
     """
     bound = tl.where(least > 0, -tl.log(tl.maximum(least, 1e-37)), FAR)
+    slack = 1e-5 + 1e-6 * tl.abs(quotient)  # of weights, by the rounding of large quotients
     if number > 0:
-        kth = _kth_largest(peaks, number)
-        bound = tl.minimum(bound, distances(kth, largest, heat) + 1e-3)
+        bound = _distance_of_number(nearest, mass, number, bound, slack, TILE)
     elif least <= 0:
+        relative = mass * tl.exp(-nearest).to(tl.float64)
+        total = tl.sum(relative, 0)
         rest = ((1 - share) * total / vocab).to(tl.float32)
-        bound = tl.where(share < 1, 1e-3 - tl.log(tl.maximum(rest, 1e-37)), FAR)
+        bound = tl.minimum(1e-3 - tl.log(tl.maximum(rest, 1e-37)), FAR)
+        bound = _distance_of_share(relative, total, share, bound, slack, TILE)
     return tl.minimum(tl.where(bound > 0, bound, 0.0), FAR)  # and not -0.0, whose bits are negative
 
 
-@triton.jit
-def begin(state, peaks, tile_mass, heat, least, number, share, vocab):
-    """Store what the search of a row begins with; `tile_mass` is relative to each tile's own largest logit."""
-    largest = tl.max(peaks, 0)
-    cut = tl.full([], UNFILTERED, tl.int64)
-    searched = (number > 0) | (share < 1)
-    if (heat > 0) & (largest > -float("inf")) & (largest < float("inf")) & (searched | (least > 0)):
-        total = tl.sum(tile_mass * tl.exp(-distances(peaks, largest, heat)).to(tl.float64), 0)
-        bound = _bound(peaks, total, least, number, share, largest, heat, vocab)
-        cut = bound.to(tl.int32, bitcast=True).to(tl.int64)
-        tl.store(state + PHASE, tl.where(searched, tl.where(number > 0, BY_NUMBER, BY_MASS), DONE))
-        tl.store(state + WANTED, (share * total * UNITS).to(tl.int64))
-        tl.store(state + LARGEST, largest.to(tl.int32, bitcast=True).to(tl.int64))
-    tl.store(state + CUT, cut)
-
-
-@triton.jit
-def _find(histogram, number, mass, wanted, SEARCH: tl.constexpr):
-    """Return the first bin at whose end the number or mass, with what is given, is the wanted one; BINS if none is.
-
-    Then number and mass before that bin, and the mass of all.
-    """
-    digit = tl.full([], BINS, tl.int32)
-    ended = mass
-    for base in range(0, BINS, CHUNK):
-        bins = base + tl.arange(0, CHUNK)
-        numbers = tl.load(histogram + bins, volatile=True)  # other programs' additions, past this one's cache
-        masses = tl.load(histogram + BINS + bins, volatile=True)
-        if SEARCH == BY_NUMBER:
-            reached = number + tl.cumsum(numbers, 0) >= wanted
-        else:
-            reached = mass + tl.cumsum(masses, 0) >= wanted
-        first = tl.min(tl.where(reached, bins, BINS), 0)
-        before = (bins < first) & (digit == BINS)
-        ended += tl.sum(masses, 0)
-        number += tl.sum(tl.where(before, numbers, 0), 0)
-        mass += tl.sum(tl.where(before, masses, 0), 0)
-        digit = tl.minimum(digit, first)
-    return digit, number, mass, ended
-
-
-@triton.jit
-def _share_of(mass, share):
-    """Return the least mass that top-p keeps of `mass`: the largest logit's at least."""
-    return tl.maximum((share * mass.to(tl.float64)).to(tl.int64), 1)
-
-
-@triton.jit
-def _begin_mass(state, wanted, share):
-    """Search for top-p, whose first digit is read from the first digit's histogram; less than is wanted stays uncut."""
-    phase = tl.full([], DONE, tl.int64)
-    if share < 1:
-        zero = tl.zeros([], tl.int64)
-        digit, _, before, _ = _find(state + HISTOGRAMS, zero, zero, wanted, BY_MASS)
-        tl.store(state + PREFIX, digit)
-        tl.store(state + MASS, before)
-        tl.store(state + WANTED, wanted)
-        phase = tl.where(digit < BINS, BY_MASS, phase)
-    tl.store(state + PHASE, phase)
-
-
-@triton.jit
-def _settle_first(state, least, number, share):
-    """Read the first digit of what is searched for."""
-    zero = tl.zeros([], tl.int64)
-    digit, before, lighter, counted = _find(state + HISTOGRAMS, zero, zero, number, BY_NUMBER)
-    if (number > 0) & (digit < BINS):
-        tl.store(state + PREFIX, digit)
-        tl.store(state + NUMBER, before)
-        tl.store(state + MASS, lighter)
-    else:
-        wanted = _share_of(counted, share)
-        if (number <= 0) & (least <= 0):
-            wanted = tl.maximum(tl.load(state + WANTED), 1)  # of all logits, some of which were not worth counting
-        _begin_mass(state, wanted, share)
-
-
-@triton.jit
-def _settle(state, prefix, number, share, SEARCH: tl.constexpr, SHIFT: tl.constexpr, WIDTH: tl.constexpr):
-    """Read the next digit from its histogram, which is left empty; after the last one the cut-off is known."""
-    histogram = state + HISTOGRAMS + 2 * BINS
-    wanted = tl.load(state + WANTED)
-    if SEARCH == BY_NUMBER:
-        wanted = tl.cast(number, tl.int64)
-    digit, before, lighter, _ = _find(histogram, tl.load(state + NUMBER), tl.load(state + MASS), wanted, SEARCH)
-    prefix = (prefix << WIDTH) | digit
-    kept = lighter + tl.load(histogram + BINS + digit, volatile=True)
-    tl.debug_barrier()  # all of it is read
-    tl.store(histogram + tl.arange(0, 2 * BINS), tl.zeros([2 * BINS], tl.int64))
-    if SHIFT > 0:
-        tl.store(state + PREFIX, prefix)
-        tl.store(state + NUMBER, before)
-        tl.store(state + MASS, lighter)
-    else:
-        tl.store(state + CUT, prefix)
-        if SEARCH == BY_NUMBER:
-            _begin_mass(state, _share_of(kept, share), share)
-        else:
-            tl.store(state + PHASE, DONE)
-
-
-@triton.jit
-def _add(histogram, digits, masses, held):
-    """Count the held logits of a tile. Those of one digit add up here: one address takes one addition at a time."""
-    first = tl.min(tl.where(held, digits, BINS), 0)
-    last = tl.max(tl.where(held, digits, -1), 0)
-    if first == last:
-        tl.atomic_add(histogram + first, tl.sum(held.to(tl.int64), 0), sem="relaxed")
-        tl.atomic_add(histogram + BINS + first, tl.sum(masses, 0), sem="relaxed")
-    else:
-        tl.atomic_add(histogram + digits, held.to(tl.int64), mask=held, sem="relaxed")
-        tl.atomic_add(histogram + BINS + digits, masses, mask=held, sem="relaxed")
-
-
-@triton.jit
-def _count(
+@triton.jit(do_not_specialize=["tiles_each"])
+def gather(
+    near,  # [rows, CAPACITY] fp32, the distances of candidates
+    tokens,  # [rows, CAPACITY] int32
+    counts,  # [rows] int32, 0: of candidates, with those for which there is no room
+    cuts,  # [rows] int32, the bits within which candidates lie
     logits,  # [rows, vocab] fp32
     tile_largest,  # [rows, tiles] fp32
-    states,  # [rows, STATE] int64
+    tile_mass,  # [rows, tiles] fp64, relative to each tile's own largest logit
     temperature,
     min_p,
     top_k,
     top_p,
     num_tiles,
     vocab,
-    SEARCH: tl.constexpr,
-    SHIFT: tl.constexpr,
-    WIDTH: tl.constexpr,
+    tiles_each,  # that a program takes
+    CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,  # that a program takes
+    TILES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Add some of a row's tiles to the histogram of the digit at `SHIFT`; the row's last program reads it."""
     row = tl.program_id(0).to(tl.int64)
-    state = states + row * STATE
-    cut, phase, prefix = tl.load(state + CUT), tl.load(state + PHASE), tl.load(state + PREFIX)
-    if SEARCH == COARSE:
-        if phase == DONE:
-            return
-    elif phase != SEARCH:
-        return
-    highest, histogram = cut, state + HISTOGRAMS
-    if SEARCH != COARSE:
-        highest = tl.minimum(cut, ((prefix + 1) << (SHIFT + WIDTH)) - 1)
-        histogram += 2 * BINS
-    largest = tl.load(state + LARGEST).to(tl.int32).to(tl.float32, bitcast=True)
-    heat = tl.load(temperature + row)
     part = tl.program_id(1)
-    for tile in range(part * TILES, tl.minimum((part + 1) * TILES, num_tiles)):
-        nearest = distances(tl.load(tile_largest + row * num_tiles + tile), largest, heat)
-        if nearest.to(tl.int32, bitcast=True) <= highest:
-            tokens = tile * TILE + tl.arange(0, TILE)
-            distance = below(logits + row * vocab, tokens, tokens < vocab, largest, heat)
-            bits = distance.to(tl.int32, bitcast=True)
-            held = bits <= highest
-            if SEARCH != COARSE:
-                held = held & ((bits >> (SHIFT + WIDTH)) == prefix)
-            digits = (bits >> SHIFT) & ((1 << WIDTH) - 1)
-            masses = (tl.where(held, tl.exp(-distance), 0.0) * UNITS).to(tl.int64)
-            _add(histogram, digits, masses, held)
-    if is_last(state, tl.num_programs(1)):
-        number, share = tl.load(top_k + row), tl.load(top_p + row)
-        if SEARCH == COARSE:
-            _settle_first(state, tl.load(min_p + row), number, share)
+    await_inputs(PDL)
+    heat, least = tl.load(temperature + row), tl.load(min_p + row)
+    number, share = tl.load(top_k + row), tl.load(top_p + row)
+    tiles = tl.arange(0, TILES)
+    present = tiles < num_tiles
+    peaks = tl.load(tile_largest + row * num_tiles + tiles, mask=present, other=-float("inf"))
+    largest = tl.max(peaks, 0)
+    drawn = (heat > 0) & (largest > -float("inf")) & (largest < float("inf"))
+    cut = tl.full([], UNFILTERED, tl.int32)
+    if drawn & ((number > 0) | (share < 1) | (least > 0)):
+        mass = tl.load(tile_mass + row * num_tiles + tiles, mask=present, other=0.0)
+        nearest = distances(peaks, largest, heat)
+        cut = _bound(nearest, mass, least, number, share, largest / heat, vocab, TILE).to(tl.int32, bitcast=True)
+        for tile in range(part * tiles_each, tl.minimum((part + 1) * tiles_each, num_tiles)):
+            peak = tl.load(tile_largest + row * num_tiles + tile)
+            if distances(peak, largest, heat).to(tl.int32, bitcast=True) <= cut:
+                indices = tile * TILE + tl.arange(0, TILE)
+                distance = below(logits + row * vocab, indices, indices < vocab, largest, heat)
+                held = distance.to(tl.int32, bitcast=True) <= cut
+                ordinals = tl.cumsum(held.to(tl.int32), 0)
+                places = tl.atomic_add(counts + row, tl.max(ordinals, 0), sem="relaxed") + ordinals - 1
+                held = held & (places < CAPACITY)
+                tl.store(near + row * CAPACITY + places, distance, mask=held)
+                tl.store(tokens + row * CAPACITY + places, indices, mask=held)
+    if part == 0:
+        tl.store(cuts + row, cut)
+
+
+@triton.jit
+def _candidates(near, tokens, logits, indices, end, largest, heat, GATHERED: tl.constexpr):
+    """Return the distances and tokens of candidates before `end`: of those gathered, or of the row's logits."""
+    if GATHERED:
+        distance = tl.load(near + indices, mask=indices < end, other=float("inf"))
+        token = tl.load(tokens + indices, mask=indices < end, other=0)
+    else:
+        distance = below(logits, indices, indices < end, largest, heat)
+        token = indices
+    return distance, token
+
+
+@triton.jit
+def _sums(
+    near,
+    tokens,
+    logits,
+    start,
+    end,
+    cut,
+    ends,
+    sought,
+    largest,
+    heat,
+    GATHERED: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Return the mass (if sought BY_NUMBER, the number) of candidates within `cut` up to each of `ends` [WAYS]."""
+    sums = tl.zeros([WAYS, WIDTH], tl.int64)
+    for base in range(start, end, WIDTH):
+        indices = base + tl.arange(0, WIDTH)
+        distance, token = _candidates(near, tokens, logits, indices, end, largest, heat, GATHERED)
+        bits = distance.to(tl.int32, bitcast=True)
+        held = bits <= cut
+        mass = (tl.where(held, tl.exp(-distance), 0.0) * UNITS).to(tl.int64)
+        weight = tl.where(sought == BY_NUMBER, held.to(tl.int64), mass)
+        key = tl.where(sought == DRAW, token, bits)
+        sums += tl.where(key[None, :] <= ends[:, None], weight[None, :], 0)
+    return tl.sum(sums, 1)
+
+
+@triton.jit
+def _gather_between(
+    near,
+    tokens,
+    logits,
+    end,
+    low,
+    high,
+    largest,
+    heat,
+    GATHERED: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Gather candidates beyond `low` and up to `high` (bits), in place; returns how many there are, room or not."""
+    kept = tl.zeros([], tl.int32)
+    for base in range(0, end, WIDTH):
+        indices = base + tl.arange(0, WIDTH)
+        distance, token = _candidates(near, tokens, logits, indices, end, largest, heat, GATHERED)
+        bits = distance.to(tl.int32, bitcast=True)
+        held = (bits > low) & (bits <= high)
+        ordinals = tl.cumsum(held.to(tl.int32), 0)
+        places = kept + ordinals - 1
+        kept += tl.max(ordinals, 0)
+        tl.debug_barrier()  # what is overwritten is read
+        tl.store(near + places, distance, mask=held & (places < CAPACITY))
+        tl.store(tokens + places, token, mask=held & (places < CAPACITY))
+    tl.debug_barrier()
+    return kept
+
+
+@triton.jit
+def _wanted(sought, kept, number, share, alone, total, drawn):
+    """Return the sum that is sought, from the mass `kept` so far; of all logits, `total`, where top-p is `alone`."""
+    of_mass = tl.where(alone, total * UNITS, kept.to(tl.float64))
+    wanted = tl.maximum((share * of_mass).to(tl.int64), 1)  # the largest logit is kept
+    wanted = tl.where(sought == BY_NUMBER, number.to(tl.int64), wanted)
+    of_draw = tl.minimum((drawn * kept.to(tl.float64)).to(tl.int64), kept - 1) + 1
+    return tl.where(sought == DRAW, of_draw, wanted)
+
+
+@triton.jit
+def _search(
+    near,
+    tokens,
+    count,
+    logits,
+    vocab,
+    cut,
+    sought,
+    number,
+    share,
+    alone,
+    total,
+    drawn,
+    largest,
+    heat,
+    CAPACITY: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Return the first bits, or token, at which the sum is the wanted one, or the last; and how many candidates are
+    left.
+    """
+    ways = tl.arange(0, WAYS) + 1
+    high = tl.where(sought == DRAW, vocab - 1, cut).to(tl.int64)
+    low = tl.full([], -1, tl.int64)  # up to it the wanted sum is not reached; up to `high` it is, if at all
+    below_low, below_high = tl.zeros([], tl.int64), tl.full([], 1 << 62, tl.int64)  # the sums up to them
+    wanted = tl.zeros([], tl.int64)
+    listed, unlisted = count, tl.zeros([], tl.int64)  # candidates to sum up, and the sum of those before them
+    rounds = 0
+    while high - low > 1:
+        ends = (low + (high - low) * ways // WAYS).to(tl.int32)
+        if (rounds == 0) & (sought != DRAW):  # equal parts of the distance, not of its bits
+            parts = (cut.to(tl.float32, bitcast=True) * (ways.to(tl.float32) / WAYS)).to(tl.int32, bitcast=True)
+            ends = tl.where(ways < WAYS, parts, cut)
+        gathered = listed <= CAPACITY
+        if gathered:
+            sums = _sums(near, tokens, logits, 0, listed, cut, ends, sought, largest, heat, True, WIDTH)
         else:
-            _settle(state, prefix, number, share, SEARCH, SHIFT, WIDTH)
+            start, end = 0, vocab
+            if sought == DRAW:  # a token's place is known
+                start, end, unlisted = (low + 1).to(tl.int32), (high + 1).to(tl.int32), below_low
+            sums = _sums(near, tokens, logits, start, end, cut, ends, sought, largest, heat, False, WIDE * WIDTH)
+        sums += unlisted
+        if rounds == 0:
+            wanted = _wanted(sought, tl.max(sums, 0), number, share, alone, total, drawn)
+        reached = sums >= wanted
+        low = tl.max(tl.where(reached, low, ends), 0)
+        high = tl.min(tl.where(reached, ends, high), 0)
+        below_low = tl.max(tl.where(reached, below_low, sums), 0)
+        below_high = tl.min(tl.where(reached, sums, below_high), 0)
+        rounds += 1
+        if (rounds % NARROW == 0) & (sought != DRAW) & (listed > WIDTH):
+            # What lies beyond `high` is cut. What is kept may be more than there is room for: then only what is between
+            # `low` and `high` is gathered, for this search alone.
+            fits = (count <= CAPACITY) | ((sought == BY_NUMBER) & (below_high <= CAPACITY) & (listed > CAPACITY))
+            lowest, highest = tl.where(fits, -1, low).to(tl.int32), high.to(tl.int32)
+            if gathered:
+                listed = _gather_between(
+                    near, tokens, logits, listed, lowest, highest, largest, heat, True, CAPACITY, WIDTH
+                )
+            else:
+                listed = _gather_between(
+                    near, tokens, logits, vocab, lowest, highest, largest, heat, False, CAPACITY, WIDE * WIDTH
+                )
+            count = tl.where(fits, listed, count)
+            unlisted = tl.where(fits | (listed > CAPACITY), unlisted, below_low)
+    return high, count
 
 
 @triton.jit
-def _weigh(
-    logits, tile_largest, tile_mass, states, temperature, num_tiles, vocab, TILE: tl.constexpr, TILES: tl.constexpr
+def draw_within(
+    near,
+    tokens,
+    count,
+    logits,
+    vocab,
+    cut,
+    least,
+    number,
+    share,
+    drawn,
+    total,
+    largest,
+    heat,
+    CAPACITY: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """Store what each tile of a filtered row weighs within the cut, relative to the row's largest logit."""
-    row = tl.program_id(0).to(tl.int64)
-    state = states + row * STATE
-    cut = tl.load(state + CUT)
-    if cut == UNFILTERED:
-        return
-    largest = tl.load(state + LARGEST).to(tl.int32).to(tl.float32, bitcast=True)
-    heat = tl.load(temperature + row)
-    part = tl.program_id(1)
-    for tile in range(part * TILES, tl.minimum((part + 1) * TILES, num_tiles)):
-        mass = tl.zeros([], tl.float64)
-        nearest = distances(tl.load(tile_largest + row * num_tiles + tile), largest, heat)
-        if nearest.to(tl.int32, bitcast=True) <= cut:
-            mass = mass_within(logits + row * vocab + tile * TILE, vocab - tile * TILE, cut, largest, heat, TILE)
-        tl.store(tile_mass + row * num_tiles + tile, mass)
+    """Return the token of a row at which the mass of the logits that its filters keep exceeds the share `drawn`.
 
-
-@triton.jit
-def mass_within(source, count, cut, largest, heat, TILE: tl.constexpr):
-    """Return the mass of those of the first `count` logits of `source`, TILE at most, that are within `cut` (bits)."""
-    indices = tl.arange(0, TILE)
-    distance = below(source, indices, indices < count, largest, heat)
-    kept = distance.to(tl.int32, bitcast=True) <= cut
-    return tl.sum(tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64), 0)
-
-
-def search(
-    logits: Tensor,
-    tile_largest: Tensor,
-    tile_mass: Tensor,
-    states: Tensor,
-    rows: RowSampling,
-    tile: int,
-    tiles_of_program: int,
-) -> None:
-    """Leave every filtered row's cut in `states`, and the mass within it of each of its tiles in `tile_mass`."""
-    (num_rows, vocab), num_tiles = logits.shape, tile_largest.shape[1]
-    grid = (num_rows, triton.cdiv(num_tiles, tiles_of_program))
-    digits = [(COARSE, FIRST)] if rows.some_top_k or rows.some_top_p else []
-    digits += [(BY_NUMBER, SECOND), (BY_NUMBER, THIRD)] if rows.some_top_k else []
-    digits += [(BY_MASS, SECOND), (BY_MASS, THIRD)] if rows.some_top_p else []
-    for kind, (shift, width) in digits:
-        _count[grid](
-            logits,
-            tile_largest,
-            states,
-            rows.temperature,
-            rows.min_p,
-            rows.top_k,
-            rows.top_p,
-            num_tiles,
-            vocab,
-            SEARCH=kind.value,
-            SHIFT=shift,
-            WIDTH=width,
-            TILE=tile,
-            TILES=tiles_of_program,
-            num_warps=4,
-        )
-    _weigh[grid](
-        logits,
-        tile_largest,
-        tile_mass,
-        states,
-        rows.temperature,
-        num_tiles,
-        vocab,
-        TILE=tile,
-        TILES=tiles_of_program,
-        num_warps=4,
-    )
+    `total` fp64 is the mass of all logits, relative to the largest.
+    """
+    token = tl.zeros([], tl.int32)
+    alone = (number <= 0) & (least <= 0)  # top-p is then of logits, too, that are no candidates
+    for sought in range(3):
+        if (sought == DRAW) | ((sought == BY_NUMBER) & (number > 0)) | ((sought == BY_MASS) & (share < 1)):
+            found, count = _search(
+                near,
+                tokens,
+                count,
+                logits,
+                vocab,
+                cut,
+                sought,
+                number,
+                share,
+                alone,
+                total,
+                drawn,
+                largest,
+                heat,
+                CAPACITY,
+                WIDTH,
+            )
+            if sought == DRAW:
+                token = found.to(tl.int32)
+            else:
+                cut = found.to(tl.int32)
+    return token

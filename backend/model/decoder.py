@@ -98,6 +98,8 @@ class Decoder:
         fused = ops.fuse(stack) if parallel is None else None  # ranks meet within a layer
         self._run_layers: RunLayers = fused or partial(run_layers, ops, stack)
         self.lm_head = ops.linear(weights.lm_head, None)
+        whole_on_gpu = parallel is None and weights.lm_head.device.type != "cpu"
+        self._wide_head = weights.lm_head.t() if whole_on_gpu else None  # [hidden, vocab], multiplied to fp32
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, kv: KVCache) -> Tensor:
@@ -111,6 +113,8 @@ class Decoder:
 
         They are written to `out` if it is given.
         """
+        if self._wide_head is not None:
+            return torch.mm(hidden, self._wide_head, out_dtype=torch.float32, out=out)
         logits = self.lm_head(hidden)
         if self.parallel is not None:
             logits = self.parallel.group.gather(logits)[:, : self.config.vocab_size]

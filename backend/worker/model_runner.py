@@ -310,7 +310,7 @@ class ModelRunner:
         constrained: ConstrainedStep | None,
     ) -> None:
         """Draw tokens from `logits` [rows, vocab], for the next steps on the device and on their way to the host."""
-        is_drawn = logits[:, 0].isfinite()  # one NaN or infinity in a row's state makes all of its logits so
+        is_drawn = logits[:, 0].abs() < torch.inf  # one NaN or infinity in a row's state makes all of its logits so
         if logprobs is not None:
             logprobs.score(logits)
         if constrained is not None:

@@ -110,7 +110,9 @@ def test_tokens_of_any_logits_and_filters_are_those_of_the_sampler_in_torch(
     """k up to the vocabulary and beyond, nearly flat logits, ties, impossible tokens, each filter with each other."""
     rng, generator = Random(number), torch.Generator().manual_seed(number)
     monkeypatch.setattr(sampling, "TILE", 2 ** rng.randint(5, 9))
-    monkeypatch.setattr(sampling, "SEARCHED", rng.randint(1, 3))
+    monkeypatch.setattr(sampling, "GATHERING", rng.randint(1, 3))
+    monkeypatch.setattr(sampling, "CAPACITY", rng.choice([16, 128, 512]))
+    monkeypatch.setattr(sampling, "WIDTH", rng.choice([32, 128]))
     vocab = rng.randint(2, 400)
     kinds = [
         SamplingParams(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from backend.kernels import sampling, sampling_search
+from backend.kernels import sampling
 from backend.kernels.sampling import RowPenalties, RowSampling
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NewSequence
@@ -48,7 +48,9 @@ LOGITS: dict[str, Logits] = {
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "TILE", 128)
-    monkeypatch.setattr(sampling, "SEARCHED", 2)
+    monkeypatch.setattr(sampling, "CAPACITY", 64)
+    monkeypatch.setattr(sampling, "WIDTH", 32)
+    monkeypatch.setattr(sampling, "GATHERING", 4)
 
 
 def rows(*kinds: SamplingParams, seed: int = 0, position: int = 9) -> RowSampling:
@@ -79,14 +81,14 @@ def in_torch(logits: Tensor, batch: RowSampling) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "tile", "tiles"),
-    [("normal", 64, 2), ("flat", 128, 2), ("tied", 128, 2), ("nearly flat", 128, 1)],
+    ("kind", "tile", "gathering"),
+    [("normal", 64, 8), ("flat", 128, 4), ("tied", 128, 4), ("nearly flat", 128, 8)],
 )
 def test_tokens_are_those_of_the_sampler_in_torch(
-    kind: str, tile: int, tiles: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, tile: int, gathering: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "TILE", tile)
-    monkeypatch.setattr(sampling, "SEARCHED", tiles)
+    monkeypatch.setattr(sampling, "GATHERING", gathering)
     every = examples(4, at_night=1)  # of the kinds: together the four have all of them
     kinds = KINDS[[*LOGITS].index(kind) % every :: every]
     logits = LOGITS[kind](torch.Generator().manual_seed(0))[: len(kinds)]
@@ -94,11 +96,17 @@ def test_tokens_are_those_of_the_sampler_in_torch(
     assert torch.equal(sampling.sample_rows(logits.clone(), batch), in_torch(logits, batch))
 
 
-@pytest.mark.parametrize(("top_k", "top_p", "digits"), [(True, True, 5), (True, False, 3), (False, True, 3)])
-def test_the_number_of_reads_of_the_logits_is_independent_of_the_filters(
-    top_k: bool, top_p: bool, digits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One for each digit of a cut-off, besides the first and the last that weigh the tiles: seven at most."""
+@pytest.mark.parametrize("capacity", [1, 256])
+def test_candidates_are_gathered_or_the_row_is_read_whole(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "CAPACITY", capacity)
+    kinds = KINDS[3::2]
+    logits = LOGITS["normal"](torch.Generator().manual_seed(1))[: len(kinds)]
+    batch = rows(*kinds)
+    assert torch.equal(sampling.sample_rows(logits.clone(), batch), in_torch(logits, batch))
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_the_number_of_launches_is_independent_of_the_filters(filtered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []
 
     class Recorder:
@@ -108,19 +116,11 @@ def test_the_number_of_reads_of_the_logits_is_independent_of_the_filters(
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             return lambda *args, **constants: launched.append(self.name)
 
-    for module, name in (
-        *((sampling, name) for name in ("_survey", "_choose")),
-        *((sampling_search, name) for name in ("_count", "_weigh")),
-    ):
-        monkeypatch.setattr(module, name, Recorder(name))
-    batch = replace(rows(*KINDS), some_top_k=top_k, some_top_p=top_p)
+    for name in ("_survey", "gather", "_choose"):
+        monkeypatch.setattr(sampling, name, Recorder(name))
+    batch = replace(rows(*KINDS), some_min_p=False, some_top_k=filtered, some_top_p=False)
     sampling.sample_rows(torch.zeros(len(KINDS), VOCAB), batch)
-    assert launched == ["_survey", *["_count"] * digits, "_weigh", "_choose"]
-    launched.clear()
-    sampling.sample_rows(
-        torch.zeros(1, VOCAB), replace(rows(KINDS[1]), some_min_p=False, some_top_k=False, some_top_p=False)
-    )
-    assert launched == ["_survey", "_choose"]
+    assert launched == (["_survey", "gather", "_choose"] if filtered else ["_survey", "_choose"])
 
 
 def test_equal_logits_are_kept_or_cut_together() -> None:
