@@ -98,8 +98,9 @@ class Decoder:
         fused = ops.fuse(stack) if parallel is None else None  # ranks meet within a layer
         self._run_layers: RunLayers = fused or partial(run_layers, ops, stack)
         self.lm_head = ops.linear(weights.lm_head, None)
-        whole_on_gpu = parallel is None and weights.lm_head.device.type != "cpu"
-        self._wide_head = weights.lm_head.t() if whole_on_gpu else None  # [hidden, vocab], multiplied to fp32
+        head = weights.lm_head
+        widens = parallel is None and head.device.type != "cpu" and head.dtype != torch.float32
+        self._wide_head = head.t() if widens else None  # [hidden, vocab], multiplied to fp32
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, kv: KVCache) -> Tensor:
