@@ -8,7 +8,7 @@ from admission.core import CoreConfig, make_core
 from backend.engine import Engine
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.waiting_queue import FirstComeFirstServed
+from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
 from backend.step_loop import FIRST_LEAD_S, LAUNCH_S, StepLoop
 from backend.worker.simulated import SimulatedExecutor
 from tests.backend.scheduler.bench import make_config
@@ -23,7 +23,7 @@ class Served:
     def __init__(self, is_late: bool = True) -> None:
         self.now = self.done_at = 0.0
         self.launched: list[int] = []
-        self.core = Scheduler(make_config(), FirstComeFirstServed())
+        self.core = Scheduler(make_config(), HoldingQueue(FirstComeFirstServed()))
         self.core.add(make_sequence("one", "t", 4, 30))
         remaining = (lambda now: self.done_at - now) if is_late else None
         self.loop = StepLoop(self.core, self._launch, lambda: self.now, remaining)

@@ -331,8 +331,8 @@ def _explain(came: list[FirstToken]) -> Iterator[Finding]:
     parts = [sum(part) / len(came) for part in zip(*(one.parts for one in came), strict=True)]
     yield Finding("  until planned, then begun, then done: means", _milliseconds(parts), "ms")
     steps = sorted(Counter(one.steps for one in came).items())
-    told = ", ".join(f"{number} x {count}" for count, number in steps)
-    yield Finding("  requests by the steps that they waited for", told)
+    told = ", ".join(f"{count}: {number}" for count, number in steps)
+    yield Finding("  steps that they waited for: requests", told)
 
 
 def _was_admitted(exchange: Exchange) -> bool:

@@ -10,7 +10,7 @@ def line(*entry: object) -> str:
 
 
 def arrival(seconds: float, name: str, refusal: str | None = None) -> str:
-    rest = (100, 10, 10, 0, None, 0, 9.0, None, None, 0.5, 1.0, refusal, [], None, None, None)
+    rest: tuple[object, ...] = (100, 10, 10, 0, None, 0, 9.0, None, None, 0.5, 1.0, refusal, [], None, None, None)
     return line("arrive", seconds, name, "light", *rest)
 
 
