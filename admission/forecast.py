@@ -6,7 +6,8 @@
 
 Seconds a token are those of a step with the present decodes and as much prefill as a step may carry. Ahead of a
 newcomer are running prefills due earlier and waiting requests due earlier (`Foreseen.ahead`). Where the requests ahead
-need more slots or memory than are free, running sequences have to end first (`departures`).
+need more slots or memory than are free, running sequences have to end first (`departures`). So it is forecast for the
+requests due later too.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from admission.departures import Departures
 from admission.output_length import OutputLengths
 from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import Sequence, SequenceStatus
 
 OUTPUT_QUANTILE = 0.9  # of the output length, for which the last token is forecast
 TYPICAL_WEIGHT = 0.02  # of each newcomer in the running means of prompt and output tokens
@@ -84,6 +85,7 @@ class _Step(NamedTuple):
 
     prefill_tokens: int
     seconds: float
+    of_prefill: float  # the part of the seconds that it would not take without prefill
     decodes: int
     decode_context: int
 
@@ -127,20 +129,40 @@ class Forecaster:
             else:
                 later.append(Due(running_due, 0, running, left))
         ahead = order.ahead(sequence)
-        wait = self._wait(in_progress + ahead.tokens, ahead.requests, sequence, step)
+        place, decodes = self._until_place(ahead.requests, sequence, step)
+        wait = _wait(in_progress + ahead.tokens, place, decodes, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
         first = soonest + wait + prompt * a_token
         output = self._lengths.quantile(sequence.tenant, sequence.request.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)
-        total, behind = in_progress + ahead.tokens + prompt, Delayed([], [])
-        later.sort(key=itemgetter(0))
-        for _, _, other, tokens in later:
-            total += tokens
-            if other.request.first_token_by is not None:
-                behind.sequences.append(other)
-                behind.first_tokens.append(soonest + total * a_token)
+        behind = self._behind(later, in_progress + ahead.tokens + prompt, ahead.requests + 1, soonest, step)
         each = wait / max(1.0, in_progress + ahead.tokens)
         return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, behind)
+
+    def _behind(self, later: list[Due], total: float, requests: float, soonest: float, step: _Step) -> Delayed:
+        """Return when requests due later have their first tokens, behind `total` tokens of `requests`.
+
+        Where they wait for slots or memory, the first and the last are asked about, and the others are taken to follow
+        evenly in between.
+        """
+        later.sort(key=itemgetter(0))
+        waiting = [due.sequence for due in later if due.sequence.status is SequenceStatus.WAITING]
+        place = each = decodes = 0.0
+        if waiting:
+            last, decodes = self._until_place(requests + len(waiting) - 1, waiting[-1], step)
+            if last:
+                place, _ = self._until_place(requests, waiting[0], step)
+                each = max(0.0, last - place) / max(1, len(waiting) - 1)
+        behind, a_token = Delayed([], []), step.seconds / step.prefill_tokens
+        for _, _, sequence, tokens in later:
+            waits = sequence.status is SequenceStatus.WAITING
+            wait = _wait(total, place if waits else 0.0, decodes, step)
+            place += each if waits else 0.0
+            total += tokens
+            if sequence.request.first_token_by is not None:
+                behind.sequences.append(sequence)
+                behind.first_tokens.append(soonest + wait + tokens * a_token)
+        return behind
 
     def prefilling(self) -> list[tuple[Sequence, int]]:
         """Return the running sequences in prefill, each with its uncomputed tokens."""
@@ -165,22 +187,14 @@ class Forecaster:
         budget = scheduler.prefill_budget(decodes, context, interval)
         prefill = max(1, budget.fits(mean_context, scheduler.token_budget - decodes))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
-        return _Step(prefill, self._model.fitted.seconds(work), decodes, context)
+        seconds, alone = self._model.fitted.seconds(work), self._model.fitted.seconds(StepWork(0, decodes, context))
+        return _Step(prefill, seconds, seconds - alone, decodes, context)
 
     def _decoding(self, tokens: float, waiting: float, sequence: Sequence, step: _Step) -> float:
         """Return the seconds of an output of `tokens`, in full steps until `waiting` prompt tokens are computed."""
         full = min(tokens, waiting / step.prefill_tokens)
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
-
-    def _wait(self, tokens: float, requests: float, sequence: Sequence, step: _Step) -> float:
-        """Return the seconds until the newcomer's own prefill, behind `tokens` of `requests`."""
-        computing = tokens * step.seconds / step.prefill_tokens
-        steps, of_decodes = self._until_place(requests, sequence, step)
-        if not steps:
-            return computing
-        decodes = self._model.fitted.seconds(StepWork(0, step.decodes, step.decode_context))
-        return max(computing, steps * of_decodes + tokens * (step.seconds - decodes) / step.prefill_tokens)
 
     def _until_place(self, requests: float, sequence: Sequence, step: _Step) -> tuple[int, float]:
         """Return the steps until it has a slot and memory behind `requests`, and a step's seconds without prefill."""
@@ -201,3 +215,13 @@ class Forecaster:
         decodes = StepWork(0, step.decodes + joining, context)
         steps = self._departures.steps_until(lacking, requests * self.typical_answer, places, self.typical_answer)
         return steps, self._model.fitted.seconds(decodes)
+
+
+def _wait(tokens: float, place: float, decodes: float, step: _Step) -> float:
+    """Return the seconds until a prefill behind `tokens` that has a slot and memory in `place` steps; `decodes` are the
+    seconds of each without prefill.
+    """
+    computing = tokens * step.seconds / step.prefill_tokens
+    if not place:
+        return computing
+    return max(computing, place * decodes + tokens * step.of_prefill / step.prefill_tokens)

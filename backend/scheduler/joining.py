@@ -59,15 +59,21 @@ class Joining:
     def _why_no_room(
         self, sequence: Sequence, hit: PrefixHit, length: int, scheduled: ScheduledStep
     ) -> WaitReason | None:
-        """Return the lacking resource. A sequence that waits for its leader's prefill needs no room in the step."""
-        if self._kv_manager.freeing:
+        """Return the lacking resource. A sequence that waits for its leader's prefill needs no room in the step.
+
+        What preempted sequences leave is for those that lack it: no other joins while a running sequence does.
+        """
+        is_being_freed = bool(self._kv_manager.freeing)
+        if is_being_freed and scheduled.paused:
             return WaitReason.RELEASE
         is_full = length == 0 and not hit.is_being_computed
         if is_full and (not self._is_static or not scheduled.sequences):
             return WaitReason.BUDGET
         if not self._kv_manager.has_free_slot:
-            return WaitReason.SLOTS
-        return None if self._fits(sequence, hit) else WaitReason.MEMORY
+            return WaitReason.RELEASE if is_being_freed else WaitReason.SLOTS
+        if self._fits(sequence, hit):
+            return None
+        return WaitReason.RELEASE if is_being_freed else WaitReason.MEMORY
 
     def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """Return True if all its tokens fit now, running sequences can grow, and the hooks expect memory to last."""

@@ -178,6 +178,19 @@ def test_a_deadline_that_no_slot_comes_free_for_is_refused() -> None:
     machine.arrive(SHORT, first_token_by=machine.now + 60.0)
 
 
+def test_those_due_later_wait_for_slots_too() -> None:
+    """By their prefill alone, all would seem to be in time behind any newcomer."""
+    machine = Machine()
+    for _ in range(SLOTS):
+        machine.arrive(300)
+    machine.steps(3)
+    later = [machine.arrive(SHORT, first_token_by=machine.now + deadline) for deadline in (7, 8, 9)]
+    asked = make_sequence("asked", "a", 20, SHORT, first_token_by=machine.now + 6)
+    behind = machine.core.control.forecaster.of(asked, 0, machine.now).behind
+    assert behind.sequences == later and behind.first_tokens == sorted(behind.first_tokens)
+    assert behind.first_tokens[0] > 2, "no slot comes free before"
+
+
 def test_what_is_cached_of_a_prompt_shortens_what_it_is_told_and_what_others_wait_for() -> None:
     """STEP has 10 us a token of prefill: of 3,200 tokens, 32 ms; steps beside it take 10 ms each."""
     names = BlockNames(b"secret", 16)

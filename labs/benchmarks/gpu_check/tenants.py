@@ -8,10 +8,11 @@ long prompt; and what is let in with a deadline has its first token in time, by 
 import gc
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from random import Random
 
@@ -25,6 +26,7 @@ from backend.scheduler.sequence import Sequence
 from backend.sizing import DEVICE_TOKEN_BUDGET
 from labs.benchmarks.gpu_check import requests
 from labs.benchmarks.gpu_check.finding import Finding
+from labs.benchmarks.gpu_check.first_tokens import FirstToken, first_tokens, lines_since
 from labs.benchmarks.gpu_check.floors import measured_roofline, step_floor
 from labs.benchmarks.gpu_check.models import SHAPES
 from labs.benchmarks.gpu_check.tenant_server import INTERVAL, TIER, WEIGHTS, TenantServer, tenant_server
@@ -160,7 +162,7 @@ class _Phases:
             for connection in staying.connections:
                 connection.send(self._ask("heavy", tokens=longest))
             with Clients(port, plan.dropped) as dropped:
-                dropped.begin_streams(self._ask("flood", tokens=longest))
+                dropped.begin_streams(repeat(self._ask("flood", tokens=longest)))
             steps = _steps_to_release(self._server.event_log, plan.dropped)
         what = f"{plan.dropped} streams dropped: steps until their KV memory is free"
         yield Finding(what, steps, bound=RELEASE_STEPS, exact=True)
@@ -184,7 +186,7 @@ class _Phases:
         with Traffic(self._server.port, REFUSALS) as clients:
             alone = clients.run(plan.alone + 60, self._light(0, plan.alone), until_answered=True)
         loops = {tenant: ClosedLoop(count, self._asks(tenant)) for tenant, count in plan.streams.items()}
-        end = plan.lead + plan.window
+        end, begun = plan.lead + plan.window, self._server.event_log.stat().st_size
         with Traffic(self._server.port, REFUSALS) as clients, ThreadPoolExecutor(1) as thread:
             shares = thread.submit(self._shares)
             beside = clients.run(end, self._light(plan.lead, end), loops)
@@ -197,10 +199,16 @@ class _Phases:
         worst = max(map(abs, off.values()))
         yield Finding(f"furthest from a share, over {plan.window:g} s", worst, bound=OFF_SHARE)
         waits = [quantile(heard.waits("light"), 0.95) for heard in (alone, beside)]
-        what = f"light tenant, {rate:g} requests/s: p95 first token"
+        who = f"light tenant, {rate:g} requests/s"
+        what = f"{who}: p95 first token"
         yield Finding(f"{what}, alone", waits[0] * 1e3, "ms")
         yield Finding(f"{what}, beside the flood", waits[1] * 1e3, "ms")
         yield Finding(f"{what}, beside / alone", waits[1] / waits[0], bound=SLOWED)
+        medians = [quantile(heard.waits("light"), 0.5) for heard in (alone, beside)]
+        yield Finding(f"{who}: median first token, alone, beside", _milliseconds(medians), "ms")
+        came, steps = first_tokens(lines_since(self._server.event_log, begun))
+        yield from _explain([one for one in came if one.tenant == "light" and one.came is not None])
+        yield Finding("mean step beside the flood", 1e3 * sum(steps) / max(1, len(steps)), "ms")
         yield Finding("share of a core that the clients used", beside.busy)
 
     def _shares(self) -> dict[str, float]:
@@ -252,15 +260,30 @@ class _Phases:
         while (at := at + random.expovariate(OVERLOAD * capacity)) < plan.deadlines:
             limits.append(random.choice(choices))
             due.append(Due(at, "second", self._ask("second", x_sluice_ttft_ms=round(limits[-1] * 1e3))))
+        begun = self._server.event_log.stat().st_size
         with Traffic(self._server.port, REFUSALS) as clients:
             heard = clients.run(plan.deadlines + 60, due, until_answered=True)
         admitted = [pair for pair in zip(heard.exchanges, limits, strict=True) if _was_admitted(pair[0])]
-        missed = sum(one.first is None or one.first - one.sent > limit for one, limit in admitted)
+        late = [(one, limit) for one, limit in admitted if one.first is None or one.first - one.sent > limit]
         what = f"{len(due)} requests with deadlines at {OVERLOAD:g} of capacity"
         told = ", ".join(f"{limit:.2f}" for limit in choices)
         yield Finding(f"{what}: seconds to the first token", told)
         yield Finding(f"{what}: admitted", len(admitted) / max(1, len(due)))
-        yield Finding(f"{what}: admitted and missed", missed / max(1, len(admitted)), bound=MISSED)
+        yield Finding(f"{what}: admitted and missed", len(late) / max(1, len(admitted)), bound=MISSED)
+        yield from self._explain_late(late, begun)
+
+    def _explain_late(self, late: list[tuple[Exchange, float]], begun: int) -> Iterator[Finding]:
+        by_limit = Counter(f"{limit:.2f}" for _, limit in late)
+        yield Finding("missed: by their deadlines", ", ".join(f"{n} of {limit} s" for limit, n in by_limit.items()))
+        over = sorted(one.first - one.sent - limit for one, limit in late if one.first is not None)
+        told = f"{len(late) - len(over)}; {_milliseconds([quantile(over, 0.5), over[-1]]) if over else 'none'}"
+        yield Finding("missed: without a token; late, median and most", told, "ms")
+        came, _ = first_tokens(lines_since(self._server.event_log, begun))
+        dated = [one for one in came if one.by is not None]
+        slack = sorted(one.by - one.came for one in dated if one.by is not None and one.came is not None)
+        if slack:
+            told = _milliseconds([quantile(slack, share) for share in (0.0, 0.01, 0.05, 0.5)])
+            yield Finding("left by the engine's clock: least, p1, p5, median", told, "ms")
 
     def _capacity(self) -> float:
         """Requests a second that are completed while there are twice as many as seats."""
@@ -292,6 +315,24 @@ class _Phases:
         most = random.randint(*plan.answers) if tokens is None else tokens
         token_ids = random.choices(range(min(10_000, plan.model.vocab_size)), k=length)
         return self._server.asked(tenant, token_ids, most, tier, **headers)
+
+
+def _milliseconds(seconds: Iterable[float]) -> str:
+    return ", ".join(f"{1e3 * each:.1f}" for each in seconds)
+
+
+def _explain(came: list[FirstToken]) -> Iterator[Finding]:
+    """What their first tokens waited for in the engine; the rest is the gateway's and HTTP's."""
+    if not came:
+        return
+    waits = sorted(one.waited for one in came)
+    told = _milliseconds([quantile(waits, 0.5), quantile(waits, 0.95)])
+    yield Finding("its first token by the engine's clock: median, p95", told, "ms")
+    parts = [sum(part) / len(came) for part in zip(*(one.parts for one in came), strict=True)]
+    yield Finding("  until planned, then begun, then done: means", _milliseconds(parts), "ms")
+    steps = sorted(Counter(one.steps for one in came).items())
+    told = ", ".join(f"{count}: {number}" for count, number in steps)
+    yield Finding("  steps that they waited for: requests", told)
 
 
 def _was_admitted(exchange: Exchange) -> bool:

@@ -107,3 +107,22 @@ def test_one_gives_way_where_both_who_runs_and_who_waits_lack_memory() -> None:
     bench.scheduler.extend(paused, 5)
     bench.drain()
     assert all(sequence.output == expected(sequence) for sequence in (paused, runs, waits))
+
+
+def test_a_slot_that_is_free_is_given_while_another_is_being_freed() -> None:
+    """The victim is in two steps, and after the first of them another answer has ended."""
+    bench = Bench(num_blocks=64)
+    lower = [bench.add(2, length, ends=(), priority_class=1) for length in (3, 20, 20, 20)]
+    bench.plan()
+    bench.plan()
+    bench.complete()
+    bench.plan()
+    urgent = bench.add(2, 4, "urgent", ends=())
+    bench.complete()
+    bench.plan()
+    assert bench.scheduler.kv_manager.freeing
+    bench.complete()
+    bench.plan()
+    assert bench.scheduler.kv_manager.freeing and urgent.status is SequenceStatus.RUNNING
+    bench.drain()
+    assert [len(s.output) for s in [*lower, urgent]] == [3, 20, 20, 20, 4]
