@@ -172,8 +172,9 @@ def _attend_late(
     last_blocks = tl.load(table + _block(last, offsets, BLOCK_SIZE), mask=last + offsets < end, other=0)
     next_blocks = tl.load(table + _block(begin, offsets, BLOCK_SIZE), mask=begin + offsets < end, other=0)
     for start in range(begin, end, BLOCK_N):
-        values = tl.load(v_head + places[:, None] + dims, mask=real & (start > begin), other=0.0)
         keys = start + offsets
+        late = real & (keys >= begin + BLOCK_N)[:, None]
+        values = tl.load(v_head + places[:, None] + dims, mask=late, other=0.0)
         places = next_blocks.to(tl.int64) * block_stride + _place(start, offsets, BLOCK_SIZE) * HEAD_DIM
         next_blocks = tl.load(
             table + _block(start + BLOCK_N, offsets, BLOCK_SIZE), mask=keys + BLOCK_N < end, other=0
