@@ -176,9 +176,7 @@ def _attend_late(
         late = real & (keys >= begin + BLOCK_N)[:, None]
         values = tl.load(v_head + places[:, None] + dims, mask=late, other=0.0)
         places = next_blocks.to(tl.int64) * block_stride + _place(start, offsets, BLOCK_SIZE) * HEAD_DIM
-        next_blocks = tl.load(
-            table + _block(start + BLOCK_N, offsets, BLOCK_SIZE), mask=keys + BLOCK_N < end, other=0
-        )
+        next_blocks = tl.load(table + _block(start + BLOCK_N, offsets, BLOCK_SIZE), mask=keys + BLOCK_N < end, other=0)
         k = from_cache(tl.load(k_head + places[:, None] + dims, mask=real, other=0.0), query.dtype)
         scores = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32))
         acc = dot(weights.to(query.dtype), from_cache(values, query.dtype), acc * shrink[:, None])
