@@ -37,7 +37,8 @@ class PrefillTile:
     keys: int
     warps: int
     stages: int
-    late: bool = False
+    late: bool = False  # values are weighted an iteration after their keys
+    once: bool = True
 
 
 def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
@@ -48,7 +49,7 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
     """
     head_dim = q.shape[2]
     if INTERPRETED.value:
-        return PrefillTile(rows=32, keys=32, warps=4, stages=1)
+        return PrefillTile(rows=32, keys=32, warps=4, stages=1, late=q.dtype != torch.float32)
     if q.dtype == torch.float32:
         return (
             PrefillTile(rows=16, keys=64, warps=8, stages=1)
@@ -56,14 +57,19 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
             else PrefillTile(16, 16, warps=8, stages=2)
         )
     grouped = (9, 0) <= capability(q.device) < (12, 0)
+    asynchronous = capability(q.device)[0] == 9  # products between tensor cores and registers
     converted = cache.itemsize == 1
     if head_dim <= 64 and converted and capability(q.device) >= (12, 0):
         return PrefillTile(rows=64, keys=32, warps=4, stages=3)  # on sm_120 twice as many rows and warps spill
     if head_dim <= 128:
-        return PrefillTile(rows=128, keys=64 if grouped else 32, warps=8, stages=3)
+        return PrefillTile(rows=128, keys=64 if grouped else 32, warps=8, stages=3, late=asynchronous)
     roomy = shared_memory(capability(q.device)) >= 163 * 1024 and not converted
     return PrefillTile(
-        rows=128 if grouped and not converted else 64, keys=32 if grouped or roomy else 16, warps=8, stages=3
+        rows=128 if grouped and not converted else 64,
+        keys=32 if grouped or roomy else 16,
+        warps=8,
+        stages=3,
+        late=asynchronous,
     )
 
 
@@ -133,7 +139,7 @@ def _place(start, offsets, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _attend_late(
+def _attend_once(
     query,
     positions,
     begin,
@@ -146,15 +152,16 @@ def _attend_late(
     block_stride,
     qk_scale,
     window,
+    LATE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Return sums of weights and weighted values over the keys in [begin, end).
+    """Return sums of weights and weighted values over the keys in [begin, end), begin being a multiple of BLOCK_N.
 
-    Values are weighted an iteration late, so that tensor cores multiply them while the next weights are computed. Every
-    row sees all of the keys in [plain_begin, plain_end).
+    Every row sees all of the keys in [plain_begin, plain_end). If LATE, a tile's values are weighted an iteration after
+    its keys, so that tensor cores multiply them while the next weights are computed.
 
     Block ids are loaded a tile before they are used, into registers: were they loaded where they are used, the compiler
     would spend a stage of its pipeline on them, and wait for keys and values where it has just begun to copy them.
@@ -165,7 +172,7 @@ def _attend_late(
     largest = tl.full([query.shape[0]], -float("inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     acc = tl.zeros([query.shape[0], BLOCK_D], tl.float32)
-    weights = tl.zeros([query.shape[0], BLOCK_N], tl.float32)
+    weights = tl.zeros([query.shape[0], BLOCK_N], tl.float32)  # in 16 bits they would pass through shared memory
     shrink = tl.full([query.shape[0]], 1.0, tl.float32)
     places = tl.zeros([BLOCK_N], tl.int64)
     last = begin + (end - 1 - begin) // BLOCK_N * BLOCK_N
@@ -173,13 +180,18 @@ def _attend_late(
     next_blocks = tl.load(table + _block(begin, offsets, BLOCK_SIZE), mask=begin + offsets < end, other=0)
     for start in range(begin, end, BLOCK_N):
         keys = start + offsets
-        late = real & (keys >= begin + BLOCK_N)[:, None]
-        values = tl.load(v_head + places[:, None] + dims, mask=late, other=0.0)
+        late_places = places
         places = next_blocks.to(tl.int64) * block_stride + _place(start, offsets, BLOCK_SIZE) * HEAD_DIM
         next_blocks = tl.load(table + _block(start + BLOCK_N, offsets, BLOCK_SIZE), mask=keys + BLOCK_N < end, other=0)
         k = from_cache(tl.load(k_head + places[:, None] + dims, mask=real, other=0.0), query.dtype)
+        if LATE:
+            held = real & (keys >= begin + BLOCK_N)[:, None]
+            values = tl.load(v_head + late_places[:, None] + dims, mask=held, other=0.0)
+        else:
+            values = tl.load(v_head + places[:, None] + dims, mask=real & (keys < end)[:, None], other=0.0)
         scores = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32))
-        acc = dot(weights.to(query.dtype), from_cache(values, query.dtype), acc * shrink[:, None])
+        if LATE:
+            acc = dot(weights.to(query.dtype), from_cache(values, query.dtype), acc * shrink[:, None])
         if (start < plain_begin) | (start + BLOCK_N > plain_end):
             distance = positions[:, None] - keys[None, :]
             scores = tl.where((distance >= 0) & (distance < window), scores, -float("inf"))
@@ -188,10 +200,14 @@ def _attend_late(
         weights = tl.exp2(scores * qk_scale - anchor[:, None])
         shrink = tl.exp2(largest - anchor)
         total = total * shrink + tl.sum(weights, 1)
+        if not LATE:
+            acc = dot(weights.to(query.dtype), from_cache(values, query.dtype), acc * shrink[:, None])
         largest = larger
-    places = last_blocks.to(tl.int64) * block_stride + _place(last, offsets, BLOCK_SIZE) * HEAD_DIM
-    values = tl.load(v_head + places[:, None] + dims, mask=real & (last + offsets < end)[:, None], other=0.0)
-    return total, dot(weights.to(query.dtype), from_cache(values, query.dtype), acc * shrink[:, None])
+    if LATE:
+        places = last_blocks.to(tl.int64) * block_stride + _place(last, offsets, BLOCK_SIZE) * HEAD_DIM
+        values = tl.load(v_head + places[:, None] + dims, mask=real & (last + offsets < end)[:, None], other=0.0)
+        acc = dot(weights.to(query.dtype), from_cache(values, query.dtype), acc * shrink[:, None])
+    return total, acc
 
 
 @triton.jit(do_not_specialize=["first_seq", "num_seqs", "window", "table_stride"])
@@ -218,6 +234,7 @@ def _prefill(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr,
+    ONCE: tl.constexpr,
     LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -256,14 +273,14 @@ def _prefill(
     k_head = k_cache + head.to(tl.int64) * head_stride
     v_head = v_cache + head.to(tl.int64) * head_stride
 
-    if LATE:
+    if ONCE:
         begin, plain_begin, plain_end = 0, 0, (lowest + 1) // BLOCK_N * BLOCK_N
         if WINDOWED:
             begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
             plain_begin = highest - window + 1
-        total, acc = _attend_late(
+        total, acc = _attend_once(
             query, positions, begin, highest + 1, plain_begin, plain_end, k_head, v_head, table, block_stride,
-            qk_scale, window, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+            qk_scale, window, LATE, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
     else:
         largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
@@ -335,6 +352,7 @@ def paged_prefill(
         BLOCK_D=max(MIN_WIDTH, triton.next_power_of_2(head_dim)),
         BLOCK_N=shape.keys,
         WINDOWED=window is not None,
+        ONCE=shape.once,
         LATE=shape.late,
         num_warps=shape.warps,
         num_stages=shape.stages,
