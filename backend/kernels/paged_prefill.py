@@ -57,19 +57,19 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
             else PrefillTile(16, 16, warps=8, stages=2)
         )
     grouped = (9, 0) <= capability(q.device) < (12, 0)
-    asynchronous = capability(q.device)[0] == 9  # products between tensor cores and registers
     converted = cache.itemsize == 1
+    late = capability(q.device)[0] == 9 and not converted  # the compiler waits for products of converted values
     if head_dim <= 64 and converted and capability(q.device) >= (12, 0):
         return PrefillTile(rows=64, keys=32, warps=4, stages=3)  # on sm_120 twice as many rows and warps spill
     if head_dim <= 128:
-        return PrefillTile(rows=128, keys=64 if grouped else 32, warps=8, stages=3, late=asynchronous)
+        return PrefillTile(rows=128, keys=64 if grouped else 32, warps=8, stages=3, late=late)
     roomy = shared_memory(capability(q.device)) >= 163 * 1024 and not converted
     return PrefillTile(
         rows=128 if grouped and not converted else 64,
         keys=32 if grouped or roomy else 16,
         warps=8,
         stages=3,
-        late=asynchronous,
+        late=late,
     )
 
 
@@ -186,12 +186,13 @@ def _attend_once(
         k = from_cache(tl.load(k_head + places[:, None] + dims, mask=real, other=0.0), query.dtype)
         if LATE:
             held = real & (keys >= begin + BLOCK_N)[:, None]
-            values = tl.load(v_head + late_places[:, None] + dims, mask=held, other=0.0)
+            v = tl.load(v_head + late_places[:, None] + dims, mask=held, other=0.0)
         else:
-            values = tl.load(v_head + places[:, None] + dims, mask=real & (keys < end)[:, None], other=0.0)
+            v = tl.load(v_head + places[:, None] + dims, mask=real & (keys < end)[:, None], other=0.0)
+        v = from_cache(v, query.dtype)
         scores = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32))
         if LATE:
-            acc = dot(weights.to(query.dtype), from_cache(values, query.dtype), acc * shrink[:, None])
+            acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
         if (start < plain_begin) | (start + BLOCK_N > plain_end):
             distance = positions[:, None] - keys[None, :]
             scores = tl.where((distance >= 0) & (distance < window), scores, -float("inf"))
@@ -201,12 +202,13 @@ def _attend_once(
         shrink = tl.exp2(largest - anchor)
         total = total * shrink + tl.sum(weights, 1)
         if not LATE:
-            acc = dot(weights.to(query.dtype), from_cache(values, query.dtype), acc * shrink[:, None])
+            acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
         largest = larger
     if LATE:
         places = last_blocks.to(tl.int64) * block_stride + _place(last, offsets, BLOCK_SIZE) * HEAD_DIM
-        values = tl.load(v_head + places[:, None] + dims, mask=real & (last + offsets < end)[:, None], other=0.0)
-        acc = dot(weights.to(query.dtype), from_cache(values, query.dtype), acc * shrink[:, None])
+        held = real & (last + offsets < end)[:, None]
+        v = from_cache(tl.load(v_head + places[:, None] + dims, mask=held, other=0.0), query.dtype)
+        acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
     return total, acc
 
 
