@@ -113,9 +113,8 @@ def _rope_and_store(
 
 def tokens_of_program(tokens: int, elements: int) -> tuple[int, int]:
     """Return the tokens and the warps of a program, where a half of a token's query heads of a group has `elements`."""
-    if tokens <= MOST_SINGLE_TOKENS:
-        return 1, 1 if elements <= 512 else 4
-    return max(1, min(4, 2048 // elements)), 4
+    of_program = 1 if tokens <= MOST_SINGLE_TOKENS else max(1, min(4, 512 // elements))
+    return of_program, max(of_program, 1 if elements <= 512 else 4)
 
 
 def launch_rope_and_store(
