@@ -58,7 +58,7 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
         )
     grouped = (9, 0) <= capability(q.device) < (12, 0)
     converted = cache.itemsize == 1
-    late = capability(q.device)[0] == 9 and not converted  # the compiler waits for products of converted values
+    late = grouped and not converted  # the compiler waits for products of converted values
     if head_dim <= 64 and capability(q.device) >= (12, 0):
         return PrefillTile(rows=64, keys=32, warps=4, stages=3)  # on sm_120 twice as many rows and warps spill
     if head_dim <= 128:
