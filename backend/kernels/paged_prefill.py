@@ -37,6 +37,8 @@ class PrefillTile:
     keys: int
     warps: int
     stages: int
+    late: bool = False  # values are weighted an iteration after their keys
+    once: bool = True
 
 
 def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
@@ -47,7 +49,7 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
     """
     head_dim = q.shape[2]
     if INTERPRETED.value:
-        return PrefillTile(rows=32, keys=32, warps=4, stages=1)
+        return PrefillTile(rows=32, keys=32, warps=4, stages=1, late=q.dtype != torch.float32)
     if q.dtype == torch.float32:
         return (
             PrefillTile(rows=16, keys=64, warps=8, stages=1)
@@ -56,13 +58,18 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
         )
     grouped = (9, 0) <= capability(q.device) < (12, 0)
     converted = cache.itemsize == 1
-    if head_dim <= 64 and converted and capability(q.device) >= (12, 0):
+    late = grouped and not converted  # the compiler waits for products of converted values
+    if head_dim <= 64 and capability(q.device) >= (12, 0):
         return PrefillTile(rows=64, keys=32, warps=4, stages=3)  # on sm_120 twice as many rows and warps spill
     if head_dim <= 128:
-        return PrefillTile(rows=128, keys=64 if grouped else 32, warps=8, stages=3)
+        return PrefillTile(rows=128, keys=64 if grouped else 32, warps=8, stages=3, late=late)
     roomy = shared_memory(capability(q.device)) >= 163 * 1024 and not converted
     return PrefillTile(
-        rows=128 if grouped and not converted else 64, keys=32 if grouped or roomy else 16, warps=8, stages=3
+        rows=128 if grouped and not converted else 64,
+        keys=32 if grouped or roomy else 16,
+        warps=8,
+        stages=3,
+        late=late,
     )
 
 
@@ -116,6 +123,95 @@ def _attend(
     return largest, total, acc
 
 
+@triton.jit
+def _block(start, offsets, BLOCK_SIZE: tl.constexpr):
+    """Return whose blocks the keys at start + offsets are; start is a multiple of how many they are."""
+    if offsets.shape[0] % BLOCK_SIZE == 0:  # what is the same in every tile is computed once
+        result = start // BLOCK_SIZE + offsets // BLOCK_SIZE
+    else:
+        result = (start + offsets) // BLOCK_SIZE
+    return result
+
+
+@triton.jit
+def _place(start, offsets, BLOCK_SIZE: tl.constexpr):
+    return offsets % BLOCK_SIZE if offsets.shape[0] % BLOCK_SIZE == 0 else (start + offsets) % BLOCK_SIZE
+
+
+@triton.jit
+def _attend_once(
+    query,
+    positions,
+    begin,
+    end,
+    plain_begin,
+    plain_end,
+    k_head,
+    v_head,
+    table,
+    block_stride,
+    qk_scale,
+    window,
+    LATE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return sums of weights and weighted values over the keys in [begin, end), begin being a multiple of BLOCK_N.
+
+    Every row sees all of the keys in [plain_begin, plain_end). If LATE, a tile's values are weighted an iteration after
+    its keys, so that tensor cores multiply them while the next weights are computed.
+
+    Block ids are loaded a tile before they are used, into registers: were they loaded where they are used, the compiler
+    would spend a stage of its pipeline on them, and wait for keys and values where it has just begun to copy them.
+    """
+    real = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    dims = tl.arange(0, BLOCK_D)[None, :]
+    offsets = tl.arange(0, BLOCK_N)
+    largest = tl.full([query.shape[0]], -float("inf"), tl.float32)
+    total = tl.zeros([query.shape[0]], tl.float32)
+    acc = tl.zeros([query.shape[0], BLOCK_D], tl.float32)
+    weights = tl.zeros([query.shape[0], BLOCK_N], tl.float32)  # in 16 bits they would pass through shared memory
+    shrink = tl.full([query.shape[0]], 1.0, tl.float32)
+    places = tl.zeros([BLOCK_N], tl.int64)
+    last = begin + (end - 1 - begin) // BLOCK_N * BLOCK_N
+    last_blocks = tl.load(table + _block(last, offsets, BLOCK_SIZE), mask=last + offsets < end, other=0)
+    next_blocks = tl.load(table + _block(begin, offsets, BLOCK_SIZE), mask=begin + offsets < end, other=0)
+    for start in range(begin, end, BLOCK_N):
+        keys = start + offsets
+        late_places = places
+        places = next_blocks.to(tl.int64) * block_stride + _place(start, offsets, BLOCK_SIZE) * HEAD_DIM
+        next_blocks = tl.load(table + _block(start + BLOCK_N, offsets, BLOCK_SIZE), mask=keys + BLOCK_N < end, other=0)
+        k = from_cache(tl.load(k_head + places[:, None] + dims, mask=real, other=0.0), query.dtype)
+        if LATE:
+            held = real & (keys >= begin + BLOCK_N)[:, None]
+            v = tl.load(v_head + late_places[:, None] + dims, mask=held, other=0.0)
+        else:
+            v = tl.load(v_head + places[:, None] + dims, mask=real & (keys < end)[:, None], other=0.0)
+        v = from_cache(v, query.dtype)
+        scores = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32))
+        if LATE:
+            acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
+        if (start < plain_begin) | (start + BLOCK_N > plain_end):
+            distance = positions[:, None] - keys[None, :]
+            scores = tl.where((distance >= 0) & (distance < window), scores, -float("inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1) * qk_scale)
+        anchor = tl.where(larger == -float("inf"), 0.0, larger)
+        weights = tl.exp2(scores * qk_scale - anchor[:, None])
+        shrink = tl.exp2(largest - anchor)
+        total = total * shrink + tl.sum(weights, 1)
+        if not LATE:
+            acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
+        largest = larger
+    if LATE:
+        places = last_blocks.to(tl.int64) * block_stride + _place(last, offsets, BLOCK_SIZE) * HEAD_DIM
+        held = real & (last + offsets < end)[:, None]
+        v = from_cache(tl.load(v_head + places[:, None] + dims, mask=held, other=0.0), query.dtype)
+        acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
+    return total, acc
+
+
 @triton.jit(do_not_specialize=["first_seq", "num_seqs", "window", "table_stride"])
 def _prefill(
     out,  # [T, Hq, D]
@@ -140,6 +236,8 @@ def _prefill(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr,
+    ONCE: tl.constexpr,
+    LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -177,22 +275,32 @@ def _prefill(
     k_head = k_cache + head.to(tl.int64) * head_stride
     v_head = v_cache + head.to(tl.int64) * head_stride
 
-    largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    state = (largest, total, tl.zeros([BLOCK_M, BLOCK_D], tl.float32))
-    seen_by_all = (lowest + 1) // BLOCK_N * BLOCK_N  # keys from 0 that no row's causality hides
-    if WINDOWED:
-        seen_by_all = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N  # what every row is past
-    else:
-        state = _attend(
-            state, query, positions, 0, seen_by_all, k_head, v_head, table, block_stride, qk_scale, window,
-            False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+    if ONCE:
+        begin, plain_begin, plain_end = 0, 0, (lowest + 1) // BLOCK_N * BLOCK_N
+        if WINDOWED:
+            begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
+            plain_begin = highest - window + 1
+        total, acc = _attend_once(
+            query, positions, begin, highest + 1, plain_begin, plain_end, k_head, v_head, table, block_stride,
+            qk_scale, window, LATE, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
-    state = _attend(
-        state, query, positions, seen_by_all, highest + 1, k_head, v_head, table, block_stride, qk_scale, window,
-        True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
-    )  # fmt: skip
-    largest, total, acc = state
+    else:
+        largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        state = (largest, total, tl.zeros([BLOCK_M, BLOCK_D], tl.float32))
+        seen_by_all = (lowest + 1) // BLOCK_N * BLOCK_N  # keys from 0 that no row's causality hides
+        if WINDOWED:
+            seen_by_all = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N  # what every row is past
+        else:
+            state = _attend(
+                state, query, positions, 0, seen_by_all, k_head, v_head, table, block_stride, qk_scale, window,
+                False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+        state = _attend(
+            state, query, positions, seen_by_all, highest + 1, k_head, v_head, table, block_stride, qk_scale, window,
+            True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+        largest, total, acc = state
     acc = acc * (v_scale / total)[:, None]
     tl.store(out + places[:, None] + dims[None, :], acc.to(out.dtype.element_ty), mask=held)
 
@@ -246,6 +354,8 @@ def paged_prefill(
         BLOCK_D=max(MIN_WIDTH, triton.next_power_of_2(head_dim)),
         BLOCK_N=shape.keys,
         WINDOWED=window is not None,
+        ONCE=shape.once,
+        LATE=shape.late,
         num_warps=shape.warps,
         num_stages=shape.stages,
         **dependent_launch(q.device),

@@ -10,6 +10,8 @@ from torch import Tensor
 from backend.kernels.ops import StepInputs
 from backend.kernels.triton_lang import await_inputs, dependent_launch, kernel_view, to_cache
 
+MOST_SINGLE_TOKENS = 1024  # of a step whose programs take one each, since they are not many
+
 
 @triton.jit
 def _turned(places, norm, cos, sin, halves, held, eps, NORMED: tl.constexpr, HALF: tl.constexpr):
@@ -23,8 +25,8 @@ def _turned(places, norm, cos, sin, halves, held, eps, NORMED: tl.constexpr, HAL
     if NORMED:
         mean_square = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF)
         inverse = tl.rsqrt(mean_square + eps)[:, None]
-        first_weight = tl.load(norm + halves, mask=halves < HALF, other=0.0).to(tl.float32)[None, :]
-        second_weight = tl.load(norm + HALF + halves, mask=halves < HALF, other=0.0).to(tl.float32)[None, :]
+        first_weight = tl.load(norm + halves, mask=halves < HALF, other=0.0).to(tl.float32)
+        second_weight = tl.load(norm + HALF + halves, mask=halves < HALF, other=0.0).to(tl.float32)
         first = ((first * inverse).to(dtype).to(tl.float32) * first_weight).to(dtype).to(tl.float32)
         second = ((second * inverse).to(dtype).to(tl.float32) * second_weight).to(dtype).to(tl.float32)
     turned_first = (first * cos - second * sin).to(dtype)
@@ -40,6 +42,14 @@ def _store_halves(places, first, second, held, inverse_scale, HALF: tl.constexpr
 
 
 @triton.jit
+def _angles(cos_sin, positions, tokens, num_tokens, halves, HALF: tl.constexpr):
+    """Return the cosines and sines of `tokens`, whose positions a step knows before it begins."""
+    position = tl.load(positions + tokens, mask=tokens < num_tokens, other=0)
+    places = cos_sin + position[:, None] * (2 * HALF) + halves
+    return tl.load(places, mask=halves < HALF, other=0.0), tl.load(places + HALF, mask=halves < HALF, other=0.0)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rope_and_store(
     out,  # [T, Hq, D]
     qkv,  # [T, (Hq + 2 Hk) * D]
@@ -50,6 +60,7 @@ def _rope_and_store(
     v_cache,
     positions,
     slot_mapping,
+    num_tokens,
     block_stride,
     head_stride,
     eps,
@@ -59,44 +70,51 @@ def _rope_and_store(
     GROUP: tl.constexpr,
     HALF: tl.constexpr,  # D / 2
     BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rotate one token's query heads of one group and their key head, and store the key head and the value head."""
-    token = tl.program_id(0).to(tl.int64)
+    """Rotate the query heads of one group and the key head of TOKENS tokens, and store the key and the value heads.
+
+    All is loaded before anything is stored: loads do not pass stores, and a program mostly waits for them.
+    """
+    first_token = tl.program_id(0).to(tl.int64) * TOKENS
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
-    group = tl.arange(0, BLOCK_G)
-    halves = tl.arange(0, BLOCK_HALF)
-    real = halves < HALF
-    held = (group < GROUP)[:, None] & real[None, :]
-
-    position = tl.load(positions + token)
-    angles = cos_sin + position * (2 * HALF) + halves
-    cos = tl.load(angles, mask=real, other=0.0)[None, :]
-    sin = tl.load(angles + HALF, mask=real, other=0.0)[None, :]
+    halves = tl.arange(0, BLOCK_HALF)[None, :]
+    tokens = first_token + tl.arange(0, TOKENS)
+    held = (tokens < num_tokens)[:, None] & (halves < HALF)
+    row = tl.arange(0, TOKENS * BLOCK_G)
+    query_tokens = first_token + row // BLOCK_G
+    wanted = ((query_tokens < num_tokens) & (row % BLOCK_G < GROUP))[:, None] & (halves < HALF)
+    slot = tl.load(slot_mapping + tokens, mask=tokens < num_tokens, other=-1)[:, None]
+    cos, sin = _angles(cos_sin, positions, tokens, num_tokens, halves, HALF)
+    query_cos, query_sin = _angles(cos_sin, positions, query_tokens, num_tokens, halves, HALF)
 
     await_inputs(PDL)
-    row = qkv + token * ((GROUP + 2) * num_kv_heads * 2 * HALF)
-    queries = (kv_head * GROUP + group)[:, None] * (2 * HALF) + halves[None, :]
-    first, second = _turned(row + queries, q_norm, cos, sin, halves, held, eps, NORMED, HALF)
-    rotated = out + token * (GROUP * num_kv_heads * 2 * HALF) + queries
-    tl.store(rotated, first, mask=held)
-    tl.store(rotated + HALF, second, mask=held)
+    width = (GROUP + 2) * num_kv_heads * 2 * HALF
+    query = (kv_head * GROUP + row % BLOCK_G)[:, None] * (2 * HALF) + halves
+    key = qkv + tokens[:, None] * width + (GROUP * num_kv_heads + kv_head) * (2 * HALF) + halves
+    value = key + num_kv_heads * (2 * HALF)
+    v_first = tl.load(value, mask=held, other=0.0)
+    v_second = tl.load(value + HALF, mask=held, other=0.0)
+    k_first, k_second = _turned(key, k_norm, cos, sin, halves, held, eps, NORMED, HALF)
+    queries = qkv + query_tokens[:, None] * width + query
+    first, second = _turned(queries, q_norm, query_cos, query_sin, halves, wanted, eps, NORMED, HALF)
 
-    slot = tl.load(slot_mapping + token)
-    if slot >= 0:
-        key = row + (GROUP * num_kv_heads + kv_head) * (2 * HALF) + halves[None, :]
-        value = key + num_kv_heads * (2 * HALF)
-        wanted = real[None, :]
-        place = slot // BLOCK_SIZE * block_stride + kv_head.to(tl.int64) * head_stride + slot % BLOCK_SIZE * (2 * HALF)
-        place += halves[None, :]
-        k_first, k_second = _turned(key, k_norm, cos, sin, halves, wanted, eps, NORMED, HALF)
-        _store_halves(k_cache + place, k_first, k_second, wanted, inverse_k_scale, HALF)
-        v_first = tl.load(value, mask=wanted, other=0.0)
-        v_second = tl.load(value + HALF, mask=wanted, other=0.0)
-        _store_halves(v_cache + place, v_first, v_second, wanted, inverse_v_scale, HALF)
+    rotated = out + query_tokens[:, None] * (GROUP * num_kv_heads * 2 * HALF) + query
+    tl.store(rotated, first, mask=wanted)
+    tl.store(rotated + HALF, second, mask=wanted)
+    place = slot // BLOCK_SIZE * block_stride + kv_head.to(tl.int64) * head_stride + slot % BLOCK_SIZE * (2 * HALF)
+    _store_halves(k_cache + place + halves, k_first, k_second, held & (slot >= 0), inverse_k_scale, HALF)
+    _store_halves(v_cache + place + halves, v_first, v_second, held & (slot >= 0), inverse_v_scale, HALF)
+
+
+def tokens_of_program(tokens: int, elements: int) -> tuple[int, int]:
+    """Return the tokens and the warps of a program, where a half of a token's query heads of a group has `elements`."""
+    of_program = 1 if tokens <= MOST_SINGLE_TOKENS else max(1, min(4, 512 // elements))
+    return of_program, max(of_program, 1 if elements <= 512 else 4)
 
 
 def launch_rope_and_store(
@@ -118,7 +136,8 @@ def launch_rope_and_store(
     out = qkv.new_empty((tokens, num_heads, head_dim))
     normed = q_norm is not None and k_norm is not None
     block_g, block_half = triton.next_power_of_2(group), triton.next_power_of_2(head_dim // 2)
-    _rope_and_store[tokens, num_kv_heads](
+    of_program, warps = tokens_of_program(tokens, block_g * block_half)
+    _rope_and_store[triton.cdiv(tokens, of_program), num_kv_heads](
         out,
         qkv,
         cos_sin,
@@ -128,6 +147,7 @@ def launch_rope_and_store(
         kernel_view(v_cache),
         step.positions,
         step.slot_mapping,
+        tokens,
         k_cache.stride(0),
         k_cache.stride(1),
         eps,
@@ -137,9 +157,10 @@ def launch_rope_and_store(
         GROUP=group,
         HALF=head_dim // 2,
         BLOCK_SIZE=block_size,
+        TOKENS=of_program,
         BLOCK_G=block_g,
         BLOCK_HALF=block_half,
-        num_warps=1 if block_g * block_half <= 512 else 4,
+        num_warps=warps,
         **dependent_launch(qkv.device),
     )
     return out

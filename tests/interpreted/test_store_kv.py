@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backend.kernels import reference
+from backend.kernels import reference, store_kv
 from backend.kernels.triton_lang import FP8, from_cache, to_cache
 from backend.kernels.triton_ops import TritonOps
 from tests.backend.kernels.ragged import Heads, ragged
@@ -40,7 +40,15 @@ def test_rope_and_store_rotates_and_writes_its_slots_only(
     assert_close(case.pool, expected.pool)
 
 
-def test_a_negative_slot_stores_nothing() -> None:
+def test_programs_of_several_tokens_rotate_and_store_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_kv, "MOST_SINGLE_TOKENS", 0)
+    for heads, dtype in ((Heads(6, 2, 64), torch.float16), (Heads(3, 3, 80), torch.bfloat16)):
+        test_rope_and_store_rotates_and_writes_its_slots_only(heads, 16, True, dtype)
+
+
+@pytest.mark.parametrize("most_single_tokens", [1, 2])
+def test_a_negative_slot_stores_nothing(most_single_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_kv, "MOST_SINGLE_TOKENS", most_single_tokens)
     case = ragged([(1, 5), (1, 7)], Heads(2, 1, 16), 4, stored=False)
     before = case.pool.clone()
     step = replace(case.step, slot_mapping=torch.tensor([-1, -1]))
