@@ -109,11 +109,11 @@ PARTS = {
     "same": Part(same.check, 40),
     "masks": Part(masks.check, 25),
     "leak": Part(leak.check, 60),
-    "sanitize": Part(sanitize.check, 85),
+    "sanitize": Part(sanitize.check, 60),
     "tenants": Part(tenants.check, 180),
     "fa3": Part(peers.check_attention, 40),
     "peers": Part(peers.check_engines, 70),
-    "vllm": Part(peers.check_vllm, 240),
+    "vllm": Part(peers.check_vllm, 180),
 }
 """By worth: what is right comes before what is fast, and what a visit of minutes has no time for comes last."""
 
