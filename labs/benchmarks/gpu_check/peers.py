@@ -319,7 +319,8 @@ def check_vllm(device: torch.device) -> Iterator[Finding]:
         if not is_there:
             with tarfile.open(VLLM_CARRIED) as archive:
                 archive.extractall(site, filter="data")
-        environ = VLLM_ENVIRON | {"PYTHONPATH": os.pathsep.join([*filter(None, sys.path), site])}
+        paths = [os.environ.get("PYTHONPATH") or str(ROOT), site]  # what is carried of both has one version of each
+        environ = VLLM_ENVIRON | {"PYTHONPATH": os.pathsep.join(paths)}
         environ["VLLM_CACHE_ROOT"] = str(Path(site) / "cache")
         with _peer("vllm_cpu", shape, work, device, *flags, environ=environ) as worker:
             yield Finding("vLLM: unpacked, compiled, graphs recorded", time.perf_counter() - began, "s")
