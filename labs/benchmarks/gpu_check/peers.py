@@ -295,7 +295,7 @@ def check_engines(device: torch.device) -> Iterator[Finding]:
     prompts = [prompt for prompt, _ in asked[:CONTINUOUS_REQUESTS]]
     tokens = CONTINUOUS_TOKENS if device.type == "cuda" else TRIED_TOKENS
     work = Generated("continuous", prompts, [tokens] * len(prompts))
-    name, flags = "transformers' continuous batching", ("--device", device.type)
+    name, flags = "transformers' continuous batching, torch's attention", ("--device", device.type)
     with _peer("transformers_continuous", shape, work, device, *flags) as worker:
         tried = {each: _asked(worker, replace(work, max_tokens=[each] * len(prompts))) for each in (1, TRIED_TOKENS)}
         step = max(1e-6, (tried[TRIED_TOKENS] - tried[1]) / (TRIED_TOKENS - 1))
