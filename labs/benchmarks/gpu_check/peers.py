@@ -1,9 +1,9 @@
 """The same work by others on the same machine: attention, and whole engines. Each peer that is not there is told.
 
-FlashAttention 3 is the shared object of a vLLM wheel, named in FA3_LIBRARY or carried (`scripts/gpu_peers.py` fetches
-it, and vLLM). Torch's own attention takes keys and values that lie together, not in blocks. A peer is held by the best
-of the ways it has. An engine generates twice, and the faster time counts; transformers' generates as many tokens of
-each request as `CONTINUOUS_SECONDS` are enough for.
+FlashAttention 3 is the shared object of a vLLM wheel, named in FA3_LIBRARY or carried, alone or with all of vLLM
+(`scripts/gpu_peers.py` fetches both). Torch's own attention takes keys and values that lie together, not in blocks. A
+peer is held by the best of the ways it has. An engine generates twice, and the faster time counts; transformers'
+generates as many tokens of each request as `CONTINUOUS_SECONDS` are enough for.
 """
 
 import importlib.util
@@ -46,6 +46,7 @@ from labs.benchmarks.workload import Workload as Generated
 LIBRARY = "FA3_LIBRARY"
 CARRIED = ROOT / ".gpu" / "fa3.so.xz"
 VLLM_CARRIED = ROOT / ".gpu-vllm" / "vllm.txz"
+IN_VLLM = "./vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
 PAGES = (BLOCK_SIZE, 128)  # tokens of FlashAttention's pages: as large as our blocks, and as it is made for
 ERROR = 0.02  # of a row's length
 OF_FA3 = {"decode": 0.95, "prefill": 0.6}
@@ -209,12 +210,17 @@ def load_library() -> None:
     if (path := os.environ.get(LIBRARY)) is not None:
         torch.ops.load_library(path)
         return
-    if not CARRIED.exists():
-        raise OSError(f"{LIBRARY} names no library, and none was carried")
     with TemporaryDirectory() as folder:
         unpacked = Path(folder) / CARRIED.stem
-        with lzma.open(CARRIED) as packed, unpacked.open("wb") as file:
-            shutil.copyfileobj(packed, file)
+        if CARRIED.exists():
+            with lzma.open(CARRIED) as packed, unpacked.open("wb") as file:
+                shutil.copyfileobj(packed, file)
+        elif VLLM_CARRIED.exists():
+            with tarfile.open(VLLM_CARRIED) as archive:
+                archive.extract(IN_VLLM, folder, filter="data")
+            unpacked = Path(folder) / IN_VLLM
+        else:
+            raise OSError(f"{LIBRARY} names no library, and none was carried")
         torch.ops.load_library(unpacked)
 
 
