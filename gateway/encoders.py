@@ -12,6 +12,7 @@ from admission.encoding import EncodingLimits
 from backend.encoders.encoder import Encoder, load_encoder
 from backend.errors import ModelLoadError
 from backend.model.hub import resolve_encoder
+from backend.worker.device_stream import DeviceStream, make_device_stream
 from gateway.api.frontend import EncoderSetup
 from gateway.settings.settings import Settings
 
@@ -23,6 +24,7 @@ class LoadedEncoder:
     setup: EncoderSetup
     encoder: Encoder
     measured: Sequence[tuple[int, float]]
+    stream: DeviceStream
 
     def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes]:
         rows = self.encoder.run(inputs)
@@ -52,7 +54,8 @@ def load_encoders(settings: Settings, device: torch.device, dtype: torch.dtype) 
         )
         if setup.name in loaded:
             raise ModelLoadError(f"the embedding model and the score model are both called {setup.name!r}: rename one")
-        loaded[setup.name] = LoadedEncoder(setup, encoder, [_measured(encoder, count) for count in MEASURED_INPUTS])
+        measured = [_measured(encoder, count) for count in MEASURED_INPUTS]
+        loaded[setup.name] = LoadedEncoder(setup, encoder, measured, make_device_stream(device, captures=False))
     return loaded
 
 

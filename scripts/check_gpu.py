@@ -88,6 +88,15 @@ def environment(device: torch.device) -> Iterable[Finding]:
     yield Finding("matrix product", matrix_rate(device, dtype_of(device)) / 1e12, "TFLOP/s")
 
 
+def embeddings(device: torch.device) -> Iterable[Finding]:
+    if absent := requests.missing():
+        yield Finding("embeddings", f"skipped: needs {', '.join(absent)}")
+        return
+    from labs.benchmarks import embeddings_device  # noqa: PLC0415 - of the gateway, which is not everywhere
+
+    yield from embeddings_device.check(device)
+
+
 @dataclass(frozen=True)
 class Part:
     check: Callable[[torch.device], Iterable[Finding]]
@@ -109,11 +118,12 @@ PARTS = {
     "same": Part(same.check, 40),
     "masks": Part(masks.check, 25),
     "leak": Part(leak.check, 60),
-    "sanitize": Part(sanitize.check, 85),
+    "sanitize": Part(sanitize.check, 60),
     "tenants": Part(tenants.check, 180),
+    "embeddings": Part(embeddings, 60),
     "fa3": Part(peers.check_attention, 40),
     "peers": Part(peers.check_engines, 70),
-    "vllm": Part(peers.check_vllm, 240),
+    "vllm": Part(peers.check_vllm, 180),
 }
 """By worth: what is right comes before what is fast, and what a visit of minutes has no time for comes last."""
 

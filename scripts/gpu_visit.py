@@ -206,6 +206,7 @@ ROWS = (
     Row(15, "a long prompt beside decodes", {"beside": "p99", "tenants": "p99"}),
     Row(16, "promises are kept", {"tenants": "admitted and missed"}),
     Row(17, "whole engines beside ours", {"peers": "", "vllm": ""}),
+    Row(18, "inputs embedded in batches, beside streams", {"embeddings": ""}),
 )
 
 

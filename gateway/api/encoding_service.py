@@ -12,7 +12,7 @@ from typing import Protocol
 from admission.controller import Controller
 from admission.encoding import EncodingLimits, EncodingQueue, EncodingRequest, Taken
 from backend.engine import Engine
-from backend.worker.side_job import SideJob
+from backend.worker.side_job import SideJob, Stream
 from gateway.api.engine_client import EncodingAsk
 from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
 
@@ -21,6 +21,11 @@ Vector = bytes  # of 32-bit floats
 
 class EncoderRunner(Protocol):
     """A model that makes a vector of each input's token ids."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of its device, in which it works."""
+        ...
 
     @property
     def measured(self) -> Sequence[tuple[int, float]]:
@@ -104,7 +109,8 @@ class EncodingService:
             return None  # asked again after the next step
         batch = self.queues[name].take(is_beside=bool(running))
         inputs = [self._waiting[taken.request].inputs[taken.ordinal] for taken in batch]
-        return SideJob(lambda: self._encoders[name].vectors(inputs), self._delivery(name, batch))
+        encoder = self._encoders[name]
+        return SideJob(lambda: encoder.vectors(inputs), self._delivery(name, batch), encoder.stream)
 
     def _delivery(self, name: str, batch: Sequence[Taken]) -> Callable[[list[Vector] | Exception, float], None]:
         def done(result: list[Vector] | Exception, elapsed: float) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import count, pairwise, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,7 @@ from labs.benchmarks.load import Clients, Load, closed_loop, post
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
 from labs.benchmarks.served import Served, served
 
-WORDS, LAYERS, WIDTH, HEADS, INNER = 2000, 6, 384, 12, 1536
+WORDS = 2000
 TOKENS = 16  # of a text, its two special ones included
 CONNECTIONS, STREAMS = 64, 8
 TENANT, FLOOD = "chats", "embeds"
@@ -40,8 +41,21 @@ KINDS: Mapping[str, Mapping[str, object]] = {
 PROMISED_S = 0.08  # between two tokens, of the class of the streams
 
 
-def save_encoder(directory: Path) -> Path:
-    """Write a model of MiniLM's shape with random weights, and a tokenizer of `WORDS` words."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape of a BERT."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int = 12
+
+
+MINILM, BGE_BASE = Shape(6, 384, 1536), Shape(12, 768, 3072)
+
+
+def save_encoder(directory: Path, shape: Shape = MINILM) -> Path:
+    """Write a model with random weights, and a tokenizer of `WORDS` words."""
     directory.mkdir()
     vocabulary = {word: n for n, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *map(str, range(WORDS))])}
     core = tokenizers.Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
@@ -57,10 +71,10 @@ def save_encoder(directory: Path) -> Path:
         "architectures": ["BertModel"],
         "model_type": "bert",
         "vocab_size": len(vocabulary),
-        "hidden_size": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "intermediate_size": INNER,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": shape.inner,
         "hidden_act": "gelu",
         "max_position_embeddings": 512,
         "type_vocab_size": 2,
@@ -68,31 +82,34 @@ def save_encoder(directory: Path) -> Path:
         "pad_token_id": 0,
     }
     (directory / "config.json").write_text(json.dumps(config))
-    save_file(dict(_weights(len(vocabulary))), directory / "model.safetensors")
+    save_file(dict(_weights(shape, len(vocabulary))), directory / "model.safetensors")
     return directory
 
 
-def _weights(vocab_size: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(model: Shape, vocab_size: int) -> Iterator[tuple[str, torch.Tensor]]:
     random = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=random) * 0.02
 
     for name, rows in (("word", vocab_size), ("position", 512), ("token_type", 2)):
-        yield f"embeddings.{name}_embeddings.weight", drawn(rows, WIDTH)
+        yield f"embeddings.{name}_embeddings.weight", drawn(rows, model.width)
     norms = ["embeddings.LayerNorm"]
-    for layer in range(LAYERS):
+    for layer in range(model.layers):
         base = f"encoder.layer.{layer}"
         norms += [f"{base}.attention.output.LayerNorm", f"{base}.output.LayerNorm"]
         square = [f"{base}.attention.{part}" for part in ("self.query", "self.key", "self.value", "output.dense")]
-        shapes = [(name, WIDTH, WIDTH) for name in square]
-        shapes += [(f"{base}.intermediate.dense", INNER, WIDTH), (f"{base}.output.dense", WIDTH, INNER)]
+        shapes = [(name, model.width, model.width) for name in square]
+        shapes += [
+            (f"{base}.intermediate.dense", model.inner, model.width),
+            (f"{base}.output.dense", model.width, model.inner),
+        ]
         for name, rows, columns in shapes:
             yield f"{name}.weight", drawn(rows, columns)
             yield f"{name}.bias", torch.zeros(rows)
     for name in norms:
-        yield f"{name}.weight", torch.ones(WIDTH)
-        yield f"{name}.bias", torch.zeros(WIDTH)
+        yield f"{name}.weight", torch.ones(model.width)
+        yield f"{name}.bias", torch.zeros(model.width)
 
 
 def texts(key: str) -> Iterator[bytes]:

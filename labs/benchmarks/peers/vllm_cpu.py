@@ -1,6 +1,7 @@
 """vLLM on the CPU, in its own environment: its engine, stepped in this process and detokenising as when it serves.
 
-With `--device cuda` it is vLLM on a GPU, where it is installed, and makes no text: a random model has no tokenizer.
+With `--device cuda` it is vLLM on a GPU as `LLM` runs it unless told otherwise: its engine has a process of its own,
+its step is compiled and recorded in graphs. It makes no text: a random model has no tokenizer.
 """
 
 import time
@@ -17,7 +18,7 @@ from labs.benchmarks.workload import MAX_POSITIONS, Workload
 
 @contextmanager
 def load(options: Namespace) -> Iterator[Generate]:
-    engine = LLM(
+    model = LLM(
         options.model,
         dtype=options.dtype,
         max_num_seqs=options.max_num_seqs,
@@ -25,21 +26,30 @@ def load(options: Namespace) -> Iterator[Generate]:
         enable_prefix_caching=False,
         disable_log_stats=True,
         skip_tokenizer_init=options.device == "cuda",
-    ).llm_engine
+    )
+    engine = model.llm_engine
+
+    def sampling(workload: Workload, count: int, kind: RequestOutputKind) -> SamplingParams:
+        return SamplingParams(
+            temperature=0, max_tokens=count, ignore_eos=True, output_kind=kind, detokenize=workload.detokenize
+        )
+
+    def generate_at_once(workload: Workload) -> Generated:
+        started = time.perf_counter()
+        prompts = [{"prompt_token_ids": prompt} for prompt in workload.prompts]
+        asked = [sampling(workload, count, RequestOutputKind.FINAL_ONLY) for count in workload.max_tokens]
+        outputs = model.generate(prompts, asked, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        times = [[seconds] * len(output.outputs[0].token_ids) for output in outputs]
+        return Generated(seconds, times, sum(output.num_cached_tokens or 0 for output in outputs))
 
     def generate(workload: Workload) -> Generated:
         started = time.perf_counter()
         times: list[list[float]] = [[] for _ in workload.prompts]
         cached = dict[int, int]()
         for index, (prompt, count) in enumerate(zip(workload.prompts, workload.max_tokens, strict=True)):
-            sampling = SamplingParams(
-                temperature=0,
-                max_tokens=count,
-                ignore_eos=True,
-                output_kind=RequestOutputKind.DELTA,
-                detokenize=workload.detokenize,
-            )
-            engine.add_request(str(index), {"prompt_token_ids": prompt}, sampling)
+            params = sampling(workload, count, RequestOutputKind.DELTA)
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
         while engine.has_unfinished_requests():
             outputs = engine.step()
             now = time.perf_counter() - started
@@ -49,7 +59,7 @@ def load(options: Namespace) -> Iterator[Generate]:
                 cached[index] = output.num_cached_tokens
         return Generated(time.perf_counter() - started, times, sum(cached.values()))
 
-    yield generate
+    yield generate_at_once if options.device == "cuda" else generate
 
 
 if __name__ == "__main__":

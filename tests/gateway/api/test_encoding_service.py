@@ -4,7 +4,7 @@ import asyncio
 import math
 import struct
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -12,6 +12,8 @@ from admission.core import CoreConfig, make_core
 from admission.encoding import EncodingLimits, EncodingRequest
 from backend.engine import Engine
 from backend.errors import DeviceError
+from backend.worker.device_stream import CpuStream
+from backend.worker.side_job import Stream
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import EncodingAsk
 from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
@@ -24,7 +26,8 @@ class PaperEncoder:
 
     measured = ((1, 1e-3), (100, 2e-3))
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Stream | None = None) -> None:
+        self.stream = stream or CpuStream()
         self.batches: list[int] = []
         self.num_tokens = 0
         self.may_go = threading.Event()
@@ -70,6 +73,23 @@ async def test_each_input_has_its_vector_and_its_tenant_pays(rig: Rig) -> None:
     charged = {tenant: rig.core.share.account(tenant).charged for tenant in ("acme", "globex")}
     assert all(seconds > 0.0 for seconds in charged.values())
     assert sum(rig.encoder.batches) == 3 and rig.encoder.num_tokens == 6
+
+
+class PaperStream:
+    """Whatever it is given has taken 3 s of the device, and much longer on the host's clock where steps run before."""
+
+    def launch(self, work: Callable[[], object], /) -> "PaperStream":
+        work()
+        return self
+
+    def wait(self) -> float:
+        return 3.0
+
+
+async def test_what_a_batch_took_is_the_time_of_the_device(rig: Rig) -> None:
+    rig.encoder.stream = PaperStream()
+    await rig.encode([1, 2], [3])
+    assert rig.core.share.account("acme").charged == pytest.approx(3.0)
 
 
 async def test_those_who_come_while_a_batch_is_computed_share_the_next(rig: Rig) -> None:

@@ -1,6 +1,8 @@
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,8 +50,44 @@ def test_kernels_without_faults_are_told_as_such(tmp_path: Path) -> None:
 
 def test_errors_are_counted_and_their_kernels_named(tmp_path: Path) -> None:
     said = {"memcheck": CLEAN.format(summary=SUMMARIES["memcheck"]), "racecheck": RACE}
-    race = list(sanitize.under(tool(tmp_path, said)))[2]
+    race, where, _ = list(sanitize.under(tool(tmp_path, said)))[2:]
     assert (race.what, race.value, race.met) == ("racecheck: errors in _decode", 1, False)
+    assert where.value == "Write at _decode 0x4b0 paged_decode.py:150 and Read at _decode 0x900 paged_decode.py:156"
+
+
+def test_what_a_tool_found_counts_though_its_process_then_failed(tmp_path: Path) -> None:
+    frames = "".join(f"frame #{number}: PyGC_Collect + 0x58\n" for number in range(30))
+    failed = RACE.replace("ran 9 steps", f"DeviceError: step 7 failed on cuda:0\n{frames}")
+    said = {"memcheck": CLEAN.format(summary=SUMMARIES["memcheck"]), "racecheck": failed}
+    finding = sanitize.under(tool(tmp_path, said))
+    found = [next(finding) for _ in range(4)]
+    with pytest.raises(RuntimeError, match="step 7 failed"):
+        next(finding)
+    assert ("racecheck: errors in _decode", False) in [(finding.what, finding.met) for finding in found]
+
+
+def test_where_the_newer_tool_does_not_come_to_its_end_the_other_is_taken(tmp_path: Path) -> None:
+    tools = []
+    for name, said in (("newer", "Error: driver"), ("older", CLEAN)):
+        (tmp_path / name).mkdir()
+        what = {kind: said.format(summary=summary) for kind, summary in SUMMARIES.items()}
+        tools.append(tool(tmp_path / name, what))
+    assert [finding.value for finding in sanitize.by_one_of(tools)] == [0, "9 steps"] * 2
+    with pytest.raises(RuntimeError, match="driver"):
+        list(sanitize.by_one_of(tools[:1]))
+
+
+def test_every_kernel_that_is_launched_is_looked_at() -> None:
+    """Functions that are called within kernels belong to those."""
+    launched: set[str] = set()
+    for file in (ROOT / "backend" / "kernels").glob("*.py"):
+        launched |= set(re.findall(r"\b(_\w+)\[", file.read_text()))
+    kernels = {
+        name
+        for file in (ROOT / "backend" / "kernels").glob("*.py")
+        for name in re.findall(r"@triton\.jit[^\n]*\ndef (_\w+)\(", file.read_text())
+    }
+    assert {"_decode"} < launched & kernels <= set(sanitize.KERNELS)
 
 
 @pytest.mark.parametrize("said", ["========= ERROR SUMMARY: 0 errors", "ran 9 steps", ""])
@@ -72,7 +110,9 @@ def test_a_tool_that_hangs_is_ended_with_all_that_it_has_started(
     with pytest.raises(RuntimeError, match="ended after"):
         list(sanitize.under(hanging))
     children = [int(line) for line in started.read_text().split()]
-    assert children and not any(runs(pid) for pid in children)
+    assert children
+    while any(runs(pid) for pid in children):  # what is killed takes a moment to be gone
+        time.sleep(0.01)
 
 
 def runs(pid: int) -> bool:
