@@ -151,8 +151,8 @@ class Forecaster:
         if waiting:
             last, decodes = self._until_place(requests + len(waiting) - 1, waiting[-1], step)
             if last:
-                place, _ = self._until_place(requests, waiting[0], step)
-                each = max(0.0, last - place) / max(1, len(waiting) - 1)
+                first, _ = self._until_place(requests, waiting[0], step)
+                place, each = float(first), max(0.0, float(last - first)) / max(1, len(waiting) - 1)
         behind, a_token = Delayed([], []), step.seconds / step.prefill_tokens
         for _, _, sequence, tokens in later:
             waits = sequence.status is SequenceStatus.WAITING

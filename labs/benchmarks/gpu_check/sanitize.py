@@ -32,8 +32,8 @@ SUMMARIES = {
 }
 UNSUPPORTED = "Device not supported"
 KERNELS = (
-    "_rms_norm", "_silu_mul", "_rope_and_store", "_decode", "_join", "_prefill", "_survey", "_count", "_weigh",
-    "_choose", "_apply_token_bitmask",
+    "_rms_norm", "_silu_mul", "_rope_and_store", "_decode", "_prefill", "_product", "_survey", "gather", "_choose",
+    "_apply_token_bitmask",
 )  # fmt: skip
 ACCESS = re.compile(r"(Read|Write) access at (.+?)\+(0x[0-9a-f]+)(?: in (\S+))?")
 TOLD_LINES = 12  # of what a tool that failed said
