@@ -69,7 +69,7 @@ def jobs() -> dict[str, Callable[[], object]]:
         job = partial(serving.largest_error, CPU, (head_dim, group, kv_dtype), steps)
         found[f"heads of {head_dim}, groups of {group}, {kv_dtype}"] = job
     for numbers in sanitized.NUMBERS:
-        found[f"sanitize, {numbers.name}"] = partial(launch_sanitized, numbers, sanitized.LENGTHS)
+        found[f"sanitize, {numbers.name}"] = partial(launch_sanitized, numbers, sanitized.SIZE)
     return found | correctness.comparisons(CPU, gpu=True)
 
 
@@ -81,10 +81,10 @@ def launch_all(model: ModelConfig, dtype: torch.dtype) -> None:
         runner.completed()
 
 
-def launch_sanitized(numbers: sanitized.Numbers, lengths: sanitized.Lengths) -> None:
-    runner = paper_runner(numbers.model, lengths.config, numbers.dtype, numbers.kv_dtype)
+def launch_sanitized(numbers: sanitized.Numbers, size: sanitized.Size) -> None:
+    runner = paper_runner(numbers.model(size.vocab), size.config, numbers.dtype, numbers.kv_dtype)
     runner.graphs = sanitized.EagerGraphs(runner)
-    for batch in sanitized.steps(lengths).values():
+    for batch in sanitized.steps(size).values():
         runner.launch(batch)
         runner.completed()
 

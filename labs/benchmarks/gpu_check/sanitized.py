@@ -22,6 +22,7 @@ from backend.config import EngineConfig
 from backend.kernels.triton_lang import FP8
 from backend.kernels.triton_ops import TritonOps
 from backend.model.decoder import Decoder
+from backend.model.known_shapes import QWEN3_06B
 from backend.model.model_config import ModelConfig
 from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
@@ -37,7 +38,6 @@ PLAIN = SamplingParams(temperature=1)
 PENALISED = SamplingParams(temperature=1, presence_penalty=1, repetition_penalty=1.1)
 FILTERED = SamplingParams(temperature=1, top_k=50, top_p=0.9, min_p=0.01)
 BOTH = replace(FILTERED, presence_penalty=0.5)
-VOCAB = 5000  # tiles of sampling, the last of them not full
 SECONDS_TO_END = 2.0  # that a step and the tool's summary may still take
 
 
@@ -53,11 +53,10 @@ class Numbers:
     window: int | None = None
     qk_norm: bool = True
 
-    @property
-    def model(self) -> ModelConfig:
+    def model(self, vocab: int) -> ModelConfig:
         return replace(
             TINY,
-            vocab_size=VOCAB,
+            vocab_size=vocab,
             num_layers=1,
             num_heads=2 * self.group,
             num_kv_heads=2,
@@ -76,9 +75,10 @@ NUMBERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Of the prompts of three sequences."""
+class Size:
+    """Of the vocabulary, and of the prompts of three sequences."""
 
+    vocab: int
     longest: int
     others: tuple[int, int]
 
@@ -96,8 +96,8 @@ class Lengths:
         )
 
 
-LENGTHS = Lengths(600, (70, 9))  # more chunks of a decode than one step of the join takes
-FEW = Lengths(40, (9, 3))  # which an interpreter has time for
+SIZE = Size(QWEN3_06B.vocab_size, 600, (70, 9))  # more chunks of a decode than one step of the join takes
+SMALL = Size(1500, 40, (9, 3))  # which an interpreter has time for
 
 
 class EagerGraphs(StepGraphs):
@@ -118,25 +118,26 @@ class PaddingCpuStream(CpuStream):
     captures = True
 
 
-def make_runner(numbers: Numbers, config: EngineConfig, device: torch.device) -> ModelRunner:
-    weights = random_weights(numbers.model, numbers.dtype, 0, device)
-    kv = KVCache(numbers.model, config.num_blocks, config.block_size, numbers.kv_dtype, device)
+def make_runner(numbers: Numbers, size: Size, device: torch.device) -> ModelRunner:
+    model, config = numbers.model(size.vocab), size.config
+    weights = random_weights(model, numbers.dtype, 0, device)
+    kv = KVCache(model, config.num_blocks, config.block_size, numbers.kv_dtype, device)
     stream: DeviceStream = CudaStream(device) if device.type == "cuda" else PaddingCpuStream()
-    return ModelRunner(Decoder(numbers.model, weights, TritonOps(), config.max_model_len), kv, config, stream)
+    return ModelRunner(Decoder(model, weights, TritonOps(), config.max_model_len), kv, config, stream)
 
 
-def steps(lengths: Lengths) -> dict[str, Batch]:
+def steps(size: Size) -> dict[str, Batch]:
     """Steps of one runner, by what is new in each, in the order in which they are run."""
-    longest, (middle, short) = lengths.longest, lengths.others
+    longest, (middle, short) = size.longest, size.others
     batches = {
-        "a prompt": _prompts({0: longest}, PLAIN, lengths),
+        "a prompt": _prompts({0: longest}, PLAIN, size),
         "a decode": _decodes([longest]),
         "prompts beside a decode, filters and penalties": _beside(
-            _decodes([longest + 1]), _prompts({1: middle, 2: short}, BOTH, lengths)
+            _decodes([longest + 1]), _prompts({1: middle, 2: short}, BOTH, size)
         ),
         "padded decodes, filters and penalties": _decodes([longest + 2, middle, short]),
-        "a prompt of few tokens, filters": _prompts({0: short}, FILTERED, lengths),
-        "a prompt of few tokens, penalties": _prompts({0: short}, PENALISED, lengths),
+        "a prompt of few tokens, filters": _prompts({0: short}, FILTERED, size),
+        "a prompt of few tokens, penalties": _prompts({0: short}, PENALISED, size),
         "decodes, padded, once more": _decodes([short, middle + 1, short + 1]),
     }
     for number, batch in enumerate(batches.values()):
@@ -144,9 +145,9 @@ def steps(lengths: Lengths) -> dict[str, Batch]:
     return batches
 
 
-def _prompts(lengths: dict[int, int], kind: SamplingParams, all_lengths: Lengths) -> Batch:
+def _prompts(lengths: dict[int, int], kind: SamplingParams, size: Size) -> Batch:
     """Whole prompts in one step, by slot; each slot has blocks of its own."""
-    width = all_lengths.longest // 16 + 2
+    width = size.longest // 16 + 2
     tokens = {slot: [7 * n % 599 for n in range(length)] for slot, length in lengths.items()}
     return Batch(
         0,
@@ -185,16 +186,16 @@ def mask(device: torch.device) -> None:
     TritonOps().apply_token_bitmask(torch.zeros((3, 75), device=device), bitmasks, indices)
 
 
-def run(all_numbers: tuple[Numbers, ...], lengths: Lengths, device: torch.device) -> Iterator[str]:
+def run(all_numbers: tuple[Numbers, ...], size: Size, device: torch.device) -> Iterator[str]:
     """Yield what comes next, before each step and at the end."""
     yield "masks"
     mask(device)
     for numbers in all_numbers:
         runner = None
-        for what, batch in steps(lengths).items():
+        for what, batch in steps(size).items():
             yield f"{numbers.name}: {what}"
             if runner is None:
-                runner = make_runner(numbers, lengths.config, device)
+                runner = make_runner(numbers, size, device)
                 runner.graphs = EagerGraphs(runner)
             runner.launch(batch).wait()
     yield "the end"
@@ -211,10 +212,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     torch.set_grad_enabled(False)
     gpu = torch.cuda.is_available()
-    device, lengths = (torch.device("cuda", 0), LENGTHS) if gpu else (torch.device("cpu"), FEW)
+    device, size = (torch.device("cuda", 0), SIZE) if gpu else (torch.device("cpu"), SMALL)
     chosen = NUMBERS[: options.numbers] if gpu else NUMBERS[2:]
-    total = 1 + len(chosen) * len(steps(lengths))
-    for done, what in enumerate(run(chosen, lengths, device)):
+    total = 1 + len(chosen) * len(steps(size))
+    for done, what in enumerate(run(chosen, size, device)):
         seconds = time.monotonic() - options.began
         print(f"{seconds:.1f} s: {done} of {total} steps ran, then {what}", flush=True)
         if seconds > options.seconds:

@@ -259,6 +259,6 @@ def test_the_steps_launch_every_kernel_of_the_layers_and_of_sampling(numbers: sa
     """A kernel that no step launches would be found faultless."""
     launched = set[str]()
     with paper_gpu(90, lambda kernel, _args, _constants: launched.add(kernel.fn.__name__)):
-        launch_sanitized(numbers, sanitized.LENGTHS)
+        launch_sanitized(numbers, sanitized.SIZE)
         sanitized.mask(torch.device("cpu"))
     assert launched == set(sanitize.KERNELS)
