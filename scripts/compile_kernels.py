@@ -47,7 +47,7 @@ from labs.process_pool import process_pool
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ATTENTION = ("prefill", "decode")
 PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
-LAUNCH_FLAGS = ("PDL", "launch_pdl", "LATE", "ONCE")  # where an architecture has it
+LAUNCH_FLAGS = ("PDL", "launch_pdl")  # where an architecture has it
 FIRST_ARCH_FILLED_BY_PROGRAMS = 90  # from here on, decodes keep copies in flight by more programs, not by more stages
 BLOCK_ID_BYTES = 4  # that a decode copies beside keys and values
 
