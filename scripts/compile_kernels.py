@@ -25,7 +25,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -281,13 +283,11 @@ def fill(cache: Path, archs: list[int], jobs: int) -> int:
 
 
 def compile_all(wanted: list[Variant], kernels: tuple[str, ...], jobs: int) -> Iterator[Compiled]:
-    if jobs == 1:
-        for variant in wanted:
-            yield from compile_variant(variant, kernels)
-        return
-    with process_pool(jobs, get_context("spawn")) as pool:
-        for results in pool.map(partial(compile_variant, kernels=kernels), wanted):
-            yield from results
+    """In processes for each architecture: how e4m3 is converted, Triton decides once in a process, by its first."""
+    for _, variants_of_one in groupby(wanted, attrgetter("arch")):
+        with process_pool(jobs, get_context("spawn")) as pool:
+            for results in pool.map(partial(compile_variant, kernels=kernels), variants_of_one):
+                yield from results
 
 
 if __name__ == "__main__":
