@@ -45,10 +45,11 @@ class ProductTile:
     stages: int
 
 
-def product_tile(width: int, depth: int, gated: bool) -> ProductTile:
-    """Return a tile: 16 KiB of a 16-bit weight a stage, and programs for most multiprocessors in narrow products."""
+def product_tile(width: int, depth: int, gated: bool, itemsize: int) -> ProductTile:
+    """Return a tile: up to 16 KiB of a weight a stage, and programs for most multiprocessors in narrow products."""
     narrow = gated or width < 2048
-    return ProductTile(16 if narrow else 32, min(256, _factor(depth)), warps=2 if narrow else 4, stages=4)
+    deepest = 256 if itemsize == 2 else 64  # fp32 numbers are multiplied in three parts, which more registers hold
+    return ProductTile(16 if narrow else 32, min(deepest, _factor(depth)), warps=2 if narrow else 4, stages=4)
 
 
 @triton.jit
@@ -119,7 +120,7 @@ def _product(
 def multiply(out: Tensor, x: Tensor, product: Product, gated: bool = False, adds: bool = False) -> Tensor:
     """Write the product to `out`. `gated`: SiLU of its first half times the second; `adds`: to what is in `out`."""
     (rows, depth), width = x.shape, out.shape[1]
-    tile = product_tile(width, depth, gated)
+    tile = product_tile(width, depth, gated, x.itemsize)
     line, row_bytes = LINE_BYTES // x.itemsize, MAX_PREFETCHED_BYTES // (tile.columns * (1 + gated))
     _product[(width // tile.columns,)](
         out,
