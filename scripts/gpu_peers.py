@@ -93,10 +93,10 @@ def sanitizer() -> None:
     with TemporaryDirectory() as folder:
         with zipfile.ZipFile(fetched(folder, SANITIZER)[0]) as wheel:
             unused = tuple(SANITIZER_FOLDER + name for name in ("docs/", "x86/", "include/"))
-            names = [name for name in wheel.namelist() if name.startswith(SANITIZER_FOLDER)]
-            wheel.extractall(folder, [name for name in names if not name.startswith(unused)])
-        (Path(folder) / SANITIZER_FOLDER / "compute-sanitizer").chmod(0o755)
-        (Path(folder) / SANITIZER_FOLDER / "TreeLauncherSubreaper").chmod(0o755)
+            files = [file for file in wheel.infolist() if file.filename.startswith(SANITIZER_FOLDER)]
+            for file in files:
+                if not file.filename.startswith(unused):
+                    Path(wheel.extract(file, folder)).chmod(file.external_attr >> 16)
         pack(Path(folder) / SANITIZER_FOLDER, SANITIZER_CARRIED)
     print(
         f"{SANITIZER_CARRIED.stat().st_size / 2**20:.1f} MiB in {SANITIZER_CARRIED.relative_to(ROOT)}; on the machine:"

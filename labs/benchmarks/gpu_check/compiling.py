@@ -28,7 +28,7 @@ from backend.config import EngineConfig
 from backend.model.known_shapes import LLAMA_3_8B, QWEN3_06B
 from backend.model.model_config import ModelConfig
 from backend.worker import warm_up
-from labs.benchmarks.gpu_check import correctness, serving
+from labs.benchmarks.gpu_check import correctness, sanitized, serving
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import TINY
 from labs.benchmarks.gpu_check.paper_gpu import compiled, paper_gpu, paper_runner
@@ -68,6 +68,8 @@ def jobs() -> dict[str, Callable[[], object]]:
         steps = serving.SHORT + serving.SHORT_WINDOW
         job = partial(serving.largest_error, CPU, (head_dim, group, kv_dtype), steps)
         found[f"heads of {head_dim}, groups of {group}, {kv_dtype}"] = job
+    for numbers in sanitized.NUMBERS:
+        found[f"sanitize, {numbers.name}"] = partial(launch_sanitized, numbers, sanitized.LENGTHS)
     return found | correctness.comparisons(CPU, gpu=True)
 
 
@@ -75,6 +77,14 @@ def launch_all(model: ModelConfig, dtype: torch.dtype) -> None:
     """What a model's engine launches as it warms up, which is all that it will ever launch."""
     runner = paper_runner(model, CONFIG, dtype)
     for batch in [*warm_up.prompts(CONFIG), *warm_up.sampling(CONFIG), warm_up.decodes(CONFIG)]:
+        runner.launch(batch)
+        runner.completed()
+
+
+def launch_sanitized(numbers: sanitized.Numbers, lengths: sanitized.Lengths) -> None:
+    runner = paper_runner(numbers.model, lengths.config, numbers.dtype, numbers.kv_dtype)
+    runner.graphs = sanitized.EagerGraphs(runner)
+    for batch in sanitized.steps(lengths).values():
         runner.launch(batch)
         runner.completed()
 

@@ -1,53 +1,64 @@
-"""Steps of all kinds by Triton's kernels, small and padded as graphs pad them: what `sanitize` has tools look at.
+"""Steps that launch every kernel, few and padded as graphs pad them: what `sanitize` has tools look at.
 
 `python -m labs.benchmarks.gpu_check.sanitized`; without a GPU and with TRITON_INTERPRET=1 it shows that kernels run.
-The process ends without finalisers: after an error of the device torch's fail in their turn, and hide it.
+It tells what it is about to do, so that a tool that ends it tells where. It ends by itself when its time is over, so
+that the tool sums up, and says where it stands if it cannot. It ends without finalisers: after an error of the device
+torch's fail in their turn, and hide it.
 """
 
+import argparse
+import faulthandler
 import os
 import sys
+import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import torch
+from torch import Tensor
 
 from backend.config import EngineConfig
-from backend.kernels.self_check import disagreements
 from backend.kernels.triton_lang import FP8
 from backend.kernels.triton_ops import TritonOps
 from backend.model.decoder import Decoder
-from backend.model.known_shapes import QWEN3_06B
 from backend.model.model_config import ModelConfig
 from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
-from backend.worker.device_stream import CpuStream, CudaStream, DeviceStream, Graph, Work
+from backend.scheduler.batch import Batch, NewSequence
+from backend.worker.cuda_graphs import StepGraphs
+from backend.worker.device_stream import CpuStream, CudaStream, DeviceStream
+from backend.worker.graph_shapes import GraphShapes, StepShape
 from backend.worker.model_runner import ModelRunner
-from labs.benchmarks.gpu_check.leak import KINDS, Traffic
 from labs.benchmarks.gpu_check.models import TINY
 
-FEW_KINDS = (
-    SamplingParams(temperature=0, repetition_penalty=1.1, allowed_token_ids=(1, 2, 3)),
-    SamplingParams(temperature=1, top_k=5, top_p=0.9, min_p=0.1),
-)
+PLAIN = SamplingParams(temperature=1)
+PENALISED = SamplingParams(temperature=1, presence_penalty=1, repetition_penalty=1.1)
+FILTERED = SamplingParams(temperature=1, top_k=50, top_p=0.9, min_p=0.01)
+BOTH = replace(FILTERED, presence_penalty=0.5)
+VOCAB = 5000  # tiles of sampling, the last of them not full
+SECONDS_TO_END = 2.0  # that a step and the tool's summary may still take
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """The types and heads of a model, which kernels are compiled for."""
 
+    name: str
     dtype: torch.dtype
     kv_dtype: torch.dtype
     head_dim: int
     group: int
     window: int | None = None
-    qk_norm: bool = False
+    qk_norm: bool = True
 
     @property
     def model(self) -> ModelConfig:
         return replace(
             TINY,
+            vocab_size=VOCAB,
+            num_layers=1,
             num_heads=2 * self.group,
             num_kv_heads=2,
             head_dim=self.head_dim,
@@ -57,64 +68,158 @@ class Numbers:
 
 
 NUMBERS = (
-    Numbers(torch.float32, torch.float32, 32, 2, qk_norm=True),
-    Numbers(torch.bfloat16, torch.bfloat16, 128, 4),
-    Numbers(torch.bfloat16, FP8, 64, 7, window=100),
+    Numbers("bf16, heads of 128", torch.bfloat16, torch.bfloat16, 128, 4),
+    Numbers("fp8 cache, heads of 64", torch.bfloat16, FP8, 64, 7, window=100, qk_norm=False),
+    Numbers("fp32, heads of 32", torch.float32, torch.float32, 32, 2),
 )
+"""By worth: time may be over before the last, and no fp32 is served."""
 
 
-class EagerStream(CudaStream):
-    """Its graphs do their work again: without a cache of memory nothing can be recorded."""
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of the prompts of three sequences."""
 
-    def capture(self, work: Work) -> Graph:
-        return SimpleNamespace(replay=work)
+    longest: int
+    others: tuple[int, int]
+
+    @property
+    def config(self) -> EngineConfig:
+        """Room for two sequences more, so that decodes are padded."""
+        return EngineConfig(
+            num_blocks=3 * (self.longest // 16 + 2),
+            block_size=16,
+            max_model_len=self.longest + 16,
+            max_num_seqs=5,
+            max_num_batched_tokens=self.longest,
+            prefill_chunk=self.longest,
+            prefix_cache=False,
+        )
 
 
-class EagerCpuStream(CpuStream):
-    """The same of a CPU."""
+LENGTHS = Lengths(600, (70, 9))  # more chunks of a decode than one step of the join takes
+FEW = Lengths(40, (9, 3))  # which an interpreter has time for
+
+
+class EagerGraphs(StepGraphs):
+    """These are work that is done again, padded as graphs are: without a cache of memory nothing can be recorded."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        assert runner._logits is not None
+        self._shapes, self._logits, self._compute = GraphShapes(runner.config), runner._logits, runner._compute_padded
+
+    def replay(self, shape: StepShape) -> Tensor:
+        self._compute(shape)
+        return self._logits
+
+
+class PaddingCpuStream(CpuStream):
+    """A runner on it keeps memory for what graphs write."""
 
     captures = True
 
-    def capture(self, work: Work) -> Graph:
-        return SimpleNamespace(replay=work)
+
+def make_runner(numbers: Numbers, config: EngineConfig, device: torch.device) -> ModelRunner:
+    weights = random_weights(numbers.model, numbers.dtype, 0, device)
+    kv = KVCache(numbers.model, config.num_blocks, config.block_size, numbers.kv_dtype, device)
+    stream: DeviceStream = CudaStream(device) if device.type == "cuda" else PaddingCpuStream()
+    return ModelRunner(Decoder(numbers.model, weights, TritonOps(), config.max_model_len), kv, config, stream)
 
 
-def run(numbers: Numbers, device: torch.device) -> int:
-    """Returns how many steps were run."""
-    gpu = device.type == "cuda"
-    model = replace(numbers.model, vocab_size=QWEN3_06B.vocab_size if gpu else 40, num_layers=2 if gpu else 1)
-    seqs, longest = (5, 500) if gpu else (2, 5)
-    config = EngineConfig(
-        num_blocks=160 if gpu else 8,
-        max_model_len=2 * longest + 20,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=longest,
-        prefill_chunk=longest,
-        prefix_cache=False,
+def steps(lengths: Lengths) -> dict[str, Batch]:
+    """Steps of one runner, by what is new in each, in the order in which they are run."""
+    longest, (middle, short) = lengths.longest, lengths.others
+    batches = {
+        "a prompt": _prompts({0: longest}, PLAIN, lengths),
+        "a decode": _decodes([longest]),
+        "prompts beside a decode, filters and penalties": _beside(
+            _decodes([longest + 1]), _prompts({1: middle, 2: short}, BOTH, lengths)
+        ),
+        "padded decodes, filters and penalties": _decodes([longest + 2, middle, short]),
+        "a prompt of few tokens, filters": _prompts({0: short}, FILTERED, lengths),
+        "a prompt of few tokens, penalties": _prompts({0: short}, PENALISED, lengths),
+        "decodes, padded, once more": _decodes([short, middle + 1, short + 1]),
+    }
+    for number, batch in enumerate(batches.values()):
+        batch.step = number
+    return batches
+
+
+def _prompts(lengths: dict[int, int], kind: SamplingParams, all_lengths: Lengths) -> Batch:
+    """Whole prompts in one step, by slot; each slot has blocks of its own."""
+    width = all_lengths.longest // 16 + 2
+    tokens = {slot: [7 * n % 599 for n in range(length)] for slot, length in lengths.items()}
+    return Batch(
+        0,
+        slots=list(lengths),
+        starts=[0] * len(lengths),
+        lengths=list(lengths.values()),
+        token_ids=[token for prompt in tokens.values() for token in prompt],
+        sampled=list(range(len(lengths))),
+        new_blocks=[(slot, 0, [slot * width + n for n in range(length // 16 + 1)]) for slot, length in lengths.items()],
+        admitted=[NewSequence(slot, kind, slot, tokens[slot], length) for slot, length in lengths.items()],
     )
-    weights = random_weights(model, numbers.dtype, 0, device)
-    kv = KVCache(model, config.num_blocks, config.block_size, numbers.kv_dtype, device)
-    stream: DeviceStream = EagerStream(device) if gpu else EagerCpuStream()
-    runner = ModelRunner(Decoder(model, weights, TritonOps(), config.max_model_len), kv, config, stream)
-    if gpu:
-        runner.warm_up()
-    traffic = Traffic(runner, seqs, longest)
-    traffic.fill_with(KINDS if gpu else FEW_KINDS, 3 if gpu else 2)
-    return traffic.steps
 
 
-def main() -> None:
+def _decodes(positions: list[int]) -> Batch:
+    """Of slots 0 and on, at these positions."""
+    every = list(range(len(positions)))
+    return Batch(0, len(every), every, positions, [1] * len(every), [], every)
+
+
+def _beside(decodes: Batch, prompts: Batch) -> Batch:
+    rows = decodes.num_decodes
+    return replace(
+        prompts,
+        num_decodes=rows,
+        slots=decodes.slots + prompts.slots,
+        starts=decodes.starts + prompts.starts,
+        lengths=decodes.lengths + prompts.lengths,
+        sampled=decodes.sampled + [rows + row for row in prompts.sampled],
+    )
+
+
+def mask(device: torch.device) -> None:
+    """Launch the one kernel that no step above does."""
+    bitmasks = torch.tensor([[0x55AA00FF, -1, 2], [0, -1, 0x700]], dtype=torch.int32, device=device)
+    indices = torch.tensor([1, -1, 0], dtype=torch.int32, device=device)
+    TritonOps().apply_token_bitmask(torch.zeros((3, 75), device=device), bitmasks, indices)
+
+
+def run(all_numbers: tuple[Numbers, ...], lengths: Lengths, device: torch.device) -> Iterator[str]:
+    """Yield what comes next, before each step and at the end."""
+    yield "masks"
+    mask(device)
+    for numbers in all_numbers:
+        runner = None
+        for what, batch in steps(lengths).items():
+            yield f"{numbers.name}: {what}"
+            if runner is None:
+                runner = make_runner(numbers, lengths.config, device)
+                runner.graphs = EagerGraphs(runner)
+            runner.launch(batch).wait()
+    yield "the end"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--numbers", type=int, help="of kinds of models (default: all)")
+    parser.add_argument("--began", type=float, default=time.monotonic(), help="by the machine's monotonic clock")
+    parser.add_argument("--seconds", type=float, default=600.0, help="from then on")
+    options = parser.parse_args(arguments)
+    faulthandler.dump_traceback_later(
+        max(0.1, options.began + options.seconds + SECONDS_TO_END - time.monotonic()), exit=True
+    )
     torch.set_grad_enabled(False)
     gpu = torch.cuda.is_available()
-    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
-    steps = 0
-    for numbers in NUMBERS if gpu else NUMBERS[:1]:
-        steps += run(numbers, device)
-        if gpu:
-            disagreements(TritonOps(), numbers.dtype, device)  # every kernel, also those of no step here
-            torch.cuda.synchronize(device)
-        print(f"{numbers}: {steps} steps", flush=True)
-    print(f"ran {steps} steps", flush=True)
+    device, lengths = (torch.device("cuda", 0), LENGTHS) if gpu else (torch.device("cpu"), FEW)
+    chosen = NUMBERS[: options.numbers] if gpu else NUMBERS[2:]
+    total = 1 + len(chosen) * len(steps(lengths))
+    for done, what in enumerate(run(chosen, lengths, device)):
+        seconds = time.monotonic() - options.began
+        print(f"{seconds:.1f} s: {done} of {total} steps ran, then {what}", flush=True)
+        if seconds > options.seconds:
+            break
+    print(f"ran {done} steps of {total}", flush=True)
 
 
 if __name__ == "__main__":

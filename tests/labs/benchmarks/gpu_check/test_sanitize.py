@@ -1,18 +1,24 @@
+import faulthandler
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
-from labs.benchmarks.gpu_check import sanitize
+from labs.benchmarks.gpu_check import sanitize, sanitized
+from labs.benchmarks.gpu_check.compiling import launch_sanitized
+from labs.benchmarks.gpu_check.paper_gpu import paper_gpu
 from labs.benchmarks.processes import ROOT
 
 CLEAN = """\
-ran 9 steps
+2.5 s: 0 of 9 steps ran, then masks
+ran 9 steps of 9
 ========= {summary}
 """
 SUMMARIES = {
@@ -20,61 +26,140 @@ SUMMARIES = {
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
 }
 RACE = """\
-ran 9 steps
+ran 9 steps of 9
 ========= Error: Race reported between Write access at _decode+0x4b0 in paged_decode.py:150
 =========     and Read access at _decode+0x900 in paged_decode.py:156 [508 hazards]
 ========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
 """
 
 
-def tool(folder: Path, said: dict[str, str], after: str = "") -> str:
+DIED = """\
+2.5 s: 0 of 9 steps ran, then masks
+3.1 s: 1 of 9 steps ran, then bf16: a prompt
+"""
+STARTED = """\
+case "$*" in
+  *" -c "*) echo "started: True"; echo "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors"; exit;;
+esac
+"""
+
+
+def tool(folder: Path, said: dict[str, str], after: str = "", before: str = "") -> str:
     """A tool that says what its real one might, to be called as that one."""
+    folder.mkdir(exist_ok=True)
     for name, text in said.items():
         (folder / name).write_text(text)
     path = folder / "compute-sanitizer"
-    path.write_text(f'#!/bin/sh\ncat "{folder}/$2"\n{after}\n')
+    path.write_text(f'#!/bin/sh\n{before}\ncat "{folder}/$2"\n{after}\n')
     path.chmod(0o755)
     return str(path)
 
 
+def clean() -> dict[str, str]:
+    return {name: CLEAN.format(summary=summary) for name, summary in SUMMARIES.items()}
+
+
+def found_under(own: str | None, carried: str | None = None) -> tuple[dict[str, float | str], str]:
+    """What was found, and why it failed."""
+    found = dict[str, float | str]()
+    try:
+        for finding in sanitize.under(own, carried):
+            found[finding.what] = finding.value
+    except RuntimeError as error:
+        return found, str(error)
+    return found, ""
+
+
+def short(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(sanitize, "SECONDS", dict.fromkeys(SUMMARIES, seconds))
+    monkeypatch.setattr(sanitize, "SECONDS_TO_START", seconds)
+
+
 def test_kernels_without_faults_are_told_as_such(tmp_path: Path) -> None:
-    said = {name: CLEAN.format(summary=summary) for name, summary in SUMMARIES.items()}
-    found = list(sanitize.under(tool(tmp_path, said)))
-    assert [(finding.what, finding.value) for finding in found] == [
-        ("memcheck: errors", 0),
-        ("memcheck: ran", "9 steps"),
-        ("racecheck: errors", 0),
-        ("racecheck: ran", "9 steps"),
-    ]
+    found, failure = found_under(tool(tmp_path, clean()))
+    assert not failure
+    assert found == {
+        "racecheck: whose": "the machine's",
+        "memcheck: errors": 0,
+        "memcheck: ran": "9 steps of 9",
+        "memcheck: steps that time was too short for": 0,
+        "racecheck: errors": 0,
+        "racecheck: ran": "9 steps of 9",
+        "racecheck: steps that time was too short for": 0,
+    }
 
 
 def test_errors_are_counted_and_their_kernels_named(tmp_path: Path) -> None:
-    said = {"memcheck": CLEAN.format(summary=SUMMARIES["memcheck"]), "racecheck": RACE}
-    race, where, _ = list(sanitize.under(tool(tmp_path, said)))[2:]
-    assert (race.what, race.value, race.met) == ("racecheck: errors in _decode", 1, False)
+    findings = list(sanitize.under(tool(tmp_path, clean() | {"racecheck": RACE}), None))
+    (race,) = [finding for finding in findings if finding.what == "racecheck: errors in _decode"]
+    (where,) = [finding for finding in findings if finding.what == "racecheck: race"]
+    assert (race.value, race.met) == (1, False)
     assert where.value == "Write at _decode 0x4b0 paged_decode.py:150 and Read at _decode 0x900 paged_decode.py:156"
 
 
 def test_what_a_tool_found_counts_though_its_process_then_failed(tmp_path: Path) -> None:
     frames = "".join(f"frame #{number}: PyGC_Collect + 0x58\n" for number in range(30))
-    failed = RACE.replace("ran 9 steps", f"DeviceError: step 7 failed on cuda:0\n{frames}")
-    said = {"memcheck": CLEAN.format(summary=SUMMARIES["memcheck"]), "racecheck": failed}
-    finding = sanitize.under(tool(tmp_path, said))
-    found = [next(finding) for _ in range(4)]
-    with pytest.raises(RuntimeError, match="step 7 failed"):
-        next(finding)
-    assert ("racecheck: errors in _decode", False) in [(finding.what, finding.met) for finding in found]
+    failed = RACE.replace("ran 9 steps of 9", f"{DIED}DeviceError: step 7 failed on cuda:0\n{frames}")
+    found, failure = found_under(tool(tmp_path, clean() | {"racecheck": failed}))
+    assert "step 7 failed" in failure
+    assert found["racecheck: errors in _decode"] == 1
+    assert found["racecheck: ran"] == "1 steps of 9"
 
 
-def test_where_the_newer_tool_does_not_come_to_its_end_the_other_is_taken(tmp_path: Path) -> None:
-    tools = []
-    for name, said in (("newer", "Error: driver"), ("older", CLEAN)):
-        (tmp_path / name).mkdir()
-        what = {kind: said.format(summary=summary) for kind, summary in SUMMARIES.items()}
-        tools.append(tool(tmp_path / name, what))
-    assert [finding.value for finding in sanitize.by_one_of(tools)] == [0, "9 steps"] * 2
-    with pytest.raises(RuntimeError, match="driver"):
-        list(sanitize.by_one_of(tools[:1]))
+def test_a_tool_that_fails_hides_nothing_of_the_other(tmp_path: Path) -> None:
+    found, failure = found_under(tool(tmp_path, clean() | {"memcheck": DIED}))
+    assert "memcheck did not come to its end" in failure
+    assert "memcheck: errors" not in found
+    assert found["racecheck: errors"] == 0
+
+
+def test_a_step_that_hangs_is_told_by_where_it_is(tmp_path: Path) -> None:
+    frames = "".join(f'  File "layers.py", line {line} in run\n' for line in range(30))
+    stuck = f"{DIED}Timeout (0:00:02)!\nThread 0x7f (most recent call first):\n{frames}"
+    _, failure = found_under(tool(tmp_path, clean() | {"memcheck": stuck}))
+    assert "line 0 in run" in failure and "line 29 in run" not in failure
+
+
+def test_steps_for_which_time_was_too_short_are_missed(tmp_path: Path) -> None:
+    said = clean()["racecheck"].replace("ran 9", "ran 4")
+    found, failure = found_under(tool(tmp_path, clean() | {"racecheck": said}))
+    assert not failure
+    assert found["racecheck: ran"] == "4 steps of 9"
+    assert found["racecheck: steps that time was too short for"] == 5
+    assert found["racecheck: at"] == "2.5 s: 0 of 9 steps ran, then masks"
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "whose"),
+    [
+        ("", STARTED, "carried"),
+        ("", "", "the machine's"),
+        ("", "exit 1", "the machine's"),
+        ("sleep 600", "", "the machine's"),
+    ],
+)
+def test_a_carried_tool_looks_for_races_where_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, before: str, whose: str
+) -> None:
+    monkeypatch.setattr(sanitize, "SECONDS_TO_START", 0.5 if after else 8.0)
+    own = tool(tmp_path / "own", clean())
+    carried = tool(tmp_path / "carried", {"memcheck": "", "racecheck": CLEAN.format(summary="")}, after, before)
+    found, failure = found_under(own, carried)
+    assert found["racecheck: whose"] == whose
+    assert found["memcheck: errors"] == 0
+    assert ("racecheck did not come to its end" in failure) == (whose == "carried")
+
+
+def test_a_carried_tool_does_all_where_there_is_no_other(tmp_path: Path) -> None:
+    found, failure = found_under(None, tool(tmp_path, clean()))
+    assert not failure
+    assert found["racecheck: whose"] == "carried"
+
+
+def test_the_program_that_a_tool_is_started_with_tells_whether_it_could(tmp_path: Path) -> None:
+    """Here there is no GPU, or one that it can launch a kernel on."""
+    done = subprocess.run([sys.executable, "-c", sanitize.STARTS], capture_output=True, text=True, check=False)
+    assert "started:" in done.stdout or "libcuda.so.1" in done.stderr
 
 
 def test_every_kernel_that_is_launched_is_looked_at() -> None:
@@ -90,29 +175,53 @@ def test_every_kernel_that_is_launched_is_looked_at() -> None:
     assert {"_decode"} < launched & kernels <= set(sanitize.KERNELS)
 
 
-@pytest.mark.parametrize("said", ["========= ERROR SUMMARY: 0 errors", "ran 9 steps", ""])
+@pytest.mark.parametrize("said", ["========= ERROR SUMMARY: 0 errors", "ran 9 steps of 9", ""])
 def test_a_tool_that_does_not_come_to_its_end_shows_nothing(tmp_path: Path, said: str) -> None:
-    with pytest.raises(RuntimeError, match="memcheck did not come to its end"):
-        list(sanitize.under(tool(tmp_path, dict.fromkeys(SUMMARIES, said))))
+    found, failure = found_under(tool(tmp_path, dict.fromkeys(SUMMARIES, said)))
+    assert "memcheck did not come to its end" in failure
+    assert "memcheck: errors" not in found
 
 
 def test_a_machine_that_the_tool_refuses_is_told_of_it(tmp_path: Path) -> None:
-    found = sanitize.under(tool(tmp_path, dict.fromkeys(SUMMARIES, "========= Error: Device not supported")))
-    assert [finding.value for finding in found] == ["skipped: Device not supported"] * 2
+    refused = tool(tmp_path, dict.fromkeys(SUMMARIES, "========= Error: Device not supported"))
+    found, failure = found_under(refused)
+    assert not failure
+    assert [found[name] for name in SUMMARIES] == ["skipped: Device not supported"] * 2
 
 
 def test_a_tool_that_hangs_is_ended_with_all_that_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sanitize, "SECONDS", 0.5)
+    short(monkeypatch, 0.5)
     started = tmp_path / "started"
-    hanging = tool(tmp_path, dict.fromkeys(SUMMARIES, "ran nothing"), f'sleep 600 & echo $! >>"{started}"; wait')
-    with pytest.raises(RuntimeError, match="ended after"):
-        list(sanitize.under(hanging))
+    said = dict.fromkeys(SUMMARIES, DIED + "========= Error: Race reported between Write access at _decode+0x4b0\n")
+    hanging = tool(tmp_path, said, f'sleep 600 & echo $! >>"{started}"; wait')
+    found, failure = found_under(hanging)
+    assert "memcheck did not come to its end" in failure and "ended after 0.5 s" in failure
+    for name in SUMMARIES:
+        assert found[f"{name}: errors in _decode"] == 1
+        assert found[f"{name}: ran"] == "1 steps of 9"
+        assert found[f"{name}: at"] == "3.1 s: 1 of 9 steps ran, then bf16: a prompt"
     children = [int(line) for line in started.read_text().split()]
-    assert children
+    assert len(children) == 2
     while any(runs(pid) for pid in children):  # what is killed takes a moment to be gone
         time.sleep(0.01)
+
+
+def test_what_a_tool_leaves_behind_in_a_session_of_its_own_keeps_nothing_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short(monkeypatch, 0.5)
+    left = tmp_path / "left"
+    leaving = tool(tmp_path, dict.fromkeys(SUMMARIES, DIED), f'setsid sleep 600 & echo $! >>"{left}"; sleep 600')
+    try:
+        found, failure = found_under(leaving)
+    finally:
+        for line in left.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(line), signal.SIGKILL)
+    assert "ended after" in failure
+    assert found["memcheck: ran"] == "1 steps of 9"
 
 
 def runs(pid: int) -> bool:
@@ -130,8 +239,26 @@ def test_a_machine_without_the_tool_is_told_of_it(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_what_the_tools_look_at_runs_interpreted() -> None:
-    pytest.importorskip("triton")
     environ = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "labs.benchmarks.gpu_check.sanitized"]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.startswith("ran "), done.stderr
+    assert done.returncode == 0 and done.stdout.endswith("ran 8 steps of 8\n"), done.stderr
+
+
+def test_what_has_no_time_left_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_seconds, **_how: None)  # of this process
+    with torch.no_grad():
+        sanitized.main(["--began=0", "--seconds=1"])
+    assert re.search(r"^ran 0 steps of \d+$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("numbers", sanitized.NUMBERS, ids=lambda numbers: numbers.name)
+def test_the_steps_launch_every_kernel_of_the_layers_and_of_sampling(numbers: sanitized.Numbers) -> None:
+    """A kernel that no step launches would be found faultless."""
+    launched = set[str]()
+    with paper_gpu(90, lambda kernel, _args, _constants: launched.add(kernel.fn.__name__)):
+        launch_sanitized(numbers, sanitized.LENGTHS)
+        sanitized.mask(torch.device("cpu"))
+    assert launched == set(sanitize.KERNELS)
