@@ -2,9 +2,13 @@
 victims.
 
 A request with a pressing deadline (`Sequence.is_pressing`) is due at its deadline. Any other request, for example of a
-client that gives up after minutes, is due when half of its class's target and the offset of its class have passed,
-never before now, and later by the time in which its tenant's share pays the tenant's debt (`Share.payback`); earlier,
-if the tenant has credit. The time is fixed when the request begins.
+client that gives up after minutes, is due when half of its class's target has passed, never before now, and later by
+what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
+(`Share.payback`); earlier, if the tenant has credit. The time is fixed when the request begins.
+
+The offset of a class runs down while the oldest of its requests waits, for all of them: classes age, and inside a class
+tenants differ by debts and not by how long their requests have waited. Otherwise a tenant with a backlog would go
+before another tenant's newcomer by its age, until debts of that many seconds had been made.
 
 Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and
 `OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so that none waits for ever.
@@ -37,6 +41,7 @@ DEBT_TOLERANCE_S = 2.0
 DEBT_RAMP_S = 16.0
 """Engine seconds of debt beyond the tolerance, over which the room that a debtor leaves grows to the whole guard."""
 
+MIN_AGES = 64  # requests that may have left a class before its heap is made anew
 MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
 OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owed: the cost of a few requests
 
@@ -52,12 +57,18 @@ def target_of(sequence: Sequence) -> float:
     return DEFAULT_FIRST_TOKEN_S if sequence.request.first_token_target is None else sequence.request.first_token_target
 
 
+def half_target_at(sequence: Sequence) -> float:
+    """Return when half of the target of a request without a deadline has passed."""
+    return sequence.arrival + DUE_SHARE_OF_TARGET * target_of(sequence)
+
+
 def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahead_s: float, run_up_s: float) -> float:
     """Return the most engine seconds, for each unit of weight, by which the service of two tenants differs over any
     interval in which both have requests without deadlines waiting: |W_i/w_i - W_j/w_j|.
 
     `start_s`: the largest difference of two tenants' credits (`Share.spread_s`). `latest_s`: the largest delay after
-    which a request is due without its tenant's debt: half its target and the offset of its class. `ahead_s`: seconds
+    which a request is due without its tenant's debt: half its target and the offset of its class (of tenants in one
+    class, half the target alone). `ahead_s`: seconds
     that a tenant has prepaid for prompts and not used yet. `run_up_s`: seconds that a tenant spends between two choices
     of its requests.
 
@@ -87,6 +98,7 @@ class Undated:
         """`number` identifies the backlog; later backlogs have larger numbers."""
         self.account, self.number = account, number
         self._aging = aging
+        self.level = -1  # the class by which it is ranked
         self.is_early = False  # True: its oldest is not due yet
         self.timed_at = -inf  # the time for which the ranking has last noted that its oldest is due
         self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
@@ -132,10 +144,16 @@ class Undated:
         return min(self._classes)
 
     @property
+    def due_class(self) -> int:
+        """The class of its request due first."""
+        return self._top_by_age().request.priority_class
+
+    @property
     def due_at(self) -> float:
-        """When the oldest is due, without its tenant's debt; -inf: it has begun before."""
-        self._top_by_age()
-        return self._by_age[0][0]
+        """When its request due first is due, without its class's offset and its tenant's debt; -inf: it has begun
+        before.
+        """
+        return -inf if (top := self._top_by_age()).output or not top.is_newcomer else half_target_at(top)
 
     def first(self, now: float) -> Sequence:
         """Return the request that goes first; the backlog is not empty."""
@@ -175,22 +193,22 @@ class Undated:
         return self._aging().offset(sequence.request.priority_class)
 
     def _due_at(self, sequence: Sequence) -> float:
-        return sequence.arrival + DUE_SHARE_OF_TARGET * target_of(sequence) + self._offset(sequence)
+        return half_target_at(sequence) + self._offset(sequence)
 
 
 _Ranks = list[tuple[float, int, Undated]]  # a heap; outdated entries leave it lazily
 
 
 class TenantRanking:
-    """Tenants with requests without deadlines, by when the oldest of each is due.
+    """Tenants whose requests due first, without deadlines, are of one class, by when these are due but for its offset.
 
     Tenants whose oldest is due differ by their credits alone, which grants change alike: a heap of offsets ranks them
     from plan to plan. The others are ranked by the sum of due time and debt, valid as long as no tenant comes or goes.
     """
 
-    def __init__(self, share: Share, tenants: Mapping[str, Undated]) -> None:
-        """`tenants`: all of them, by name."""
-        self._share, self._of = share, tenants
+    def __init__(self, share: Share, tenants: Mapping[str, Undated], level: int) -> None:
+        """`tenants`: all of them, by name, whatever the class."""
+        self._share, self._of, self._level = share, tenants, level
         self._by_time: _Ranks = []  # of tenants whose oldest is not due yet, by its due time
         self._early: _Ranks = []  # the same tenants, by due time plus debt
         self._late: _Ranks = []  # of all other tenants, by offset
@@ -199,20 +217,13 @@ class TenantRanking:
     def place(self, undated: Undated, now: float) -> None:
         """Rank a tenant anew: its oldest request has changed, or it is released from hold."""
         due_at = undated.due_at
+        if undated.level != self._level:
+            undated.level, undated.timed_at = self._level, -inf
         undated.is_early = due_at > now
         if undated.is_early and undated.timed_at != due_at:
             undated.timed_at = due_at
             heappush(self._by_time, (due_at, undated.number, undated))
-        self._push(undated)
-
-    def rebuild(self, now: float) -> None:
-        """Rank all tenants anew: weights have changed."""
-        self._by_time.clear()
-        self._early.clear()
-        self._late.clear()
-        for undated in self._of.values():
-            undated.timed_at = -inf
-            self.place(undated, now)
+        self.push(undated)
 
     def first(self, now: float, held: Set[str]) -> tuple[float, Undated] | None:
         """Return the due time and the tenant due first of those not on hold. O(log tenants)."""
@@ -224,11 +235,6 @@ class TenantRanking:
         due, _, undated = min(ranked)
         return due, undated
 
-    def ranked(self, now: float, held: Set[str], may: Callable[[str, int], bool]) -> list[tuple[float, int, Undated]]:
-        """Return due time, number and backlog of tenants not on hold whose most urgent class passes the test."""
-        found = [one for tenant, one in self._of.items() if tenant not in held and may(tenant, one.most_urgent)]
-        return [(self._due(one, now), one.number, one) for one in found]
-
     def _due(self, undated: Undated, now: float) -> float:
         return max(undated.due_at, now) + self._share.payback(undated.account)
 
@@ -236,13 +242,8 @@ class TenantRanking:
         """Move tenants whose oldest has become due, and rank tenants anew whose debt has shrunk."""
         while self._by_time and self._by_time[0][0] <= now:
             due_at, _, undated = heappop(self._by_time)
-            if undated.is_early and undated.sizes and undated.due_at == due_at:
+            if undated.is_early and self._has(undated) and undated.due_at == due_at:
                 self.place(undated, now)
-        repaid, self._share.repaid = self._share.repaid, []
-        for account in repaid:
-            account.is_repaid = False
-            if (waiting := self._of.get(account.tenant)) is not None:
-                self._push(waiting)
         if self._scale != self._share.scale:
             self._scale = self._share.scale
             self._early = self._ranked(is_early=True)
@@ -250,7 +251,7 @@ class TenantRanking:
     def _top(self, ranks: _Ranks, held: Set[str], *, is_early: bool) -> Undated | None:
         while ranks:
             rank, number, undated = ranks[0]
-            if not undated.sizes or undated.is_early is not is_early or undated.account.tenant in held:
+            if not self._has(undated) or undated.is_early is not is_early or undated.account.tenant in held:
                 heappop(ranks)
             elif rank != (now_ranked := self._rank(undated)):
                 heapreplace(ranks, (now_ranked, number, undated))
@@ -258,7 +259,11 @@ class TenantRanking:
                 return undated
         return None
 
-    def _push(self, undated: Undated) -> None:
+    def _has(self, undated: Undated) -> bool:
+        return bool(undated.sizes) and undated.level == self._level
+
+    def push(self, undated: Undated) -> None:
+        """Rank a tenant anew, whose credit has grown otherwise than by grants."""
         ranks = self._early if undated.is_early else self._late
         heappush(ranks, (self._rank(undated), undated.number, undated))
         if len(ranks) > 4 * len(self._of) + 64:
@@ -266,13 +271,50 @@ class TenantRanking:
 
     def _ranked(self, *, is_early: bool) -> _Ranks:
         """Return a heap of all tenants whose oldest is not due yet (`is_early`), or is due, without stale entries."""
-        ranks = [(self._rank(one), one.number, one) for one in self._of.values() if one.is_early is is_early]
+        held = [one for one in self._of.values() if one.level == self._level and one.is_early is is_early]
+        ranks = [(self._rank(one), one.number, one) for one in held]
         heapify(ranks)
         return ranks
 
     def _rank(self, undated: Undated) -> float:
         offset = undated.account.offset
         return undated.due_at + offset * self._scale if undated.is_early else offset
+
+
+class ClassAges:
+    """How long the oldest request of each class has waited, of requests without deadlines that have not begun."""
+
+    def __init__(self, waits: Callable[[Sequence, int], bool]) -> None:
+        """`waits` says whether a request still waits under the number with which it was added."""
+        self._waits = waits
+        self._arrivals: dict[int, list[tuple[float, int, Sequence]]] = {}  # heaps; removed requests leave them lazily
+        self._held: dict[str, list[tuple[float, int, Sequence]]] = {}  # requests of tenants on hold, by tenant
+        self._limit = MIN_AGES  # length of a heap above which removed requests are taken out
+
+    def add(self, sequence: Sequence, number: int) -> None:
+        heap = self._arrivals.setdefault(sequence.request.priority_class, [])
+        heappush(heap, (sequence.arrival, number, sequence))
+        if len(heap) > self._limit:
+            heap[:] = [entry for entry in heap if self._waits(entry[2], entry[1])]
+            heapify(heap)
+            self._limit = 2 * len(heap) + MIN_AGES
+
+    def released(self, tenant: str) -> None:
+        """Count a tenant's requests again, which is no longer on hold."""
+        for _, number, sequence in self._held.pop(tenant, []):
+            self.add(sequence, number)
+
+    def age(self, level: int, now: float, held: Set[str]) -> float:
+        """Return the seconds for which the class has waited; 0 where none of its requests waits."""
+        heap = self._arrivals.get(level)
+        while heap:
+            arrival, number, sequence = heap[0]
+            if self._waits(sequence, number):
+                if sequence.tenant not in held:
+                    return max(0.0, now - arrival)
+                self._held.setdefault(sequence.tenant, []).append(heap[0])
+            heappop(heap)
+        return 0.0
 
 
 class DueOrder:
@@ -292,7 +334,8 @@ class DueOrder:
         self._dues: dict[Sequence, float] = {}  # of requests that have begun, until they end
         self._waiting: dict[Sequence, Due | None] = {}
         self._numbers = count()
-        self._ranking = TenantRanking(share, self.undated)
+        self._rankings: dict[int, TenantRanking] = {}  # by class
+        self._ages = ClassAges(self._waits)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -306,13 +349,29 @@ class DueOrder:
             return fixed
         if sequence.is_pressing:
             return _deadline(sequence)
-        wait = self.half_target(sequence) + self.aging.offset(sequence.request.priority_class)
         payback = self.share.payback(self.share.account(sequence.tenant))
-        return max(sequence.arrival + wait, self.now) + payback
+        return max(half_target_at(sequence), self.now) + self._offset(sequence.request.priority_class) + payback
 
-    def half_target(self, sequence: Sequence) -> float:
-        """Return the seconds after its arrival in which a request without a deadline is due."""
-        return DUE_SHARE_OF_TARGET * target_of(sequence)
+    def _offset(self, level: int) -> float:
+        """Return what is left of the offset of a class."""
+        offset = self.aging.offset(level)
+        return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset else 0.0
+
+    def _due_of(self, undated: Undated) -> float:
+        """Return when a tenant's requests without deadlines are due."""
+        return max(undated.due_at, self.now) + self._offset(undated.level) + self.share.payback(undated.account)
+
+    def _waits(self, sequence: Sequence, number: int) -> bool:
+        undated = self.undated.get(sequence.tenant)
+        found = None if undated is None else undated.sizes.get(sequence)
+        return found is not None and found[0] == number
+
+    def _place(self, undated: Undated) -> None:
+        level = undated.due_class
+        ranking = self._rankings.get(level)
+        if ranking is None:
+            ranking = self._rankings[level] = TenantRanking(self.share, self.undated, level)
+        ranking.place(undated, self.now)
 
     def backlog_of(self, tenant: str) -> Undated | None:
         """Return a tenant's waiting requests without deadlines, a new object for each new backlog; None if there are
@@ -336,8 +395,10 @@ class DueOrder:
             account = self.share.account(sequence.tenant)
             undated = self.undated[sequence.tenant] = Undated(account, number, lambda: self.aging)
         undated.add(sequence, number, self._seconds(sequence), tokens)
+        if sequence.is_newcomer and not sequence.output:
+            self._ages.add(sequence, number)
         self._count_waiting(undated)
-        self._ranking.place(undated, self.now)
+        self._place(undated)
 
     def restore(self, sequence: Sequence) -> None:
         self.add(sequence)
@@ -351,7 +412,7 @@ class DueOrder:
         undated = self.undated[sequence.tenant]
         undated.remove(sequence, self.now)
         if undated.sizes:
-            self._ranking.place(undated, self.now)
+            self._place(undated)
         else:
             del self.undated[sequence.tenant]
             self._count_waiting(undated)
@@ -361,10 +422,25 @@ class DueOrder:
         when the oldest of them is.
         """
         dated = next((entry for entry in self.dated if entry.sequence.tenant not in self._held), None)
-        first = self._ranking.first(self.now, self._held)
+        first = self._first_tenant()
         if first is None or (dated is not None and dated.due <= first[0]):
             return dated.sequence if dated is not None else None
         return first[1].first(self.now)
+
+    def _first_tenant(self) -> tuple[float, Undated] | None:
+        """Return the due time and the tenant due first of those not on hold. O(classes log tenants)."""
+        repaid, self.share.repaid = self.share.repaid, []
+        for account in repaid:
+            account.is_repaid = False
+            if (waiting := self.undated.get(account.tenant)) is not None:
+                self._rankings[waiting.level].push(waiting)
+        found: tuple[float, Undated] | None = None
+        for level, ranking in self._rankings.items():
+            if (first := ranking.first(self.now, self._held)) is not None:
+                due = first[0] + self._offset(level)
+                if found is None or (due, first[1].number) < (found[0], found[1].number):
+                    found = due, first[1]
+        return found
 
     def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
         """Return the waiting request due first, of tenants not on hold, whose tenant and class pass the test. O(tenants
@@ -373,7 +449,8 @@ class DueOrder:
         held = self._held
         others = (entry for entry in self.dated if entry.sequence.tenant not in held)
         dated = next((e for e in others if may(e.sequence.tenant, e.sequence.request.priority_class)), None)
-        for due, _, undated in sorted(self._ranking.ranked(self.now, held, may)):
+        tenants = [one for tenant, one in self.undated.items() if tenant not in held and may(tenant, one.most_urgent)]
+        for due, _, undated in sorted([(self._due_of(one), one.number, one) for one in tenants]):
             if dated is not None and dated.due <= due:
                 break
             first = undated.first(self.now)
@@ -384,7 +461,10 @@ class DueOrder:
     def policy_changed(self, aging: Aging) -> None:
         """Order by these class offsets, and by the share's present weights."""
         self.aging = aging
-        self._ranking.rebuild(self.now)
+        self._rankings.clear()
+        for undated in self.undated.values():
+            undated.level = -1
+            self._place(undated)
 
     def hold(self, tenant: str, reason: str | None) -> None:
         if reason is not None:
@@ -396,7 +476,9 @@ class DueOrder:
         if (undated := self.undated.get(tenant)) is not None:
             self._count_waiting(undated)
             if reason is None:
-                self._ranking.place(undated, self.now)
+                self._place(undated)
+        if reason is None:
+            self._ages.released(tenant)
 
     def _count_waiting(self, undated: Undated) -> None:
         """Lift the limit of the tenant's credit while it waits for other tenants, and not for a limit of its own."""
@@ -436,7 +518,7 @@ class DueOrder:
         for undated, times in self._examined(None if sequence.is_pressing else tenant):
             if undated.account.tenant in held:
                 continue
-            until = due - max(undated.due_at, self.now) - self.share.payback(undated.account)
+            until = due - self._due_of(undated)
             work = undated.work(level)
             if until > 0.0 and work.seconds > 0.0:
                 weight = undated.account.weight

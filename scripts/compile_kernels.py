@@ -25,7 +25,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ from labs.process_pool import process_pool
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ATTENTION = ("prefill", "decode")
 PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
-LAUNCH_FLAGS = ("PDL", "launch_pdl", "LATE", "ONCE")  # where an architecture has it
+LAUNCH_FLAGS = ("PDL", "launch_pdl")  # where an architecture has it
 FIRST_ARCH_FILLED_BY_PROGRAMS = 90  # from here on, decodes keep copies in flight by more programs, not by more stages
 BLOCK_ID_BYTES = 4  # that a decode copies beside keys and values
 
@@ -123,22 +125,21 @@ def run_launchers(variant: Variant) -> None:
     ops.rms_norm(hidden, hidden[0], 1e-5)
     ops.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
     ops.silu_mul(rows(2 * 14336))
-    if dtype in few_rows.DTYPES:
-        run_products(dtype)
+    run_products(dtype)
     if variant.dtype == "bfloat16":
         run_sampling()
 
 
 def run_products(dtype: torch.dtype) -> None:
-    """Those of few rows: normed, gated and added to a residual."""
+    """Those of few rows: plain, gated and added to a residual."""
 
     def meta(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=META)
 
     for hidden in (1024, 4096):
         x, product = meta(few_rows.MAX_ROWS, hidden), few_rows.Product(meta(6 * hidden, hidden), None)
-        few_rows.multiply(meta(few_rows.MAX_ROWS, 6 * hidden), x, product, x[0], 1e-5)
-        few_rows.multiply(meta(few_rows.MAX_ROWS, 3 * hidden), x, product, x[0], 1e-5, gated=True)
+        few_rows.multiply(meta(few_rows.MAX_ROWS, 6 * hidden), x, product)
+        few_rows.multiply(meta(few_rows.MAX_ROWS, 3 * hidden), x, product, gated=True)
         few_rows.multiply(x, x, few_rows.Product(meta(hidden, hidden), meta(hidden)), adds=True)
 
 
@@ -282,13 +283,11 @@ def fill(cache: Path, archs: list[int], jobs: int) -> int:
 
 
 def compile_all(wanted: list[Variant], kernels: tuple[str, ...], jobs: int) -> Iterator[Compiled]:
-    if jobs == 1:
-        for variant in wanted:
-            yield from compile_variant(variant, kernels)
-        return
-    with process_pool(jobs, get_context("spawn")) as pool:
-        for results in pool.map(partial(compile_variant, kernels=kernels), wanted):
-            yield from results
+    """In processes for each architecture: how e4m3 is converted, Triton decides once in a process, by its first."""
+    for _, variants_of_one in groupby(wanted, attrgetter("arch")):
+        with process_pool(jobs, get_context("spawn")) as pool:
+            for results in pool.map(partial(compile_variant, kernels=kernels), variants_of_one):
+                yield from results
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Products of a few rows with a weight read it once: these kernels keep that read going from product to product.
 
-A decode of few sequences takes as long as its weights take to be read, if nothing stands between two products. So the
-norm before a product, and what is done with its result, are part of its kernel; and while the kernel before it still
-runs, a program already asks for its part of the weight, which no other kernel writes.
+A decode of few sequences takes as long as its weights take to be read, if nothing stands between two products. So what
+is done with a product's result is part of its kernel; and while the kernel before it still runs, a program already asks
+for its part of the weight, which no other kernel writes. The norm before a product is a kernel of its own: in the
+product's it took longer than its launch, for every program computed it.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from backend.kernels.ops import DecoderStack, Linear, Ops, StepInputs
 from backend.kernels.triton_lang import await_inputs, dependent_launch, dot
 
 MAX_ROWS = 16
-DTYPES = (torch.bfloat16, torch.float32)  # a row that is not yet normed may be beyond fp16
 WIDTH_MULTIPLE = 64  # of a weight's rows: of two tiles, gates and what they gate
 MIN_DEPTH = 32  # of a tile
 LINE_BYTES = 128  # of the L2 cache
@@ -45,10 +45,11 @@ class ProductTile:
     stages: int
 
 
-def product_tile(width: int, depth: int, gated: bool) -> ProductTile:
-    """Return a tile: 16 KiB of a 16-bit weight a stage, and programs for most multiprocessors in narrow products."""
+def product_tile(width: int, depth: int, gated: bool, itemsize: int) -> ProductTile:
+    """Return a tile: up to 16 KiB of a weight a stage, and programs for most multiprocessors in narrow products."""
     narrow = gated or width < 2048
-    return ProductTile(16 if narrow else 32, min(256, _factor(depth)), warps=2 if narrow else 4, stages=4)
+    deepest = 256 if itemsize == 2 else 64  # fp32 numbers are multiplied in three parts, which more registers hold
+    return ProductTile(16 if narrow else 32, min(deepest, _factor(depth)), warps=2 if narrow else 4, stages=4)
 
 
 @triton.jit
@@ -59,27 +60,15 @@ def _prefetch(places):
     )
 
 
-@triton.jit
-def _summed(acc, squares, eps, bias, DEPTH: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr):
-    if NORMED:
-        acc *= tl.rsqrt(squares / DEPTH + eps)[:, None]
-    if BIASED:
-        acc += tl.load(bias).to(tl.float32)[None, :]
-    return acc
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _product(
     out,  # [num_rows, WIDTH]; the residual if ADDS
     x,  # [num_rows, DEPTH]
-    norm,  # [DEPTH]
     weight,  # [WIDTH, DEPTH]; [2 * WIDTH, DEPTH], gates first, if GATED
     bias,  # of the weight's rows
     num_rows,
-    eps,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
-    NORMED: tl.constexpr,
     GATED: tl.constexpr,
     ADDS: tl.constexpr,
     BIASED: tl.constexpr,
@@ -90,9 +79,7 @@ def _product(
     LINE: tl.constexpr,  # elements
     PDL: tl.constexpr,
 ):
-    """Compute some columns of the result. Numbers are rounded where the operations one by one round them, but for the
-    norm, by whose root mean square the products are multiplied when they are summed.
-    """
+    """Compute some columns of the result. Numbers are rounded where the operations one by one round them."""
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     depth = tl.arange(0, BLOCK_K)
@@ -107,52 +94,42 @@ def _product(
     is_row = rows < num_rows
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    squares = tl.zeros([BLOCK_M], tl.float32)
     for start in range(0, DEPTH, BLOCK_K):
         places = start + depth
         part = tl.load(x + rows[:, None] * DEPTH + places[None, :], mask=is_row[:, None], other=0.0)
-        if NORMED:
-            wide = part.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            part = (wide * tl.load(norm + places).to(tl.float32)[None, :]).to(part.dtype)
         acc = dot(part, tl.load(first[None, :] + places[:, None]), acc)
         if GATED:
             up = dot(part, tl.load(second[None, :] + places[:, None]), up)
     dtype = out.dtype.element_ty
-    result = _summed(acc, squares, eps, bias + columns, DEPTH, NORMED, BIASED).to(dtype)
+    if BIASED:
+        acc += tl.load(bias + columns).to(tl.float32)[None, :]
+        if GATED:
+            up += tl.load(bias + WIDTH + columns).to(tl.float32)[None, :]
+    result = acc.to(dtype)
     held = tl.broadcast_to(is_row[:, None], [BLOCK_M, BLOCK_N])
     results = out + rows[:, None] * WIDTH + columns[None, :]
     if GATED:
         gate = result.to(tl.float32)
         activated = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
-        up = _summed(up, squares, eps, bias + WIDTH + columns, DEPTH, NORMED, BIASED).to(dtype).to(tl.float32)
-        result = (activated * up).to(dtype)
+        result = (activated * up.to(dtype).to(tl.float32)).to(dtype)
     if ADDS:
         result = (tl.load(results, mask=held, other=0.0).to(tl.float32) + result.to(tl.float32)).to(dtype)
     tl.store(results, result, mask=held)
 
 
-def multiply(
-    out: Tensor, x: Tensor, product: Product, norm: Tensor | None = None, eps: float = 0.0, **how: bool
-) -> Tensor:
-    """Write the product of `x`, or of its norm, to `out`. `gated`: SiLU of its first half times the second; `adds`: to
-    what is in `out`.
-    """
-    gated, adds = how.get("gated", False), how.get("adds", False)
+def multiply(out: Tensor, x: Tensor, product: Product, gated: bool = False, adds: bool = False) -> Tensor:
+    """Write the product to `out`. `gated`: SiLU of its first half times the second; `adds`: to what is in `out`."""
     (rows, depth), width = x.shape, out.shape[1]
-    tile = product_tile(width, depth, gated)
+    tile = product_tile(width, depth, gated, x.itemsize)
     line, row_bytes = LINE_BYTES // x.itemsize, MAX_PREFETCHED_BYTES // (tile.columns * (1 + gated))
     _product[(width // tile.columns,)](
         out,
         x,
-        x if norm is None else norm,
         product.weight,
         product.weight if product.bias is None else product.bias,
         rows,
-        eps,
         WIDTH=width,
         DEPTH=depth,
-        NORMED=norm is not None,
         GATED=gated,
         ADDS=adds,
         BIASED=product.bias is not None,
@@ -174,7 +151,7 @@ def _factor(number: int) -> int:
 
 
 class FewRowLayers:
-    """These layers run steps of up to MAX_ROWS tokens by five kernels a layer, and others by the operations."""
+    """These layers run steps of up to MAX_ROWS tokens by kernels of few rows, and others by the operations."""
 
     def __init__(self, ops: Ops, stack: DecoderStack) -> None:
         self._ops = ops
@@ -182,7 +159,7 @@ class FewRowLayers:
 
     @classmethod
     def of(cls, ops: Ops, stack: DecoderStack) -> "FewRowLayers | None":
-        """Return the layers; None if a weight has a type or shape that the kernels do not take."""
+        """Return the layers; None if a weight has a shape that the kernels do not take."""
         products = [linear for layer in stack.layers for linear in layer.linears]
         return cls(ops, stack) if all(map(_takes, products)) else None
 
@@ -191,18 +168,14 @@ class FewRowLayers:
             return run_layers(self._ops, self._stack, residual, step, blocks)
         for index, layer in enumerate(self._stack.layers):
             qkv, output, gate_up, down = map(_product_of, layer.linears)
-            eps = self._stack.eps
-            mixed = multiply(_rows(residual, qkv), residual, qkv, layer.input_norm, eps)
+            x = self._ops.rms_norm(residual, layer.input_norm, self._stack.eps)
+            mixed = multiply(x.new_empty((x.shape[0], qkv.weight.shape[0])), x, qkv)
             attended = attention(self._ops, self._stack, index, mixed, step, blocks)
             multiply(residual, attended, output, adds=True)
-            gated = residual.new_empty((residual.shape[0], gate_up.weight.shape[0] // 2))
-            multiply(gated, residual, gate_up, layer.post_attention_norm, eps, gated=True)
+            x = self._ops.rms_norm(residual, layer.post_attention_norm, self._stack.eps)
+            gated = multiply(x.new_empty((x.shape[0], gate_up.weight.shape[0] // 2)), x, gate_up, gated=True)
             multiply(residual, gated, down, adds=True)
         return self._ops.rms_norm(residual, self._stack.final_norm, self._stack.eps)
-
-
-def _rows(like: Tensor, product: Product) -> Tensor:
-    return like.new_empty((like.shape[0], product.weight.shape[0]))
 
 
 def _product_of(linear: Linear) -> Product:
@@ -211,7 +184,7 @@ def _product_of(linear: Linear) -> Product:
 
 
 def _takes(linear: Linear) -> bool:
-    if not isinstance(linear, Product) or linear.weight.dtype not in DTYPES or not linear.weight.is_contiguous():
+    if not isinstance(linear, Product) or not linear.weight.is_contiguous():
         return False
     out_features, in_features = linear.weight.shape
     return out_features % WIDTH_MULTIPLE == 0 and _factor(in_features) >= MIN_DEPTH

@@ -37,8 +37,6 @@ class PrefillTile:
     keys: int
     warps: int
     stages: int
-    late: bool = False  # values are weighted an iteration after their keys
-    once: bool = True
 
 
 def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
@@ -49,7 +47,7 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
     """
     head_dim = q.shape[2]
     if INTERPRETED.value:
-        return PrefillTile(rows=32, keys=32, warps=4, stages=1, late=q.dtype != torch.float32)
+        return PrefillTile(rows=32, keys=32, warps=4, stages=1)
     if q.dtype == torch.float32:
         return (
             PrefillTile(rows=16, keys=64, warps=8, stages=1)
@@ -58,69 +56,18 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
         )
     grouped = (9, 0) <= capability(q.device) < (12, 0)
     converted = cache.itemsize == 1
-    late = grouped and not converted  # the compiler waits for products of converted values
     if head_dim <= 64 and capability(q.device) >= (12, 0):
         return PrefillTile(rows=64, keys=32, warps=4, stages=3)  # on sm_120 twice as many rows and warps spill
     if head_dim <= 128:
-        return PrefillTile(rows=128, keys=64 if grouped else 32, warps=8, stages=3, late=late)
+        spills = head_dim <= 64 and capability(q.device) >= (10, 0)  # with twice as many keys
+        return PrefillTile(rows=128, keys=64 if grouped and not spills else 32, warps=8, stages=3)
     roomy = shared_memory(capability(q.device)) >= 163 * 1024 and not converted
     return PrefillTile(
         rows=128 if grouped and not converted else 64,
         keys=32 if grouped or roomy else 16,
         warps=8,
         stages=3,
-        late=late,
     )
-
-
-@triton.jit
-def _attend(
-    state,  # largest score, sum of weights and weighted values of each row
-    query,
-    positions,
-    begin,
-    end,
-    k_head,
-    v_head,
-    table,
-    block_stride,
-    qk_scale,
-    window,
-    MASKED: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Take the keys in [begin, end) into `state`; unless MASKED they exist, and every row sees all of them.
-
-    Block ids are loaded a tile before they are used, into registers: were they loaded where they are used, the compiler
-    would spend a stage of its pipeline on them, and wait for keys and values where it has just begun to copy them.
-    """
-    largest, total, acc = state
-    dims = tl.arange(0, BLOCK_D)
-    offsets = tl.arange(0, BLOCK_N)
-    next_blocks = tl.load(table + (begin + offsets) // BLOCK_SIZE, mask=begin + offsets < end, other=0)
-    for start in range(begin, end, BLOCK_N):
-        keys = start + offsets
-        inside = (dims < HEAD_DIM)[None, :] & (keys < end)[:, None]
-        places = next_blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * HEAD_DIM
-        ahead = keys + BLOCK_N
-        next_blocks = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < end, other=0)
-        k = from_cache(tl.load(k_head + places[:, None] + dims[None, :], mask=inside, other=0.0), query.dtype)
-        v = from_cache(tl.load(v_head + places[:, None] + dims[None, :], mask=inside, other=0.0), query.dtype)
-        scores = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32)) * qk_scale
-        if MASKED:
-            distance = positions[:, None] - keys[None, :]
-            scores = tl.where((distance >= 0) & (distance < window), scores, -float("inf"))
-        larger = tl.maximum(largest, tl.max(scores, 1))
-        anchor = tl.where(larger == -float("inf"), 0.0, larger) if MASKED else larger
-        weights = tl.exp2(scores - anchor[:, None])
-        shrink = tl.exp2(largest - anchor)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
-        largest = larger
-    return largest, total, acc
 
 
 @triton.jit
@@ -139,7 +86,7 @@ def _place(start, offsets, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _attend_once(
+def _attend(
     query,
     positions,
     begin,
@@ -152,7 +99,6 @@ def _attend_once(
     block_stride,
     qk_scale,
     window,
-    LATE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -160,8 +106,7 @@ def _attend_once(
 ):
     """Return sums of weights and weighted values over the keys in [begin, end), begin being a multiple of BLOCK_N.
 
-    Every row sees all of the keys in [plain_begin, plain_end). If LATE, a tile's values are weighted an iteration after
-    its keys, so that tensor cores multiply them while the next weights are computed.
+    Every row sees all of the keys in [plain_begin, plain_end).
 
     Block ids are loaded a tile before they are used, into registers: were they loaded where they are used, the compiler
     would spend a stage of its pipeline on them, and wait for keys and values where it has just begun to copy them.
@@ -172,27 +117,15 @@ def _attend_once(
     largest = tl.full([query.shape[0]], -float("inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     acc = tl.zeros([query.shape[0], BLOCK_D], tl.float32)
-    weights = tl.zeros([query.shape[0], BLOCK_N], tl.float32)  # in 16 bits they would pass through shared memory
-    shrink = tl.full([query.shape[0]], 1.0, tl.float32)
-    places = tl.zeros([BLOCK_N], tl.int64)
-    last = begin + (end - 1 - begin) // BLOCK_N * BLOCK_N
-    last_blocks = tl.load(table + _block(last, offsets, BLOCK_SIZE), mask=last + offsets < end, other=0)
     next_blocks = tl.load(table + _block(begin, offsets, BLOCK_SIZE), mask=begin + offsets < end, other=0)
     for start in range(begin, end, BLOCK_N):
         keys = start + offsets
-        late_places = places
         places = next_blocks.to(tl.int64) * block_stride + _place(start, offsets, BLOCK_SIZE) * HEAD_DIM
         next_blocks = tl.load(table + _block(start + BLOCK_N, offsets, BLOCK_SIZE), mask=keys + BLOCK_N < end, other=0)
         k = from_cache(tl.load(k_head + places[:, None] + dims, mask=real, other=0.0), query.dtype)
-        if LATE:
-            held = real & (keys >= begin + BLOCK_N)[:, None]
-            v = tl.load(v_head + late_places[:, None] + dims, mask=held, other=0.0)
-        else:
-            v = tl.load(v_head + places[:, None] + dims, mask=real & (keys < end)[:, None], other=0.0)
-        v = from_cache(v, query.dtype)
+        held = real & (keys < end)[:, None]
+        v = from_cache(tl.load(v_head + places[:, None] + dims, mask=held, other=0.0), query.dtype)
         scores = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32))
-        if LATE:
-            acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
         if (start < plain_begin) | (start + BLOCK_N > plain_end):
             distance = positions[:, None] - keys[None, :]
             scores = tl.where((distance >= 0) & (distance < window), scores, -float("inf"))
@@ -201,14 +134,8 @@ def _attend_once(
         weights = tl.exp2(scores * qk_scale - anchor[:, None])
         shrink = tl.exp2(largest - anchor)
         total = total * shrink + tl.sum(weights, 1)
-        if not LATE:
-            acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
-        largest = larger
-    if LATE:
-        places = last_blocks.to(tl.int64) * block_stride + _place(last, offsets, BLOCK_SIZE) * HEAD_DIM
-        held = real & (last + offsets < end)[:, None]
-        v = from_cache(tl.load(v_head + places[:, None] + dims, mask=held, other=0.0), query.dtype)
         acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
+        largest = larger
     return total, acc
 
 
@@ -236,8 +163,6 @@ def _prefill(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr,
-    ONCE: tl.constexpr,
-    LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -275,32 +200,14 @@ def _prefill(
     k_head = k_cache + head.to(tl.int64) * head_stride
     v_head = v_cache + head.to(tl.int64) * head_stride
 
-    if ONCE:
-        begin, plain_begin, plain_end = 0, 0, (lowest + 1) // BLOCK_N * BLOCK_N
-        if WINDOWED:
-            begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
-            plain_begin = highest - window + 1
-        total, acc = _attend_once(
-            query, positions, begin, highest + 1, plain_begin, plain_end, k_head, v_head, table, block_stride,
-            qk_scale, window, LATE, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
-        )  # fmt: skip
-    else:
-        largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        state = (largest, total, tl.zeros([BLOCK_M, BLOCK_D], tl.float32))
-        seen_by_all = (lowest + 1) // BLOCK_N * BLOCK_N  # keys from 0 that no row's causality hides
-        if WINDOWED:
-            seen_by_all = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N  # what every row is past
-        else:
-            state = _attend(
-                state, query, positions, 0, seen_by_all, k_head, v_head, table, block_stride, qk_scale, window,
-                False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
-            )  # fmt: skip
-        state = _attend(
-            state, query, positions, seen_by_all, highest + 1, k_head, v_head, table, block_stride, qk_scale, window,
-            True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
-        )  # fmt: skip
-        largest, total, acc = state
+    begin, plain_begin, plain_end = 0, 0, (lowest + 1) // BLOCK_N * BLOCK_N
+    if WINDOWED:
+        begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
+        plain_begin = highest - window + 1
+    total, acc = _attend(
+        query, positions, begin, highest + 1, plain_begin, plain_end, k_head, v_head, table, block_stride,
+        qk_scale, window, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+    )  # fmt: skip
     acc = acc * (v_scale / total)[:, None]
     tl.store(out + places[:, None] + dims[None, :], acc.to(out.dtype.element_ty), mask=held)
 
@@ -354,8 +261,6 @@ def paged_prefill(
         BLOCK_D=max(MIN_WIDTH, triton.next_power_of_2(head_dim)),
         BLOCK_N=shape.keys,
         WINDOWED=window is not None,
-        ONCE=shape.once,
-        LATE=shape.late,
         num_warps=shape.warps,
         num_stages=shape.stages,
         **dependent_launch(q.device),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from admission.controller import Controller
-from admission.order import DueOrder, gap_bound
+from admission.order import DueOrder, gap_bound, half_target_at
 from backend.scheduler.sequence import Sequence
 from labs.simulation.statistics import ServiceGap
 
@@ -32,7 +32,7 @@ class FairnessMonitor:
         for sequence in admitted:
             self._spent_before[sequence.tenant] = self._spent.get(sequence.tenant, 0.0)
             offset = self.order.aging.offset(sequence.request.priority_class)
-            self.latest_s = max(self.latest_s, self.order.half_target(sequence) + offset)
+            self.latest_s = max(self.latest_s, half_target_at(sequence) - sequence.arrival + offset)
         self.update()
 
     def completed(self) -> None:

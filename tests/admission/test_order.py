@@ -27,14 +27,15 @@ EVENTS = st.lists(
 )
 
 
+AGING = Aging(2.0)
+
+
 class Queue:
     """An order with its requests, of which the next is found by looking at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, aging: Aging = AGING) -> None:
         self.share = Share()
-        self.order = DueOrder(
-            self.share, Aging(2.0), lambda s: 0.01 * s.num_prompt_tokens, lambda s: s.num_prompt_tokens
-        )
+        self.order = DueOrder(self.share, aging, lambda s: 0.01 * s.num_prompt_tokens, lambda s: s.num_prompt_tokens)
         self.waiting: list[Sequence] = []
         self.held: set[str] = set()
         self.now, self.number = 0.0, 0
@@ -151,3 +152,20 @@ def test_a_lower_class_that_has_waited_for_its_offset_is_as_urgent_as_any(others
     queue.happen("pass", "a", 9)
     queue.happen("pass", "a", 9)
     assert queue.order.due(low) <= queue.now
+
+
+def test_inside_a_class_a_backlog_does_not_go_first_for_its_age_but_its_class_has_aged() -> None:
+    """Tenants of one class differ by debts, however large the class's offset is, and however long one has a backlog."""
+    queue = Queue(Aging(20.0))
+    for _ in range(3):
+        queue.add("flood", 2)
+    for _ in range(5):
+        queue.happen("pass", "a", 9)
+    newcomer = queue.add("light", 2)
+    queue.share.charge(queue.share.account("flood"), 1.2)
+    assert queue.order.head() is newcomer
+    urgent = queue.add("urgent", 0)
+    assert queue.order.head() is urgent
+    for _ in range(22):
+        queue.happen("pass", "a", 9)
+    assert queue.order.due(newcomer) < queue.order.due(queue.add("new and urgent", 0))
