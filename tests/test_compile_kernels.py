@@ -37,8 +37,12 @@ def test_other_kernels_and_shapes_are_compiled_without_faults(tmp_path: Path) ->
     printed = compiled(tmp_path, *SERVING, "--arch", "90", "--kernel", *rest, *sampling)
     assert "no kernel has a fault" in printed
     assert all(kernel in printed for kernel in (*rest, *sampling))
-    small = ("--dtype", "fp8", "--head-dim", "64", "--block-size", "16", "--group", "7", "--arch", "89")
+    small = ("--dtype", "fp8", "--head-dim", "64", "--block-size", "16", "--group", "7", "--arch", "100", "89")
     assert "no kernel has a fault" in compiled(tmp_path, *small, "--kernel", "prefill", "decode")
+    products = ("product", "product gated", "product adds biased")
+    printed = compiled(tmp_path, "--dtype", "float32", *SERVING[2:], "--arch", "89", "--kernel", *products)
+    assert "no kernel has a fault" in printed
+    assert all(kernel in printed for kernel in products)
 
 
 # Triton's own way from a launcher to a kernel, with a driver that loads and launches nothing.
