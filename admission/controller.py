@@ -167,10 +167,6 @@ class Controller:
         """Return the predicted device seconds of the step."""
         return self.step_time.fitted.seconds(work_of(step))
 
-    def remaining(self, now: float) -> float:
-        """Return the predicted seconds until the steps in flight are done."""
-        return self._pipeline.remaining(now)
-
     @property
     def wakes_at(self) -> float | None:
         """The time at which to plan again without an event: a gathered batch is due, or the deadline of a waiting or

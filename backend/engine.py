@@ -45,10 +45,6 @@ class ServingCore(Core, Protocol):
         """Return the sequences that the core has ended itself since the last call."""
         ...
 
-    def remaining(self, now: float) -> float:
-        """Return the predicted seconds until the steps in flight are done."""
-        ...
-
     def calibrate(self, now: float) -> CalibrationStep | None:
         """Return a step to run for its time, if there is nothing else to do; none is planned until `calibrated`."""
         ...
@@ -75,11 +71,8 @@ class Engine:
         steps_in_flight: int = 2,
         clock: Callable[[], float] = time.monotonic,
         calibration_batch: Callable[[CalibrationStep], Batch] | None = None,
-        launches_late: bool = False,
     ) -> None:
-        """`calibration_batch`: makes the batch of a calibration step; without it none is run. `launches_late`: a step
-        is launched shortly before the one before it ends, as the core predicts it, not at once.
-        """
+        """`calibration_batch`: makes the batch of a calibration step; without it none is run."""
         self.core = core
         self.clock = clock
         self._loop = asyncio.get_running_loop()
@@ -87,7 +80,7 @@ class Engine:
         self._streams: dict[Sequence, TokenStream] = {}
         self._delivery = Delivery(self._loop.call_soon)
         self._device = DeviceThread(executor, self._post, steps_in_flight)
-        self._steps = StepLoop(core, self._device.submit, clock, core.remaining if launches_late else None)
+        self._steps = StepLoop(core, self._device.submit, clock)
         self._is_scheduling = False
         self._wake: asyncio.TimerHandle | None = None  # to plan again, if nothing happens before
         self._calibration_batch = calibration_batch
@@ -204,7 +197,7 @@ class Engine:
                 self._steps.schedule()
             else:
                 self._deliver(self._steps.step(output))
-            if self._wake is not None or self._steps.is_put_off or self.core.wakes_at is not None:
+            if self._wake is not None or self.core.wakes_at is not None:
                 self._wake_in_time()
             for sequence in self.core.take_ended():
                 if (stream := self._streams.pop(sequence, None)) is not None:

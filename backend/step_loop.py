@@ -13,11 +13,6 @@ from backend.scheduler.sequence import FinishReason, Sequence
 
 log = logging.getLogger(__name__)
 
-FIRST_LEAD_S = 0.05  # longer than most steps: launched at once, until it is known how late is early enough
-LEAD_GROWTH, LEAD_DECAY = 1.5, 0.996  # a step in a hundred is launched late
-TIMER_S = 5e-4  # about as exact as timers are
-LAUNCH_S = 2e-3  # from `launch` until the device has the step: the least lead
-
 
 class Core(Protocol):
     """The core decides what each step computes: a scheduler, alone or under a controller.
@@ -60,57 +55,24 @@ class StepLoop:
 
     Steps are launched ahead, so the cycle is in two halves: `schedule` launches, and `step` takes what the device,
     having been waited for, says of the oldest step.
-
-    A request can join no step that is launched already. So where it is known how long a step will take, the next is
-    launched shortly before its end: by a lead that grows when the device had to wait, and shrinks when it had not.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        launch: Callable[[Batch], object],
-        clock: Callable[[], float],
-        remaining: Callable[[float], float] | None = None,
-    ) -> None:
-        """`launch` queues a step at the device and does not wait for it; `clock` is the engine's, in seconds.
-        `remaining` predicts the seconds from a time until the steps in flight are done; None: each step is launched as
-        soon as may be.
-        """
+    def __init__(self, core: Core, launch: Callable[[Batch], object], clock: Callable[[], float]) -> None:
+        """`launch` queues a step at the device and does not wait for it; `clock` is the engine's, in seconds."""
         self._core = core
         self._launch = launch
         self._clock = clock
-        self._remaining = remaining
-        self.lead = FIRST_LEAD_S
-        self._launches_in: float | None = None  # seconds since the last `schedule`; None: it had nothing to put off
-        self._launched_at = 0.0  # the newest step
 
     def schedule(self) -> None:
-        """Plan steps and launch them, until as many are in flight as may be, it is too early for the next or there is
-        nothing to compute.
-        """
+        """Plan steps and launch them, until as many are in flight as may be or there is nothing to compute."""
         now, began = self._clock(), time.perf_counter()
-        while not self._is_early(now) and (batch := self._core.schedule(now)) is not None:
+        while (batch := self._core.schedule(now)) is not None:
             self._core.in_flight[-1].planning = time.perf_counter() - began
             self._launch(batch)
-            self._launched_at = self._clock()
             began = time.perf_counter()
 
-    def _is_early(self, now: float) -> bool:
-        self._launches_in = None
-        if self._remaining is not None and len(self._core.in_flight) == 1:
-            left = self._remaining(now) - self.lead
-            self._launches_in = left if left > TIMER_S else None
-        return self._launches_in is not None
-
-    @property
-    def is_put_off(self) -> bool:
-        """True if a step was not planned yet only because it was too early."""
-        return self._launches_in is not None
-
     def seconds_to_wake(self) -> float | None:
-        """Return in how many seconds to `schedule` again, unless the end of a step does that before."""
-        if self._launches_in is not None:
-            return self._launches_in
+        """Return in how many seconds to `schedule` again, where nothing is in flight whose end would do that."""
         wakes_at = self._core.wakes_at
         return None if wakes_at is None or self._core.in_flight else max(0.0, wakes_at - self._clock())
 
@@ -121,7 +83,6 @@ class StepLoop:
         `MemoryExhausted` when there are none that are smaller. A sequence for which the model computed no numbers has
         ended as `FAILED`, and one that may have no token as `GRAMMAR`.
         """
-        is_late = self.is_put_off or self._clock() - self._launched_at < LAUNCH_S
         if isinstance(output, MemoryExhausted):
             new_tokens = self._roll_back(output)
         else:
@@ -129,7 +90,6 @@ class StepLoop:
             if NO_TOKEN in output.token_ids or NO_TOKEN_ALLOWED in output.token_ids:
                 new_tokens = [self._checked(new_token) for new_token in new_tokens]
         self.schedule()  # before anything is delivered: the device does not wait for clients
-        self.lead = min(self.lead * LEAD_GROWTH, FIRST_LEAD_S) if is_late else max(self.lead * LEAD_DECAY, LAUNCH_S)
         return new_tokens
 
     def _roll_back(self, error: MemoryExhausted) -> list[NewToken]:

@@ -250,8 +250,7 @@ async def serve(
     with open_core(settings, model) as core:
         is_real = executor is model.runner and core.calibrates
         make_batch = model.runner.calibration_batch if is_real else None
-        depth, late = model.engine_config.steps_in_flight, is_real and executor.runs_ahead
-        engine = Engine(core, executor, depth, calibration_batch=make_batch, launches_late=late)
+        engine = Engine(core, executor, model.engine_config.steps_in_flight, calibration_batch=make_batch)
         if is_real:
             core.calibrated(model.runner.calibrate(CALIBRATION_SECONDS), engine.clock())
         try:
