@@ -3,10 +3,9 @@
 A program takes one chunk of one sequence's context for one KV head, whose query heads are the rows of its products.
 Chunks are sized on the device from the context lengths, so that they are about `CHUNKS_PER_MULTIPROCESSOR` for each
 multiprocessor for every mix of lengths: the launch depends on the number of sequences alone, and a CUDA graph can
-hold it. Of a sequence's chunks, the program that ends last joins them all (Dao et al., 2023).
+hold it. A second kernel joins the chunks of the sequences that have several (Dao et al., 2023).
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +29,7 @@ from backend.kernels.triton_lang import (
 
 CHUNKS_PER_MULTIPROCESSOR = 8
 MIN_ROWS = 16  # of a tensor-core product
-JOINED_VALUES = 4096  # partial results that one step of the join loads
+JOINED = 16  # chunks that one step of the join loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def decode_tile(q: Tensor, cache: Tensor) -> DecodeTile:
     """
     head_dim, converted = q.shape[2], cache.itemsize == 1
     if q.dtype == torch.float32:
-        return DecodeTile(keys=32, warps=8, stages=2) if head_dim <= 128 else DecodeTile(keys=16, warps=8, stages=2)
+        return DecodeTile(keys=32, warps=4, stages=2) if head_dim <= 128 else DecodeTile(keys=16, warps=8, stages=2)
     if head_dim <= 128:
         return DecodeTile(keys=64, warps=4, stages=4 if capability(q.device) >= (9, 0) and not converted else 5)
     return DecodeTile(keys=32, warps=8 if converted else 4, stages=5)
@@ -64,12 +63,6 @@ def _visible(context_lens, sequences, num_seqs, window):
 
 
 @triton.jit
-def _num_chunks(visible, chunk):
-    """Return how many programs a sequence has: one even without a key to see, to write its zeros."""
-    return tl.maximum(tl.cdiv(visible, chunk), 1)
-
-
-@triton.jit
 def _chunk_size(context_lens, num_seqs, window, max_chunks, BLOCK_N: tl.constexpr):
     """Return the keys of a chunk, a multiple of BLOCK_N; the batch has at most `max_chunks` + `num_seqs` chunks."""
     total = tl.zeros([], tl.int64)
@@ -79,77 +72,11 @@ def _chunk_size(context_lens, num_seqs, window, max_chunks, BLOCK_N: tl.constexp
     return tl.maximum(tiles, 1).to(tl.int32) * BLOCK_N
 
 
-@triton.jit
-def _owner(item, context_lens, num_seqs, window, chunk):
-    """Return the sequence whose chunk is the batch's chunk number `item`, and the number of its first chunk."""
-    sequence, first, before = 0, 0, 0
-    for base in range(0, num_seqs, SCAN):
-        sequences = base + tl.arange(0, SCAN)
-        counts = _num_chunks(_visible(context_lens, sequences, num_seqs, window), chunk)
-        sequence, first, before = advance(item, sequences, counts, num_seqs, sequence, first, before)
-    return sequence, first
-
-
-@triton.jit
-def _is_last(count, programs):
-    """Return True in the last of `programs` to come here, which can read what the others wrote; `count` is 0 again."""
-    tl.debug_barrier()  # all threads have written before one of them says so
-    last = tl.atomic_add(count, 1) == programs - 1
-    if last:
-        tl.store(count, 0)
-    return last
-
-
-@triton.jit
-def _join(
-    out,
-    partial,
-    partial_lse,
-    row,
-    first_row,
-    row_stride,
-    num_chunks,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    JOINED: tl.constexpr,
-):
-    """Store the weighted mean of one sequence's chunks, for the query heads of one KV head.
-
-    `row` is the first of these heads in `out`, `first_row` the first in the partial results of the first chunk, and
-    `row_stride` lies between two chunks. Other programs have just written what is read here: past this one's cache.
-    """
-    group = tl.arange(0, BLOCK_G)
-    dims = tl.arange(0, BLOCK_D)
-    largest = tl.full([BLOCK_G], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for base in range(0, num_chunks, JOINED):
-        chunks = base + tl.arange(0, JOINED)
-        rows = first_row + chunks.to(tl.int64)[:, None] * row_stride + tl.minimum(group, GROUP - 1)[None, :]
-        real = (chunks < num_chunks)[:, None]
-        lse = tl.load(partial_lse + rows, mask=real, other=-float("inf"), cache_modifier=".cg")
-        held = real[:, :, None] & (dims < HEAD_DIM)[None, None, :]
-        places = partial + rows[:, :, None] * HEAD_DIM + dims[None, None, :]
-        values = tl.load(places, mask=held, other=0.0, cache_modifier=".cg")
-        larger = tl.maximum(largest, tl.max(lse, 0))
-        weights = tl.exp2(lse - larger[None, :])
-        shrink = tl.exp2(largest - larger)
-        total = total * shrink + tl.sum(weights, 0)
-        acc = acc * shrink[:, None] + tl.sum(values * weights[:, :, None], 0)
-        largest = larger
-    held = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    places = out + (row + group)[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(places, (acc / total[:, None]).to(out.dtype.element_ty), mask=held)
-
-
 @triton.jit(do_not_specialize=["num_seqs", "max_chunks", "window", "table_stride"])
 def _decode(
     out,  # [S, Hq, D]
     partial,  # [chunks, Hq, D] fp32
     partial_lse,  # [chunks, Hq] fp32, base 2
-    finished,  # [S, Hk] int32, 0 before and after: chunks of the sequence whose partial results are written
     q,  # [S, Hq, D]
     k_cache,
     v_cache,
@@ -169,21 +96,23 @@ def _decode(
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    JOINED_GROUP: tl.constexpr,
-    JOINED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
     item = tl.program_id(1)
     chunk = _chunk_size(context_lens, num_seqs, window, max_chunks, BLOCK_N)
-    sequence, first = _owner(item, context_lens, num_seqs, window, chunk)
+    sequence, first, before = 0, 0, 0
+    for base in range(0, num_seqs, SCAN):
+        sequences = base + tl.arange(0, SCAN)
+        counts = tl.cdiv(_visible(context_lens, sequences, num_seqs, window), chunk)
+        sequence, first, before = advance(item, sequences, counts, num_seqs, sequence, first, before)
     await_inputs(PDL)
     if sequence >= num_seqs:
         return
 
     context = tl.load(context_lens + sequence)
     visible = tl.minimum(context, window)
-    num_chunks = _num_chunks(visible, chunk)
+    num_chunks = tl.cdiv(visible, chunk)
     length = tl.cdiv(tl.cdiv(visible, num_chunks), BLOCK_N) * BLOCK_N
     begin = context - visible + (item - first) * length
     end = tl.minimum(begin + length, context)
@@ -217,27 +146,66 @@ def _decode(
         acc = dot(weights.to(query.dtype), v, acc * shrink[:, None])
         largest = larger
 
-    acc = acc * (v_scale / tl.where(visible == 0, 1.0, total))[:, None]
+    acc = acc * (v_scale / total)[:, None]
     if num_chunks == 1:
         tl.store(out + rows[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty), mask=held)
+    else:
+        rows = tl.cast(item, tl.int64) * tl.num_programs(0) * GROUP + head * GROUP + group
+        tl.store(partial + rows[:, None] * HEAD_DIM + dims[None, :], acc, mask=held)
+        tl.store(partial_lse + rows, largest + tl.log2(total), mask=group < GROUP)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "max_chunks", "window"])
+def _join(
+    out,
+    partial,
+    partial_lse,
+    context_lens,
+    num_seqs,
+    max_chunks,
+    window,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    JOINED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Store the weighted mean of a sequence's chunks for one query head; zeros for a row without context."""
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    num_heads = tl.num_programs(1)
+    chunk = _chunk_size(context_lens, num_seqs, window, max_chunks, BLOCK_N)
+    num_chunks = tl.cdiv(tl.minimum(tl.load(context_lens + sequence), window), chunk)
+    await_inputs(PDL)
+    if num_chunks == 1:
         return
-    row_stride = tl.num_programs(0) * GROUP
-    rows = tl.cast(item, tl.int64) * row_stride + head * GROUP + group
-    tl.store(partial + rows[:, None] * HEAD_DIM + dims[None, :], acc, mask=held)
-    tl.store(partial_lse + rows, largest + tl.log2(total), mask=group < GROUP)
-    if _is_last(finished + sequence * tl.num_programs(0) + head, num_chunks):
-        row = tl.cast(sequence, tl.int64) * row_stride + head * GROUP
-        first_row = tl.cast(first, tl.int64) * row_stride + head * GROUP
-        _join(
-            out, partial, partial_lse, row, first_row, row_stride, num_chunks,
-            GROUP, HEAD_DIM, JOINED_GROUP, BLOCK_D, JOINED,
-        )  # fmt: skip
+    first = 0
+    for base in range(0, sequence, SCAN):
+        visible = _visible(context_lens, base + tl.arange(0, SCAN), sequence, window)
+        first += tl.sum(tl.cdiv(visible, chunk), 0)
 
-
-@functools.cache
-def _counters(device: torch.device, count: int) -> Tensor:
-    """Return zeros, to which every call that uses them puts them back: calls on one device run in order."""
-    return torch.zeros(count, dtype=torch.int32, device=device)
+    dims = tl.arange(0, BLOCK_D)
+    held = dims < HEAD_DIM
+    largest = -float("inf")
+    total = 0.0
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for base in range(0, num_chunks, JOINED):
+        chunks = base + tl.arange(0, JOINED)
+        real = chunks < num_chunks
+        rows = (first + chunks).to(tl.int64) * num_heads + head
+        lse = tl.load(partial_lse + rows, mask=real, other=-float("inf"))
+        values = tl.load(
+            partial + rows[:, None] * HEAD_DIM + dims[None, :], mask=real[:, None] & held[None, :], other=0.0
+        )
+        larger = tl.maximum(largest, tl.max(lse, 0))
+        weights = tl.exp2(lse - larger)
+        shrink = tl.exp2(largest - larger)
+        total = total * shrink + tl.sum(weights, 0)
+        acc = acc * shrink + tl.sum(values * weights[:, None], 0)
+        largest = larger
+    row = tl.cast(sequence, tl.int64) * num_heads + head
+    result = acc / tl.where(num_chunks == 0, 1.0, total)
+    tl.store(out + row * HEAD_DIM + dims, result.to(out.dtype.element_ty), mask=held)
 
 
 def paged_decode(
@@ -261,13 +229,11 @@ def paged_decode(
     max_chunks = -(-multiprocessors(q.device) * CHUNKS_PER_MULTIPROCESSOR // num_kv_heads)
     partial = q.new_empty((max_chunks + num_seqs, num_heads, head_dim), dtype=torch.float32)
     partial_lse = q.new_empty((max_chunks + num_seqs, num_heads), dtype=torch.float32)
-    joined_group = triton.next_power_of_2(group)
     seen = NO_WINDOW if window is None else window
     _decode[num_kv_heads, max_chunks + num_seqs](
         out,
         partial,
         partial_lse,
-        _counters(q.device, triton.next_power_of_2(num_seqs * num_kv_heads)),
         q,
         kernel_view(k_cache),
         kernel_view(v_cache),
@@ -287,9 +253,22 @@ def paged_decode(
         BLOCK_G=max(MIN_ROWS, triton.next_power_of_2(group)),
         BLOCK_D=block_d,
         BLOCK_N=shape.keys,
-        JOINED_GROUP=joined_group,
-        JOINED=max(1, JOINED_VALUES // (joined_group * block_d)),
         num_warps=shape.warps,
         num_stages=shape.stages,
+        **dependent_launch(q.device),
+    )
+    _join[num_seqs, num_heads](
+        out,
+        partial,
+        partial_lse,
+        context_lens,
+        num_seqs,
+        max_chunks,
+        seen,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        BLOCK_N=shape.keys,
+        JOINED=JOINED if block_d <= 128 else JOINED // 2,
+        num_warps=1,
         **dependent_launch(q.device),
     )
