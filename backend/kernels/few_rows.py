@@ -1,9 +1,9 @@
-"""Products of a few rows with a weight read it once: these kernels keep that read going from product to product.
+"""Products of a few rows with a weight read it once: in these kernels little stands between two such reads.
 
 A decode of few sequences takes as long as its weights take to be read, if nothing stands between two products. So what
-is done with a product's result is part of its kernel; and while the kernel before it still runs, a program already asks
-for its part of the weight, which no other kernel writes. The norm before a product is a kernel of its own: in the
-product's it took longer than its launch, for every program computed it.
+is done with a product's result is part of its kernel, which is launched while the one before it still runs. The norm
+before a product is a kernel of its own: in the product's it took longer than its launch, for every program computed it.
+On an H200 one row of Qwen3-0.6B took 0.78 of the time with cuBLAS' products, and one of Llama-3-8B 0.97.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,12 @@ from torch import Tensor
 
 from backend.kernels.layers import attention, run_layers
 from backend.kernels.ops import DecoderStack, Linear, Ops, StepInputs
-from backend.kernels.triton_lang import await_inputs, dependent_launch, dot
+from backend.kernels.triton_lang import await_inputs, capability, dependent_launch, dot, shared_memory
 
 MAX_ROWS = 16
 WIDTH_MULTIPLE = 64  # of a weight's rows: of two tiles, gates and what they gate
 MIN_DEPTH = 32  # of a tile
-LINE_BYTES = 128  # of the L2 cache
-MAX_PREFETCHED_BYTES = 64 << 10  # that one program asks for before its inputs are there
+DEEP_PIPELINE_BYTES = 160 << 10  # of shared memory, with which more stages are in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +44,16 @@ class ProductTile:
     stages: int
 
 
-def product_tile(width: int, depth: int, gated: bool, itemsize: int) -> ProductTile:
-    """Return a tile: up to 16 KiB of a weight a stage, and programs for most multiprocessors in narrow products."""
-    narrow = gated or width < 2048
-    deepest = 256 if itemsize == 2 else 64  # fp32 numbers are multiplied in three parts, which more registers hold
-    return ProductTile(16 if narrow else 32, min(deepest, _factor(depth)), warps=2 if narrow else 4, stages=4)
-
-
-@triton.jit
-def _prefetch(places):
-    """Ask for the lines of the L2 cache at `places`."""
-    tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-    )
+def product_tile(width: int, depth: int, gated: bool, x: Tensor) -> ProductTile:
+    """Return a tile: 16 KiB of a 16-bit weight a stage, or 8 in narrow products, for the sake of more programs."""
+    narrow = width < 2048 and not gated
+    columns, warps = (16, 2) if narrow else (32, 4)
+    if x.itemsize > 2:  # in three parts, which more registers hold
+        return ProductTile(16, min(64, _factor(depth)), warps=2, stages=4)
+    stages = 4
+    if shared_memory(capability(x.device)) >= DEEP_PIPELINE_BYTES:
+        stages = 8 if narrow else 6
+    return ProductTile(columns, min(128 if gated else 256, _factor(depth)), warps, stages)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -75,8 +71,6 @@ def _product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    LINES: tl.constexpr,  # of each weight row, that are asked for ahead
-    LINE: tl.constexpr,  # elements
     PDL: tl.constexpr,
 ):
     """Compute some columns of the result. Numbers are rounded where the operations one by one round them."""
@@ -85,11 +79,6 @@ def _product(
     depth = tl.arange(0, BLOCK_K)
     first = weight + columns.to(tl.int64) * DEPTH
     second = first + WIDTH * DEPTH
-    if PDL:
-        lines = tl.arange(0, LINES) * LINE
-        _prefetch(first[:, None] + lines[None, :])
-        if GATED:
-            _prefetch(second[:, None] + lines[None, :])
     await_inputs(PDL)
     is_row = rows < num_rows
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -120,8 +109,7 @@ def _product(
 def multiply(out: Tensor, x: Tensor, product: Product, gated: bool = False, adds: bool = False) -> Tensor:
     """Write the product to `out`. `gated`: SiLU of its first half times the second; `adds`: to what is in `out`."""
     (rows, depth), width = x.shape, out.shape[1]
-    tile = product_tile(width, depth, gated, x.itemsize)
-    line, row_bytes = LINE_BYTES // x.itemsize, MAX_PREFETCHED_BYTES // (tile.columns * (1 + gated))
+    tile = product_tile(width, depth, gated, x)
     _product[(width // tile.columns,)](
         out,
         x,
@@ -136,8 +124,6 @@ def multiply(out: Tensor, x: Tensor, product: Product, gated: bool = False, adds
         BLOCK_M=MAX_ROWS,
         BLOCK_N=tile.columns,
         BLOCK_K=tile.depth,
-        LINES=1 << (min(depth // line, row_bytes // LINE_BYTES).bit_length() - 1),
-        LINE=line,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **dependent_launch(x.device),
