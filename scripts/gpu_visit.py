@@ -249,15 +249,16 @@ def _judged(row: Row, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     failed = [name for name in ran if parts[name]["failure"]]
     missed = sum(not finding["met"] for finding in judged)
     said = "missed" if missed else "failed" if failed else "met" if judged else "not run"
-    return {"row": row.number, "claim": row.claim, "said": said, "judged": len(judged), "missed": missed}
+    about = {"row": row.number, "claim": row.claim, "said": said, "judged": len(judged), "missed": missed}
+    return {**about, "not_run": [name for name in row.shown_by if name not in ran]}
 
 
 def table(found: dict[str, Any]) -> str:
     """For people: the claims, then every figure."""
     lines = [f"{found['device']}, {found['date']}, torch {found.get('torch')}, triton {found.get('triton')}", ""]
-    lines += [
-        f"{row['row']:3} {row['claim']:60} {row['said']:8} {row['judged']:3} judged" for row in found["acceptance"]
-    ]
+    for row in found["acceptance"]:
+        without = f", without {', '.join(row['not_run'])}" if row["judged"] and row["not_run"] else ""
+        lines.append(f"{row['row']:3} {row['claim']:60} {row['said']:8} {row['judged']:3} judged{without}")
     for part in found["parts"]:
         lines += ["", ": ".join(filter(None, (part["part"], part["failure"])))]
         for finding in part["findings"]:

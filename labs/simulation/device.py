@@ -130,9 +130,10 @@ def _rates(model: StepTime) -> Piece:
     return Piece(0.0, prefill, decode, decode_context, prefill_context)
 
 
-# This engine in bf16 on an H200 of 141 GB, as labs/benchmarks/results/gpu/nvidia-h200-2026-11-26.json has it.
+# This engine in bf16 on an H200 of 141 GB, as labs/benchmarks/results/gpu has it: Qwen3-0.6B on 2026-11-27, Llama-3-8B
+# on 2026-11-26, since when its decodes of one row have not been measured with the kernels that they run.
 _LLAMA3_8B_H200 = StepTime((4.74e-3, 15.6e-6, 12.5e-6, 32.3e-9, 32.3e-9, 1.5e-9, 6.0e-6))
-_QWEN3_06B_H200 = StepTime((1.55e-3, 1.6e-6, 2.6e-6, 28e-9, 28e-9, 0.54e-9, 0.1e-6))
+_QWEN3_06B_H200 = StepTime((1.28e-3, 1.6e-6, 4.0e-6, 26.5e-9, 26.5e-9, 0.5e-9, 0.1e-6))
 
 DEVICES = {
     device.name: device

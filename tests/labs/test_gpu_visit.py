@@ -122,6 +122,7 @@ def test_what_came_back_is_kept_row_by_row(
     kept = json.loads((tmp_path / "results" / "nvidia-h100-80gb-hbm3-2026-12-01.json").read_text())
     rows = {row["row"]: row["said"] for row in kept["acceptance"]}
     assert (rows[1], rows[2], rows[3]) == ("met", "failed", "not run"), "what was run again counts"
+    assert [row["not_run"] for row in kept["acceptance"][:3]] == [[], [], ["same"]]
     assert kept["machine"] == {"Driver Version": "580.1", "core": "compiled", "torch": "2.11.0"}
     assert "/root" not in json.dumps(kept)
     assert (tmp_path / "gathered" / "triton.txz").exists(), "the next visit finds the kernels"
