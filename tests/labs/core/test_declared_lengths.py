@@ -1,7 +1,7 @@
 """A tenant that declares otherwise than what it wants gains nothing by it, neither time nor a share of the engine."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import cache
 from math import exp
 from random import Random
 from statistics import mean
@@ -18,24 +18,21 @@ from labs.simulation.study import SimulatedRun
 
 DEVICE = DEVICES["llama3-8b-a100"]
 POLICY = "order=fair,overload=unbounded,max_num_batched_tokens=512,prefill_chunk=512,max_num_seqs=32"
-TENANTS = ("declares", "b", "c", "d")
+HALVES = (("a", "b"), ("c", "d"))
+TENANTS = HALVES[0] + HALVES[1]
 DECLARED, KINDS, PIECE = 1024, 20, 16
 RATE = 40.0  # requests a second: about twice what the device can do
-SEEDS = (401, 402, 403)
+FIRST_SEED = 401
 MOST = 0.02  # that a strategy may gain
 
 Declares = Callable[[Arrival], Arrival]
 
 
 class Got(NamedTuple):
-    """What the tenant had of a run."""
+    """What a tenant had of a run."""
 
     completion: float  # mean seconds from a wish to its last token, of all of its wishes
     engine: float  # share of the engine's time, while all had work waiting
-
-
-def honestly(arrival: Arrival) -> Arrival:
-    return arrival
 
 
 def much(arrival: Arrival) -> Arrival:
@@ -49,7 +46,7 @@ def in_pieces(arrival: Arrival) -> Arrival:
     return arrival._replace(output_tokens=first, max_tokens=PIECE, turns=turns)
 
 
-def arrivals(declares: Declares, seed: int, seconds: float) -> Iterator[Arrival]:
+def arrivals(declares: Declares, liars: tuple[str, ...], seed: int, seconds: float) -> Iterator[Arrival]:
     """Yield the same wishes for every declaration, of kinds that correlate with the lengths of answers."""
     random, time, number = Random(seed), 0.0, 0
     while (time := time + random.expovariate(RATE)) < seconds:
@@ -58,35 +55,43 @@ def arrivals(declares: Declares, seed: int, seconds: float) -> Iterator[Arrival]
         output = max(1, round(exp(3.0 + 2.5 * kind / KINDS + random.gauss(0.0, 0.5))))
         content = Content.of_session(number)
         asked = Arrival(time, len(prompt), output, number, tenant, max_tokens=DECLARED, content=content)
-        if tenant == TENANTS[0]:
-            asked = declares(asked)
-        yield asked
+        yield declares(asked) if tenant in liars else asked
 
 
-@cache
-def got(declares: Declares, seed: int, seconds: float) -> Got:
-    wishes = list(arrivals(declares, seed, seconds))
+def got(declares: Declares, liars: tuple[str, ...], seed: int, seconds: float) -> dict[str, Got]:
+    """Return what each tenant had where some declare so, and the others honestly."""
+    wishes = list(arrivals(declares, liars, seed, seconds))
     run = SimulatedRun(parse_simulated_policy(POLICY, DEVICE), wishes, DEVICE, Objective())
     run.loop.advance(seconds)
     shares = {name: tenant.seconds for name, tenant in run.recorder.tenants.items()}
     while not run.loop.is_over:
         run.loop.advance(run.loop.next_at + 10.0)
-    ended = zip(run.recorder.outcomes, run.recorder.durations, strict=True)
-    completions = [
-        arrival.time + duration - (arrival.time if arrival.began is None else arrival.began)
-        for (arrival, _), duration in ended
-        if arrival.tenant == TENANTS[0] and not arrival.turns
-    ]
-    return Got(mean(completions), shares[TENANTS[0]] / sum(shares.values()))
+    completions = defaultdict[str, list[float]](list)
+    for (arrival, _), duration in zip(run.recorder.outcomes, run.recorder.durations, strict=True):
+        if not arrival.turns:
+            began = arrival.time if arrival.began is None else arrival.began
+            completions[arrival.tenant].append(arrival.time + duration - began)
+    return {name: Got(mean(completions[name]), shares[name] / sum(shares.values())) for name in TENANTS}
 
 
+def gains(declares: Declares, seed: int, seconds: float) -> Iterator[Got]:
+    """Yield what each tenant gains by declaring so, over what it has where the other half does: what others lose counts
+    too.
+    """
+    runs = [got(declares, liars, seed, seconds) for liars in HALVES]
+    for liars, other, honest in zip(HALVES, runs, reversed(runs), strict=True):
+        for name in liars:
+            sooner = 1 - other[name].completion / honest[name].completion
+            yield Got(sooner, other[name].engine / honest[name].engine - 1)
+
+
+# A tenant's completion differs by 3 % between runs that differ in others' declarations alone. With seven seeds the
+# standard error of the mean gain is below 0.7 %. In pieces answers end later by a fifth.
 @pytest.mark.parametrize(
     "seconds", [10.0, *(pytest.param(seconds, marks=pytest.mark.nightly) for seconds in (20.0, 40.0))]
 )
-@pytest.mark.parametrize("declares", [much, in_pieces])
-def test_declaring_otherwise_than_honestly_gains_nothing(declares: Declares, seconds: float) -> None:
-    honest = [got(honestly, seed, seconds) for seed in SEEDS]
-    other = [got(declares, seed, seconds) for seed in SEEDS]
-    sooner = 1 - mean(one.completion / before.completion for one, before in zip(other, honest, strict=True))
-    more = mean(one.engine / before.engine for one, before in zip(other, honest, strict=True)) - 1
+@pytest.mark.parametrize(("declares", "seeds"), [(much, 7), (in_pieces, 1)])
+def test_declaring_otherwise_than_honestly_gains_nothing(declares: Declares, seeds: int, seconds: float) -> None:
+    gained = [gain for seed in range(seeds) for gain in gains(declares, FIRST_SEED + seed, seconds)]
+    sooner, more = mean(gain.completion for gain in gained), mean(gain.engine for gain in gained)
     assert sooner < MOST and more < MOST, f"sooner by {sooner:.1%}, of the engine {more:.1%} more"
