@@ -69,7 +69,7 @@ class CoreConfig:
     between_turns: Between = Between.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode has a promised token interval
     overload: Overload = Overload.DEADLINE
-    confidence: float = 0.98  # that an admitted request meets its deadline
+    confidence: float = 0.95  # that an admitted request meets its deadline
     max_waiting: int | None = 1024  # requests
     max_waiting_tokens: int | None = None
     max_waiting_bytes: int | None = None

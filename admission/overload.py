@@ -46,7 +46,7 @@ class OverloadConfig:
     bounds: QueueBounds = field(default_factory=QueueBounds)
     tenant_bounds: QueueBounds = field(default_factory=QueueBounds)
     deadlines: bool = True  # infeasible requests are refused
-    confidence: float = 0.98  # that an admitted request is in time
+    confidence: float = 0.95  # that an admitted request is in time
     class_bounds: bool = True  # bounds of classes hold
 
 

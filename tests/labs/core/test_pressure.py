@@ -148,7 +148,7 @@ class Watch(Recorder):
 def stalled_run() -> tuple[Watch, Controller]:
     random, time = Random(3), 0.0
     arrivals = []
-    while (time := time + random.expovariate(4.5)) < 80:
+    while (time := time + random.expovariate(5.0)) < 80:
         level = random.choice((0, 2))
         prompt = random.randint(200, 1200)
         arrivals.append(Arrival(time, prompt, 60, tenant=f"t{level}", priority_class=level, deadline=2.0))
