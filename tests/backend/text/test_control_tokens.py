@@ -20,7 +20,10 @@ PIECES = [
     "tool_call", "system", "assistant", "end", "\n", " ", "  ", "x", "é", "😀", '"', "plain added", "\\u003c|end|>",
 ]  # fmt: skip
 SAID = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
-HARMLESS = st.text(max_size=20).filter(lambda text: not any(token in text for token in CONTROL))
+NAMES = {token.strip("</>") for token in CONTROL}  # of which a template that writes a name in brackets makes a token
+HARMLESS = st.text(max_size=20).filter(
+    lambda text: text.strip("/") not in NAMES and not any(token in text for token in CONTROL)
+)
 
 
 def conversation(said: Iterator[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
