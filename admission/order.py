@@ -57,6 +57,11 @@ def target_of(sequence: Sequence) -> float:
     return DEFAULT_FIRST_TOKEN_S if sequence.request.first_token_target is None else sequence.request.first_token_target
 
 
+def has_begun(sequence: Sequence) -> bool:
+    """Return True for a request that was computed before and waits again, as after a preemption."""
+    return bool(sequence.output) or not sequence.is_newcomer
+
+
 def half_target_at(sequence: Sequence) -> float:
     """Return when half of the target of a request without a deadline has passed."""
     return sequence.arrival + DUE_SHARE_OF_TARGET * target_of(sequence)
@@ -68,9 +73,8 @@ def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahe
 
     `start_s`: the largest difference of two tenants' credits (`Share.spread_s`). `latest_s`: the largest delay after
     which a request is due without its tenant's debt: half its target and the offset of its class (of tenants in one
-    class, half the target alone). `ahead_s`: seconds
-    that a tenant has prepaid for prompts and not used yet. `run_up_s`: seconds that a tenant spends between two choices
-    of its requests.
+    class, half the target alone). `ahead_s`: seconds that a tenant has prepaid for prompts and not used yet.
+    `run_up_s`: seconds that a tenant spends between two choices of its requests.
 
     While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all asking
     tenants; afterwards i spends at most the run-up. Grants are the same for both while both have work waiting. So the
@@ -110,7 +114,7 @@ class Undated:
     def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
         self.sizes[sequence] = number, seconds, tokens
         self._count(sequence.request.priority_class, seconds, tokens, 1)
-        begun = sequence.output or not sequence.is_newcomer
+        begun = has_begun(sequence)
         heappush(self._by_age, (-inf if begun else self._due_at(sequence), number, sequence))
         if not begun:
             heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
@@ -153,7 +157,8 @@ class Undated:
         """When its request due first is due, without its class's offset and its tenant's debt; -inf: it has begun
         before.
         """
-        return -inf if (top := self._top_by_age()).output or not top.is_newcomer else half_target_at(top)
+        top = self._top_by_age()
+        return -inf if has_begun(top) else half_target_at(top)
 
     def first(self, now: float) -> Sequence:
         """Return the request that goes first; the backlog is not empty."""
@@ -185,7 +190,7 @@ class Undated:
         return found is None or found[0] != number
 
     def _is_late(self, sequence: Sequence, now: float) -> bool:
-        if sequence.output or not sequence.is_newcomer:
+        if has_begun(sequence):
             return True
         return now > sequence.arrival + IN_TIME_SHARE_OF_TARGET * target_of(sequence) + self._offset(sequence)
 
@@ -271,8 +276,8 @@ class TenantRanking:
 
     def _ranked(self, *, is_early: bool) -> _Ranks:
         """Return a heap of all tenants whose oldest is not due yet (`is_early`), or is due, without stale entries."""
-        held = [one for one in self._of.values() if one.level == self._level and one.is_early is is_early]
-        ranks = [(self._rank(one), one.number, one) for one in held]
+        own = [one for one in self._of.values() if one.level == self._level and one.is_early is is_early]
+        ranks = [(self._rank(one), one.number, one) for one in own]
         heapify(ranks)
         return ranks
 
@@ -395,7 +400,7 @@ class DueOrder:
             account = self.share.account(sequence.tenant)
             undated = self.undated[sequence.tenant] = Undated(account, number, lambda: self.aging)
         undated.add(sequence, number, self._seconds(sequence), tokens)
-        if sequence.is_newcomer and not sequence.output:
+        if not has_begun(sequence):
             self._ages.add(sequence, number)
         self._count_waiting(undated)
         self._place(undated)

@@ -139,7 +139,7 @@ def run_products(dtype: torch.dtype) -> None:
     for hidden in (1024, 4096):
         x, product = meta(few_rows.MAX_ROWS, hidden), few_rows.Product(meta(6 * hidden, hidden), None)
         few_rows.multiply(meta(few_rows.MAX_ROWS, 6 * hidden), x, product)
-        few_rows.multiply(meta(few_rows.MAX_ROWS, 3 * hidden), x, product, gated=True)
+        few_rows.multiply(meta(few_rows.MAX_ROWS, 3 * hidden), x, product, gates=True)
         few_rows.multiply(x, x, few_rows.Product(meta(hidden, hidden), meta(hidden)), adds=True)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from backend.kernels.layers import attention, run_layers
 from backend.kernels.ops import DecoderStack, Linear, Ops, StepInputs
-from backend.kernels.triton_lang import await_inputs, capability, dependent_launch, dot, shared_memory
+from backend.kernels.triton_lang import await_inputs, capability, dependent_launch, dot, gated, shared_memory
 
 MAX_ROWS = 16
 WIDTH_MULTIPLE = 64  # of a weight's rows: of two tiles, gates and what they gate
@@ -44,16 +44,16 @@ class ProductTile:
     stages: int
 
 
-def product_tile(width: int, depth: int, gated: bool, x: Tensor) -> ProductTile:
+def product_tile(width: int, depth: int, gates: bool, x: Tensor) -> ProductTile:
     """Return a tile: 16 KiB of a 16-bit weight a stage, or 8 in narrow products, for the sake of more programs."""
-    narrow = width < 2048 and not gated
+    narrow = width < 2048 and not gates
     columns, warps = (16, 2) if narrow else (32, 4)
     if x.itemsize > 2:  # in three parts, which more registers hold
         return ProductTile(16, min(64, _factor(depth)), warps=2, stages=4)
     stages = 4
     if shared_memory(capability(x.device)) >= DEEP_PIPELINE_BYTES:
         stages = 8 if narrow else 6
-    return ProductTile(columns, min(128 if gated else 256, _factor(depth)), warps, stages)
+    return ProductTile(columns, min(128 if gates else 256, _factor(depth)), warps, stages)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -98,18 +98,16 @@ def _product(
     held = tl.broadcast_to(is_row[:, None], [BLOCK_M, BLOCK_N])
     results = out + rows[:, None] * WIDTH + columns[None, :]
     if GATED:
-        gate = result.to(tl.float32)
-        activated = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
-        result = (activated * up.to(dtype).to(tl.float32)).to(dtype)
+        result = gated(result, up.to(dtype))
     if ADDS:
         result = (tl.load(results, mask=held, other=0.0).to(tl.float32) + result.to(tl.float32)).to(dtype)
     tl.store(results, result, mask=held)
 
 
-def multiply(out: Tensor, x: Tensor, product: Product, gated: bool = False, adds: bool = False) -> Tensor:
-    """Write the product to `out`. `gated`: SiLU of its first half times the second; `adds`: to what is in `out`."""
+def multiply(out: Tensor, x: Tensor, product: Product, gates: bool = False, adds: bool = False) -> Tensor:
+    """Write the product to `out`. `gates`: SiLU of its first half times the second; `adds`: to what is in `out`."""
     (rows, depth), width = x.shape, out.shape[1]
-    tile = product_tile(width, depth, gated, x)
+    tile = product_tile(width, depth, gates, x)
     _product[(width // tile.columns,)](
         out,
         x,
@@ -118,7 +116,7 @@ def multiply(out: Tensor, x: Tensor, product: Product, gated: bool = False, adds
         rows,
         WIDTH=width,
         DEPTH=depth,
-        GATED=gated,
+        GATED=gates,
         ADDS=adds,
         BIASED=product.bias is not None,
         BLOCK_M=MAX_ROWS,
@@ -159,8 +157,8 @@ class FewRowLayers:
             attended = attention(self._ops, self._stack, index, mixed, step, blocks)
             multiply(residual, attended, output, adds=True)
             x = self._ops.rms_norm(residual, layer.post_attention_norm, self._stack.eps)
-            gated = multiply(x.new_empty((x.shape[0], gate_up.weight.shape[0] // 2)), x, gate_up, gated=True)
-            multiply(residual, gated, down, adds=True)
+            hidden = multiply(x.new_empty((x.shape[0], gate_up.weight.shape[0] // 2)), x, gate_up, gates=True)
+            multiply(residual, hidden, down, adds=True)
         return self._ops.rms_norm(residual, self._stack.final_norm, self._stack.eps)
 
 

@@ -63,16 +63,13 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
         return PrefillTile(rows=128, keys=64 if grouped and not spills else 32, warps=8, stages=3)
     roomy = shared_memory(capability(q.device)) >= 163 * 1024 and not converted
     return PrefillTile(
-        rows=128 if grouped and not converted else 64,
-        keys=32 if grouped or roomy else 16,
-        warps=8,
-        stages=3,
+        rows=128 if grouped and not converted else 64, keys=32 if grouped or roomy else 16, warps=8, stages=3
     )
 
 
 @triton.jit
 def _block(start, offsets, BLOCK_SIZE: tl.constexpr):
-    """Return whose blocks the keys at start + offsets are; start is a multiple of how many they are."""
+    """Return the places in a block table of the keys at start + offsets, start being a multiple of their number."""
     if offsets.shape[0] % BLOCK_SIZE == 0:  # what is the same in every tile is computed once
         result = start // BLOCK_SIZE + offsets // BLOCK_SIZE
     else:
@@ -82,6 +79,7 @@ def _block(start, offsets, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _place(start, offsets, BLOCK_SIZE: tl.constexpr):
+    """Return the places of the same keys in their blocks."""
     return offsets % BLOCK_SIZE if offsets.shape[0] % BLOCK_SIZE == 0 else (start + offsets) % BLOCK_SIZE
 
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backend.kernels.triton_lang import await_inputs, dependent_launch
+from backend.kernels.triton_lang import await_inputs, dependent_launch, gated
 
 
 @triton.jit
@@ -65,17 +65,15 @@ BLOCK = 1024
 
 @triton.jit
 def _silu_mul(out, gate_up, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Compute one block of one row, rounded to the rows' type after the activation, as the reference rounds."""
+    """Compute one block of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = columns < width
     places = gate_up + row * 2 * width + columns
     await_inputs(PDL)
     gate = tl.load(places, mask=real, other=0.0)
-    up = tl.load(places + width, mask=real, other=0.0).to(tl.float32)
-    wide = gate.to(tl.float32)
-    activated = (wide / (1 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
-    tl.store(out + row * width + columns, (activated * up).to(gate.dtype), mask=real)
+    up = tl.load(places + width, mask=real, other=0.0)
+    tl.store(out + row * width + columns, gated(gate, up), mask=real)
 
 
 def launch_silu_mul(gate_up: Tensor) -> Tensor:

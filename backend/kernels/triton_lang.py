@@ -101,6 +101,14 @@ def dot(a, b, acc):
 
 
 @triton.jit
+def gated(gate, up):
+    """Return SiLU(gate) * up, rounded to their type after the activation, as the reference rounds."""
+    wide = gate.to(tl.float32)
+    activated = (wide / (1 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    return (activated * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
 def from_cache(x, dtype: tl.constexpr):
     """Return cached numbers as `dtype`. Bytes are e4m3: in the fields of an fp16 they lack only the exponent's bias."""
     if x.dtype == tl.uint8:

@@ -45,10 +45,6 @@ class KVCache:
     def dtype(self) -> torch.dtype:
         return self.blocks.dtype
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of one layer, each a view [num_blocks, num_kv_heads, block_size, head_dim]."""
-        return self.blocks[:, index, 0], self.blocks[:, index, 1]
-
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Make the second block of each pair like the first, on the current stream; that takes no memory."""
         for block, other in pairs:

@@ -61,7 +61,7 @@ class Joining:
     ) -> WaitReason | None:
         """Return the lacking resource. A sequence that waits for its leader's prefill needs no room in the step.
 
-        What preempted sequences leave is for those that lack it: no other joins while a running sequence does.
+        The memory that preempted sequences are giving back goes to a paused running sequence before a newcomer.
         """
         is_being_freed = bool(self._kv_manager.freeing)
         if is_being_freed and scheduled.paused:

@@ -84,7 +84,7 @@ class Bench:
         self.step = step_of(rows, count, context)
         self.kv = KVCache(LLAMA_32M, rows * -(-context // BLOCK_SIZE), BLOCK_SIZE, dtype, CPU)
         self.kv.blocks.normal_()
-        self.layers = cycle([self.kv.layer(i) for i in range(LLAMA_32M.num_layers)])
+        self.layers = cycle([(blocks[:, 0], blocks[:, 1]) for blocks in self.kv.blocks.unbind(1)])
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape).to(self.dtype)

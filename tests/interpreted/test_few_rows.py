@@ -28,7 +28,7 @@ def test_a_product_with_its_activation_or_added_is_that_of_the_operations(
     linear, residual = Product(weight, bias), torch.randn((rows, 128), generator=draw).to(dtype)
     assert_close(few_rows.multiply(torch.empty_like(residual), x, linear), linear(x))
     gated = torch.empty((rows, 64), dtype=dtype)
-    assert_close(few_rows.multiply(gated, x, linear, gated=True), reference.silu_mul(linear(x)))
+    assert_close(few_rows.multiply(gated, x, linear, gates=True), reference.silu_mul(linear(x)))
     expected = residual + linear(x)
     assert_close(few_rows.multiply(residual, x, linear, adds=True), expected)
 

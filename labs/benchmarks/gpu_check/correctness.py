@@ -62,7 +62,7 @@ def _few_rows(dtype: torch.dtype, device: torch.device) -> list[str]:
         added = residual + plain
         pairs = {
             "plain": (plain, few_rows.multiply(torch.empty_like(plain), x, linear)),
-            "gated": (reference.silu_mul(plain), few_rows.multiply(x.new_empty((rows, 512)), x, linear, gated=True)),
+            "gated": (reference.silu_mul(plain), few_rows.multiply(x.new_empty((rows, 512)), x, linear, gates=True)),
             "added": (added, few_rows.multiply(residual, x, linear, adds=True)),
         }
         near = TOLERANCE[dtype]
