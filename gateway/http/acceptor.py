@@ -22,7 +22,7 @@ from gateway.http.connection_table import ConnectionEntry, ConnectionLimitReache
 OPENED_PER_TURN = 8  # about 1 ms: a flood of new connections does not keep the loop from those that are served
 ACCEPTS_PER_TURN = 32  # under 1 ms if every one of them has ended
 END_OF_HEADERS = b"\r\n\r\n"
-TCP_CLOSE_WAIT = 8  # the state, the first byte of the kernel's tcp_info
+TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8  # states, the first byte of the kernel's tcp_info: reset, and closed by the client
 PAUSE_SECONDS = 0.01  # until the file of a closed connection is free
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -81,10 +81,10 @@ class Acceptor:
                     self._out_of_files()
                     return
                 continue  # the client has left already
-            sock.setblocking(False)
             if _has_ended(sock):
                 sock.close()
                 continue
+            sock.setblocking(False)
             self._add(sock, address[0])
             num_opened += 1
             if num_opened == OPENED_PER_TURN:
@@ -127,20 +127,19 @@ class Acceptor:
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Returns whether the client closed or reset the connection, and sent no headers that could be answered."""
-    try:
-        if not sock.recv(1, socket.MSG_PEEK):
-            return True
-        return _is_half_closed(sock) and END_OF_HEADERS not in sock.recv(MAX_HEADER_BYTES, socket.MSG_PEEK)
-    except BlockingIOError:
+    """Returns whether the client closed or reset the connection, and sent no headers that could be answered.
+
+    False where the system does not tell. The state is asked for first: unlike most calls of a socket, that one keeps
+    the interpreter's lock, for which the loop would wait while a step is planned.
+    """
+    if sys.platform != "linux":
         return False
-    except OSError:
-        return True
-
-
-def _is_half_closed(sock: socket.socket) -> bool:
-    """Returns whether the client will send nothing more, where the system tells."""
-    return sys.platform == "linux" and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE_WAIT
+    state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    if state != TCP_CLOSE_WAIT:
+        return state == TCP_CLOSE
+    with suppress(OSError):
+        return END_OF_HEADERS not in sock.recv(MAX_HEADER_BYTES, socket.MSG_PEEK)
+    return True
 
 
 def _shut(sock: socket.socket) -> None:
