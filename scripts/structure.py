@@ -1,8 +1,8 @@
 """Shows how the source is laid out, and how much a request crosses of it: python -m scripts.structure
 
-It reads the five packages, `labs`, `scripts` and the tests, and runs `sluice serve` to count calls (scripts/request_path.py
-says how). `--list` shows what is behind every count, `--json FILE` keeps the figures, and `--compare FILE` shows kept
-figures beside the present ones.
+It reads the five packages, `labs`, `scripts` and the tests, and runs `sluice serve` to count calls
+(scripts/request_path.py says how). `--list` shows what is behind every count, `--json FILE` keeps the figures, and
+`--compare FILE` shows kept figures beside the present ones.
 """
 
 import argparse
@@ -219,7 +219,7 @@ def _classes(modules: list[Module]) -> Iterator[Figure]:
     methods: dict[str, list[str]] = defaultdict(list)
     for module, node in classes:
         entry = len(_attributes(node)), f"{module.place(node)} {node.name}"
-        (others if any(name == "__init__" for name in _method_names(node)) else records).append(entry)
+        (others if "__init__" in _method_names(node) else records).append(entry)
         for name in _method_names(node):
             if not name.startswith("_"):
                 methods[name].append(f"{node.name} ({module.path})")
@@ -242,7 +242,8 @@ def _listed(counts: Iterable[tuple[int, str]]) -> list[str]:
 
 def _attributes(owner: ast.ClassDef) -> set[str]:
     """Return the names that a class annotates, and those that its methods assign to `self`."""
-    names = {node.target.id for node in owner.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    annotated = [node.target for node in owner.body if isinstance(node, ast.AnnAssign)]
+    names = {target.id for target in annotated if isinstance(target, ast.Name)}
     for method in owner.body:
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
             names |= {target.attr for target, _ in _assignments(method) if _is_own(target)}
@@ -262,8 +263,8 @@ def _method_names(owner: ast.ClassDef) -> list[str]:
 def _assignments(tree: ast.AST) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
     """Yield each attribute that is assigned in a tree, with the value, if it is assigned alone."""
     for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        for target in targets:
+        single = [node.target] if isinstance(node, ast.AnnAssign) else []
+        for target in node.targets if isinstance(node, ast.Assign) else single:
             if isinstance(target, ast.Attribute):
                 yield target, getattr(node, "value", None)
             elif isinstance(target, ast.Tuple):
@@ -288,10 +289,12 @@ def _callables_set_from_outside(modules: list[Module]) -> list[str]:
     }
     called = re.compile(rf"\b(?:Callable|{'|'.join(sorted(aliases)) or 'Callable'})\b")
     names = {
-        node.target.id if isinstance(node.target, ast.Name) else getattr(node.target, "attr", "")
+        getattr(node.target, "attr", None) or getattr(node.target, "id", "")
         for module in modules
-        for node in module.nodes
-        if isinstance(node, ast.AnnAssign) and re.match(called, ast.unparse(node.annotation))
+        for owner in module.nodes
+        if isinstance(owner, ast.ClassDef)
+        for node in [*owner.body, *(one for one in ast.walk(owner) if _is_attribute(one))]
+        if isinstance(node, ast.AnnAssign) and called.match(ast.unparse(node.annotation))
     }
     return [
         f"{module.place(target)}: {ast.unparse(target)}"
@@ -299,6 +302,10 @@ def _callables_set_from_outside(modules: list[Module]) -> list[str]:
         for target, value in _assignments(module.tree)
         if not _is_own(target) and (target.attr in names or _is_function(value))
     ]
+
+
+def _is_attribute(node: ast.AST) -> bool:
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute)
 
 
 def _is_function(value: ast.expr | None) -> bool:
@@ -322,7 +329,7 @@ def _named_numbers(node: ast.Assign) -> Iterator[str]:
     for target in node.targets:
         pairs = [(target, node.value)]
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            pairs = list(zip(target.elts, node.value.elts, strict=True))
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
         yield from (ast.unparse(name) for name, value in pairs if ast.unparse(name).isupper() and _is_number(value))
 
 

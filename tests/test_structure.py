@@ -122,7 +122,7 @@ def test_names_with_more_than_one_meaning(figures: dict[str, Figure]) -> None:
 def test_classes(tmp_path: Path) -> None:
     fields = "".join(f"    field_{number}: int\n" for number in range(31))
     own = "".join(f"  self.own_{number} = 0\n" for number in range(13))
-    methods = "".join(f"class Small{number}:\n    def settle(self): ...\n    def _hide(self): ...\n" for number in range(9))
+    methods = "".join(f"class Small{n}:\n    def settle(self): ...\n    def _hide(self): ...\n" for n in range(9))
     records = f"class Record:\n{fields}    def __post_init__(self): ...\n"
     files = {"backend/records.py": records, "backend/own.py": f"class Own:\n def __init__(self):\n{own}"}
     files["backend/small.py"] = methods
