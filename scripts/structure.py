@@ -92,7 +92,7 @@ def layout(root: Path) -> list[Figure]:
         *_docstrings(modules),
         *_tests(root, modules),
         *(Figure(f"lines of {folder}", sum(module.num_lines for module in found)) for folder, found in beside.items()),
-        _packed([*modules, *(module for found in beside.values() for module in found)]),
+        *_packed([*modules, *(module for found in beside.values() for module in found)]),
         _riddles(root),
     ]
 
@@ -276,8 +276,8 @@ def _is_own(target: ast.Attribute) -> bool:
 
 
 def _callables_set_from_outside(modules: list[Module]) -> list[str]:
-    """Return the places that assign a callable to an attribute of another object: its name is annotated as a callable
-    in a class of ours, or the value is a lambda or a `partial`.
+    """Return the places that assign a callable to an attribute of another object: each class of ours that annotates its
+    name says that it is callable, or the value is a lambda or a `partial`.
     """
     aliases = {
         target.id
@@ -288,14 +288,16 @@ def _callables_set_from_outside(modules: list[Module]) -> list[str]:
         if isinstance(target, ast.Name)
     }
     called = re.compile(rf"\b(?:Callable|{'|'.join(sorted(aliases)) or 'Callable'})\b")
-    names = {
-        getattr(node.target, "attr", None) or getattr(node.target, "id", "")
+    annotated = [
+        (getattr(node.target, "attr", None) or getattr(node.target, "id", ""), ast.unparse(node.annotation))
         for module in modules
         for owner in module.nodes
         if isinstance(owner, ast.ClassDef)
         for node in [*owner.body, *(one for one in ast.walk(owner) if _is_attribute(one))]
-        if isinstance(node, ast.AnnAssign) and called.match(ast.unparse(node.annotation))
-    }
+        if isinstance(node, ast.AnnAssign)
+    ]
+    names = {name for name, annotation in annotated if called.match(annotation)}
+    names -= {name for name, annotation in annotated if not called.match(annotation)}
     return [
         f"{module.place(target)}: {ast.unparse(target)}"
         for module in modules
@@ -342,31 +344,32 @@ def _is_number(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and type(value.value) in {int, float}
 
 
-def _packed(modules: list[Module]) -> Figure:
-    """Count calls with a star before a tuple or list that is written there, or in the same function for the purpose."""
-    found = list[str]()
+def _packed(modules: list[Module]) -> Iterator[Figure]:
+    """Count calls with a star before a tuple or list that is written there, or before a local name for one."""
+    literal, named = set[str](), set[str]()
     for module in modules:
         for scope in module.nodes:
-            if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
-                found += [f"{module.place(star)}: {ast.unparse(star)}" for star in _packed_in(scope)]
-    return Figure("star-packed argument lists", len(set(found)), sorted(set(found)))
+            if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                tuples = _local_tuples(scope)
+                for star in _stars(scope):
+                    place = f"{module.place(star)}: {ast.unparse(star)}"
+                    if isinstance(star.value, ast.Tuple | ast.List):
+                        literal.add(place)
+                    elif isinstance(star.value, ast.Name) and star.value.id in tuples:
+                        named.add(place)
+    yield Figure("star-packed argument lists", len(literal), sorted(literal))
+    yield Figure("calls that unpack a local tuple", len(named), sorted(named))
 
 
-def _packed_in(scope: ast.AST) -> Iterator[ast.expr]:
-    nodes = list(ast.walk(scope))
-    tuples = {
-        target.id
-        for node in nodes
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    for call in nodes:
+def _stars(scope: ast.AST) -> Iterator[ast.Starred]:
+    for call in ast.walk(scope):
         if isinstance(call, ast.Call):
-            for star in call.args:
-                value = star.value if isinstance(star, ast.Starred) else None
-                if isinstance(value, ast.Tuple | ast.List) or (isinstance(value, ast.Name) and value.id in tuples):
-                    yield star
+            yield from (argument for argument in call.args if isinstance(argument, ast.Starred))
+
+
+def _local_tuples(scope: ast.AST) -> set[str]:
+    found = [node for node in ast.walk(scope) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)]
+    return {target.id for node in found for target in node.targets if isinstance(target, ast.Name)}
 
 
 def _riddles(root: Path) -> Figure:
