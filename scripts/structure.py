@@ -491,10 +491,10 @@ def _print_places(figures: Iterable[Figure]) -> None:
 
 def _print_table(figures: Iterable[Figure], before: Mapping[str, float] | None) -> None:
     if before is not None:
-        print(f"{'':60}{'before':>8}{'now':>8}")
+        print(f"{'':70}{'before':>8}{'now':>8}")
     for figure in figures:
         kept = "" if before is None else f"{before[figure.name]:g}" if figure.name in before else "-"
-        print(f"{figure.name:60}{kept:>8}{figure.value:>8g}")
+        print(f"{figure.name:70}{kept:>8}{figure.value:>8g}")
 
 
 if __name__ == "__main__":
