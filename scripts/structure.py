@@ -30,7 +30,7 @@ MANY_LINES, FEW_LINES = 600, 50
 MOST_FIELDS = 30  # of a record
 MOST_ATTRIBUTES = 12  # of a class with a constructor of its own
 MANY_CLASSES = 8  # with a method of one name
-RIDDLE = re.compile(r"so many|whoever|whatever", re.IGNORECASE)
+RIDDLE_WORDS = re.compile(r"so many|whoever|whatever", re.IGNORECASE)
 TEXTS = (*PACKAGES, *BESIDE, "sluice", "docs", "examples", "deploy", "tests")
 
 
@@ -379,7 +379,7 @@ def _riddles(root: Path) -> Figure:
         f"{path.relative_to(root)}:{number}: {line.strip():.100}"
         for path in sorted([*files, *root.glob("*.md")])
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if RIDDLE.search(line)
+        if RIDDLE_WORDS.search(line)
     ]
     return Figure("riddles: lines with so many, whoever or whatever", len(found), found)
 
