@@ -1,8 +1,8 @@
 """Shows how the source is laid out, and how much a request crosses of it: python -m scripts.structure
 
-It reads the five packages and their tests, of which it knows no module by name, and runs `sluice serve` to count calls
+It reads the five packages, `labs`, `scripts` and the tests, and runs `sluice serve` to count calls
 (scripts/request_path.py says how). `--list` shows what is behind every count, `--json FILE` keeps the figures, and
-`--compare FILE` shows figures that were kept before beside those of now.
+`--compare FILE` shows kept figures beside the present ones.
 """
 
 import argparse
@@ -24,7 +24,14 @@ from scripts.request_path import Trip, with_defaults, with_limits
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fleet", "gateway", "admission", "quotas", "backend")
-MANY_LINES, FEW_LINES, MANY_MODULES = 400, 50, 25
+BESIDE = ("labs", "scripts")
+CORE = ("admission/", "backend/scheduler/", "backend/paged_kv/", "backend/step_loop.py")
+MANY_LINES, FEW_LINES = 600, 50
+MOST_FIELDS = 30  # of a record
+MOST_ATTRIBUTES = 12  # of a class with a constructor of its own
+MANY_CLASSES = 8  # with a method of one name
+RIDDLE_WORDS = re.compile(r"so many|whoever|whatever", re.IGNORECASE)
+TEXTS = (*PACKAGES, *BESIDE, "sluice", "docs", "examples", "deploy", "tests")
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,18 @@ def layout(root: Path) -> list[Figure]:
     modules = [module for package in PACKAGES for module in _modules(root, package)]
     if not modules:
         raise SystemExit(f"none of {', '.join(PACKAGES)} is in {root}")
-    return [*_sizes(modules), *_functions(modules), *_names(modules), *_docstrings(modules), *_tests(root, modules)]
+    beside = {folder: _modules(root, folder) for folder in BESIDE}
+    return [
+        *_sizes(modules),
+        *_functions(modules),
+        *_names(modules),
+        *_classes(modules),
+        *_docstrings(modules),
+        *_tests(root, modules),
+        *(Figure(f"lines of {folder}", sum(module.num_lines for module in found)) for folder, found in beside.items()),
+        *_packed([*modules, *(module for found in beside.values() for module in found)]),
+        _riddles(root),
+    ]
 
 
 def _modules(root: Path, folder: str) -> list[Module]:
@@ -92,7 +110,6 @@ def _sizes(modules: list[Module]) -> Iterator[Figure]:
     importers = _importers(modules)
     lonely = [f"{name}: {', '.join(found)}" for name, found in importers.items() if len(found) == 1]
     folders = Counter(str(module.path.parent) for module in modules)
-    broad = [f"{folder}: {count}" for folder, count in folders.most_common() if count > MANY_MODULES]
     yield Figure("modules", len(modules))
     yield Figure("lines", sum(module.num_lines for module in modules))
     yield Figure("lines of a module, median", statistics.median(module.num_lines for module in modules))
@@ -100,8 +117,6 @@ def _sizes(modules: list[Module]) -> Iterator[Figure]:
     yield Figure(f"modules of more than {MANY_LINES} lines", len(large), large)
     yield Figure("modules that one other imports", len(lonely), lonely)
     yield Figure("folders", len(folders), [f"{folder}: {count}" for folder, count in folders.most_common()])
-    yield Figure("modules in the broadest folder", max(folders.values()))
-    yield Figure(f"folders of more than {MANY_MODULES} modules", len(broad), broad)
 
 
 def _importers(modules: list[Module]) -> dict[str, set[str]]:
@@ -195,6 +210,182 @@ def _renamed(modules: list[Module], classes: Mapping[str, object]) -> tuple[list
     return renamed
 
 
+# Classes --------------------------------------------------------------------------------------------------------------
+
+
+def _classes(modules: list[Module]) -> Iterator[Figure]:
+    classes = [(module, node) for module in modules for node in module.nodes if isinstance(node, ast.ClassDef)]
+    records, others = list[tuple[int, str]](), list[tuple[int, str]]()
+    methods: dict[str, list[str]] = defaultdict(list)
+    for module, node in classes:
+        entry = len(_attributes(node)), f"{module.place(node)} {node.name}"
+        (others if "__init__" in _method_names(node) else records).append(entry)
+        for name in _method_names(node):
+            if not name.startswith("_"):
+                methods[name].append(f"{node.name} ({module.path})")
+    repeated = {name: places for name, places in methods.items() if len(places) > MANY_CLASSES}
+    shown = [f"{name}: {len(places)}: {', '.join(places)}" for name, places in sorted(repeated.items())]
+    assigned, constants = _callables_set_from_outside(modules), _constants_of_core(modules)
+    largest = sorted([*records, *others], reverse=True)
+    yield Figure("fields of a class, most", largest[0][0] if largest else 0, _listed(largest[:10]))
+    for kind, found, most in (("records", records, MOST_FIELDS), ("other classes", others, MOST_ATTRIBUTES)):
+        over = _listed(sorted((one for one in found if one[0] > most), reverse=True))
+        yield Figure(f"{kind} of more than {most} fields", len(over), over)
+    yield Figure(f"public methods of one name on more than {MANY_CLASSES} classes", len(repeated), shown)
+    yield Figure("module constants of the core", len(constants), constants)
+    yield Figure("callables set from outside", len(assigned), assigned)
+
+
+def _listed(counts: Iterable[tuple[int, str]]) -> list[str]:
+    return [f"{place}: {count}" for count, place in counts]
+
+
+def _attributes(owner: ast.ClassDef) -> set[str]:
+    """Return the names that a class annotates, and those that its methods assign to `self`."""
+    annotated = [node.target for node in owner.body if isinstance(node, ast.AnnAssign)]
+    names = {target.id for target in annotated if isinstance(target, ast.Name)}
+    for method in owner.body:
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+            names |= {target.attr for target, _ in _assignments(method) if _is_own(target)}
+    return names
+
+
+def _method_names(owner: ast.ClassDef) -> list[str]:
+    """Return the names of a class's methods, its properties left out."""
+    return [
+        node.name
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not any("property" in ast.unparse(one) or ".setter" in ast.unparse(one) for one in node.decorator_list)
+    ]
+
+
+def _assignments(tree: ast.AST) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
+    """Yield each attribute that is assigned in a tree, with the value, if it is assigned alone."""
+    for node in ast.walk(tree):
+        single = [node.target] if isinstance(node, ast.AnnAssign) else []
+        for target in node.targets if isinstance(node, ast.Assign) else single:
+            if isinstance(target, ast.Attribute):
+                yield target, getattr(node, "value", None)
+            elif isinstance(target, ast.Tuple):
+                yield from ((one, None) for one in target.elts if isinstance(one, ast.Attribute))
+
+
+def _is_own(target: ast.Attribute) -> bool:
+    return isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"}
+
+
+def _callables_set_from_outside(modules: list[Module]) -> list[str]:
+    """Return the places that assign a callable to an attribute of another object: each class of ours that annotates its
+    name says that it is callable, or the value is a lambda or a `partial`.
+    """
+    aliases = {
+        target.id
+        for module in modules
+        for node in module.tree.body
+        if isinstance(node, ast.Assign) and "Callable[" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    called = re.compile(rf"\b(?:Callable|{'|'.join(sorted(aliases)) or 'Callable'})\b")
+    annotated = [
+        (getattr(node.target, "attr", None) or getattr(node.target, "id", ""), ast.unparse(node.annotation))
+        for module in modules
+        for owner in module.nodes
+        if isinstance(owner, ast.ClassDef)
+        for node in [*owner.body, *(one for one in ast.walk(owner) if _is_attribute(one))]
+        if isinstance(node, ast.AnnAssign)
+    ]
+    names = {name for name, annotation in annotated if called.match(annotation)}
+    names -= {name for name, annotation in annotated if not called.match(annotation)}
+    return [
+        f"{module.place(target)}: {ast.unparse(target)}"
+        for module in modules
+        for target, value in _assignments(module.tree)
+        if not _is_own(target) and (target.attr in names or _is_function(value))
+    ]
+
+
+def _is_attribute(node: ast.AST) -> bool:
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute)
+
+
+def _is_function(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Lambda) or (isinstance(value, ast.Call) and ast.unparse(value.func) == "partial")
+
+
+def _constants_of_core(modules: list[Module]) -> list[str]:
+    """Return the numbers that modules of the core name in capitals."""
+    return [
+        f"{module.place(node)}: {name}"
+        for module in modules
+        if str(module.path).startswith(CORE)
+        for node in module.tree.body
+        if isinstance(node, ast.Assign)
+        for name in _named_numbers(node)
+    ]
+
+
+def _named_numbers(node: ast.Assign) -> Iterator[str]:
+    """Yield the names in capitals to which a statement assigns a number each."""
+    for target in node.targets:
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
+        yield from (ast.unparse(name) for name, value in pairs if ast.unparse(name).isupper() and _is_number(value))
+
+
+def _is_number(value: ast.expr) -> bool:
+    """Return True for an expression of numbers and operators alone."""
+    if isinstance(value, ast.BinOp):
+        return _is_number(value.left) and _is_number(value.right)
+    if isinstance(value, ast.UnaryOp):
+        return _is_number(value.operand)
+    return isinstance(value, ast.Constant) and type(value.value) in {int, float}
+
+
+def _packed(modules: list[Module]) -> Iterator[Figure]:
+    """Count calls with a star before a tuple or list that is written there, or before a local name for one."""
+    literal, named = set[str](), set[str]()
+    for module in modules:
+        for scope in module.nodes:
+            if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                tuples = _local_tuples(scope)
+                for star in _stars(scope):
+                    place = f"{module.place(star)}: {ast.unparse(star)}"
+                    if isinstance(star.value, ast.Tuple | ast.List):
+                        literal.add(place)
+                    elif isinstance(star.value, ast.Name) and star.value.id in tuples:
+                        named.add(place)
+    yield Figure("star-packed argument lists", len(literal), sorted(literal))
+    yield Figure("calls that unpack a local tuple", len(named), sorted(named))
+
+
+def _stars(scope: ast.AST) -> Iterator[ast.Starred]:
+    for call in ast.walk(scope):
+        if isinstance(call, ast.Call):
+            yield from (argument for argument in call.args if isinstance(argument, ast.Starred))
+
+
+def _local_tuples(scope: ast.AST) -> set[str]:
+    found = [node for node in ast.walk(scope) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)]
+    return {target.id for node in found for target in node.targets if isinstance(target, ast.Name)}
+
+
+def _riddles(root: Path) -> Figure:
+    """Count lines with words that stand for a noun that is not said."""
+    files = [path for folder in TEXTS for path in (root / folder).rglob("*") if path.suffix in {".py", ".md"}]
+    found = [
+        f"{path.relative_to(root)}:{number}: {line.strip():.100}"
+        for path in sorted([*files, *root.glob("*.md")])
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if RIDDLE_WORDS.search(line)
+    ]
+    return Figure("riddles: lines with so many, whoever or whatever", len(found), found)
+
+
+# Docstrings -----------------------------------------------------------------------------------------------------------
+
 CLAUSE = frozenset({"what", "who", "whose", "which", "whether", "that", "how", "why", "or", "and", "nor", "of", "than"})
 CLAUSE_UNLESS_COMMA = frozenset({"where", "when", "whatever", "whoever", "as", "if", "while", "until", "unless"})
 
@@ -262,6 +453,11 @@ def _of_trip(name: str, trip: Trip) -> Iterator[Figure]:
     for kind, counts in (("calls", trip.calls), ("frames", trip.frames)):
         yield Figure(f"{name}: {kind}", counts.total(), [f"{file}: {count}" for file, count in counts.most_common()])
         yield Figure(f"{name}: files of its {kind}", len(counts))
+    yield Figure(f"{name}: lines of the files of its calls", sum(_num_lines(ROOT / file) for file in trip.calls))
+
+
+def _num_lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
 
 
 # The report -----------------------------------------------------------------------------------------------------------
@@ -295,10 +491,10 @@ def _print_places(figures: Iterable[Figure]) -> None:
 
 def _print_table(figures: Iterable[Figure], before: Mapping[str, float] | None) -> None:
     if before is not None:
-        print(f"{'':60}{'before':>8}{'now':>8}")
+        print(f"{'':70}{'before':>8}{'now':>8}")
     for figure in figures:
         kept = "" if before is None else f"{before[figure.name]:g}" if figure.name in before else "-"
-        print(f"{figure.name:60}{kept:>8}{figure.value:>8g}")
+        print(f"{figure.name:70}{kept:>8}{figure.value:>8g}")
 
 
 if __name__ == "__main__":

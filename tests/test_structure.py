@@ -30,7 +30,7 @@ TREE = {
             def inner():
                 pass
         """,
-    "gateway/big.py": "import gateway.app\n" * 401,
+    "gateway/big.py": "import gateway.app\n" * 601,
     "backend/core.py": "class Policy: ...\nclass Request: ...\nclass Sequence: ...\ndef run(): ...\ndef _run(): ...\n",
     "backend/request.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from backend.core import Policy\n"
     "class Request:\n    '''Once.'''\n",
@@ -77,16 +77,15 @@ def figures(tmp_path: Path) -> dict[str, Figure]:
 
 def test_sizes_and_importers(figures: dict[str, Figure]) -> None:
     assert figures["modules"].value == 5, "one that is empty is none"
-    assert figures["lines"].value == 425
+    assert figures["lines"].value == 625
     assert figures["lines of a module, median"].value == 5
     assert figures["modules of less than 50 lines"].value == 4
-    assert figures["modules of more than 400 lines"].places == ["gateway/big.py: 401"]
+    assert figures["modules of more than 600 lines"].places == ["gateway/big.py: 601"]
     assert figures["modules that one other imports"].places == [
         "gateway.app: gateway.big",
         "backend.request: gateway.app",
     ]
-    assert figures["modules in the broadest folder"].value == 2
-    assert figures["folders of more than 25 modules"].value == 0
+    assert figures["folders"].places == ["gateway: 2", "backend: 2", "quotas: 1"]
 
 
 def test_functions_are_measured_from_def_to_their_last_line(figures: dict[str, Figure]) -> None:
@@ -118,6 +117,60 @@ def test_names_with_more_than_one_meaning(figures: dict[str, Figure]) -> None:
         "gateway/app.py:7: Request as EngineRequest",
     ]
     assert figures["imports that rename a module or function of ours"].places == ["gateway/app.py:6: core as engine"]
+
+
+def test_classes(tmp_path: Path) -> None:
+    fields = "".join(f"    field_{number}: int\n" for number in range(31))
+    own = "".join(f"  self.own_{number} = 0\n" for number in range(13))
+    methods = "".join(f"class Small{n}:\n    def settle(self): ...\n    def _hide(self): ...\n" for n in range(9))
+    records = f"class Record:\n{fields}    def __post_init__(self): ...\n"
+    files = {"backend/records.py": records, "backend/own.py": f"class Own:\n def __init__(self):\n{own}"}
+    files["backend/small.py"] = methods
+    found = {figure.name: figure for figure in layout(written(tmp_path, files))}
+    assert found["fields of a class, most"].value == 31
+    assert found["records of more than 30 fields"].places == ["backend/records.py:1 Record: 31"]
+    assert found["other classes of more than 12 fields"].places == ["backend/own.py:1 Own: 13"]
+    (method,) = found["public methods of one name on more than 8 classes"].places
+    assert method.startswith("settle: 9: Small0 (backend/small.py), ")
+
+
+def test_what_a_reader_cannot_see_where_it_is_used(tmp_path: Path) -> None:
+    core = """\
+        LIMIT_S, SIZE = -2.0 * 60, 3
+        NAMES = ("a", "b")
+        IS_ON = True
+        Hook = Callable[[int], int]
+
+        class Part:
+            hook: Hook
+            count: int
+
+        class Owner:
+            def __init__(self, part):
+                self.part, self.hook = part, abs
+                self.part.hook = self.run
+                part.count = 3
+                part.other = lambda: 3
+        """
+    packed = """\
+        def make(a, b):
+            parts = a, b
+            print(*parts)
+            print(*(a, b))
+            print(*a)
+        """
+    files = {"admission/core.py": core, "quotas/core.py": "LIMIT = 3\n", "labs/packed.py": packed}
+    files["docs/page.md"] = "So many words,\nwhoever reads them.\nWords.\n"
+    found = {figure.name: figure for figure in layout(written(tmp_path, files))}
+    assert found["module constants of the core"].places == ["admission/core.py:1: LIMIT_S", "admission/core.py:1: SIZE"]
+    assert found["callables set from outside"].places == [
+        "admission/core.py:13: self.part.hook",
+        "admission/core.py:15: part.other",
+    ]
+    assert found["star-packed argument lists"].places == ["labs/packed.py:4: *(a, b)"]
+    assert found["calls that unpack a local tuple"].places == ["labs/packed.py:3: *parts"]
+    assert found["riddles: lines with so many, whoever or whatever"].value == 2
+    assert found["lines of labs"].value == 5
 
 
 def test_docstrings_that_are_no_sentence(figures: dict[str, Figure]) -> None:
@@ -196,5 +249,6 @@ def test_the_command_counts_what_a_request_crosses_and_compares(tmp_path: Path) 
             calls, frames = (now[f"{trip}{settings}: {kind}"] for kind in ("calls", "frames"))
             assert 0 < now[f"{trip}{settings}: files of its calls"] < calls < frames
         assert now[f"{trip}: calls"] < now[f"{trip}, limits and event log: calls"]
+        assert now[f"{trip}: lines of the files of its calls"] > now[f"{trip}: files of its calls"]
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("modules  ")]
     assert row == ["modules", "12345", f"{now['modules']:g}"]

@@ -2,8 +2,7 @@
 
 A decode of few sequences takes as long as its weights take to be read, if nothing stands between two products. So what
 is done with a product's result is part of its kernel, which is launched while the one before it still runs. The norm
-before a product is a kernel of its own: in the product's it took longer than its launch, for every program computed it.
-On an H200 one row of Qwen3-0.6B took 0.78 of the time with cuBLAS' products, and one of Llama-3-8B 0.97.
+before a product is a kernel of its own: every program would compute it (docs/decisions/gpu_kernels.md).
 """
 
 from dataclasses import dataclass
