@@ -48,9 +48,12 @@ class Controller:
         control: AdmissionControl,
         expiry: Expiry,
         step_time: StepTimeModel,
-        calibrates: bool = False,
+        calibrates: bool,
+        observer_failed: Callable[[Exception], object],
     ) -> None:
-        """`calibrates`: the owner of the device is to run calibration steps."""
+        """`calibrates`: the owner of the device is to run calibration steps. `observer_failed` is called with the
+        exception of an observer.
+        """
         self.scheduler = scheduler
         self.calibrates = calibrates
         self.idle_calibration = IdleCalibration(scheduler.config, step_time)
@@ -58,9 +61,9 @@ class Controller:
         self.lengths, self.step_time = lengths, step_time
         self.backlog, self.drain, self.control = backlog, drain, control
         self.observers: list[CoreObserver] = []  # told in this order
-        self.observer_failed: Callable[[Exception], object] = _raise
         self.order = order
         self.ledger, self.share = ledger, ledger.share
+        self._observer_failed = observer_failed
         self._copy_time = copy_time
         self._pipeline = pipeline
         self._expiry = expiry
@@ -203,7 +206,7 @@ class Controller:
             try:
                 observer.scheduled(step, now)
             except Exception as error:  # noqa: BLE001 - as in `_tell`, without a call for each observer and step
-                self.observer_failed(error)
+                self._observer_failed(error)
         return batch
 
     def take_ended(self) -> list[Sequence]:
@@ -232,7 +235,7 @@ class Controller:
             try:
                 observer.updated(step, output, now)
             except Exception as error:  # noqa: BLE001 - as in `_tell`
-                self.observer_failed(error)
+                self._observer_failed(error)
         return new_tokens
 
     def rollback(self, now: float) -> bool:
@@ -302,8 +305,4 @@ class Controller:
             try:
                 tell(observer)
             except Exception as error:  # noqa: BLE001 - any failure is the observer's own
-                self.observer_failed(error)
-
-
-def _raise(error: Exception) -> None:
-    raise error
+                self._observer_failed(error)

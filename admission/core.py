@@ -124,8 +124,20 @@ ORDERS: dict[str, Callable[[OrderParts], WaitingOrder]] = {
 """The orders of waiting requests by name; other packages add theirs (`backend.extensions`)."""
 
 
-def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | None = None) -> Controller:
-    """Make a fresh core; a `model` given keeps what it has learned."""
+def raise_failure(error: Exception) -> None:
+    """Raise the exception of an observer at the event that it observed."""
+    raise error
+
+
+def make_core(
+    config: CoreConfig,
+    engine: EngineConfig,
+    model: StepTimeModel | None = None,
+    observer_failed: Callable[[Exception], object] = raise_failure,
+) -> Controller:
+    """Make a fresh core; a `model` given keeps what it has learned. `observer_failed` is called with the exception of
+    an observer.
+    """
     model = model or StepTimeModel(PRIOR_STEP_TIME)
     lengths = OutputLengths()
     tariff = EngineTimeTariff(model)
@@ -159,6 +171,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
         expiry,
         model,
         config.calibration,
+        observer_failed,
     )
 
 

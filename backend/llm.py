@@ -101,7 +101,7 @@ class LLM:
         self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
         self._engine = OfflineEngine(self.scheduler, self._executor)
         self._names = self.model.block_names(secrets.token_bytes(32))
-        self.scheduler.name_blocks_by(self._names.name)
+        self.scheduler.name_blocks_by(self._names)
         self._num_calls = 0
 
     def generate(

@@ -42,7 +42,6 @@ def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
     path = settings.state_dir / "step_time" / name
     step_time = _load(path)
     with _open_core(settings, model, step_time) as core:
-        core.observer_failed = _report
         try:
             yield core
         finally:
@@ -53,11 +52,11 @@ def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
 def _open_core(settings: Settings, model: LoadedModel, step_time: StepTimeModel) -> Iterator[Controller]:
     config = core_config(settings)
     if settings.event_log is None:
-        yield make_core(config, model.engine_config, step_time)
+        yield make_core(config, model.engine_config, step_time, _report)
         return
     later = asyncio.get_running_loop().call_later
     with EventLogFile(settings.event_log, settings.event_log_bytes, later) as file:
-        core, event_log = make_logged_core(config, model.engine_config, step_time, file.write)
+        core, event_log = make_logged_core(config, model.engine_config, step_time, file.write, _report)
         block_bytes = model.kv_bytes // model.engine_config.num_blocks
         event_log.serves(settings.served_name, block_bytes, time.time(), time.monotonic())
         yield core
@@ -122,7 +121,7 @@ def make_prompt_names(model: LoadedModel, core: Controller) -> PromptNames | Non
     if not model.engine_config.shares_blocks:
         return None
     names = model.block_names(secrets.token_bytes(32))
-    core.scheduler.name_blocks_by(names.name)
+    core.scheduler.name_blocks_by(names)
     return PromptNames(names, model.engine_config.block_size)
 
 

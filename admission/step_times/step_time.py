@@ -168,12 +168,20 @@ class StepTimeModel:
     stay, and the recent steps do not have to outweigh thousands.
     """
 
-    def __init__(self, prior: StepTime, prior_weight: float = 8.0, memory: int = 2000) -> None:
-        """`memory` is the number of steps after which a step's weight has fallen to 1/e."""
+    def __init__(
+        self,
+        prior: StepTime,
+        prior_weight: float = 8.0,
+        memory: int = 2000,
+        observed: Callable[[StepWork, float], object] | None = None,
+    ) -> None:
+        """`memory` is the number of steps after which a step's weight has fallen to 1/e. `observed` is called first
+        with every step's work and seconds.
+        """
         self.fitted = prior
         self.prior_weight = prior_weight
         self.num_steps = 0
-        self.observed: Callable[[StepWork, float], object] | None = None  # told of every step first
+        self._observed = observed
         self._keep = 1 - 1 / memory
         self._scale = typical_features(prior.knee)
         self._evidence, self._newer = Evidence(), Evidence()  # before and since the last fit
@@ -200,8 +208,8 @@ class StepTimeModel:
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from one step that took `seconds` > 0."""
-        if self.observed is not None:
-            self.observed(work, seconds)
+        if self._observed is not None:
+            self._observed(work, seconds)
         if not (isfinite(seconds) and seconds > 0):
             return
         self._steps.append((work, seconds))

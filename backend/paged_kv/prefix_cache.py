@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import count
+from typing import Protocol
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool
 from backend.paged_kv.block_table import BlockTable
-from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain, Worth
+from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain
 from backend.paged_kv.kept_accounts import KeptAccounts
 
 
@@ -59,15 +60,37 @@ class CachedBlock:
         return None
 
 
+class KVFeature(Protocol):
+    """An optional feature of KV memory, called by the prefix cache for every block that changes its state."""
+
+    def becomes_idle(self, cached: CachedBlock) -> bool:
+        """A named block lost its last holder. Return True to pin it: it is not evictable until `PrefixCache.unpin`."""
+        ...
+
+    def reused(self, cached: CachedBlock) -> None:
+        """An idle block has a holder again."""
+        ...
+
+    def evicted(self, cached: CachedBlock) -> None:
+        """An idle block was evicted; its contents stay on the device until the next step."""
+        ...
+
+
+AgedWorth = Callable[[int, IdleChain, float], float]
+"""The worth of keeping a block of an idle chain, taken for a chain of this kind, by its age in seconds."""
+
+
 class PrefixCache:
     """Cached blocks by their names, and the idle ones in the order in which they are given up.
 
     Every operation on a block is O(1), and giving one up O(log tenants); nothing looks at all of them.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
-        self.worth: Worth | None = None  # of an idle chain beside others of its tenant; None: the oldest goes first
+    def __init__(self, pool: BlockPool, worth: AgedWorth | None = None) -> None:
+        """`worth` rates a tenant's idle chains; None: the least recently used is evicted first."""
         self._pool = pool
+        self._aged_worth = worth
+        self._features: list[KVFeature] = []  # called in this order
         self._chain = IdleChain("", PLAIN, None, 0.0, 0, is_held=False)  # that is being left
         self._by_name: dict[BlockName, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
@@ -82,17 +105,17 @@ class PrefixCache:
         self._num_idle = self._num_kept = 0
         self.kept = KeptAccounts()
         self.num_pinned = 0  # idle blocks that are pinned
-        self.is_pinned: Callable[[CachedBlock], bool] | None = None  # asked of each that becomes idle
-        self.taken: Callable[[CachedBlock], object] = lambda cached: None  # told of each that was pinned and is held
         self.num_held_back = 0  # idle blocks of chains that newcomers may not take
         self.num_floor_blocks = 0  # idle blocks that floors may come to keep
-        self.evicted: Callable[[CachedBlock], object] = lambda cached: None  # told of each that is given up
-        self.reused: Callable[[str], object] = lambda tenant: None  # told of each of a tenant's that is idle no more
-        self.floor_set: Callable[[str, int], object] = lambda tenant, floor: None  # told of each floor
         self.evictions = 0  # idle blocks given up so far
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    def add_feature(self, feature: KVFeature) -> None:
+        """Call this feature from now on, after those added before; a no-op the second time."""
+        if feature not in self._features:
+            self._features.append(feature)
 
     @property
     def num_idle(self) -> int:
@@ -153,7 +176,6 @@ class PrefixCache:
             self._ceilings[tenant] = ceiling
         self._keep_ceiling(tenant)
         self._offer(tenant)
-        self.floor_set(tenant, floor)
 
     # blocks come and go
 
@@ -207,7 +229,8 @@ class PrefixCache:
         if not cached.holders:
             self._no_longer_idle(cached)
             cached.is_wanted = False
-            self.reused(cached.tenant)
+            for feature in self._features:
+                feature.reused(cached)
         cached.holders[holder] = None
 
     def begin_chain(self, tenant: str, now: float, expects: float | None = None, is_held: bool = False) -> IdleChain:
@@ -229,7 +252,7 @@ class PrefixCache:
         that follow on others.
         """
         idle, chain = self._idle_of(tenant), self._chain
-        before, pinned, named, is_pinned = len(idle), 0, list[CachedBlock](), self.is_pinned
+        before, pinned, named, features = len(idle), 0, list[CachedBlock](), self._features
         for cached in blocks:
             cached.holders.clear()
             if cached.name is None:
@@ -237,7 +260,7 @@ class PrefixCache:
                 self._pool.release([cached.block])
                 continue
             cached.tenant = tenant
-            if is_pinned is not None and is_pinned(cached):
+            if features and self._is_pinned(cached):
                 pinned += 1
             else:
                 named.append(cached)
@@ -288,10 +311,21 @@ class PrefixCache:
         self.evictions += len(blocks)
         self._pool.release([cached.block for cached in blocks])
 
+    def _is_pinned(self, cached: CachedBlock) -> bool:
+        """Return True if a feature pins the block, after every feature was asked."""
+        is_pinned = False
+        for feature in self._features:
+            is_pinned = feature.becomes_idle(cached) or is_pinned
+        return is_pinned
+
     def _idle_of(self, tenant: str) -> IdleBlocks[CachedBlock]:
         if tenant not in self._idle:
-            self._idle[tenant] = IdleBlocks(self.worth)
+            self._idle[tenant] = IdleBlocks(None if self._aged_worth is None else self._worth)
         return self._idle[tenant]
+
+    def _worth(self, kind: int, chain: IdleChain) -> float:
+        assert self._aged_worth is not None
+        return self._aged_worth(kind, chain, self.kept.now - chain.left_at)
 
     def _least_recent(self) -> str | None:
         """Return the tenant above its floor whose first idle block was used the longest ago."""
@@ -325,14 +359,15 @@ class PrefixCache:
         """
         idle = self._idle[tenant]
         floor, before, blocks = self._floors.get(tenant, 0), len(idle), list[int]()
-        by_name, by_block, evicted = self._by_name, self._by_block, self.evicted
+        by_name, by_block, features = self._by_name, self._by_block, self._features
         for cached in idle.give_up(count, since):
             assert cached.name is not None
             blocks.append(cached.block)
             del by_name[cached.name], by_block[cached.block]
             if self.num_held_back:
                 self.num_held_back -= cached.is_held_back
-            evicted(cached)
+            for feature in features:
+                feature.evicted(cached)
         self._keep(tenant, min(floor, len(idle)) - min(floor, before))
         if not idle:
             del self._idle[tenant]
@@ -353,7 +388,6 @@ class PrefixCache:
         self._num_idle -= 1
         if cached.pinned_for:
             self.num_pinned -= 1
-            self.taken(cached)
         else:
             self._leave_idle(cached)
 

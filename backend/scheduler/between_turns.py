@@ -1,30 +1,22 @@
 """Between the turns of a conversation its blocks are an idle chain, which the next turn claims."""
 
 from backend.paged_kv.idle_blocks import PLAIN, WANTED, IdleChain
-from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
+from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.holdings import Holdings
-from backend.scheduler.retention import Keep, KeepRecent, Retention
+from backend.scheduler.retention import Keep, Retention
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from backend.scheduler.swapping import Swapping
 
 
 class BetweenTurns:
-    """Reports the chains that sequences leave and the turns that arrive to retention, and its ratings to the cache.
+    """Reports the chains that sequences leave and the turns that arrive to retention.
 
     A chain claimed by a waiting sequence is evicted last.
     """
 
-    def __init__(self, cache: PrefixCache, holdings: Holdings, swapping: Swapping, block_size: int) -> None:
-        self._cache, self._holdings, self._swapping = cache, holdings, swapping
+    def __init__(self, cache: PrefixCache, holdings: Holdings, retention: Retention, block_size: int) -> None:
+        self._cache, self._holdings, self._retention = cache, holdings, retention
         self._block_size = block_size
-        self._retention: Retention = KeepRecent()
         self._came: dict[Sequence, tuple[IdleChain, int]] = {}  # claims of waiting sequences, with the kind before
-
-    def keep_by(self, retention: Retention) -> None:
-        """Rate idle chains by this retention."""
-        self._retention = retention
-        if retention.keep is Keep.WHILE_WORTH:
-            self._cache.worth, self._swapping.forecast = self._worth, self._probability
 
     def arrived(self, sequence: Sequence, now: float) -> None:
         """Evict the chain that the sequence claims last, until `settled`."""
@@ -60,12 +52,3 @@ class BetweenTurns:
         """Drop the chain of a finished sequence where retention keeps none."""
         if self._retention.keep is Keep.DROPPED and sequence.status is SequenceStatus.FINISHED:
             self._cache.drop_chain()
-
-    def _worth(self, kind: int, chain: IdleChain) -> float:
-        return self._retention.worth(kind, chain, self._holdings.now - chain.left_at)
-
-    def _probability(self, cached: CachedBlock) -> float | None:
-        chain = cached.chain
-        if chain is None or cached.is_common:
-            return None
-        return self._retention.probability(chain, self._holdings.now - chain.left_at)

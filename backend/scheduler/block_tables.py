@@ -4,8 +4,9 @@ Sequences with a common prefix share its blocks. Each of their tenants is charge
 account of its first sequence that holds the block.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from sys import maxsize
+from typing import Protocol
 
 from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_names import BlockName
@@ -16,9 +17,11 @@ from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
 from backend.scheduler.between_turns import BetweenTurns
 from backend.scheduler.holdings import Holdings
+from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.pins import Pins
 from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
+from backend.scheduler.retention import Keep
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
@@ -33,8 +36,13 @@ BLOCKS_NAMED_AT_ONCE = 4  # blocks of output
 BLOCKS_PER_EVICTED_AHEAD = 1024
 COPIED_TOKENS_PER_COMPUTED = 4  # by a step, for a sequence
 
-NameBlocks = Callable[[Sequence, int], None]
-"""Name the first `count` blocks of a sequence, where the tokens are known and the blocks have no names yet."""
+
+class BlockNaming(Protocol):
+    """Names blocks by their content."""
+
+    def name(self, sequence: Sequence, num_blocks: int) -> None:
+        """Name the first blocks of a sequence, whose tokens are known; a named block keeps its name."""
+        ...
 
 
 class BlockTables:
@@ -43,13 +51,14 @@ class BlockTables:
     Freed blocks with names stay in the prefix cache until evicted.
     """
 
-    def __init__(self, config: EngineConfig, counters: Counters) -> None:
+    def __init__(self, config: EngineConfig, hooks: SchedulerHooks, counters: Counters) -> None:
+        retention = hooks.retention
         self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
-        self.cache = PrefixCache(self.pool)
+        self.cache = PrefixCache(self.pool, retention.worth if retention.keep is Keep.WHILE_WORTH else None)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
         self.pinned_prefixes = PinnedPrefixes(self.cache, self.allowances)
-        self.name_blocks: NameBlocks = lambda sequence, count: None  # set by the owner of the token ids
+        self.names: BlockNaming | None = None  # of output blocks; None: only prompt blocks have names
         self.newly_named: list[tuple[Sequence, int]] = []  # freed sequences, and the index of a first new name
         self._config = config
         self._block_size = config.block_size
@@ -58,13 +67,13 @@ class BlockTables:
         can_fill = config.max_table_entries < config.max_num_seqs * config.blocks_for(config.max_model_len)
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
         self._evicted_ahead = config.num_blocks // BLOCKS_PER_EVICTED_AHEAD
-        self.swapping = Swapping(config, self.cache, counters)
+        self.swapping = Swapping(config, hooks, self.cache, counters)
         self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
         parts = self.cache, self.holdings, self.allowances, self.pinned_prefixes
         self.pins = Pins(config, *parts, lambda sequence, step: self.find(sequence, step).blocks)
-        self.between_turns = BetweenTurns(self.cache, self.holdings, self.swapping, config.block_size)
+        self.between_turns = BetweenTurns(self.cache, self.holdings, retention, config.block_size)
 
     @property
     def num_available(self) -> int:
@@ -305,7 +314,11 @@ class BlockTables:
         """Name full blocks of known tokens, a few at a time: naming all of a long output at its end would stall."""
         known = (sequence.num_prompt_tokens + len(sequence.output)) // self._block_size
         if self._caches and known >= len(sequence.block_names) + BLOCKS_NAMED_AT_ONCE:
-            self.name_blocks(sequence, known)
+            self._name(sequence, known)
+
+    def _name(self, sequence: Sequence, num_blocks: int) -> None:
+        if self.names is not None:
+            self.names.name(sequence, num_blocks)
 
     def publish_all(self, sequence: Sequence) -> bool:
         """Name every full block of accepted and computed tokens of a sequence that is about to be freed.
@@ -316,7 +329,7 @@ class BlockTables:
             return False
         known = sequence.num_prompt_tokens + len(sequence.output)
         full = min(sequence.num_computed_tokens, known) // self._block_size
-        self.name_blocks(sequence, full)
+        self._name(sequence, full)
         names, told = sequence.block_names, sequence.num_told_names
         if len(names) > told:
             self.newly_named.append((sequence, told))

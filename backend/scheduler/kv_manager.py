@@ -10,6 +10,7 @@ from backend.paged_kv.block_names import BlockName
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Counters
 from backend.scheduler.block_tables import BlockTables
+from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
@@ -26,9 +27,14 @@ class KVManager:
     """
 
     def __init__(
-        self, config: EngineConfig, waiting: WaitingQueue, held_tenants: HeldTenants, counters: Counters
+        self,
+        config: EngineConfig,
+        hooks: SchedulerHooks,
+        waiting: WaitingQueue,
+        held_tenants: HeldTenants,
+        counters: Counters,
     ) -> None:
-        self.blocks = BlockTables(config, counters)
+        self.blocks = BlockTables(config, hooks, counters)
         self.pool, self.cache, self.allowances = self.blocks.pool, self.blocks.cache, self.blocks.allowances
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.freeing: dict[str, Sequence] = {}  # preempted, and named by steps in flight
@@ -69,6 +75,7 @@ class KVManager:
         """
         self.begin(now)
         self.cache.limit(tenant, floor, ceiling)
+        self.blocks.swapping.limit(tenant, floor)
         self.blocks.unpin_surplus()
 
     def pin_prefixes(self, tenant: str, names: Iterable[BlockName], now: float = 0.0) -> None:

@@ -14,7 +14,7 @@ from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
 from backend.scheduler.batching.choices import RULES
 from backend.scheduler.batching.rule import StepParts
-from backend.scheduler.block_tables import NameBlocks
+from backend.scheduler.block_tables import BlockNaming
 from backend.scheduler.forking import Forking
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
@@ -58,9 +58,7 @@ class Scheduler:
         self.overtaker: Sequence | None = None  # it takes a slot, which those due before it may not
         self._held_tenants = HeldTenants(waiting)
         self.held_tenants = self._held_tenants.reasons  # tenants with admission on hold, and the limit met
-        self.kv_manager = KVManager(config, waiting, self._held_tenants, self.counters)
-        self.kv_manager.blocks.swapping.swaps = self.hooks.swaps
-        self.kv_manager.blocks.between_turns.keep_by(self.hooks.retention)
+        self.kv_manager = KVManager(config, self.hooks, waiting, self._held_tenants, self.counters)
         self.running: dict[str, Sequence] = self.kv_manager.running  # in the order of admission
         self._limits = TenantLimits(config, self.kv_manager, self.hooks)
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
@@ -139,9 +137,9 @@ class Scheduler:
     def pool(self) -> BlockPool:
         return self.kv_manager.pool
 
-    def name_blocks_by(self, name_blocks: NameBlocks) -> None:
-        """Set the function that names output blocks; without it only prompt blocks have names."""
-        self.kv_manager.blocks.name_blocks = name_blocks
+    def name_blocks_by(self, names: BlockNaming) -> None:
+        """Have output blocks named; without it only prompt blocks have names."""
+        self.kv_manager.blocks.names = names
 
     @property
     def has_work(self) -> bool:

@@ -138,7 +138,7 @@ class _Serving:
         )
         self._core = make_core(core, config)
         self._names = model.block_names(b"benchmark")
-        self._core.scheduler.name_blocks_by(self._names.name)
+        self._core.scheduler.name_blocks_by(self._names)
         self._throttled = device
         self._device = InlineDevice(device)
         self._loop = StepLoop(self._core, self._device.launch, time.perf_counter)

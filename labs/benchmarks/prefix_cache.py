@@ -195,7 +195,7 @@ class Machine:
             prefill_chunk=512,
         )
         self.core = make_core(CoreConfig(max_waiting=10**6), engine)
-        self.core.scheduler.name_blocks_by(self._names.name)
+        self.core.scheduler.name_blocks_by(self._names)
         while len(self.core.scheduler.kv_manager.cache) < cached:
             for _ in range(4):
                 self.arrive([], 2_000, 1)

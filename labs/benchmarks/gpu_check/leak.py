@@ -141,7 +141,7 @@ class Traffic:
         self._seqs, self._longest_prompt = seqs, longest_prompt
         self._vocab, self._random = runner.decoder.config.vocab_size, Random(0)
         self._names = BlockNames(b"leak", config.block_size)
-        self.scheduler.name_blocks_by(self._names.name)
+        self.scheduler.name_blocks_by(self._names)
         self._device = InlineDevice(runner)
         self._loop = StepLoop(self.scheduler, self._device.launch, time.perf_counter)
         self._prompts = [self._tokens(longest_prompt) for _ in range(4)]  # that others begin like

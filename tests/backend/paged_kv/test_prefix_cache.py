@@ -1,6 +1,7 @@
 """Sequences that begin alike share blocks, whose content is right after every sequence of events."""
 
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import settings
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from admission.kv.retention import Between, make_retention
+from backend.config import EngineConfig
 from backend.scheduler.batch import NO_TOKEN, StepOutput
+from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.backend.scheduler.bench import Bench, LossyMachine, expected
@@ -255,10 +258,21 @@ def test_a_lost_step_takes_its_copies_back() -> None:
     assert again.num_cached_tokens == 12
 
 
+class Unwilling(DefaultHooks):
+    """Swaps nothing, and records the probabilities of reuse that it was asked about."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.asked: list[float] = []
+
+    def swaps(self, probability: float) -> bool:
+        self.asked.append(probability)
+        return False
+
+
 def test_a_block_that_is_not_worth_two_copies_is_dropped() -> None:
-    bench = Bench(num_blocks=10, num_host_blocks=8)
-    asked: list[float] = []
-    bench.scheduler.kv_manager.blocks.swapping.swaps = lambda probability: bool(asked.append(probability))
+    bench = Bench(make_hooks=Unwilling, num_blocks=10, num_host_blocks=8)
+    asked = cast(Unwilling, bench.hooks).asked
     for n in range(3):
         finish(bench, bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 7))
     assert asked and bench.scheduler.counters.swapped_out == 0
@@ -361,9 +375,8 @@ def test_without_memory_for_all_some_start_from_the_cache_later() -> None:
 
 def test_what_the_host_did_not_take_and_is_asked_for_again_would_have_been_worth_it() -> None:
     """Were it taken for lost at once, a tenant that was declined a few times would be for ever."""
-    bench = Bench(num_blocks=10, num_host_blocks=40)
-    asked: list[float] = []
-    bench.scheduler.kv_manager.blocks.swapping.swaps = lambda probability: bool(asked.append(probability))
+    bench = Bench(make_hooks=Unwilling, num_blocks=10, num_host_blocks=40)
+    asked = cast(Unwilling, bench.hooks).asked
     for _ in range(4):
         for n in range(3):
             finish(bench, bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 7))
