@@ -17,13 +17,13 @@ import torch
 
 from admission.core import CoreConfig, MemoryGate, Overload, make_core
 from admission.kv.swap_choice import Swap
+from backend.config import EngineOptions
 from backend.errors import MemoryExhausted
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.sequence import PromptRequest
 from backend.scheduler.sequence import Sequence as EngineSequence
-from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
 from backend.worker.executor import Executor, InlineDevice, PendingStep
 

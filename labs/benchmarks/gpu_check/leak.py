@@ -18,6 +18,7 @@ from weakref import ref
 
 import torch
 
+from backend.config import EngineOptions
 from backend.model.model_config import ModelConfig
 from backend.paged_kv.block_names import BlockNames
 from backend.paged_kv.kv_cache import block_bytes
@@ -26,7 +27,6 @@ from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
 from backend.worker import warm_up
 from backend.worker.executor import InlineDevice
