@@ -7,7 +7,6 @@ from math import inf
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
-from admission.kv.copy_time import CopyTime
 from admission.ledger import Ledger, work_of
 from admission.observer import CoreObserver
 from admission.order import DueOrder, WaitingOrder
@@ -18,7 +17,7 @@ from admission.promise import Promise
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.idle_calibration import IdleCalibration, work_of_shape
-from admission.step_times.step_time import Pipeline, StepTimeModel
+from admission.step_times.step_time import CopyTime, Pipeline, StepTimeModel
 from backend.calibration_steps import CalibrationStep
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput

@@ -201,7 +201,7 @@ class Forecaster:
         scheduler, running = self._scheduler, self._scheduler.running
         config, typical = scheduler.config, self.typical_prompt + self.typical_answer
         free = config.max_num_seqs - len(running)
-        memory = scheduler.kv_manager.num_available * config.block_size / typical if typical else inf
+        memory = scheduler.kv_manager.blocks.num_available * config.block_size / typical if typical else inf
         lacking, places = requests + 1 - min(free, memory), int(min(free, memory))
         if lacking <= 0 or not (running or places):
             return 0, 0.0

@@ -8,10 +8,9 @@ the time the device was busy.
 from collections import deque
 from collections.abc import Mapping
 
-from admission.kv.copy_time import CopyTime
 from admission.promise import Promise
 from admission.share import Share
-from admission.step_times.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
+from admission.step_times.step_time import CopyTime, StepTimeModel, StepWork, plain_sum, prefill_pairs
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence

@@ -102,7 +102,8 @@ class PrefixCache:
         self._oldest: list[tuple[int, str]] = []  # heap of those offered, by when their first was used, or before
         self._offered: set[str] = set()  # at least all tenants above their floors, each once in the heap
         self._uses = count(1)
-        self._num_idle = self._num_kept = 0
+        self.num_idle = 0  # cached blocks without a holder
+        self._num_kept = 0
         self.kept = KeptAccounts()
         self.num_pinned = 0  # idle blocks that are pinned
         self.num_held_back = 0  # idle blocks of chains that newcomers may not take
@@ -118,14 +119,9 @@ class PrefixCache:
             self._features.append(feature)
 
     @property
-    def num_idle(self) -> int:
-        """The cached blocks that nobody holds."""
-        return self._num_idle
-
-    @property
     def num_evictable(self) -> int:
-        """The idle blocks that are anybody's memory: those that are not kept."""
-        return self._num_idle - self.num_kept
+        """The idle blocks that neither floors nor pins keep."""
+        return self.num_idle - self._num_kept - self.num_pinned
 
     @property
     def num_kept(self) -> int:
@@ -266,7 +262,7 @@ class PrefixCache:
                 named.append(cached)
         idle.add(named, chain)
         now, floor = len(idle), self._floors.get(tenant, 0)
-        self._num_idle += now - before + pinned
+        self.num_idle += now - before + pinned
         self.num_pinned += pinned
         self.num_held_back += (now - before) * chain.is_held
         self._keep(tenant, min(now, floor) - min(before, floor))
@@ -371,7 +367,7 @@ class PrefixCache:
         self._keep(tenant, min(floor, len(idle)) - min(floor, before))
         if not idle:
             del self._idle[tenant]
-        self._num_idle -= len(blocks)
+        self.num_idle -= len(blocks)
         self.evictions += len(blocks)
         self._pool.release(blocks)
         return len(blocks)
@@ -385,7 +381,7 @@ class PrefixCache:
         self._offer(tenant)
 
     def _no_longer_idle(self, cached: CachedBlock) -> None:
-        self._num_idle -= 1
+        self.num_idle -= 1
         if cached.pinned_for:
             self.num_pinned -= 1
         else:
@@ -419,7 +415,7 @@ class PrefixCache:
             assert cached.holders.keys() == holders.get(block, set()), "a cached block has other holders than it counts"
             states = bool(cached.holders), bool(cached.pinned_for), idle.get(block) is cached
             assert states.count(True) == 1, "a cached block is neither held nor pinned nor idle, or more than one"
-        assert sum(map(len, self._idle.values())) + self.num_pinned == self._num_idle, "idle blocks were lost"
+        assert sum(map(len, self._idle.values())) + self.num_pinned == self.num_idle, "idle blocks were lost"
         kept = sum(min(len(one), self._floors.get(tenant, 0)) for tenant, one in self._idle.items())
         assert kept == self._num_kept, "floors keep another number of blocks than is counted"
         pinned = [cached for cached in self._by_block.values() if cached.pinned_for]

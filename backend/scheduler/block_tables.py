@@ -15,13 +15,12 @@ from backend.paged_kv.host_pool import HostBlock
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
-from backend.scheduler.between_turns import BetweenTurns
 from backend.scheduler.holdings import Holdings
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.pins import Pins
 from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
-from backend.scheduler.retention import Keep
+from backend.scheduler.retention import BetweenTurns, Keep
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
@@ -61,9 +60,9 @@ class BlockTables:
         self.names: BlockNaming | None = None  # of output blocks; None: only prompt blocks have names
         self.newly_named: list[tuple[Sequence, int]] = []  # freed sequences, and the index of a first new name
         self._config = config
-        self._block_size = config.block_size
+        self.block_size = config.block_size
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
-        self._caches = config.shares_blocks
+        self.shares_blocks = config.shares_blocks
         can_fill = config.max_table_entries < config.max_num_seqs * config.blocks_for(config.max_model_len)
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
         self._evicted_ahead = config.num_blocks // BLOCKS_PER_EVICTED_AHEAD
@@ -80,10 +79,6 @@ class BlockTables:
         """Blocks that can be allocated: free or evictable."""
         return self.pool.num_free + self.cache.num_evictable
 
-    @property
-    def shares_blocks(self) -> bool:
-        return self._caches
-
     def completed(self, step: int) -> None:
         """Record that a step has completed: the blocks it filled are valid."""
         self.cache.completed(step)
@@ -98,11 +93,11 @@ class BlockTables:
         The last token is never computed, so it needs no memory.
         """
         tokens = sequence.request.most_tokens - 1 if self._contiguous else sequence.num_tokens
-        return blocks_for(tokens, self._block_size)
+        return blocks_for(tokens, self.block_size)
 
     def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
         """Return the blocks that `length` more computed tokens need beyond the block table."""
-        needed = blocks_for(sequence.num_computed_tokens + length, self._block_size) - len(sequence.block_table.blocks)
+        needed = blocks_for(sequence.num_computed_tokens + length, self.block_size) - len(sequence.block_table.blocks)
         if needed <= 0:
             return 0
         return self.blocks_to_start(sequence) if self._contiguous else needed
@@ -115,7 +110,7 @@ class BlockTables:
         """
         if sequence.watermark == 1:
             return len(running)
-        each, size = sequence.watermark, self._block_size
+        each, size = sequence.watermark, self.block_size
         return sum(min(each, blocks_for(s.request.most_tokens - 1, size) - len(s.block_table.blocks)) for s in running)
 
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
@@ -156,9 +151,9 @@ class BlockTables:
         The last token is left out, so that a row remains to sample the next token from; so are blocks that the same
         step fills, because rows of one step are computed in no order.
         """
-        names, size, index = sequence.block_names, self._block_size, len(sequence.block_table.blocks)
+        names, size, index = sequence.block_names, self.block_size, len(sequence.block_table.blocks)
         most = min(len(names), (sequence.num_tokens - 1) // size)
-        if index >= most or not self._caches or sequence.num_computed_tokens != index * size:
+        if index >= most or not self.shares_blocks or sequence.num_computed_tokens != index * size:
             return NO_HIT
         if self.cache.named(names[index]) is None and self.swapping.named(names[index]) is None:
             return NO_HIT
@@ -201,7 +196,7 @@ class BlockTables:
         self.holdings.append(table, blocks)
         if hit.swapped:
             blocks += self._copy_back(sequence, hit.swapped, step)
-        self._found_up_to(sequence, len(table.blocks) * self._block_size, step)
+        self._found_up_to(sequence, len(table.blocks) * self.block_size, step)
         return blocks
 
     def fork(self, sequence: Sequence, hit: PrefixHit, step: int) -> None:
@@ -209,7 +204,7 @@ class BlockTables:
         The caller has made sure that it can be allocated.
         """
         self.take(sequence, hit, step)
-        if len(sequence.block_table.blocks) < blocks_for(sequence.num_prompt_tokens, self._block_size):
+        if len(sequence.block_table.blocks) < blocks_for(sequence.num_prompt_tokens, self.block_size):
             blocks = self.allocate(sequence, 1)
             assert blocks is not None, "a fork finds no room for a block"
         self._found_up_to(sequence, sequence.num_prompt_tokens, step)
@@ -268,9 +263,9 @@ class BlockTables:
         Names not reported yet (`newly_named`) are not used, even where known: plans depend on reported names alone.
         """
         names, table = sequence.block_names, sequence.block_table
-        if not names or not self._caches:
+        if not names or not self.shares_blocks:
             return
-        size = self._block_size
+        size = self.block_size
         first, last = start // size, min(sequence.num_told_names, sequence.num_computed_tokens // size)
         if first < last:
             filled = names[first:last]
@@ -297,12 +292,12 @@ class BlockTables:
             self.cache.begin_chain(table.tenant, self.holdings.now)
             self.holdings.leave(table, index)
         for holder in holders:
-            kept = len(holder.block_table.blocks) * self._block_size
+            kept = len(holder.block_table.blocks) * self.block_size
             holder.num_computed_tokens = min(holder.num_computed_tokens, kept)
         self.pinned_prefixes.settle()
         self.pins.were_cut()
         for _, sequence, before, after in self._found:
-            undone = after - max(before, cut.get(sequence.block_table, maxsize) * self._block_size)
+            undone = after - max(before, cut.get(sequence.block_table, maxsize) * self.block_size)
             if undone > 0:
                 sequence.num_prefilled_tokens -= undone
                 sequence.num_cached_tokens -= undone
@@ -312,8 +307,8 @@ class BlockTables:
 
     def name_known(self, sequence: Sequence) -> None:
         """Name full blocks of known tokens, a few at a time: naming all of a long output at its end would stall."""
-        known = (sequence.num_prompt_tokens + len(sequence.output)) // self._block_size
-        if self._caches and known >= len(sequence.block_names) + BLOCKS_NAMED_AT_ONCE:
+        known = (sequence.num_prompt_tokens + len(sequence.output)) // self.block_size
+        if self.shares_blocks and known >= len(sequence.block_names) + BLOCKS_NAMED_AT_ONCE:
             self._name(sequence, known)
 
     def _name(self, sequence: Sequence, num_blocks: int) -> None:
@@ -325,10 +320,10 @@ class BlockTables:
 
         Return True if other sequences may share them: the blocks of a failed sequence are never shared.
         """
-        if not self._caches or sequence.finish_reason is FinishReason.FAILED:
+        if not self.shares_blocks or sequence.finish_reason is FinishReason.FAILED:
             return False
         known = sequence.num_prompt_tokens + len(sequence.output)
-        full = min(sequence.num_computed_tokens, known) // self._block_size
+        full = min(sequence.num_computed_tokens, known) // self.block_size
         self._name(sequence, full)
         names, told = sequence.block_names, sequence.num_told_names
         if len(names) > told:
@@ -344,7 +339,7 @@ class BlockTables:
         if not is_published:
             self.publish_all(sequence)
         self.holdings.count_seconds(sequence.block_table)
-        self.between_turns.leaves(sequence, is_named=self._caches)
+        self.between_turns.leaves(sequence, is_named=self.shares_blocks)
         self.holdings.leave(sequence.block_table)
         self.pinned_prefixes.settle()
         self.between_turns.has_left(sequence)

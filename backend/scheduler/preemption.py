@@ -108,7 +108,7 @@ class Preemption:
         """Return True if the head can take no slot, but a sequence of another tenant might. O(1), except for the first
         call after a change of the running sequences.
         """
-        if self._kv_manager.has_free_slot or self._kv_manager.freeing:
+        if self._kv_manager.free_slots or self._kv_manager.freeing:
             return False
         return not self.may_take_a_slot(head.tenant, head.request.priority_class) and self._most_spare > 0.0
 
@@ -147,7 +147,7 @@ class Preemption:
         running, own = self._kv_manager.running, sequence.request.priority_class
         below = (s for s in running.values() if s.request.priority_class > own and not _goes_before(s, sequence))
         lower = self._victims.choose(below, None)
-        if not self._kv_manager.has_free_slot:
+        if not self._kv_manager.free_slots:
             if (seated := self.slot_for(sequence)) is None:
                 return  # memory is of no use without a slot
             self._preempt(seated)
@@ -255,7 +255,9 @@ class Preemption:
     def _num_coming(self) -> int:
         """Return the blocks available or being freed."""
         kv_manager = self._kv_manager
-        return kv_manager.num_available + sum(map(kv_manager.blocks.num_reclaimable, kv_manager.freeing.values()))
+        return kv_manager.blocks.num_available + sum(
+            map(kv_manager.blocks.num_reclaimable, kv_manager.freeing.values())
+        )
 
     def _preempt_for_memory(self, sequence: Sequence) -> None:
         sequence.watermark *= 2

@@ -135,7 +135,7 @@ def test_a_tenant_is_charged_once_for_what_its_sequences_share() -> None:
     bench.steps(2)
     assert [len(s.block_table.blocks) for s in (*two, other)] == [4, 4, 4]
     assert (held["a"], held["b"]) == (5, 4), "three are shared, and one each is its own"
-    assert bench.scheduler.kv_manager.num_available == bench.config.num_blocks - 6
+    assert bench.scheduler.kv_manager.blocks.num_available == bench.config.num_blocks - 6
     bench.scheduler.finish(two[0], FinishReason.CANCELLED)
     bench.steps(2)
     assert (held["a"], two[1].block_table.num_charged) == (len(two[1].block_table.blocks),) * 2, "who is left pays"
@@ -412,7 +412,9 @@ def _check_leases_and_floors(bench: Bench, leases: dict[str, int], floors: dict[
     kv = bench.scheduler.kv_manager
     assert all(kv.allowances.held[tenant] <= blocks for tenant, blocks in leases.items()), "a tenant is above its lease"
     kept = sum(min(blocks, kv.cache.num_idle_of(tenant)) for tenant, blocks in floors.items())
-    assert kv.num_available == bench.config.num_blocks - kv.num_held - kept, "what a floor keeps is not anybody's"
+    assert kv.blocks.num_available == bench.config.num_blocks - kv.num_held - kept, (
+        "what a floor keeps is not anybody's"
+    )
     paused = [one for step in bench.scheduler.in_flight for one in step.paused.items()]
     for sequence, reason in paused:
         assert reason is WaitReason.ALLOWANCE and sequence.tenant in leases, "one was paused for another's limit"
