@@ -70,7 +70,11 @@ class Controller:
 
     def requested(self, asked: Asked, now: float) -> None:
         """Tell observers of a request put to its tenant's limits. The core decides nothing by it."""
-        self._tell(lambda observer: observer.requested(asked, now))
+        for observer in self.observers:
+            try:
+                observer.requested(asked, now)
+            except Exception as error:  # noqa: BLE001 - as in `_tell`, without a call for each observer and request
+                self._observer_failed(error)
 
     def arrive(self, sequence: Sequence, now: float) -> Promise:
         """Queue the sequence. Raises an `AdmissionRefused`, and then keeps nothing of the sequence."""
@@ -296,7 +300,11 @@ class Controller:
 
     def _tell_arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
         """A frame of its own: a frame that raises the refusal and also holds it would be garbage for the collector."""
-        self._tell(lambda observer: observer.arrived(sequence, answer, now))
+        for observer in self.observers:
+            try:
+                observer.arrived(sequence, answer, now)
+            except Exception as error:  # noqa: BLE001 - as in `requested`
+                self._observer_failed(error)
 
     def _tell(self, tell: Callable[[CoreObserver], None]) -> None:
         """Tell every observer; one observer's failure keeps the event neither from the others nor from the core."""

@@ -500,15 +500,14 @@ class DueOrder:
 
     # the forecast
 
-    def ahead(self, sequence: Sequence) -> Ahead:
+    def ahead(self, sequence: Sequence, due: float) -> Ahead:
         """Return the waiting work due before a newcomer: requests with earlier deadlines and, of each tenant's others,
         the work that its share of the engine computes between the due time of its first and the newcomer's.
 
         A newcomer without a deadline goes behind its tenant's waiting requests, and is due later by the time its
         tenant's share needs for them. O(requests with earlier deadlines).
         """
-        due, level = self.due(sequence), sequence.request.priority_class
-        tokens = requests = own = 0.0
+        level, tokens, requests, own = sequence.request.priority_class, 0.0, 0.0, 0.0
         if not sequence.is_pressing and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
@@ -543,8 +542,8 @@ class DueOrder:
         stride = len(others) / MAX_TENANTS_EXAMINED
         return [(others[int(n * stride)], stride) for n in range(MAX_TENANTS_EXAMINED)]
 
-    def behind(self, sequence: Sequence) -> list[Due]:
-        later = self.dated[bisect_right(self.dated, self.due(sequence), key=_DUE) :]
+    def behind(self, sequence: Sequence, due: float) -> list[Due]:
+        later = self.dated[bisect_right(self.dated, due, key=_DUE) :]
         return [entry for entry in later if entry.sequence.tenant not in self._held] if self._held else later
 
     def due_by(self, due: float) -> list[Due]:
@@ -629,14 +628,14 @@ class KeyedOrder:
         else:
             self._held.add(tenant)
 
-    def ahead(self, sequence: Sequence) -> Ahead:
-        before = self._line[: bisect_right(self._line, self._key(sequence), key=_DUE)]
+    def ahead(self, sequence: Sequence, due: float) -> Ahead:
+        before = self._line[: bisect_right(self._line, due, key=_DUE)]
         others = [entry for entry in before if entry.sequence.tenant not in self._held]
         own = sum([entry.tokens for entry in others if entry.sequence.tenant == sequence.tenant])
         return Ahead(float(sum([entry.tokens for entry in others])), float(len(others)), float(own))
 
-    def behind(self, sequence: Sequence) -> list[Due]:
-        later = self._line[bisect_right(self._line, self._key(sequence), key=_DUE) :]
+    def behind(self, sequence: Sequence, due: float) -> list[Due]:
+        later = self._line[bisect_right(self._line, due, key=_DUE) :]
         return [entry for entry in later if entry.sequence.tenant not in self._held]
 
     def ended(self, sequence: Sequence) -> None:

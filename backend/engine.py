@@ -115,7 +115,10 @@ class Engine:
         return self._streams.keys()
 
     def submit(self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream) -> TokenStream:
-        """Queue a sequence and return its stream; the core may refuse it with an error of its own."""
+        """Queue a sequence and return the stream of its tokens; the caller ends it with `finish`, on every path.
+
+        Raises `DeviceError` when the engine has failed, and what the core refuses the sequence with.
+        """
         if self.failed.done():
             raise self.failed.result()
         self.core.arrive(sequence, self.clock())

@@ -107,31 +107,27 @@ class StepTime:
 
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds of the whole step."""
-        return self.coefficients[0] + self.marginal(work)
+        fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
+        above_knee = work.prefill_tokens + work.decode_tokens - self.knee
+        if above_knee <= 0 and not (work.prefill_tokens or work.prefill_context):  # most steps: the other terms are 0
+            return fixed + (decode * work.decode_tokens + decode_context * work.decode_context)
+        return fixed + (
+            prefill * work.prefill_tokens
+            + decode * work.decode_tokens
+            + decode_context * work.decode_context
+            + prefill_context * work.prefill_context
+            + pairs * work.prefill_pairs
+            + (beyond * above_knee if above_knee > 0 else 0.0)
+        )
 
     def of_prefill(self, start: int, length: int) -> float:
-        """Returns the `marginal` seconds of a chunk of `length` tokens behind `start` computed ones."""
+        """Returns the seconds that a step takes longer for a chunk of `length` tokens behind `start` computed ones."""
         _, prefill, _, _, prefill_context, pairs, beyond = self.coefficients
         above_knee = length - self.knee
         return (
             prefill * length
             + prefill_context * start
             + pairs * prefill_pairs(start, length)
-            + (beyond * above_knee if above_knee > 0 else 0.0)
-        )
-
-    def marginal(self, work: StepWork) -> float:
-        """Returns the seconds of the step without its fixed part."""
-        _, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
-        above_knee = work.prefill_tokens + work.decode_tokens - self.knee
-        if above_knee <= 0 and not (work.prefill_tokens or work.prefill_context):  # most steps: the other terms are 0
-            return decode * work.decode_tokens + decode_context * work.decode_context
-        return (
-            prefill * work.prefill_tokens
-            + decode * work.decode_tokens
-            + decode_context * work.decode_context
-            + prefill_context * work.prefill_context
-            + pairs * work.prefill_pairs
             + (beyond * above_knee if above_knee > 0 else 0.0)
         )
 

@@ -11,7 +11,7 @@ from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
 from admission.promise import Promise
 from admission.request import Asked
 from backend.paged_kv.block_pool import blocks_for
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from gateway.api.engine_client import READY, EncodingAsk, Health, KVMemory
 from gateway.api.engine_request import EngineRequest, ask_of
@@ -59,7 +59,7 @@ class InProcessGeneration:
 
     def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
         """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
-        self.streams.append(self._client.service.admission.admit(sequence, make_stream))
+        self.streams.append(self._client.service.engine.submit(sequence, make_stream))
         self._record.engine.timelines.append(self._client.service.core_telemetry.timeline(sequence))
 
     def begin(self, fail: Callable[[ApiError], object]) -> None:
@@ -76,7 +76,7 @@ class InProcessGeneration:
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
         self._num_delivered[stream] = num_tokens
-        self._client.service.admission.stop(stream)
+        self._client.service.engine.finish(stream.sequence, FinishReason.STOP)
 
     async def settle(self) -> None:
         self.settle_now()
@@ -91,7 +91,7 @@ class InProcessGeneration:
             if self._extender is not None:
                 self._extender.close()
             for stream in self.streams:
-                self._client.service.admission.leave(stream)
+                self._client.service.engine.finish(stream.sequence)
             if self.streams and self.streams[0].sequence.request.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
@@ -192,7 +192,7 @@ class InProcessClient:
             if not policy.charged:
                 log.warning("a request is booked when it ends, and not if this replica is lost before: %s", error)
                 return Grant(quotas, policy.name, policy.key)
-            self.service.admission.requested(request.as_recorded(name_in_log(error)))
+            self.service.core.requested(request.as_recorded(name_in_log(error)), self.service.engine.clock())
             raise _refusal(error, policy, request.id) from None
 
     def _admit(
@@ -211,11 +211,12 @@ class InProcessClient:
         grant = grant or Grant(service.quotas, request.tenant, request.key)
         generation = InProcessGeneration(self, record, grant, headers, held)
         try:
-            record.engine.reserved, record.engine.grant = service.telemetry.clock(), grant
+            record.engine.reserved = now = service.telemetry.clock()
+            record.engine.grant = grant
             record.engine.beginnings = request.beginnings
             if record.engine.reserving is None:
-                record.engine.reserving = record.engine.reserved
-            service.admission.requested(request.as_recorded())
+                record.engine.reserving = now
+            service.core.requested(request.as_recorded(), now)
             for sequence in sequences:
                 generation.admit(sequence, make_stream)
             if self._unpaid:
@@ -250,7 +251,7 @@ class InProcessClient:
             await self._refuse_spent(policy)
         except QuotaRefused as error:
             unread = Asked.unread(request_id, policy.name, policy.key, error.limit.name)
-            self.service.admission.requested(unread)
+            self.service.core.requested(unread, self.service.engine.clock())
             raise _refusal(error, policy, request_id) from None
 
     async def refuse_spent(self, policy: EffectivePolicy) -> None:
@@ -363,7 +364,7 @@ def _usage(
     is, unless it is forked. A prompt with `num_answers` streams in a row counts once, as for the stream that came
     furthest. For a stopped stream its tenant pays the delivered tokens; for any other, the generated ones.
     """
-    now = service.admission.clock()
+    now = service.engine.clock()
     processed, cached, generated, block_seconds = 0, 0, 0, 0.0
     for first in range(0, len(streams), num_answers):
         prefilled, found = 0, None

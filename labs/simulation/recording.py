@@ -109,8 +109,8 @@ class _Timed:
         """
         fitted = self.model.fitted
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = fitted.coefficients
-        linear = StepTime((fixed, prefill, decode, decode_context, prefill_context, pairs, 0.0))
-        predicted = fixed * self.model.num_steps + linear.marginal(self._work) + beyond * self._num_tokens_beyond
+        linear = StepTime((0.0, prefill, decode, decode_context, prefill_context, pairs, 0.0))
+        predicted = fixed * self.model.num_steps + linear.seconds(self._work) + beyond * self._num_tokens_beyond
         longer = self._seconds / predicted if predicted > 0 else 1.0
         if abs(longer - 1) < SAME:
             return fitted

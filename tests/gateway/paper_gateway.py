@@ -159,6 +159,7 @@ class Gateway:
             model="paper",
             created=0,
             end_tokens=frozenset([END]),
+            engine=self.engine,
             admission=admission,
             keys=KeyRing(pepper, [demo_record(KEY, pepper)]),
             policies=policies,
