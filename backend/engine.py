@@ -141,7 +141,7 @@ class Engine:
             stream.fail(error)
 
     def fail_soon(self, error: DeviceError) -> None:
-        """Do as `fail`, called by another thread."""
+        """Call `fail` from another thread."""
         with suppress(RuntimeError):  # the event loop has closed
             self._loop.call_soon_threadsafe(self.fail, error)
 
@@ -232,7 +232,7 @@ class Engine:
             self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._calibrate_now_and_then)
 
     def calibrate(self) -> None:
-        """Run a calibration step, if one is due and nobody has a request."""
+        """Run a calibration step, if one is due and there is no request."""
         if not (self._streams or self._has_side_job) and (step := self.core.calibrate(self.clock())) is not None:
             self._is_awake = False
             self._launch_calibration(step)
@@ -243,7 +243,7 @@ class Engine:
         self._device.submit(self._calibration_batch(step))
 
     def _calibrated(self, step: CalibrationStep, result: StepOutput | MemoryExhausted) -> None:
-        """Run the step again if the first run has but woken the device, and nobody has come; else tell the core."""
+        """Run the step again if the first run woke the device and no request has come; else tell the core its time."""
         self.calibrating = None
         is_measured = isinstance(result, StepOutput)
         if is_measured and not (self._is_awake or self._streams or self._has_side_job):

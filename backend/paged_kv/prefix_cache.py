@@ -81,9 +81,9 @@ AgedWorth = Callable[[int, IdleChain, float], float]
 
 
 class PrefixCache:
-    """Cached blocks by their names, and the idle ones in the order in which they are given up.
+    """Cached blocks by name, and idle blocks in eviction order.
 
-    Every operation on a block is O(1), and giving one up O(log tenants); nothing looks at all of them.
+    Every operation on a block is O(1), an eviction O(log tenants).
     """
 
     def __init__(self, pool: BlockPool, worth: AgedWorth | None = None) -> None:
@@ -129,23 +129,23 @@ class PrefixCache:
         return self._num_kept + self.num_pinned
 
     def num_idle_of(self, tenant: str) -> int:
-        """Return how many idle blocks the tenant used last, without those that are pinned."""
+        """Return the number of idle blocks that the tenant used last, pinned ones aside."""
         return len(self._idle[tenant]) if tenant in self._idle else 0
 
     def idle_by_tenant(self) -> Counter[str]:
-        """Return how many idle blocks each tenant used last, without those that are pinned."""
+        """Return the same number for each tenant."""
         return Counter({tenant: len(idle) for tenant, idle in self._idle.items()})
 
     def kept_of(self, tenant: str) -> int:
-        """Return how many idle blocks the tenant's floor keeps."""
+        """Return the number of idle blocks that the tenant's floor keeps."""
         return min(self._floors.get(tenant, 0), self.num_idle_of(tenant))
 
     def kept_by_tenant(self) -> Counter[str]:
-        """Return how many idle blocks each tenant's floor keeps."""
+        """Return the same number for each tenant with a floor."""
         return Counter({tenant: self.kept_of(tenant) for tenant in self._floors})
 
     def idle_blocks(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield the idle blocks of each tenant, without those that are pinned."""
+        """Yield each tenant with its idle blocks, pinned ones aside."""
         return ((tenant, [cached.block for cached in idle]) for tenant, idle in self._idle.items())
 
     def named(self, name: BlockName) -> CachedBlock | None:
@@ -153,11 +153,11 @@ class PrefixCache:
         return self._by_name.get(name)
 
     def num_held_back_from(self, found: Iterable[CachedBlock]) -> int:
-        """Return how many idle blocks are held back from a newcomer that has found these."""
+        """Return the number of idle blocks held back from a newcomer that hits `found`."""
         return self.num_held_back and self.num_held_back - sum(not one.holders and one.is_held_back for one in found)
 
     def at(self, block: int) -> CachedBlock | None:
-        """Return what the pool's block is to the cache; None where it has no name."""
+        """Return the cached block in this block of the pool; None: it has no name."""
         return self._by_block.get(block)
 
     def limit(self, tenant: str, floor: int, ceiling: int | None) -> None:
@@ -176,7 +176,7 @@ class PrefixCache:
     # blocks come and go
 
     def publish(self, name: BlockName, block: int, step: int, holder: BlockTable, *, is_copied: bool = False) -> bool:
-        """Name a block that the holder alone has, and that `step` fills. False where another has the name already."""
+        """Name an unshared block of the holder, filled by `step`. Return False if another block has the name."""
         if name in self._by_name:
             return False
         cached = CachedBlock(name, block, step, holder, is_copied)
@@ -187,7 +187,7 @@ class PrefixCache:
         return True
 
     def publish_all(self, names: Iterable[BlockName], blocks: Iterable[int], step: int, holder: BlockTable) -> None:
-        """Name those of a holder's blocks that have no name yet and hold what no other does, all filled by `step`."""
+        """Name a holder's unnamed blocks, filled by `step`, except where another block has the name."""
         by_name, by_block, new = self._by_name, self._by_block, list[CachedBlock]()
         for name, block in zip(names, blocks, strict=True):
             if name not in by_name and block not in by_block:
@@ -197,17 +197,17 @@ class PrefixCache:
             self._uncomputed += new
 
     def completed(self, step: int) -> None:
-        """Note that a step is done, and those before it."""
+        """Record that this step has completed, and all earlier ones."""
         self.completed_step, uncomputed = step, self._uncomputed
         if uncomputed and uncomputed[0].step <= step:
             self._uncomputed = [cached for cached in uncomputed if cached.step > step]
 
     def uncomputed(self, step: int) -> list[CachedBlock]:
-        """Return the blocks that this step in flight, and those behind it, are to fill."""
+        """Return the blocks filled by this step in flight and later ones."""
         return [cached for cached in self._uncomputed if cached.step >= step]
 
     def invalidate(self, blocks: Iterable[CachedBlock]) -> None:
-        """Let nobody find these blocks any more, which somebody holds: they will not hold what their names say."""
+        """Take the names from held blocks whose contents will not be computed: no sequence hits them any more."""
         invalid = {cached.block: cached for cached in blocks}
         for cached in invalid.values():
             if cached.name is not None:
@@ -216,12 +216,12 @@ class PrefixCache:
         self._uncomputed = [cached for cached in self._uncomputed if cached.block not in invalid]
 
     def forget(self, cached: CachedBlock) -> None:
-        """Leave a block that has no name any more to its only holder."""
+        """Forget a block without a name; its only holder owns it."""
         assert cached.name is None and len(cached.holders) == 1
         del self._by_block[cached.block]
 
     def share(self, cached: CachedBlock, holder: BlockTable) -> None:
-        """Let one more hold the block."""
+        """Add a holder."""
         if not cached.holders:
             self._no_longer_idle(cached)
             cached.is_wanted = False
@@ -230,22 +230,22 @@ class PrefixCache:
         cached.holders[holder] = None
 
     def begin_chain(self, tenant: str, now: float, expects: float | None = None, is_held: bool = False) -> IdleChain:
-        """Begin with the blocks that one holder leaves together: what becomes idle of them is a chain."""
+        """Begin the chain of the blocks that one holder leaves together: the blocks that become idle next are in it."""
         self._chain = IdleChain(tenant, PLAIN, expects, now, next(self._uses), is_held=is_held)
         return self._chain
 
     def change_kind(self, chain: IdleChain, kind: int, now: float) -> None:
-        """Take a chain, which has blocks, for one of another kind that was left just now."""
+        """Change the kind of a chain with blocks, as if it were left now."""
         self._idle[chain.tenant].change_kind(chain, kind, now)
 
     def leave(self, cached: CachedBlock, holder: BlockTable) -> None:
-        """Let one of several holders go."""
+        """Remove one of several holders."""
         del cached.holders[holder]
         assert cached.holders, "its last holder has left: it is idle"
 
     def retire(self, blocks: Iterable[CachedBlock], tenant: str) -> None:
-        """Let the tenant's only holder of these blocks go. They are idle from now on, a chain: let those come first
-        that follow on others.
+        """Remove the last holder of these blocks, one of the tenant. They become idle, in the chain begun last; a block
+        comes before the block that it follows on.
         """
         idle, chain = self._idle_of(tenant), self._chain
         before, pinned, named, features = len(idle), 0, list[CachedBlock](), self._features
@@ -273,33 +273,35 @@ class PrefixCache:
         self._offer(tenant)
 
     def evict(self, count: int) -> int:
-        """Give up idle blocks until the pool has `count` more free; returns how many it has more."""
+        """Evict idle blocks until the pool has `count` more free; return the number of evicted blocks."""
         evicted = 0
         while evicted < count and (tenant := self._least_recent()) is not None:
             idle = self._idle[tenant]
-            since = min((other[0] for other in self._oldest[1:3]), default=0)  # a heap: nobody else is before that
+            since = min(
+                (other[0] for other in self._oldest[1:3]), default=0
+            )  # a heap: the second is one of two
             most = min(count - evicted, len(idle) - self._floors.get(tenant, 0))
             evicted += self._evict_first(tenant, most, since)
         return evicted
 
     def pin(self, cached: CachedBlock) -> None:
-        """Make an idle block unevictable; `pinned_for` says for which tenants."""
+        """Make an idle block unevictable; the caller sets `pinned_for`."""
         self._leave_idle(cached)
         self.num_pinned += 1
 
     def unpin(self, cached: CachedBlock) -> None:
-        """Let an idle block that was pinned be as others are that were used just now."""
+        """Make an idle pinned block evictable again, as if used now."""
         assert not cached.pinned_for
         self.num_pinned -= 1
         self._become_idle(cached)
 
     def clear(self) -> None:
-        """Give up every idle block that is not pinned, those kept for a floor too."""
+        """Evict every idle block that is not pinned, floors included."""
         for tenant, idle in list(self._idle.items()):
             self._evict_first(tenant, len(idle))
 
     def drop_chain(self) -> None:
-        """Give up what became idle of the chain that was left last, and let nobody know."""
+        """Free the idle blocks of the chain begun last; no feature is called."""
         blocks: list[CachedBlock] = list(self._chain.blocks.values())  # type: ignore[arg-type]
         for cached in blocks:
             self._no_longer_idle(cached)
@@ -324,7 +326,7 @@ class PrefixCache:
         return self._aged_worth(kind, chain, self.kept.now - chain.left_at)
 
     def _least_recent(self) -> str | None:
-        """Return the tenant above its floor whose first idle block was used the longest ago."""
+        """Return the tenant above its floor whose oldest idle block was used the longest ago."""
         while self._oldest:
             since, tenant = self._oldest[0]
             if self.num_idle_of(tenant) > self._floors.get(tenant, 0):
@@ -338,7 +340,7 @@ class PrefixCache:
         return None
 
     def _offer(self, tenant: str) -> None:
-        """Put a tenant among those whose blocks may be given up, if it is above its floor and not there yet."""
+        """Offer a tenant above its floor for eviction, once."""
         if tenant not in self._offered and self.num_idle_of(tenant) > self._floors.get(tenant, 0):
             self._offered.add(tenant)
             heappush(self._oldest, (self._idle[tenant].oldest, tenant))
@@ -396,7 +398,7 @@ class PrefixCache:
             del self._idle[cached.tenant]
 
     def _keep(self, tenant: str, blocks: int) -> None:
-        """Note that the tenant's floor keeps `blocks` more idle blocks; negative: fewer."""
+        """Record that the tenant's floor keeps `blocks` more idle blocks; negative: fewer."""
         if blocks:
             self._num_kept += blocks
             self.kept.add(tenant, blocks)
