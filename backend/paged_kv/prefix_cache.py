@@ -277,9 +277,7 @@ class PrefixCache:
         evicted = 0
         while evicted < count and (tenant := self._least_recent()) is not None:
             idle = self._idle[tenant]
-            since = min(
-                (other[0] for other in self._oldest[1:3]), default=0
-            )  # a heap: the second is one of two
+            since = min((other[0] for other in self._oldest[1:3]), default=0)  # a heap: the second is one of two
             most = min(count - evicted, len(idle) - self._floors.get(tenant, 0))
             evicted += self._evict_first(tenant, most, since)
         return evicted

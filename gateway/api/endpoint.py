@@ -105,7 +105,8 @@ class Endpoint:
         """Say which fields of a request had no effect, to the client, the log and the metrics, and to the client which
         places of its schemas were `left_out`.
         """
-        call.response.add_headers(ignored_header([*(ignored or ()), *left_out]))
+        if ignored or left_out:
+            call.response.add_headers(ignored_header([*(ignored or ()), *left_out]))
         if ignored:
             call.record.ignored = tuple(ignored.values())
 

@@ -10,6 +10,7 @@ from admission.encoding import EncodingRequest
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
 from admission.promise import Promise
 from admission.request import Asked
+from backend.grammar import Grammar
 from backend.paged_kv.block_pool import blocks_for
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
@@ -133,7 +134,8 @@ class InProcessClient:
         make_stream: MakeStream = TokenStream,
     ) -> InProcessGeneration:
         with ExitStack() as held:
-            await self._hold_grammar(request, record, held)
+            if (grammar := request.sampling.grammar) is not None:
+                await self._hold_grammar(grammar, request.key, record, held)
             sequences = self._prepare(request, policy)
             if self.service.prompt_names is not None:
                 await self.service.prompt_names.name(sequences)
@@ -143,14 +145,12 @@ class InProcessClient:
                 headers = policy.rate_headers.of(grant.states)
             return self._admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
 
-    async def _hold_grammar(self, request: EngineRequest, record: RequestRecord, held: ExitStack) -> None:
-        """Have the request's grammar compiled, if it has one, and kept until `held` is closed. Raises `ApiError`."""
-        record.engine.grammar = grammar = request.sampling.grammar
-        if grammar is None:
-            return
+    async def _hold_grammar(self, grammar: Grammar, key: str, record: RequestRecord, held: ExitStack) -> None:
+        """Have the request's grammar compiled and kept until `held` is closed. Raises `ApiError`."""
+        record.engine.grammar = grammar
         began = self.service.telemetry.clock()
         try:
-            await hold_grammar(self.service.grammars, grammar, request.key, held)
+            await hold_grammar(self.service.grammars, grammar, key, held)
         finally:
             record.engine.grammar_wait = self.service.telemetry.clock() - began
 
