@@ -143,7 +143,7 @@ class PrefillSizer:
         decodes, times = StepWork(decode_tokens=num_decodes, decode_context=decode_context), self._model.fitted
         if interval is None:
             most = min(self._share, tokens) if num_decodes else tokens
-            if not self._is_chunked or times.seconds(decodes.with_prefill(0, most)) <= LONGEST_STEP_S:
+            if not self._is_chunked:
                 return FixedPrefillBudget(most)
             copies = _Copies(self._copy_time, self._block)
             return TimedPrefillBudget(decodes, LONGEST_STEP_S, times, self._block, most, copies)

@@ -79,5 +79,7 @@ class Diagnosis:
         return first
 
     async def _snapshot(self) -> Snapshot:
-        at, answers, text = self._clock(), await self._read(), self._metrics().decode()
+        at, answers = self._clock(), await self._read()
+        await asyncio.sleep(0)  # the loop's others, before the longest turn
+        text = self._metrics().decode()
         return await asyncio.to_thread(Snapshot.of, at, text, answers)

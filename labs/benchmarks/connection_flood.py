@@ -2,9 +2,9 @@
 
 `sluice serve` with the embedded model and its defaults. Another process holds 4,096 connections without a key:
 silent, in the middle of a header, uploading, or idle after an answer. It opens one anew for each that is closed, 900
-a second. Then it opens and closes them as fast as it can. Meanwhile a tenant sends requests on a timetable, each on a
-connection of its own, and others on one that is kept; a stream runs, and probes are asked on both ports. A quiet
-period comes before each.
+a second. Then it opens and closes them as fast as it can, and then sends a byte before it closes. Meanwhile a tenant
+sends requests on a timetable, each on a connection of its own, and others on one that is kept; a stream runs, and
+probes are asked on both ports. A quiet period comes before each.
 """
 
 import asyncio
@@ -13,9 +13,10 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,14 +62,16 @@ def hold(port: int, count: int, stop: Event) -> None:
             held.pop(number).close()
 
 
-def storm(port: int, count: int, stop: Event) -> None:
-    """Open and close as fast as it goes, `count` at most at once."""
+def storm(sent: bytes, port: int, count: int, stop: Event) -> None:
+    """Open, send and close as fast as it goes, `count` at most at once."""
     while not stop.is_set() and _has_parent():
         opened = []
         for _ in range(min(count, 64)):
             with suppress(OSError):
                 opened.append(socket.create_connection(("127.0.0.1", port), TIMEOUT))
         for connection in opened:
+            with suppress(OSError):
+                connection.send(sent)
             connection.close()
 
 
@@ -78,7 +81,11 @@ def _has_parent() -> bool:
     return parent is not None and parent.is_alive()
 
 
-ATTACKS = {"held": hold, "opened and closed": storm}
+ATTACKS: dict[str, Callable[[int, int, Event], None]] = {
+    "held": hold,
+    "opened and closed": partial(storm, b""),
+    "opened, begun and closed": partial(storm, PROBE[:1]),
+}
 
 
 @contextmanager

@@ -235,15 +235,13 @@ DIGEST_BITS = 128
 
 
 def _digest(tenant: TenantPolicy) -> int:
-    cache, price = tenant.prefix_cache, tenant.price
     keys = [
         (key.id, key.hmac, key.expires, key.scopes, key.models, key.highest_class, _said(key.limits))
         for key in sorted(tenant.keys.values(), key=lambda key: key.id)
     ]
     content = (
         (tenant.name, tenant.highest_class, tenant.default_class, tenant.weight, tenant.models, _said(tenant.limits)),
-        (tenant.on_store_outage, price and astuple(price), cache.floor, cache.ceiling, cache.pinned),
-        astuple(tenant.stored_responses),
+        (tenant.on_store_outage, tenant.price, tenant.prefix_cache, tenant.stored_responses),
         (tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])

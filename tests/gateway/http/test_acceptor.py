@@ -1,16 +1,22 @@
 """No flood of connections, without a key or beyond the limit of files, locks a tenant out."""
 
+import asyncio
 import json
 import os
 import resource
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 
+from gateway.http.acceptor import Acceptor
+from gateway.http.connection import Connection
+from gateway.http.connection_table import ConnectionEntry, ConnectionTable
 from tests.gateway.raw_client import RawClient, completion, connected, exchange, request
 from tests.gateway.server_process import PATIENCE, ServerProcess, assert_unharmed, eventually, running_server
 
@@ -101,6 +107,31 @@ def test_tenants_are_served_while_connections_come_and_go_by_the_thousand(server
         done.set()
         for thread in storms:
             thread.join()
+
+
+async def test_a_connection_that_ended_before_it_is_accepted_is_not_opened() -> None:
+    opened = []
+
+    def connection(entry: ConnectionEntry) -> Connection:
+        opened.append(entry)
+        return cast(Connection, asyncio.Protocol())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        listener.setblocking(False)
+        clients = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(5)]
+        for client, sent in zip(clients, (b"", b"G", PROBE, PROBE, b""), strict=True):
+            client.send(sent)
+        clients[0].close()  # sent nothing
+        clients[1].close()  # sent half of its headers
+        clients[2].shutdown(socket.SHUT_WR)  # waits for an answer
+        acceptor = Acceptor(listener, ConnectionTable(10), connection, None, 1)
+        while len(opened) < 3:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(opened) == 3
+        acceptor.close()
+        await acceptor.wait_closed()
 
 
 def test_a_tenant_that_uploads_on_every_connection_locks_nobody_out(server: ServerProcess) -> None:
