@@ -143,6 +143,7 @@ class Controller:
         self.share.policy_changed(policy.weights)
         if isinstance(self.order, DueOrder):
             self.order.policy_changed(Aging(offsets=policy.offsets))
+        self.scheduler.weights_changed()
         self.control.policy_changed(policy)
         self._tell(lambda observer: observer.policy_changed(policy, now))
 

@@ -111,7 +111,9 @@ class Ledger:
         self.share.opened(self.share.account(promise.tenant))
 
     def prepay(self, sequence: Sequence, cached: int) -> None:
-        """Charge a sequence that begins for its prompt, without `cached` tokens."""
+        """Take the cost of its prompt, without `cached` tokens, from the credit of a sequence that begins. It has used
+        nothing yet: a row's cost is charged as used when its step is planned, and comes out of what was prepaid.
+        """
         promise = self.promises[sequence]
         promise.prepaid = cost = self._tariff.estimate(sequence.num_prompt_tokens, 0.0, cached)
         self.share.spend(self.share.account(promise.tenant), cost)
@@ -176,7 +178,9 @@ class Ledger:
         self._model.observe(work, elapsed - copying)
 
     def lost(self) -> None:
-        """Return the charges of all steps in flight, none of which took place."""
+        """Return the charges of all steps in flight, none of which took place. What they used of prepaid seconds stays
+        in the credit of the tenant: the rows that are computed again are charged without it.
+        """
         while self._open:
             *_, by_tenant = self._open.pop()
             for tenant, cost in by_tenant.items():

@@ -115,7 +115,7 @@ class Undated:
         self.sizes[sequence] = number, seconds, tokens
         self._count(sequence.request.priority_class, seconds, tokens, 1)
         begun = has_begun(sequence)
-        heappush(self._by_age, (-inf if begun else self._due_at(sequence), number, sequence))
+        heappush(self._by_age, (-inf if begun else self._due_with_offset(sequence), number, sequence))
         if not begun:
             heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
 
@@ -197,7 +197,7 @@ class Undated:
     def _offset(self, sequence: Sequence) -> float:
         return self._aging().offset(sequence.request.priority_class)
 
-    def _due_at(self, sequence: Sequence) -> float:
+    def _due_with_offset(self, sequence: Sequence) -> float:
         return half_target_at(sequence) + self._offset(sequence)
 
 
@@ -336,7 +336,7 @@ class DueOrder:
         self.dated: list[Due] = []  # sorted
         self.undated: dict[str, Undated] = {}  # by tenant, never empty
         self._held: set[str] = set()  # tenants on hold
-        self._dues: dict[Sequence, float] = {}  # of requests that have begun, until they end
+        self._dues: dict[Sequence, float] = {}  # as they last left the queue: of prefills and victims, until they end
         self._waiting: dict[Sequence, Due | None] = {}
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class

@@ -61,7 +61,9 @@ class IdleBlocks(Generic[B]):
         self._chains: dict[int, OrderedDict[IdleChain, None]] = {}  # by kind, which they have in this order
         self._left: OrderedDict[IdleChain, None] = OrderedDict()  # all chains, the first that was left first
         self._common: OrderedDict[int, B] = OrderedDict()  # that several chains follow on, the first left first
-        self._stamps: deque[IdleChain] = deque()  # those with stamps, the oldest first
+        # Chains with stamps, the oldest first. A chain has as many stamps as blocks until an eviction, which takes the
+        # oldest stamps and the blocks of least worth: only the sums over all chains are equal then.
+        self._stamps: deque[IdleChain] = deque()
         self._giving_way: IdleChain | None = None  # what was begun is given up to its end
 
     def __len__(self) -> int:

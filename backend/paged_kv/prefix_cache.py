@@ -1,9 +1,13 @@
 """The prefix cache keeps full KV blocks by the hash of their content; prompts with the same first tokens share them.
 
 A block's name stands for its tokens, all tokens before them, and all else that its keys and values depend on (the chain
-of hashes in `block_names`). A named block is full and is not written again. Its holders are counted; a block without
-holders is idle and evictable. The victim is the tenant whose idle blocks were used the longest ago, down to its floor;
-`idle_blocks` chooses among the tenant's blocks. Pinned blocks are never evicted.
+of hashes in `block_names`). A named block is full and is not written again. It is in one of four states:
+
+- held: sequences that run, or waiting ones by their `Pins`, count as its holders;
+- idle and evictable: without holders. The victim is the tenant whose idle blocks were used the longest ago, down to its
+  floor; `idle_blocks` chooses among the tenant's blocks;
+- idle and floored: as many idle blocks of a tenant as its floor says are not evictable;
+- idle and pinned: by a tenant's `PinnedPrefixes`, and not evictable.
 """
 
 from collections import Counter
@@ -103,7 +107,7 @@ class PrefixCache:
         self._offered: set[str] = set()  # at least all tenants above their floors, each once in the heap
         self._uses = count(1)
         self.num_idle = 0  # cached blocks without a holder
-        self._num_kept = 0
+        self._num_floored = 0
         self.kept = KeptAccounts()
         self.num_pinned = 0  # idle blocks that are pinned
         self.num_held_back = 0  # idle blocks of chains that newcomers may not take
@@ -121,12 +125,12 @@ class PrefixCache:
     @property
     def num_evictable(self) -> int:
         """The idle blocks that neither floors nor pins keep."""
-        return self.num_idle - self._num_kept - self.num_pinned
+        return self.num_idle - self._num_floored - self.num_pinned
 
     @property
     def num_kept(self) -> int:
         """The idle blocks that floors and pins keep."""
-        return self._num_kept + self.num_pinned
+        return self._num_floored + self.num_pinned
 
     def num_idle_of(self, tenant: str) -> int:
         """Return the number of idle blocks that the tenant used last, pinned ones aside."""
@@ -398,7 +402,7 @@ class PrefixCache:
     def _keep(self, tenant: str, blocks: int) -> None:
         """Record that the tenant's floor keeps `blocks` more idle blocks; negative: fewer."""
         if blocks:
-            self._num_kept += blocks
+            self._num_floored += blocks
             self.kept.add(tenant, blocks)
 
     def check_integrity(self, held: Iterable[tuple[int, BlockTable]]) -> None:
@@ -417,7 +421,7 @@ class PrefixCache:
             assert states.count(True) == 1, "a cached block is neither held nor pinned nor idle, or more than one"
         assert sum(map(len, self._idle.values())) + self.num_pinned == self.num_idle, "idle blocks were lost"
         kept = sum(min(len(one), self._floors.get(tenant, 0)) for tenant, one in self._idle.items())
-        assert kept == self._num_kept, "floors keep another number of blocks than is counted"
+        assert kept == self._num_floored, "floors keep another number of blocks than is counted"
         pinned = [cached for cached in self._by_block.values() if cached.pinned_for]
         assert len(pinned) == self.num_pinned, "another number of blocks is pinned than is counted"
         pins = Counter(tenant for cached in pinned for tenant in cached.pinned_for)

@@ -282,8 +282,11 @@ class BlockTables:
         lost = self.cache.uncomputed(step)
         cut = {forked.block_table: num_blocks for forked, _, num_blocks in forks}  # first index
         for cached in lost:
-            for follower in list(cached.holders)[not cached.is_copied :]:
-                cut[follower] = min(follower.blocks.index(cached.block), cut.get(follower, maxsize))
+            tables = list(cached.holders)
+            if not cached.is_copied:
+                del tables[:1]  # its first holder keeps it, to compute it again
+            for table in tables:
+                cut[table] = min(table.blocks.index(cached.block), cut.get(table, maxsize))
         self.swapping.lost(step)
         self.cache.invalidate(lost)
         for table, index in cut.items():

@@ -41,7 +41,7 @@ class KVAccounts:
         return self._cache.num_idle
 
     @property
-    def num_kept(self) -> int:
+    def num_floored(self) -> int:
         """The idle blocks kept by tenants' floors."""
         return self._cache.num_kept - self._cache.num_pinned
 

@@ -70,7 +70,7 @@ class Scheduler:
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
-        self._none_takes_a_slot_at: tuple[int, int] | None = None  # `running_changes` of the last vain search
+        self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
         whole = (config, self.kv_manager, waiting, self.in_flight, self._rows, self._budget, self.counters)
@@ -110,7 +110,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
             self._rule.left(sequence)
-            self._held_tenants.resume(sequence.tenant)
+            self._resume(sequence.tenant)
         self.kv_manager.finish(sequence, reason)
 
     def allow(self, tenant: str, blocks: int | None, now: float = 0.0) -> None:
@@ -122,6 +122,11 @@ class Scheduler:
     def demand(self, tenant: str) -> int:
         """Return the blocks that the tenant would hold without a limit."""
         return self._limits.demand(tenant)
+
+    def weights_changed(self) -> None:
+        """Compare slots by the tenants' present weights from now on."""
+        self._none_takes_a_slot_at = None
+        self._preemption.weights_changed()
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Raise the sequence's `token_limit` by `tokens`, at most to its max_tokens."""
@@ -337,7 +342,8 @@ class Scheduler:
         head, self.overtaker = self.waiting.head(), None
         if head is None or scheduled.paused or not self._preemption.lacks_a_slot(head):
             return head
-        if self._none_takes_a_slot_at == (changes := self._preemption.running_changes):
+        changes = self._preemption.running_changes, self._held_tenants.num_resumed
+        if self._none_takes_a_slot_at == changes:
             return head
         self.overtaker = self.hooks.first_that(self._preemption.may_take_a_slot)
         if self.overtaker is None:
@@ -351,7 +357,7 @@ class Scheduler:
         scheduled.admit(sequence)
         self._forking.take(sequence, hit, scheduled)
         self.kv_manager.blocks.unpin(sequence)
-        self.hooks.admitted(sequence, follows=hit.is_being_computed)
+        self.hooks.admitted(sequence, follows=hit.follows_leader)
 
     # lost steps
 
