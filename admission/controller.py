@@ -187,7 +187,7 @@ class Controller:
     def schedule(self, now: float) -> Batch | None:
         """Plan the next step; None when there is nothing to compute, or the most steps are in flight."""
         scheduler = self.scheduler
-        if scheduler.is_full or self.idle_calibration.is_running:
+        if len(self.in_flight) >= scheduler.config.steps_in_flight or self.idle_calibration.is_running:
             return None
         if self._expiry.next_due < now:
             self._expire(now)

@@ -110,12 +110,17 @@ class Ledger:
         self.promises[sequence] = promise
         self.share.opened(self.share.account(promise.tenant))
 
-    def prepay(self, sequence: Sequence, cached: int) -> None:
-        """Take the cost of its prompt, without `cached` tokens, from the credit of a sequence that begins. It has used
-        nothing yet: a row's cost is charged as used when its step is planned, and comes out of what was prepaid.
+    def begun(self, sequence: Sequence, *, follows: bool) -> None:
+        """Take the cost of its prompt from the credit of a newcomer's tenant, once: a preempted sequence has prepaid
+        already. It has used nothing yet: a row's cost is charged as used when its step is planned, and comes out of what
+        was prepaid. A sequence that `follows` another answer prepays no prompt, which would come back to its tenant as
+        credit; its computed tokens are charged as usual.
         """
-        promise = self.promises[sequence]
-        promise.prepaid = cost = self._tariff.estimate(sequence.num_prompt_tokens, 0.0, cached)
+        if not sequence.is_newcomer:
+            return
+        promise, prompt = self.promises[sequence], len(sequence.request.prompt)
+        cached = prompt - 1 if follows else sequence.num_computed_tokens
+        promise.prepaid = cost = self._tariff.estimate(prompt, 0.0, cached)
         self.share.spend(self.share.account(promise.tenant), cost)
 
     def charge(self, tenant: str, seconds: float, now: float) -> None:
@@ -127,7 +132,7 @@ class Ledger:
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a planned step; returns its predicted seconds."""
         work = work_of(scheduled)
-        copying = self._copy_time.planned(scheduled.batch.num_copies)
+        copying = self._copy_time.planned(len(scheduled.batch.swap_out) + len(scheduled.batch.swap_in))
         seconds = self._model.fitted.seconds(work) + copying
         costs = self._tariff.costs(scheduled, seconds)
         promises = [self.promises[sequence] for sequence in scheduled.sequences]

@@ -32,6 +32,7 @@ class TenantHooks:
         self.retention = retention
         self.admits: Gate = gate
         self.peak = forecast.blocks
+        self.admitted = ledger.begun
         self._ledger, self._order = ledger, order
 
     def weight(self, tenant: str) -> float | None:
@@ -44,10 +45,3 @@ class TenantHooks:
 
     def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
         return None if self._order is None else self._order.first_that(may)
-
-    def admitted(self, sequence: Sequence, *, follows: bool) -> None:
-        """A newcomer prepays its prompt, once: a preempted sequence has prepaid already. A follower of another answer
-        prepays no prompt, which would come back to its tenant as credit; its computed tokens are charged as usual.
-        """
-        if sequence.is_newcomer:
-            self._ledger.prepay(sequence, sequence.num_prompt_tokens - 1 if follows else sequence.num_computed_tokens)

@@ -188,12 +188,8 @@ class StepTimeModel:
         self._sizes = _ErrorSizes(PRIOR_RELATIVE_ERROR)
         self._calibration = StepCalibration(prior.coefficients)
         self._calibrated: CalibratedFit | None = None
+        self.is_calibrated = False  # True once calibration steps have told the coefficients apart
         self._take_prior(prior, prior_weight)
-
-    @property
-    def is_calibrated(self) -> bool:
-        """True once calibration steps have told the coefficients apart."""
-        return self._calibrated is not None
 
     @property
     def relative_error(self) -> float:
@@ -232,7 +228,7 @@ class StepTimeModel:
         if self._calibrated is None and not self.num_steps:
             self._evidence, knee = Evidence(), calibration.knee(knee)
             self._scale = typical_features(knee)
-        self._calibrated = calibration.fit(knee)
+        self._calibrated, self.is_calibrated = calibration.fit(knee), True
         self.fitted = self._solved(self._calibrated.and_live(self._evidence), knee)
 
     def to_json(self) -> dict[str, Any]:

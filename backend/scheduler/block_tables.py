@@ -67,6 +67,7 @@ class BlockTables:
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
         self._evicted_ahead = config.num_blocks // BLOCKS_PER_EVICTED_AHEAD
         self.swapping = Swapping(config, hooks, self.cache, counters)
+        self._swaps = config.num_host_blocks > 0
         self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
@@ -115,8 +116,9 @@ class BlockTables:
 
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
         """Return True if the blocks of the sequence and `watermark_blocks` beside them are available."""
-        needed = self.blocks_to_start(sequence) - hit.num_held
-        if hit.num_blocks and self.holdings.num_entries + self.blocks_to_start(sequence) > self._max_entries:
+        blocks = self.blocks_to_start(sequence)
+        needed = blocks - hit.num_held
+        if (hit.blocks or hit.swapped) and self.holdings.num_entries + blocks > self._max_entries:
             return False
         if not self._contiguous:
             return self.num_available >= needed + watermark_blocks
@@ -155,14 +157,15 @@ class BlockTables:
         most = min(len(names), (sequence.num_tokens - 1) // size)
         if index >= most or not self.shares_blocks or sequence.num_computed_tokens != index * size:
             return NO_HIT
-        if self.cache.named(names[index]) is None and self.swapping.named(names[index]) is None:
+        if self.cache.named(names[index]) is None and not (self._swaps and self.swapping.named(names[index])):
             return NO_HIT
         hit, tenant = PrefixHit(), sequence.tenant
         for position in range(index, most):
             cached = self.cache.named(names[position])
             if cached is None:
-                hit.swapped = self._find_swapped(names[position:most])
-                hit.cut(self._most_copied)
+                if self._swaps:
+                    hit.swapped = self._find_swapped(names[position:most])
+                    hit.cut(self._most_copied)
                 break
             if cached.step >= step:
                 hit.is_being_computed = True
@@ -270,7 +273,8 @@ class BlockTables:
         if first < last:
             filled = names[first:last]
             self.cache.publish_all(filled, table.blocks[first:last], step, table)
-            self.swapping.computed(filled)
+            if self._swaps:
+                self.swapping.computed(filled)
 
     def lost(self, step: int, forks: Iterable[Fork], holders: Iterable[Sequence]) -> None:
         """Undo the effects of this lost step and all later ones on block tables, of `holders` and of pins. Their rows

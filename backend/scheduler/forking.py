@@ -80,7 +80,7 @@ class Forking:
         if hit.fork_row is not None:
             self._blocks.fork(sequence, hit, scheduled.batch.step)
             scheduled.add_fork(sequence, hit.fork_row, before)
-        elif hit.num_blocks:
+        elif hit.blocks or hit.swapped:
             scheduled.add_hit(sequence, before, self._blocks.take(sequence, hit, scheduled.batch.step))
 
     def _may_follow(self, sequence: Sequence, leader: Sequence) -> bool:

@@ -109,12 +109,10 @@ class Preemption:
         of_its_tenant = any(s.tenant == sequence.tenant for s in gave_way)
         self.preemptor = sequence if gave_way and not of_its_tenant else None
 
-    def lacks_a_slot(self, head: Sequence) -> bool:
-        """Return True if the head can take no slot, but a sequence of another tenant might. O(1), except for the first
-        call after a change of the running sequences.
+    def slots_are_kept_from(self, head: Sequence) -> bool:
+        """Return True if, all slots being taken, the head can take none, but a sequence of another tenant might. O(1),
+        except for the first call after a change of the running sequences.
         """
-        if self._kv_manager.free_slots or self._kv_manager.freeing:
-            return False
         return not self.may_take_a_slot(head.tenant, head.request.priority_class) and self._spare_bound > 0.0
 
     def may_take_a_slot(self, tenant: str, priority_class: int) -> bool:

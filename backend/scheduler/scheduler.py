@@ -202,7 +202,8 @@ class Scheduler:
             self._preemption.yield_to_oldest(scheduled)
         self._next_step += 1
         self.in_flight.append(scheduled)
-        self.kv_manager.blocks.swapping.plan(scheduled.batch)
+        if self.config.num_host_blocks:
+            self.kv_manager.blocks.swapping.plan(scheduled.batch)
         if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
@@ -340,7 +341,9 @@ class Scheduler:
         if head and head.status is SequenceStatus.WAITING and head.tenant not in held:
             return head
         head, self.overtaker = self.waiting.head(), None
-        if head is None or scheduled.paused or not self._preemption.lacks_a_slot(head):
+        if head is None or scheduled.paused or self.kv_manager.free_slots or self.kv_manager.freeing:
+            return head
+        if not self._preemption.slots_are_kept_from(head):
             return head
         changes = self._preemption.running_changes, self._held_tenants.num_resumed
         if self._none_takes_a_slot_at == changes:

@@ -40,7 +40,7 @@ class Swapping:
 
     def named(self, name: BlockName) -> HostBlock | None:
         """Return the host's block of that name."""
-        return self.host.named(name) if self.host.num_blocks else None
+        return self.host.named(name)
 
     @contextmanager
     def keeping(self, host_blocks: Iterable[HostBlock]) -> Iterator[None]:
@@ -73,8 +73,6 @@ class Swapping:
 
     def plan(self, batch: Batch) -> None:
         """Have a step make the copies that are due."""
-        if not (self._out or self._in):
-            return
         for _, host_block in self._out:
             host_block.written = batch.step
         for host_block, _ in self._in:

@@ -159,7 +159,8 @@ class InProcessClient:
         and announces the longest of them, if the tenant's KV memory is limited or was at its last request, and the
         tenant.
         """
-        service, sequences = self.service, request.sequences(self.service.end_tokens, self.service.draw_seed)
+        service = self.service
+        sequences = request.sequences(service.end_tokens, partial(service.seeds.getrandbits, 63))
         if request.sampling.max_tokens is None:
             for one in sequences:
                 expected = service.admission.expected_tokens(one.tenant, one.request.max_tokens)

@@ -69,7 +69,3 @@ class Service:
 
         await apply(self.policies.current)
         self.policies.on_change.append(apply)
-
-    def draw_seed(self) -> int:
-        """Returns a seed for a request that brings none."""
-        return self.seeds.getrandbits(63)

@@ -72,8 +72,8 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
 
 
 def _metavar(field: FieldInfo) -> str:
-    kind = field.annotation
-    choices = tuple(kind) if isinstance(kind, EnumType) else getattr(kind, "__args__", ())
+    kind: Any = field.annotation
+    choices: tuple[Any, ...] = tuple(kind) if isinstance(kind, EnumType) else getattr(kind, "__args__", ())
     return (
         "|".join(choices) if choices and all(isinstance(choice, str) for choice in choices) else _extra(field)["unit"]
     )

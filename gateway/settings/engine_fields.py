@@ -25,7 +25,7 @@ OPTIONS = EngineOptions()
 
 
 class ModelFields(SettingRecord):
-    """The model that generates, and the models that embed and score beside it."""
+    """These settings choose the model that generates, and the models that embed and score beside it."""
 
     model: str = setting(
         "model",
@@ -94,7 +94,7 @@ class ModelFields(SettingRecord):
 
 
 class SchedulingFields(SettingRecord):
-    """Which requests run, and how many tokens each step computes."""
+    """These settings decide which requests run, and how many tokens each step computes."""
 
     max_num_seqs: int = setting("engine", "N", OPTIONS.max_num_seqs, "most sequences in one step", ge=1, le=65_536)
     max_num_batched_tokens: IntOrAuto = setting(
@@ -205,7 +205,7 @@ class SchedulingFields(SettingRecord):
 
 
 class ExecutionFields(SettingRecord):
-    """How steps are computed, and answers constrained."""
+    """These settings say how steps are computed, and answers constrained."""
 
     kernels: Literal["auto", "native", "triton", "torch", "reference"] = setting(
         "engine",
@@ -269,7 +269,7 @@ class ExecutionFields(SettingRecord):
 
 
 class MemoryFields(SettingRecord):
-    """KV memory."""
+    """These settings size and divide KV memory."""
 
     kv_cache_dtype: KVCacheDtype = setting(
         "memory",

@@ -43,7 +43,7 @@ def default_state_dir() -> Path:
 
 
 class QuotaFields(SettingRecord):
-    """Policy, and what replicas share."""
+    """These settings say where the policy is, and what replicas share."""
 
     policy: PathOrAuto = setting(
         "quotas",
@@ -89,7 +89,7 @@ class QuotaFields(SettingRecord):
 
 
 class NetworkFields(SettingRecord):
-    """The tenants' port."""
+    """These settings bound what the tenants' port takes."""
 
     host: str = setting("network", "HOST", "127.0.0.1", "address to listen on", min_length=1)
     port: int = setting("network", "PORT", 8000, "port to listen on; 0: any free one", ge=0, le=65_535)
@@ -196,7 +196,7 @@ class NetworkFields(SettingRecord):
 
 
 class SecurityFields(SettingRecord):
-    """Keys and secrets, and the operators' port."""
+    """These settings say where keys and secrets are, and who may reach the operators' port."""
 
     state_dir: Path = setting(
         "security",
@@ -233,7 +233,7 @@ class SecurityFields(SettingRecord):
 
 
 class LoggingFields(SettingRecord):
-    """Logs for people and for a replay."""
+    """These settings choose the logs for people and for a replay."""
 
     event_log: Path | None = setting(
         "logging", "FILE", None, "record the scheduler's events and decisions here, for `sluice explain` and `replay`"
@@ -257,7 +257,7 @@ class LoggingFields(SettingRecord):
 
 
 class TelemetryFields(SettingRecord):
-    """Metrics and traces."""
+    """These settings say where metrics and traces are sent."""
 
     metrics_on_tenant_port: bool = setting(
         "telemetry", "true|false", False, "serve /metrics to tenants as well; it names all of them"
