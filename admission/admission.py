@@ -1,20 +1,18 @@
-"""Admission of requests to one engine, as the gateway uses it."""
+"""What the gateway asks of one engine's core, at the engine's time."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from admission.controller import Controller
-from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from backend.engine import Engine
 from backend.paged_kv.block_names import BlockName
-from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 
 RESERVED_LENGTH_QUANTILE = 0.9  # the quantile of output lengths reserved for an answer of undeclared length
 
 
 class Admission:
-    """Admits requests to one engine. The caller ends every admitted stream with `leave`, on every path."""
+    """Changes the core of a running engine, and has the engine plan again where that may let a sequence run."""
 
     def __init__(self, engine: Engine, core: Controller) -> None:
         self.clock = engine.clock  # seconds
@@ -24,21 +22,6 @@ class Admission:
     def expected_tokens(self, tenant: str, max_tokens: int) -> int:
         """Returns the length in tokens that the tenant's answers rarely exceed."""
         return self._core.lengths.quantile(tenant, max_tokens, RESERVED_LENGTH_QUANTILE)
-
-    def requested(self, asked: Asked) -> None:
-        """Tell the core's observers what the request asked of its limits, and the limits' answer."""
-        self._core.requested(asked, self.clock())
-
-    def admit(self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream) -> TokenStream:
-        """Queue a sequence and return the stream of its tokens.
-
-        Raises `AdmissionRefused` when admission refuses the sequence, and `DeviceError` when the engine has failed.
-        """
-        return self._engine.submit(sequence, make_stream)
-
-    def leave(self, stream: TokenStream) -> None:
-        """Cancel the stream's sequence unless it has ended, as after a disconnect."""
-        self._engine.finish(stream.sequence)
 
     def extend(self, stream: TokenStream, tokens: int) -> None:
         """Raise the stream's token limit by `tokens`."""
@@ -88,7 +71,3 @@ class Admission:
             if one.tenant in longest:
                 longest[one.tenant] = max(longest[one.tenant], blocks_for(one.request.most_tokens))
         return longest
-
-    def stop(self, stream: TokenStream) -> None:
-        """End the stream's sequence: its text has reached a stop string."""
-        self._engine.finish(stream.sequence, FinishReason.STOP)

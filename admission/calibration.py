@@ -275,17 +275,12 @@ class EstimateCalibration:
         return promise is not None and not (is_first and promise.has_first)
 
 
-def _length_class(sequence: Sequence) -> int:
-    """Return the power of four next above the prompt length."""
-    return (sequence.num_prompt_tokens.bit_length() + 1) // 2
-
-
 def _alike(sequence: Sequence) -> Hashable:
-    """Return the group key of similar sequences: the prompt length class, and the power of two next above the deadline,
-    because requests with later deadlines are overtaken by later arrivals.
+    """Return the group key of similar sequences: the power of four next above the prompt length, and the power of two
+    next above the deadline, because requests with later deadlines are overtaken by later arrivals.
     """
-    by = sequence.request.first_token_by
-    return _length_class(sequence), None if by is None else frexp(by - sequence.arrival)[1]
+    by, length_class = sequence.request.first_token_by, (len(sequence.request.prompt).bit_length() + 1) // 2
+    return length_class, None if by is None else frexp(by - sequence.arrival)[1]
 
 
 def _first_groups(sequence: Sequence) -> Groups:

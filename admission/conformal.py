@@ -24,23 +24,20 @@ class Residuals:
     def __init__(self, most: int) -> None:
         self._most = most
         self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._sorted)
+        self.ascending: list[float] = []
 
     def add(self, residual: float) -> None:
         if len(self._recent) == self._most:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+            del self.ascending[bisect_left(self.ascending, self._recent.popleft())]
         self._recent.append(residual)
-        insort(self._sorted, residual)
+        insort(self.ascending, residual)
 
     def margin(self, miss_rate: float, target: float) -> float:
         """Return the margin that all but `miss_rate` of the next residuals stay within (split conformal). A negative
         rate says that the largest residual was too small lately: at `-target` the margin exceeds the largest residual
         by its distance from the median, and proportionally less above.
         """
-        known, count = self._sorted, len(self._sorted)
+        known, count = self.ascending, len(self.ascending)
         rank = ceil((count + 1) * (1 - miss_rate))
         if rank <= count:
             return known[rank - 1 if rank > 1 else 0]
@@ -48,9 +45,9 @@ class Residuals:
 
     def beyond(self, least: float) -> float | None:
         """Return the median of residuals above `least`; None without any."""
-        first = bisect_right(self._sorted, least)
-        larger = len(self._sorted) - first
-        return self._sorted[first + larger // 2] if larger else None
+        first = bisect_right(self.ascending, least)
+        larger = len(self.ascending) - first
+        return self.ascending[first + larger // 2] if larger else None
 
 
 @dataclass(slots=True)
@@ -107,10 +104,10 @@ class ConformalBound:
         residuals = self._all
         for group in groups:
             own = self._groups.get(group)
-            if own is not None and len(own) >= self._group_window // 2:
+            if own is not None and len(own.ascending) >= self._group_window // 2:
                 residuals = own
                 break
-        if len(residuals) < MIN_RESIDUALS:
+        if len(residuals.ascending) < MIN_RESIDUALS:
             return BoundLine(COLD_MARGIN_SHARE, 0.0)
         relative_from = inf if self._relative_from is None else self._relative_from
         return BoundLine(residuals.margin(self._miss_rate, self._target), relative_from)

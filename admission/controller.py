@@ -7,7 +7,6 @@ from math import inf
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
-from admission.kv.copy_time import CopyTime
 from admission.ledger import Ledger, work_of
 from admission.observer import CoreObserver
 from admission.order import DueOrder, WaitingOrder
@@ -18,7 +17,7 @@ from admission.promise import Promise
 from admission.request import Asked
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.idle_calibration import IdleCalibration, work_of_shape
-from admission.step_times.step_time import Pipeline, StepTimeModel
+from admission.step_times.step_time import CopyTime, Pipeline, StepTimeModel
 from backend.calibration_steps import CalibrationStep
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
@@ -48,9 +47,12 @@ class Controller:
         control: AdmissionControl,
         expiry: Expiry,
         step_time: StepTimeModel,
-        calibrates: bool = False,
+        calibrates: bool,
+        observer_failed: Callable[[Exception], object],
     ) -> None:
-        """`calibrates`: the owner of the device is to run calibration steps."""
+        """`calibrates`: the owner of the device is to run calibration steps. `observer_failed` is called with the
+        exception of an observer.
+        """
         self.scheduler = scheduler
         self.calibrates = calibrates
         self.idle_calibration = IdleCalibration(scheduler.config, step_time)
@@ -58,9 +60,9 @@ class Controller:
         self.lengths, self.step_time = lengths, step_time
         self.backlog, self.drain, self.control = backlog, drain, control
         self.observers: list[CoreObserver] = []  # told in this order
-        self.observer_failed: Callable[[Exception], object] = _raise
         self.order = order
         self.ledger, self.share = ledger, ledger.share
+        self._observer_failed = observer_failed
         self._copy_time = copy_time
         self._pipeline = pipeline
         self._expiry = expiry
@@ -68,7 +70,11 @@ class Controller:
 
     def requested(self, asked: Asked, now: float) -> None:
         """Tell observers of a request put to its tenant's limits. The core decides nothing by it."""
-        self._tell(lambda observer: observer.requested(asked, now))
+        for observer in self.observers:
+            try:
+                observer.requested(asked, now)
+            except Exception as error:  # noqa: BLE001 - as in `_tell`, without a call for each observer and request
+                self._observer_failed(error)
 
     def arrive(self, sequence: Sequence, now: float) -> Promise:
         """Queue the sequence. Raises an `AdmissionRefused`, and then keeps nothing of the sequence."""
@@ -137,6 +143,7 @@ class Controller:
         self.share.policy_changed(policy.weights)
         if isinstance(self.order, DueOrder):
             self.order.policy_changed(Aging(offsets=policy.offsets))
+        self.scheduler.weights_changed()
         self.control.policy_changed(policy)
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
@@ -180,7 +187,7 @@ class Controller:
     def schedule(self, now: float) -> Batch | None:
         """Plan the next step; None when there is nothing to compute, or the most steps are in flight."""
         scheduler = self.scheduler
-        if scheduler.is_full or self.idle_calibration.is_running:
+        if len(self.in_flight) >= scheduler.config.steps_in_flight or self.idle_calibration.is_running:
             return None
         if self._expiry.next_due < now:
             self._expire(now)
@@ -203,7 +210,7 @@ class Controller:
             try:
                 observer.scheduled(step, now)
             except Exception as error:  # noqa: BLE001 - as in `_tell`, without a call for each observer and step
-                self.observer_failed(error)
+                self._observer_failed(error)
         return batch
 
     def take_ended(self) -> list[Sequence]:
@@ -232,7 +239,7 @@ class Controller:
             try:
                 observer.updated(step, output, now)
             except Exception as error:  # noqa: BLE001 - as in `_tell`
-                self.observer_failed(error)
+                self._observer_failed(error)
         return new_tokens
 
     def rollback(self, now: float) -> bool:
@@ -294,7 +301,11 @@ class Controller:
 
     def _tell_arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
         """A frame of its own: a frame that raises the refusal and also holds it would be garbage for the collector."""
-        self._tell(lambda observer: observer.arrived(sequence, answer, now))
+        for observer in self.observers:
+            try:
+                observer.arrived(sequence, answer, now)
+            except Exception as error:  # noqa: BLE001 - as in `requested`
+                self._observer_failed(error)
 
     def _tell(self, tell: Callable[[CoreObserver], None]) -> None:
         """Tell every observer; one observer's failure keeps the event neither from the others nor from the core."""
@@ -302,8 +313,4 @@ class Controller:
             try:
                 tell(observer)
             except Exception as error:  # noqa: BLE001 - any failure is the observer's own
-                self.observer_failed(error)
-
-
-def _raise(error: Exception) -> None:
-    raise error
+                self._observer_failed(error)

@@ -10,7 +10,6 @@ from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller
 from admission.expiry import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
 from admission.forecast import Forecaster
-from admission.kv.copy_time import CopyTime
 from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate, MinimumFree, Optimistic
 from admission.kv.retention import Between, make_retention
 from admission.kv.swap_choice import Swap, SwapChoice
@@ -21,7 +20,7 @@ from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.share import BURST_S, Share
-from admission.step_times.step_time import Pipeline, StepTime, StepTimeModel
+from admission.step_times.step_time import CopyTime, Pipeline, StepTime, StepTimeModel
 from admission.tenant_hooks import TenantHooks
 from backend.config import EngineConfig
 from backend.scheduler.scheduler import Scheduler
@@ -124,8 +123,20 @@ ORDERS: dict[str, Callable[[OrderParts], WaitingOrder]] = {
 """The orders of waiting requests by name; other packages add theirs (`backend.extensions`)."""
 
 
-def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | None = None) -> Controller:
-    """Make a fresh core; a `model` given keeps what it has learned."""
+def raise_failure(error: Exception) -> None:
+    """Raise the exception of an observer at the event that it observed."""
+    raise error
+
+
+def make_core(
+    config: CoreConfig,
+    engine: EngineConfig,
+    model: StepTimeModel | None = None,
+    observer_failed: Callable[[Exception], object] = raise_failure,
+) -> Controller:
+    """Make a fresh core; a `model` given keeps what it has learned. `observer_failed` is called with the exception of
+    an observer.
+    """
     model = model or StepTimeModel(PRIOR_STEP_TIME)
     lengths = OutputLengths()
     tariff = EngineTimeTariff(model)
@@ -159,6 +170,7 @@ def make_core(config: CoreConfig, engine: EngineConfig, model: StepTimeModel | N
         expiry,
         model,
         config.calibration,
+        observer_failed,
     )
 
 

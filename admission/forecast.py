@@ -58,11 +58,11 @@ class Foreseen(Protocol):
 
     def due(self, sequence: Sequence) -> float: ...
 
-    def ahead(self, sequence: Sequence) -> Ahead:
-        """Return the waiting work due before a newcomer, which does not wait yet."""
+    def ahead(self, sequence: Sequence, due: float) -> Ahead:
+        """Return the waiting work due before a newcomer, which is due then and does not wait yet."""
         ...
 
-    def behind(self, sequence: Sequence) -> list[Due]:
+    def behind(self, sequence: Sequence, due: float) -> list[Due]:
         """Return the waiting requests with deadlines that are due later, in order; the caller may change the list."""
         ...
 
@@ -121,14 +121,14 @@ class Forecaster:
         step = self._step(sequence, cached)
         a_token = step.seconds / step.prefill_tokens
         prompt = sequence.num_prompt_tokens - cached
-        in_progress, later = 0, order.behind(sequence)
+        in_progress, later = 0, order.behind(sequence, due)
         for running, left in self.prefilling():
             running_due = order.due(running)
             if running_due <= due:
                 in_progress += left
             else:
                 later.append(Due(running_due, 0, running, left))
-        ahead = order.ahead(sequence)
+        ahead = order.ahead(sequence, due)
         place, decodes = self._until_place(ahead.requests, sequence, step)
         wait = _wait(in_progress + ahead.tokens, place, decodes, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
@@ -201,7 +201,7 @@ class Forecaster:
         scheduler, running = self._scheduler, self._scheduler.running
         config, typical = scheduler.config, self.typical_prompt + self.typical_answer
         free = config.max_num_seqs - len(running)
-        memory = scheduler.kv_manager.num_available * config.block_size / typical if typical else inf
+        memory = scheduler.kv_manager.blocks.num_available * config.block_size / typical if typical else inf
         lacking, places = requests + 1 - min(free, memory), int(min(free, memory))
         if lacking <= 0 or not (running or places):
             return 0, 0.0

@@ -8,10 +8,9 @@ the time the device was busy.
 from collections import deque
 from collections.abc import Mapping
 
-from admission.kv.copy_time import CopyTime
 from admission.promise import Promise
 from admission.share import Share
-from admission.step_times.step_time import StepTimeModel, StepWork, plain_sum, prefill_pairs
+from admission.step_times.step_time import CopyTime, StepTimeModel, StepWork, plain_sum, prefill_pairs
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
@@ -111,10 +110,17 @@ class Ledger:
         self.promises[sequence] = promise
         self.share.opened(self.share.account(promise.tenant))
 
-    def prepay(self, sequence: Sequence, cached: int) -> None:
-        """Charge a sequence that begins for its prompt, without `cached` tokens."""
-        promise = self.promises[sequence]
-        promise.prepaid = cost = self._tariff.estimate(sequence.num_prompt_tokens, 0.0, cached)
+    def begun(self, sequence: Sequence, *, follows: bool) -> None:
+        """Take the cost of its prompt from the credit of a newcomer's tenant, once: a preempted sequence has prepaid
+        already. Nothing is used yet: a row's cost is charged as used when its step is planned, and comes out of the
+        prepaid seconds. A sequence that `follows` another answer prepays no prompt, which would come back to its tenant
+        as credit; its computed tokens are charged as usual.
+        """
+        if not sequence.is_newcomer:
+            return
+        promise, prompt = self.promises[sequence], len(sequence.request.prompt)
+        cached = prompt - 1 if follows else sequence.num_computed_tokens
+        promise.prepaid = cost = self._tariff.estimate(prompt, 0.0, cached)
         self.share.spend(self.share.account(promise.tenant), cost)
 
     def charge(self, tenant: str, seconds: float, now: float) -> None:
@@ -126,7 +132,7 @@ class Ledger:
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a planned step; returns its predicted seconds."""
         work = work_of(scheduled)
-        copying = self._copy_time.planned(scheduled.batch.num_copies)
+        copying = self._copy_time.planned(len(scheduled.batch.swap_out) + len(scheduled.batch.swap_in))
         seconds = self._model.fitted.seconds(work) + copying
         costs = self._tariff.costs(scheduled, seconds)
         promises = [self.promises[sequence] for sequence in scheduled.sequences]
@@ -177,7 +183,9 @@ class Ledger:
         self._model.observe(work, elapsed - copying)
 
     def lost(self) -> None:
-        """Return the charges of all steps in flight, none of which took place."""
+        """Return the charges of all steps in flight, none of which took place. What they used of prepaid seconds stays
+        in the credit of the tenant: the rows that are computed again are charged without it.
+        """
         while self._open:
             *_, by_tenant = self._open.pop()
             for tenant, cost in by_tenant.items():

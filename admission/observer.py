@@ -18,7 +18,7 @@ class CoreObserver:
     """An observer is told of every event once the core has dealt with it, in order, and never changes the core.
 
     Each method does nothing until a subclass overrides it. `now` is the time of the event in seconds of the engine's
-    clock. An observer's exception never reaches the core: see `Controller.observer_failed`.
+    clock. An observer's exception never reaches the core: see `make_core`.
     """
 
     def requested(self, asked: Asked, now: float) -> None:

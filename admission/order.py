@@ -53,18 +53,15 @@ def _deadline(sequence: Sequence) -> float:
     return sequence.request.first_token_by
 
 
-def target_of(sequence: Sequence) -> float:
-    return DEFAULT_FIRST_TOKEN_S if sequence.request.first_token_target is None else sequence.request.first_token_target
-
-
 def has_begun(sequence: Sequence) -> bool:
     """Return True for a request that was computed before and waits again, as after a preemption."""
-    return bool(sequence.output) or not sequence.is_newcomer
+    return bool(sequence.output) or sequence.num_preemptions > 0 or sequence.num_yields > 0
 
 
 def half_target_at(sequence: Sequence) -> float:
     """Return when half of the target of a request without a deadline has passed."""
-    return sequence.arrival + DUE_SHARE_OF_TARGET * target_of(sequence)
+    target = sequence.request.first_token_target
+    return sequence.arrival + DUE_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
 
 
 def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahead_s: float, run_up_s: float) -> float:
@@ -98,10 +95,9 @@ class Work:
 class Undated:
     """One tenant's waiting requests without deadlines. Each operation costs O(log waiting)."""
 
-    def __init__(self, account: Account, number: int, aging: Callable[[], Aging]) -> None:
+    def __init__(self, account: Account, number: int, aging: Aging) -> None:
         """`number` identifies the backlog; later backlogs have larger numbers."""
-        self.account, self.number = account, number
-        self._aging = aging
+        self.account, self.number, self.aging = account, number, aging
         self.level = -1  # the class by which it is ranked
         self.is_early = False  # True: its oldest is not due yet
         self.timed_at = -inf  # the time for which the ranking has last noted that its oldest is due
@@ -115,7 +111,7 @@ class Undated:
         self.sizes[sequence] = number, seconds, tokens
         self._count(sequence.request.priority_class, seconds, tokens, 1)
         begun = has_begun(sequence)
-        heappush(self._by_age, (-inf if begun else self._due_at(sequence), number, sequence))
+        heappush(self._by_age, (-inf if begun else self._due_with_offset(sequence), number, sequence))
         if not begun:
             heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
 
@@ -180,8 +176,8 @@ class Undated:
             del self._classes[priority_class]
 
     def _top_by_age(self) -> Sequence:
-        heap = self._by_age
-        while self._is_gone(heap[0][2], heap[0][1]):
+        heap, sizes = self._by_age, self.sizes
+        while (found := sizes.get(heap[0][2])) is None or found[0] != heap[0][1]:
             heappop(heap)
         return heap[0][2]
 
@@ -192,13 +188,12 @@ class Undated:
     def _is_late(self, sequence: Sequence, now: float) -> bool:
         if has_begun(sequence):
             return True
-        return now > sequence.arrival + IN_TIME_SHARE_OF_TARGET * target_of(sequence) + self._offset(sequence)
+        target, level = sequence.request.first_token_target, sequence.request.priority_class
+        in_time_s = IN_TIME_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
+        return now > sequence.arrival + in_time_s + self.aging.offset(level)
 
-    def _offset(self, sequence: Sequence) -> float:
-        return self._aging().offset(sequence.request.priority_class)
-
-    def _due_at(self, sequence: Sequence) -> float:
-        return half_target_at(sequence) + self._offset(sequence)
+    def _due_with_offset(self, sequence: Sequence) -> float:
+        return half_target_at(sequence) + self.aging.offset(sequence.request.priority_class)
 
 
 _Ranks = list[tuple[float, int, Undated]]  # a heap; outdated entries leave it lazily
@@ -336,7 +331,7 @@ class DueOrder:
         self.dated: list[Due] = []  # sorted
         self.undated: dict[str, Undated] = {}  # by tenant, never empty
         self._held: set[str] = set()  # tenants on hold
-        self._dues: dict[Sequence, float] = {}  # of requests that have begun, until they end
+        self._dues: dict[Sequence, float] = {}  # as they last left the queue: of prefills and victims, until they end
         self._waiting: dict[Sequence, Due | None] = {}
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class
@@ -398,7 +393,7 @@ class DueOrder:
         undated = self.undated.get(sequence.tenant)
         if undated is None:
             account = self.share.account(sequence.tenant)
-            undated = self.undated[sequence.tenant] = Undated(account, number, lambda: self.aging)
+            undated = self.undated[sequence.tenant] = Undated(account, number, self.aging)
         undated.add(sequence, number, self._seconds(sequence), tokens)
         if not has_begun(sequence):
             self._ages.add(sequence, number)
@@ -468,7 +463,7 @@ class DueOrder:
         self.aging = aging
         self._rankings.clear()
         for undated in self.undated.values():
-            undated.level = -1
+            undated.aging, undated.level = aging, -1
             self._place(undated)
 
     def hold(self, tenant: str, reason: str | None) -> None:
@@ -500,15 +495,14 @@ class DueOrder:
 
     # the forecast
 
-    def ahead(self, sequence: Sequence) -> Ahead:
+    def ahead(self, sequence: Sequence, due: float) -> Ahead:
         """Return the waiting work due before a newcomer: requests with earlier deadlines and, of each tenant's others,
         the work that its share of the engine computes between the due time of its first and the newcomer's.
 
         A newcomer without a deadline goes behind its tenant's waiting requests, and is due later by the time its
         tenant's share needs for them. O(requests with earlier deadlines).
         """
-        due, level = self.due(sequence), sequence.request.priority_class
-        tokens = requests = own = 0.0
+        level, tokens, requests, own = sequence.request.priority_class, 0.0, 0.0, 0.0
         if not sequence.is_pressing and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
@@ -543,8 +537,8 @@ class DueOrder:
         stride = len(others) / MAX_TENANTS_EXAMINED
         return [(others[int(n * stride)], stride) for n in range(MAX_TENANTS_EXAMINED)]
 
-    def behind(self, sequence: Sequence) -> list[Due]:
-        later = self.dated[bisect_right(self.dated, self.due(sequence), key=_DUE) :]
+    def behind(self, sequence: Sequence, due: float) -> list[Due]:
+        later = self.dated[bisect_right(self.dated, due, key=_DUE) :]
         return [entry for entry in later if entry.sequence.tenant not in self._held] if self._held else later
 
     def due_by(self, due: float) -> list[Due]:
@@ -629,14 +623,14 @@ class KeyedOrder:
         else:
             self._held.add(tenant)
 
-    def ahead(self, sequence: Sequence) -> Ahead:
-        before = self._line[: bisect_right(self._line, self._key(sequence), key=_DUE)]
+    def ahead(self, sequence: Sequence, due: float) -> Ahead:
+        before = self._line[: bisect_right(self._line, due, key=_DUE)]
         others = [entry for entry in before if entry.sequence.tenant not in self._held]
         own = sum([entry.tokens for entry in others if entry.sequence.tenant == sequence.tenant])
         return Ahead(float(sum([entry.tokens for entry in others])), float(len(others)), float(own))
 
-    def behind(self, sequence: Sequence) -> list[Due]:
-        later = self._line[bisect_right(self._line, self._key(sequence), key=_DUE) :]
+    def behind(self, sequence: Sequence, due: float) -> list[Due]:
+        later = self._line[bisect_right(self._line, due, key=_DUE) :]
         return [entry for entry in later if entry.sequence.tenant not in self._held]
 
     def ended(self, sequence: Sequence) -> None:

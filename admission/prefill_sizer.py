@@ -3,8 +3,7 @@
 from bisect import bisect_right
 from math import inf, sqrt
 
-from admission.kv.copy_time import CopyTime
-from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
+from admission.step_times.step_time import CopyTime, StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
 

@@ -117,7 +117,7 @@ class Share:
 
     def payback(self, account: Account) -> float:
         """Return the seconds in which the tenant's share of the engine pays its debt; below 0: it has credit."""
-        return -self.credit(account) * self.scale
+        return -self.credit(account) * max(self.weight, 1.0)
 
     def payback_of(self, tenant: str) -> float:
         """Return the payback of a tenant that may have no account yet."""

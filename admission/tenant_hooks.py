@@ -1,6 +1,6 @@
 """The scheduler's hooks, answered with knowledge of tenants and time."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from admission.kv.memory import FuturePeak, Gate
 from admission.kv.swap_choice import SwapChoice
@@ -30,9 +30,10 @@ class TenantHooks:
         self.prefill_budget = sizer.prefill_budget
         self.swaps = swap_choice.swaps
         self.retention = retention
+        self.admits: Gate = gate
+        self.peak = forecast.blocks
+        self.admitted = ledger.begun
         self._ledger, self._order = ledger, order
-        self._gate = gate
-        self._forecast = forecast
 
     def weight(self, tenant: str) -> float | None:
         return self._ledger.share.account(tenant).weight if self._order is not None else None
@@ -44,18 +45,3 @@ class TenantHooks:
 
     def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
         return None if self._order is None else self._order.first_that(may)
-
-    def admits(
-        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
-    ) -> bool:
-        return self._gate(sequence, running, num_free, num_held, num_kept)
-
-    def peak(self, sequences: Iterable[Sequence]) -> int:
-        return self._forecast.blocks(sequences)
-
-    def admitted(self, sequence: Sequence, *, follows: bool) -> None:
-        """A newcomer prepays its prompt, once: a preempted sequence has prepaid already. A follower of another answer
-        prepays no prompt, which would come back to its tenant as credit; its computed tokens are charged as usual.
-        """
-        if sequence.is_newcomer:
-            self._ledger.prepay(sequence, sequence.num_prompt_tokens - 1 if follows else sequence.num_computed_tokens)

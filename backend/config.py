@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from backend.errors import ConfigError
 from backend.paged_kv.block_pool import blocks_for
 
 MAX_TABLE_ENTRIES = 2**20  # unless the pool has half as many blocks
+
+
+KVCacheDtype = Literal["auto", "fp8"]
 
 
 class Batching(StrEnum):
@@ -32,6 +36,29 @@ class KVAllocation(StrEnum):
 
     PAGED = "paged"
     CONTIGUOUS = "contiguous"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """An operator's options, under the names of the settings, with their defaults; None leaves the choice to
+    `size_engine`.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    prefill_chunk: int | Literal["off"] | None = None
+    block_size: int = 16
+    kv_memory_bytes: int | None = None
+    kv_memory_fraction: float | None = None
+    batching: Batching = Batching.CONTINUOUS
+    max_batch_delay: float | None = None
+    preferred_batch_sizes: tuple[int, ...] = ()
+    kv_allocation: KVAllocation = KVAllocation.PAGED
+    steps_in_flight: int = 2
+    kv_cache_dtype: KVCacheDtype = "auto"
+    prefix_cache: bool = True
+    swap_space_bytes: int = 0  # of the host's memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,6 @@ ABANDON_SECONDS = 1.0  # the same, after a failure: they may never end
 _STEP_RESULTS = (StepOutput, MemoryExhausted)
 
 
-def _no_work() -> None:
-    return None
-
-
 CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be gone back to
 
 
@@ -51,6 +47,14 @@ class ServingCore(Core, Protocol):
 
     def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
         """Learn what calibration steps took, in seconds; what is not among them was lost."""
+        ...
+
+
+class SideWork(Protocol):
+    """Work for the device beside the steps."""
+
+    def next_job(self) -> SideJob[Any] | None:
+        """Return the job to run now; None: none is due."""
         ...
 
 
@@ -86,7 +90,7 @@ class Engine:
         self._calibration_batch = calibration_batch
         self.calibrating: CalibrationStep | None = None  # in flight
         self._is_awake = False  # the device, from a step just before
-        self.side_work: Callable[[], SideJob[Any] | None] = _no_work  # asked once a step, and by `side_work_soon`
+        self._side_work: SideWork | None = None  # asked once a step, and by `side_work_soon`
         self._has_side_job = False  # in flight: one at a time
         self._is_asking_side_work = False
 
@@ -111,7 +115,10 @@ class Engine:
         return self._streams.keys()
 
     def submit(self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream) -> TokenStream:
-        """Queue a sequence and return its stream; the core may refuse it with an error of its own."""
+        """Queue a sequence and return the stream of its tokens; the caller ends it with `finish`, on every path.
+
+        Raises `DeviceError` when the engine has failed, and what the core refuses the sequence with.
+        """
         if self.failed.done():
             raise self.failed.result()
         self.core.arrive(sequence, self.clock())
@@ -134,7 +141,7 @@ class Engine:
             stream.fail(error)
 
     def fail_soon(self, error: DeviceError) -> None:
-        """Do as `fail`, called by another thread."""
+        """Call `fail` from another thread."""
         with suppress(RuntimeError):  # the event loop has closed
             self._loop.call_soon_threadsafe(self.fail, error)
 
@@ -148,6 +155,10 @@ class Engine:
             self._is_scheduling = True
             self._loop.call_soon(self._schedule)
 
+    def work_beside(self, side_work: SideWork) -> None:
+        """Run the jobs of `side_work` beside the steps, one at a time."""
+        self._side_work = side_work
+
     def side_work_soon(self) -> None:
         """Ask for side work after the callbacks that are due now."""
         if not self._is_asking_side_work:
@@ -156,9 +167,9 @@ class Engine:
 
     def _ask_side_work(self) -> None:
         self._is_asking_side_work = False
-        if self._has_side_job or self.calibrating is not None or self.failed.done():
+        if self._side_work is None or self._has_side_job or self.calibrating is not None or self.failed.done():
             return
-        if (job := self.side_work()) is not None:
+        if (job := self._side_work.next_job()) is not None:
             self._has_side_job = True
             self._device.submit(job)
 
@@ -221,7 +232,7 @@ class Engine:
             self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._calibrate_now_and_then)
 
     def calibrate(self) -> None:
-        """Run a calibration step, if one is due and nobody has a request."""
+        """Run a calibration step, if one is due and there is no request."""
         if not (self._streams or self._has_side_job) and (step := self.core.calibrate(self.clock())) is not None:
             self._is_awake = False
             self._launch_calibration(step)
@@ -232,7 +243,7 @@ class Engine:
         self._device.submit(self._calibration_batch(step))
 
     def _calibrated(self, step: CalibrationStep, result: StepOutput | MemoryExhausted) -> None:
-        """Run the step again if the first run has but woken the device, and nobody has come; else tell the core."""
+        """Run the step again if the first run woke the device and no request has come; else tell the core its time."""
         self.calibrating = None
         is_measured = isinstance(result, StepOutput)
         if is_measured and not (self._is_awake or self._streams or self._has_side_job):

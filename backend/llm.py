@@ -14,6 +14,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
+from backend.config import EngineOptions
 from backend.errors import DeviceError, InvalidRequest
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
@@ -23,7 +24,6 @@ from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
 from backend.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from backend.text.detokenizer import IncrementalDetokenizer
@@ -101,7 +101,7 @@ class LLM:
         self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
         self._engine = OfflineEngine(self.scheduler, self._executor)
         self._names = self.model.block_names(secrets.token_bytes(32))
-        self.scheduler.name_blocks_by(self._names.name)
+        self.scheduler.name_blocks_by(self._names)
         self._num_calls = 0
 
     def generate(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from backend.config import EngineConfig
+from backend.config import EngineConfig, EngineOptions
 from backend.kernels.cpu import select_ops
 from backend.model.hub import resolve_model
 from backend.model.model_config import ModelConfig, read_model_config, read_sampling_defaults
@@ -18,7 +18,7 @@ from backend.paged_kv.kv_cache import block_bytes
 from backend.parallel.loading import load_leading
 from backend.parallel.shard import Shard, pooled
 from backend.placement import check_size, place_model, select_device, select_dtype
-from backend.sizing import EngineOptions
+from backend.sizing import cache_dtype
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
 from backend.structured_output.processes import GrammarProcesses
@@ -86,7 +86,7 @@ def load_model(
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
     check_size(options, config, precision, target, shard)  # contradictions show before the long load
     if target.type == "cuda" or options.kv_cache_dtype != "auto":
-        select_ops(target, precision, kernels, options.cache_dtype(precision))  # and so does what kernels lack
+        select_ops(target, precision, kernels, cache_dtype(options, precision))  # and so does what kernels lack
     advance = _advance(Shards(directory).num_bytes, progress)
     runner: ModelRunner
     with placing(target):

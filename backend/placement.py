@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from backend.config import EngineConfig
+from backend.config import EngineConfig, EngineOptions
 from backend.errors import ConfigError
 from backend.kernels.cpu import select_ops
 from backend.model.decoder import Decoder
@@ -15,7 +15,7 @@ from backend.model.weights import Weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
 from backend.parallel.shard import Shard, pooled
-from backend.sizing import DEVICE_TOKEN_BUDGET, EngineOptions, free_memory, size_engine
+from backend.sizing import DEVICE_TOKEN_BUDGET, cache_dtype, free_memory, size_engine
 from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
 from backend.worker.model_runner import ModelRunner
 
@@ -77,7 +77,7 @@ def place_part(
     """Return a runner of the whole model, or of one rank's part of it: then all ranks have equal limits, which are
     those of the whole model.
     """
-    kv_dtype = options.cache_dtype(dtype)
+    kv_dtype = cache_dtype(options, dtype)
     ops = select_ops(device, dtype, kernels, kv_dtype)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels are launched on the current one
@@ -141,7 +141,7 @@ def _size_measured(
     free, _ = free_and_total(device)
     draft = size_engine(options, whole, dtype, shared(free), dedicated=True)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
-    kv_dtype = options.cache_dtype(dtype)
+    kv_dtype = cache_dtype(options, dtype)
     memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size, kv_dtype)
     check_fits(memory)
     log.info("%s", memory)

@@ -1,12 +1,12 @@
 """Sizing derives the limits of one engine from an operator's options, the model and the memory at hand."""
 
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 
-from backend.config import Batching, EngineConfig, KVAllocation
+from backend.config import EngineConfig, EngineOptions, KVAllocation
 from backend.errors import ConfigError
 from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import block_bytes
@@ -17,29 +17,9 @@ TOKEN_BUDGET = 512
 DEVICE_TOKEN_BUDGET = 2048  # on a device of its own, whose products want some hundred rows before they are worth it
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """An operator's options, under the names of the settings; None leaves the choice to `size_engine`."""
-
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
-    prefill_chunk: int | Literal["off"] | None = None
-    block_size: int = 16
-    kv_memory_bytes: int | None = None
-    kv_memory_fraction: float | None = None
-    batching: Batching = Batching.CONTINUOUS
-    max_batch_delay: float | None = None
-    preferred_batch_sizes: tuple[int, ...] = ()
-    kv_allocation: KVAllocation = KVAllocation.PAGED
-    steps_in_flight: int = 2
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    prefix_cache: bool = True
-    swap_space_bytes: int = 0  # of the host's memory
-
-    def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the type of keys and values of a model computed in `dtype`: that one, or e4m3 of 8 bits."""
-        return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8" else dtype
+def cache_dtype(options: EngineOptions, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of keys and values of a model computed in `dtype`: that one, or e4m3 of 8 bits."""
+    return torch.float8_e4m3fn if options.kv_cache_dtype == "fp8" else dtype
 
 
 def size_engine(
@@ -54,7 +34,7 @@ def size_engine(
             f"max_model_len {options.max_model_len} exceeds the model's {model.max_position} positions: "
             f"lower it to {model.max_position}"
         )
-    per_block = block_bytes(model, options.block_size, options.cache_dtype(dtype))
+    per_block = block_bytes(model, options.block_size, cache_dtype(options, dtype))
     wanted_len = options.max_model_len or model.max_position
     num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes, dedicated) // per_block
     capacity = num_blocks * options.block_size
@@ -63,21 +43,19 @@ def size_engine(
     _check_one_sequence_fits(options, model.max_position, wanted_len, num_blocks, per_block)
     budget = options.max_num_batched_tokens or _token_budget(options, wanted_len, dedicated)
     chunk = min(budget, wanted_len) if options.prefill_chunk is None else options.prefill_chunk
-    return EngineConfig(
-        num_blocks=num_blocks,
-        max_model_len=wanted_len,
-        block_size=options.block_size,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=budget,
-        prefill_chunk=None if chunk == "off" else chunk,
-        batching=options.batching,
-        max_batch_delay=options.max_batch_delay,
-        preferred_batch_sizes=options.preferred_batch_sizes,
-        kv_allocation=options.kv_allocation,
-        steps_in_flight=options.steps_in_flight,
-        num_host_blocks=_host_blocks(options, per_block),
-        prefix_cache=options.prefix_cache,
-    )
+    chosen: dict[str, Any] = {name: getattr(options, name) for name in _CHOSEN}
+    derived: dict[str, Any] = {
+        "num_blocks": num_blocks,
+        "max_model_len": wanted_len,
+        "max_num_batched_tokens": budget,
+        "prefill_chunk": None if chunk == "off" else chunk,
+        "num_host_blocks": _host_blocks(options, per_block),
+    }
+    return EngineConfig(**(chosen | derived))
+
+
+_CHOSEN = {field.name for field in fields(EngineOptions)} & {field.name for field in fields(EngineConfig)}
+"""The limits that an operator may choose; `size_engine` derives some where the choice is left to it."""
 
 
 def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_bytes: int, dedicated: bool) -> int:

@@ -144,6 +144,7 @@ async def open_service(
             model=settings.served_name,
             created=int(time.time()),
             end_tokens=model.end_tokens,
+            engine=engine,
             admission=admission,
             keys=tenants.keys.ring,
             policies=tenants.policies,

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -18,11 +18,10 @@ from admission.controller import Controller
 from admission.core import ORDERS, PRIOR_STEP_TIME, CoreConfig, MemoryGate, Overload, make_core
 from admission.event_logs.event_log import make_logged_core
 from admission.step_times.step_time import StepTimeModel
-from backend.config import Batching, KVAllocation
+from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.extensions import extensions
 from backend.loader import LoadedModel
-from backend.sizing import EngineOptions
 from backend.structured_output.compiler import GrammarCompiler
 from backend.structured_output.process_setup import StructuredOutputOptions
 from gateway.api.prompt_names import PromptNames
@@ -42,7 +41,6 @@ def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
     path = settings.state_dir / "step_time" / name
     step_time = _load(path)
     with _open_core(settings, model, step_time) as core:
-        core.observer_failed = _report
         try:
             yield core
         finally:
@@ -53,11 +51,11 @@ def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
 def _open_core(settings: Settings, model: LoadedModel, step_time: StepTimeModel) -> Iterator[Controller]:
     config = core_config(settings)
     if settings.event_log is None:
-        yield make_core(config, model.engine_config, step_time)
+        yield make_core(config, model.engine_config, step_time, _report)
         return
     later = asyncio.get_running_loop().call_later
     with EventLogFile(settings.event_log, settings.event_log_bytes, later) as file:
-        core, event_log = make_logged_core(config, model.engine_config, step_time, file.write)
+        core, event_log = make_logged_core(config, model.engine_config, step_time, file.write, _report)
         block_bytes = model.kv_bytes // model.engine_config.num_blocks
         event_log.serves(settings.served_name, block_bytes, time.time(), time.monotonic())
         yield core
@@ -122,7 +120,7 @@ def make_prompt_names(model: LoadedModel, core: Controller) -> PromptNames | Non
     if not model.engine_config.shares_blocks:
         return None
     names = model.block_names(secrets.token_bytes(32))
-    core.scheduler.name_blocks_by(names.name)
+    core.scheduler.name_blocks_by(names)
     return PromptNames(names, model.engine_config.block_size)
 
 
@@ -141,19 +139,7 @@ def structured_output_options(settings: Settings) -> StructuredOutputOptions:
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    return EngineOptions(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=settings.max_model_len,
-        prefill_chunk=settings.prefill_chunk,
-        block_size=settings.block_size,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        kv_memory_bytes=settings.kv_memory_bytes,
-        kv_memory_fraction=settings.kv_memory_fraction,
-        batching=Batching(settings.batching),
-        max_batch_delay=settings.max_batch_delay,
-        preferred_batch_sizes=settings.preferred_batch_sizes,
-        kv_allocation=KVAllocation(settings.kv_allocation),
-        prefix_cache=settings.prefix_cache == "on",
-        swap_space_bytes=settings.swap_space_bytes,
-    )
+    """Return the engine's options: the settings of their names."""
+    names = {field.name for field in fields(EngineOptions)} & Settings.model_fields.keys()
+    chosen: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    return EngineOptions(**(chosen | {"prefix_cache": settings.prefix_cache == "on"}))

@@ -56,7 +56,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import CoreConfig, make_core
+from admission.core import CoreConfig, make_core, raise_failure
 from admission.event_logs.blocks import CacheFindings, NewlyNamed, ReplayedNames, runs_of
 from admission.event_logs.names import (
     FINISH_REASONS,
@@ -240,10 +240,14 @@ class EventLog(CoreObserver):
 
 
 def make_logged_core(
-    config: CoreConfig, engine: EngineConfig, model: StepTimeModel, write: Write
+    config: CoreConfig,
+    engine: EngineConfig,
+    model: StepTimeModel,
+    write: Write,
+    observer_failed: Callable[[Exception], object] = raise_failure,
 ) -> tuple[Controller, EventLog]:
     """Make a core whose first observer is its log; the log's first line is written."""
-    core = make_core(config, engine, model)
+    core = make_core(config, engine, model, observer_failed)
     event_log = EventLog(core.scheduler, write)
     core.observers.insert(0, event_log)
     event_log.begin(config, engine, model)
@@ -320,7 +324,7 @@ class _Replay:
         self._core, self._log = make_logged_core(*make_configs(header), model, write)
         self._sequences = sequences
         self._names = ReplayedNames()
-        self._core.scheduler.name_blocks_by(self._names.name)
+        self._core.scheduler.name_blocks_by(self._names)
 
     def apply(self, entry: Entry) -> None:
         core, kind, now = self._core, entry[0], in_seconds(entry[1])

@@ -18,6 +18,7 @@ from typing import Any
 
 from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, non_negative_least_squares
 from admission.step_times.step_calibration import Amounts, CalibratedFit, StepCalibration, typical_features
+from backend.config import EngineConfig
 
 FAR_OFF_FACTOR = 2.0  # a prediction off by more than this factor, as the first are, says little about a weight
 ERRORS_REMEMBERED = 64  # relative errors of the newest steps
@@ -106,31 +107,27 @@ class StepTime:
 
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds of the whole step."""
-        return self.coefficients[0] + self.marginal(work)
+        fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
+        above_knee = work.prefill_tokens + work.decode_tokens - self.knee
+        if above_knee <= 0 and not (work.prefill_tokens or work.prefill_context):  # most steps: the other terms are 0
+            return fixed + (decode * work.decode_tokens + decode_context * work.decode_context)
+        return fixed + (
+            prefill * work.prefill_tokens
+            + decode * work.decode_tokens
+            + decode_context * work.decode_context
+            + prefill_context * work.prefill_context
+            + pairs * work.prefill_pairs
+            + (beyond * above_knee if above_knee > 0 else 0.0)
+        )
 
     def of_prefill(self, start: int, length: int) -> float:
-        """Returns the `marginal` seconds of a chunk of `length` tokens behind `start` computed ones."""
+        """Returns the seconds that a step takes longer for a chunk of `length` tokens behind `start` computed ones."""
         _, prefill, _, _, prefill_context, pairs, beyond = self.coefficients
         above_knee = length - self.knee
         return (
             prefill * length
             + prefill_context * start
             + pairs * prefill_pairs(start, length)
-            + (beyond * above_knee if above_knee > 0 else 0.0)
-        )
-
-    def marginal(self, work: StepWork) -> float:
-        """Returns the seconds of the step without its fixed part."""
-        _, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
-        above_knee = work.prefill_tokens + work.decode_tokens - self.knee
-        if above_knee <= 0 and not (work.prefill_tokens or work.prefill_context):  # most steps: the other terms are 0
-            return decode * work.decode_tokens + decode_context * work.decode_context
-        return (
-            prefill * work.prefill_tokens
-            + decode * work.decode_tokens
-            + decode_context * work.decode_context
-            + prefill_context * work.prefill_context
-            + pairs * work.prefill_pairs
             + (beyond * above_knee if above_knee > 0 else 0.0)
         )
 
@@ -168,12 +165,20 @@ class StepTimeModel:
     stay, and the recent steps do not have to outweigh thousands.
     """
 
-    def __init__(self, prior: StepTime, prior_weight: float = 8.0, memory: int = 2000) -> None:
-        """`memory` is the number of steps after which a step's weight has fallen to 1/e."""
+    def __init__(
+        self,
+        prior: StepTime,
+        prior_weight: float = 8.0,
+        memory: int = 2000,
+        observed: Callable[[StepWork, float], object] | None = None,
+    ) -> None:
+        """`memory` is the number of steps after which a step's weight has fallen to 1/e. `observed` is called first
+        with every step's work and seconds.
+        """
         self.fitted = prior
         self.prior_weight = prior_weight
         self.num_steps = 0
-        self.observed: Callable[[StepWork, float], object] | None = None  # told of every step first
+        self._observed = observed
         self._keep = 1 - 1 / memory
         self._scale = typical_features(prior.knee)
         self._evidence, self._newer = Evidence(), Evidence()  # before and since the last fit
@@ -183,12 +188,8 @@ class StepTimeModel:
         self._sizes = _ErrorSizes(PRIOR_RELATIVE_ERROR)
         self._calibration = StepCalibration(prior.coefficients)
         self._calibrated: CalibratedFit | None = None
+        self.is_calibrated = False  # True once calibration steps have told the coefficients apart
         self._take_prior(prior, prior_weight)
-
-    @property
-    def is_calibrated(self) -> bool:
-        """True once calibration steps have told the coefficients apart."""
-        return self._calibrated is not None
 
     @property
     def relative_error(self) -> float:
@@ -200,8 +201,8 @@ class StepTimeModel:
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from one step that took `seconds` > 0."""
-        if self.observed is not None:
-            self.observed(work, seconds)
+        if self._observed is not None:
+            self._observed(work, seconds)
         if not (isfinite(seconds) and seconds > 0):
             return
         self._steps.append((work, seconds))
@@ -227,7 +228,7 @@ class StepTimeModel:
         if self._calibrated is None and not self.num_steps:
             self._evidence, knee = Evidence(), calibration.knee(knee)
             self._scale = typical_features(knee)
-        self._calibrated = calibration.fit(knee)
+        self._calibrated, self.is_calibrated = calibration.fit(knee), True
         self.fitted = self._solved(self._calibrated.and_live(self._evidence), knee)
 
     def to_json(self) -> dict[str, Any]:
@@ -367,3 +368,38 @@ class Pipeline:
     def remaining(self, now: float) -> float:
         """Return the predicted seconds until the newest step is done."""
         return max(0.0, plain_sum(self._predicted) - (now - self._started)) if self._predicted else 0.0
+
+
+class CopyTime:
+    """The seconds that copies of KV blocks add to a step.
+
+    Copies that run ahead begin when their step is planned, behind the copies of earlier steps, and the step waits
+    for their rest when the earlier steps are done. Copies that do not run ahead are part of the step.
+    """
+
+    def __init__(self, config: EngineConfig, pipeline: Pipeline) -> None:
+        self._each = config.block_copy_seconds
+        self._runs_ahead = config.copies_run_ahead
+        self._pipeline = pipeline
+        self._now = self._done_at = 0.0  # the time of this plan, and the end of earlier plans' copies
+        self._ahead = 0.0  # seconds of this plan's copies that overlap with steps in flight
+
+    def at(self, now: float) -> None:
+        if self._runs_ahead:
+            self._now = now
+            self._ahead = self._pipeline.remaining(now) - max(0.0, self._done_at - now)
+
+    def seconds(self, copies: float) -> float:
+        """Return the seconds that `copies` copies add to the step being planned."""
+        return max(0.0, copies * self._each - self._ahead) if copies else 0.0
+
+    def planned(self, copies: int) -> float:
+        """Account for the copies of the planned step; returns the seconds that they add."""
+        added = self.seconds(copies)
+        if copies and self._runs_ahead:
+            self._done_at = max(self._now, self._done_at) + copies * self._each
+        return added
+
+    def lost(self) -> None:
+        """Forget the copies of all steps in flight."""
+        self._done_at = 0.0

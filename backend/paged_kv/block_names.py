@@ -17,9 +17,9 @@ DIGEST_BYTES = 16
 
 
 class BlockName:
-    """What one full block holds, together with all that comes before it. Two are the same only if they are identical.
+    """The content of one full block and of all blocks before it. Equal contents have one and the same name.
 
-    Nothing depends on `ordinal` but a log that has to tell names apart.
+    Only logs use `ordinal`, to tell names apart.
     """
 
     __slots__ = ("__weakref__", "ordinal")
@@ -50,7 +50,7 @@ class HashedName(BlockName):
 
 
 class Tokens(Protocol):
-    """A sequence, or the beginning of some that will arrive, as far as naming its blocks needs to know it."""
+    """The tokens whose blocks are named: a sequence's, or a prefix's."""
 
     cache_root: bytes
     block_names: list[BlockName]
@@ -62,7 +62,7 @@ class Tokens(Protocol):
 
 
 class BlockNames:
-    """Gives every content one name, while a cached block or a sequence uses it."""
+    """Gives each content one name for as long as a cached block or a sequence uses it."""
 
     def __init__(self, secret: bytes, block_size: int, context: Iterable[str] = ()) -> None:
         """`secret` has at most 64 bytes. `context` is what keys and values depend on beside tokens: the model and its
@@ -75,7 +75,7 @@ class BlockNames:
         self._ordinals = count(1)
 
     def root(self, *salt: str) -> bytes:
-        """Return the root of the names of all who have this salt."""
+        """Return the root of the names under this salt."""
         digest = blake2b(digest_size=DIGEST_BYTES, key=self._secret)
         for part in (*self._context, *salt):
             said = part.encode("utf-8", "surrogatepass")
@@ -83,9 +83,9 @@ class BlockNames:
         return digest.digest()
 
     def name(self, sequence: Tokens, num_blocks: int) -> None:
-        """Name the sequence's first blocks, whose tokens are all known; those that have names keep them.
+        """Name the sequence's first blocks, whose tokens are all known; a named block keeps its name.
 
-        O(blocks that are named), some 3 µs each: a long prompt is to be named in parts.
+        O(newly named blocks), some 3 µs each: a long prompt is to be named in parts.
         """
         names, size = sequence.block_names, self._block_size
         if not sequence.cache_root or len(names) >= num_blocks:

@@ -48,12 +48,11 @@ class IdleChain:
 B = TypeVar("B", bound=Block)
 
 Worth = Callable[[int, IdleChain], float]
-"""This says what keeping a block of a chain is worth as long as it lasts, if the chain were of this kind: the larger,
-the later it is given up."""
+"""The worth of keeping a block of a chain, taken for a chain of this kind: the least is evicted first."""
 
 
 class IdleBlocks(Generic[B]):
-    """One tenant's. Adding and taking a block is O(1), choosing the chain that gives way O(kinds of chains)."""
+    """One tenant's idle blocks. Adding and taking a block is O(1), choosing the victim chain O(kinds of chains)."""
 
     def __init__(self, worth: Worth | None) -> None:
         """Without `worth` the least recently used goes first."""
@@ -62,7 +61,9 @@ class IdleBlocks(Generic[B]):
         self._chains: dict[int, OrderedDict[IdleChain, None]] = {}  # by kind, which they have in this order
         self._left: OrderedDict[IdleChain, None] = OrderedDict()  # all chains, the first that was left first
         self._common: OrderedDict[int, B] = OrderedDict()  # that several chains follow on, the first left first
-        self._stamps: deque[IdleChain] = deque()  # those with stamps, the oldest first
+        # Chains with stamps, the oldest first. A chain has as many stamps as blocks until an eviction, which takes the
+        # oldest stamps and the blocks of least worth: only the sums over all chains are equal then.
+        self._stamps: deque[IdleChain] = deque()
         self._giving_way: IdleChain | None = None  # what was begun is given up to its end
 
     def __len__(self) -> int:
@@ -79,7 +80,7 @@ class IdleBlocks(Generic[B]):
         return self._stamps[0].since
 
     def add(self, blocks: list[B], chain: IdleChain) -> None:
-        """Let the blocks that were just left be idle: a chain, without those that other chains follow on too."""
+        """Add blocks that became idle to a chain; a block that other chains follow on is common."""
         own, common, keeps_common = chain.blocks, self._common, self._worth is not None
         was_empty = not own
         for cached in blocks:
@@ -99,7 +100,7 @@ class IdleBlocks(Generic[B]):
         self._num += len(blocks)
 
     def take(self, cached: B) -> None:
-        """Let a block be idle no more."""
+        """Remove a block, which has a holder again or is pinned."""
         chain = cached.chain
         assert chain is not None
         if chain.blocks.pop(cached.block, None) is None:
@@ -110,14 +111,14 @@ class IdleBlocks(Generic[B]):
         self._unstamp(chain if chain.num_stamps else self._stamps[0], 1)
 
     def change_kind(self, chain: IdleChain, kind: int, now: float) -> None:
-        """Take a chain that has blocks for one of another kind, which was left just now."""
+        """Change the kind of a chain with blocks, as if it were left now."""
         self._leave_kind(chain)
         chain.kind, chain.left_at = kind, now
         self._chains.setdefault(kind, OrderedDict())[chain] = None
 
     def give_up(self, most: int, since: int) -> list[B]:
-        """Take out the blocks of least worth: at least one and at most `most`, and none for a stamp younger than
-        `since`; 0: any.
+        """Remove and return the blocks of least worth, 1 to `most` of them, for the oldest stamps up to `since`; 0: any
+        stamps.
         """
         left = most
         while left and self._stamps and (left == most or not since or self.oldest <= since):
@@ -149,8 +150,8 @@ class IdleBlocks(Generic[B]):
         return blocks
 
     def _choose(self) -> IdleChain | None:
-        """Return the chain of least worth; None where that is what several share. Those of a kind are worth more and
-        more as they wait, or less and less, or first the one and then the other: the first or the last is worth least.
+        """Return the chain of least worth; None: the common blocks have the least. Within a kind, worth rises with age,
+        falls, or first rises and then falls: the first chain or the last has the least.
         """
         chosen, least = None, 0.0
         for kind, chains in self._chains.items():

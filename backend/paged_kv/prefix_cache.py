@@ -1,20 +1,25 @@
 """The prefix cache keeps full KV blocks by the hash of their content; prompts with the same first tokens share them.
 
 A block's name stands for its tokens, all tokens before them, and all else that its keys and values depend on (the chain
-of hashes in `block_names`). A named block is full and is not written again. Its holders are counted; a block without
-holders is idle and evictable. The victim is the tenant whose idle blocks were used the longest ago, down to its floor;
-`idle_blocks` chooses among the tenant's blocks. Pinned blocks are never evicted.
+of hashes in `block_names`). A named block is full and is not written again. It is in one of four states:
+
+- held: sequences that run, or waiting ones by their `Pins`, count as its holders;
+- idle and evictable: without holders. The victim is the tenant whose idle blocks were used the longest ago, down to its
+  floor; `idle_blocks` chooses among the tenant's blocks;
+- idle and floored: as many idle blocks of a tenant as its floor says are not evictable;
+- idle and pinned: by a tenant's `PinnedPrefixes`, and not evictable.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import count
+from typing import Protocol
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool
 from backend.paged_kv.block_table import BlockTable
-from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain, Worth
+from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain
 from backend.paged_kv.kept_accounts import KeptAccounts
 
 
@@ -59,15 +64,37 @@ class CachedBlock:
         return None
 
 
-class PrefixCache:
-    """Cached blocks by their names, and the idle ones in the order in which they are given up.
+class KVFeature(Protocol):
+    """An optional feature of KV memory, called by the prefix cache for every block that changes its state."""
 
-    Every operation on a block is O(1), and giving one up O(log tenants); nothing looks at all of them.
+    def becomes_idle(self, cached: CachedBlock) -> bool:
+        """A named block lost its last holder. Return True to pin it: it is not evictable until `PrefixCache.unpin`."""
+        ...
+
+    def reused(self, cached: CachedBlock) -> None:
+        """An idle block has a holder again."""
+        ...
+
+    def evicted(self, cached: CachedBlock) -> None:
+        """An idle block was evicted; its contents stay on the device until the next step."""
+        ...
+
+
+AgedWorth = Callable[[int, IdleChain, float], float]
+"""The worth of keeping a block of an idle chain, taken for a chain of this kind, by its age in seconds."""
+
+
+class PrefixCache:
+    """Cached blocks by name, and idle blocks in eviction order.
+
+    Every operation on a block is O(1), an eviction O(log tenants).
     """
 
-    def __init__(self, pool: BlockPool) -> None:
-        self.worth: Worth | None = None  # of an idle chain beside others of its tenant; None: the oldest goes first
+    def __init__(self, pool: BlockPool, worth: AgedWorth | None = None) -> None:
+        """`worth` rates a tenant's idle chains; None: the least recently used is evicted first."""
         self._pool = pool
+        self._aged_worth = worth
+        self._features: list[KVFeature] = []  # called in this order
         self._chain = IdleChain("", PLAIN, None, 0.0, 0, is_held=False)  # that is being left
         self._by_name: dict[BlockName, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
@@ -79,54 +106,50 @@ class PrefixCache:
         self._oldest: list[tuple[int, str]] = []  # heap of those offered, by when their first was used, or before
         self._offered: set[str] = set()  # at least all tenants above their floors, each once in the heap
         self._uses = count(1)
-        self._num_idle = self._num_kept = 0
+        self.num_idle = 0  # cached blocks without a holder
+        self._num_floored = 0
         self.kept = KeptAccounts()
         self.num_pinned = 0  # idle blocks that are pinned
-        self.is_pinned: Callable[[CachedBlock], bool] | None = None  # asked of each that becomes idle
-        self.taken: Callable[[CachedBlock], object] = lambda cached: None  # told of each that was pinned and is held
         self.num_held_back = 0  # idle blocks of chains that newcomers may not take
         self.num_floor_blocks = 0  # idle blocks that floors may come to keep
-        self.evicted: Callable[[CachedBlock], object] = lambda cached: None  # told of each that is given up
-        self.reused: Callable[[str], object] = lambda tenant: None  # told of each of a tenant's that is idle no more
-        self.floor_set: Callable[[str, int], object] = lambda tenant, floor: None  # told of each floor
         self.evictions = 0  # idle blocks given up so far
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    @property
-    def num_idle(self) -> int:
-        """The cached blocks that nobody holds."""
-        return self._num_idle
+    def add_feature(self, feature: KVFeature) -> None:
+        """Call this feature from now on, after those added before; a no-op the second time."""
+        if feature not in self._features:
+            self._features.append(feature)
 
     @property
     def num_evictable(self) -> int:
-        """The idle blocks that are anybody's memory: those that are not kept."""
-        return self._num_idle - self.num_kept
+        """The idle blocks that neither floors nor pins keep."""
+        return self.num_idle - self._num_floored - self.num_pinned
 
     @property
     def num_kept(self) -> int:
         """The idle blocks that floors and pins keep."""
-        return self._num_kept + self.num_pinned
+        return self._num_floored + self.num_pinned
 
     def num_idle_of(self, tenant: str) -> int:
-        """Return how many idle blocks the tenant used last, without those that are pinned."""
+        """Return the number of idle blocks that the tenant used last, pinned ones aside."""
         return len(self._idle[tenant]) if tenant in self._idle else 0
 
     def idle_by_tenant(self) -> Counter[str]:
-        """Return how many idle blocks each tenant used last, without those that are pinned."""
+        """Return the same number for each tenant."""
         return Counter({tenant: len(idle) for tenant, idle in self._idle.items()})
 
     def kept_of(self, tenant: str) -> int:
-        """Return how many idle blocks the tenant's floor keeps."""
+        """Return the number of idle blocks that the tenant's floor keeps."""
         return min(self._floors.get(tenant, 0), self.num_idle_of(tenant))
 
     def kept_by_tenant(self) -> Counter[str]:
-        """Return how many idle blocks each tenant's floor keeps."""
+        """Return the same number for each tenant with a floor."""
         return Counter({tenant: self.kept_of(tenant) for tenant in self._floors})
 
     def idle_blocks(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield the idle blocks of each tenant, without those that are pinned."""
+        """Yield each tenant with its idle blocks, pinned ones aside."""
         return ((tenant, [cached.block for cached in idle]) for tenant, idle in self._idle.items())
 
     def named(self, name: BlockName) -> CachedBlock | None:
@@ -134,11 +157,11 @@ class PrefixCache:
         return self._by_name.get(name)
 
     def num_held_back_from(self, found: Iterable[CachedBlock]) -> int:
-        """Return how many idle blocks are held back from a newcomer that has found these."""
+        """Return the number of idle blocks held back from a newcomer that hits `found`."""
         return self.num_held_back and self.num_held_back - sum(not one.holders and one.is_held_back for one in found)
 
     def at(self, block: int) -> CachedBlock | None:
-        """Return what the pool's block is to the cache; None where it has no name."""
+        """Return the cached block in this block of the pool; None: it has no name."""
         return self._by_block.get(block)
 
     def limit(self, tenant: str, floor: int, ceiling: int | None) -> None:
@@ -153,12 +176,11 @@ class PrefixCache:
             self._ceilings[tenant] = ceiling
         self._keep_ceiling(tenant)
         self._offer(tenant)
-        self.floor_set(tenant, floor)
 
     # blocks come and go
 
     def publish(self, name: BlockName, block: int, step: int, holder: BlockTable, *, is_copied: bool = False) -> bool:
-        """Name a block that the holder alone has, and that `step` fills. False where another has the name already."""
+        """Name an unshared block of the holder, filled by `step`. Return False if another block has the name."""
         if name in self._by_name:
             return False
         cached = CachedBlock(name, block, step, holder, is_copied)
@@ -169,7 +191,7 @@ class PrefixCache:
         return True
 
     def publish_all(self, names: Iterable[BlockName], blocks: Iterable[int], step: int, holder: BlockTable) -> None:
-        """Name those of a holder's blocks that have no name yet and hold what no other does, all filled by `step`."""
+        """Name a holder's unnamed blocks, filled by `step`, except where another block has the name."""
         by_name, by_block, new = self._by_name, self._by_block, list[CachedBlock]()
         for name, block in zip(names, blocks, strict=True):
             if name not in by_name and block not in by_block:
@@ -179,17 +201,17 @@ class PrefixCache:
             self._uncomputed += new
 
     def completed(self, step: int) -> None:
-        """Note that a step is done, and those before it."""
+        """Record that this step has completed, and all earlier ones."""
         self.completed_step, uncomputed = step, self._uncomputed
         if uncomputed and uncomputed[0].step <= step:
             self._uncomputed = [cached for cached in uncomputed if cached.step > step]
 
     def uncomputed(self, step: int) -> list[CachedBlock]:
-        """Return the blocks that this step in flight, and those behind it, are to fill."""
+        """Return the blocks filled by this step in flight and later ones."""
         return [cached for cached in self._uncomputed if cached.step >= step]
 
     def invalidate(self, blocks: Iterable[CachedBlock]) -> None:
-        """Let nobody find these blocks any more, which somebody holds: they will not hold what their names say."""
+        """Take the names from held blocks whose contents will not be computed: no sequence hits them any more."""
         invalid = {cached.block: cached for cached in blocks}
         for cached in invalid.values():
             if cached.name is not None:
@@ -198,38 +220,39 @@ class PrefixCache:
         self._uncomputed = [cached for cached in self._uncomputed if cached.block not in invalid]
 
     def forget(self, cached: CachedBlock) -> None:
-        """Leave a block that has no name any more to its only holder."""
+        """Forget a block without a name; its only holder owns it."""
         assert cached.name is None and len(cached.holders) == 1
         del self._by_block[cached.block]
 
     def share(self, cached: CachedBlock, holder: BlockTable) -> None:
-        """Let one more hold the block."""
+        """Add a holder."""
         if not cached.holders:
             self._no_longer_idle(cached)
             cached.is_wanted = False
-            self.reused(cached.tenant)
+            for feature in self._features:
+                feature.reused(cached)
         cached.holders[holder] = None
 
     def begin_chain(self, tenant: str, now: float, expects: float | None = None, is_held: bool = False) -> IdleChain:
-        """Begin with the blocks that one holder leaves together: what becomes idle of them is a chain."""
+        """Begin the chain of the blocks that one holder leaves together: the blocks that become idle next are in it."""
         self._chain = IdleChain(tenant, PLAIN, expects, now, next(self._uses), is_held=is_held)
         return self._chain
 
     def change_kind(self, chain: IdleChain, kind: int, now: float) -> None:
-        """Take a chain, which has blocks, for one of another kind that was left just now."""
+        """Change the kind of a chain with blocks, as if it were left now."""
         self._idle[chain.tenant].change_kind(chain, kind, now)
 
     def leave(self, cached: CachedBlock, holder: BlockTable) -> None:
-        """Let one of several holders go."""
+        """Remove one of several holders."""
         del cached.holders[holder]
         assert cached.holders, "its last holder has left: it is idle"
 
     def retire(self, blocks: Iterable[CachedBlock], tenant: str) -> None:
-        """Let the tenant's only holder of these blocks go. They are idle from now on, a chain: let those come first
-        that follow on others.
+        """Remove the last holder of these blocks, one of the tenant. They become idle, in the chain begun last; a block
+        comes before the block that it follows on.
         """
         idle, chain = self._idle_of(tenant), self._chain
-        before, pinned, named, is_pinned = len(idle), 0, list[CachedBlock](), self.is_pinned
+        before, pinned, named, features = len(idle), 0, list[CachedBlock](), self._features
         for cached in blocks:
             cached.holders.clear()
             if cached.name is None:
@@ -237,13 +260,13 @@ class PrefixCache:
                 self._pool.release([cached.block])
                 continue
             cached.tenant = tenant
-            if is_pinned is not None and is_pinned(cached):
+            if features and self._is_pinned(cached):
                 pinned += 1
             else:
                 named.append(cached)
         idle.add(named, chain)
         now, floor = len(idle), self._floors.get(tenant, 0)
-        self._num_idle += now - before + pinned
+        self.num_idle += now - before + pinned
         self.num_pinned += pinned
         self.num_held_back += (now - before) * chain.is_held
         self._keep(tenant, min(now, floor) - min(before, floor))
@@ -254,33 +277,33 @@ class PrefixCache:
         self._offer(tenant)
 
     def evict(self, count: int) -> int:
-        """Give up idle blocks until the pool has `count` more free; returns how many it has more."""
+        """Evict idle blocks until the pool has `count` more free; return the number of evicted blocks."""
         evicted = 0
         while evicted < count and (tenant := self._least_recent()) is not None:
             idle = self._idle[tenant]
-            since = min((other[0] for other in self._oldest[1:3]), default=0)  # a heap: nobody else is before that
+            since = min((other[0] for other in self._oldest[1:3]), default=0)  # a heap: the second is one of two
             most = min(count - evicted, len(idle) - self._floors.get(tenant, 0))
             evicted += self._evict_first(tenant, most, since)
         return evicted
 
     def pin(self, cached: CachedBlock) -> None:
-        """Make an idle block unevictable; `pinned_for` says for which tenants."""
+        """Make an idle block unevictable; the caller sets `pinned_for`."""
         self._leave_idle(cached)
         self.num_pinned += 1
 
     def unpin(self, cached: CachedBlock) -> None:
-        """Let an idle block that was pinned be as others are that were used just now."""
+        """Make an idle pinned block evictable again, as if used now."""
         assert not cached.pinned_for
         self.num_pinned -= 1
         self._become_idle(cached)
 
     def clear(self) -> None:
-        """Give up every idle block that is not pinned, those kept for a floor too."""
+        """Evict every idle block that is not pinned, floors included."""
         for tenant, idle in list(self._idle.items()):
             self._evict_first(tenant, len(idle))
 
     def drop_chain(self) -> None:
-        """Give up what became idle of the chain that was left last, and let nobody know."""
+        """Free the idle blocks of the chain begun last; no feature is called."""
         blocks: list[CachedBlock] = list(self._chain.blocks.values())  # type: ignore[arg-type]
         for cached in blocks:
             self._no_longer_idle(cached)
@@ -288,13 +311,24 @@ class PrefixCache:
         self.evictions += len(blocks)
         self._pool.release([cached.block for cached in blocks])
 
+    def _is_pinned(self, cached: CachedBlock) -> bool:
+        """Return True if a feature pins the block, after every feature was asked."""
+        is_pinned = False
+        for feature in self._features:
+            is_pinned = feature.becomes_idle(cached) or is_pinned
+        return is_pinned
+
     def _idle_of(self, tenant: str) -> IdleBlocks[CachedBlock]:
         if tenant not in self._idle:
-            self._idle[tenant] = IdleBlocks(self.worth)
+            self._idle[tenant] = IdleBlocks(None if self._aged_worth is None else self._worth)
         return self._idle[tenant]
 
+    def _worth(self, kind: int, chain: IdleChain) -> float:
+        assert self._aged_worth is not None
+        return self._aged_worth(kind, chain, self.kept.now - chain.left_at)
+
     def _least_recent(self) -> str | None:
-        """Return the tenant above its floor whose first idle block was used the longest ago."""
+        """Return the tenant above its floor whose oldest idle block was used the longest ago."""
         while self._oldest:
             since, tenant = self._oldest[0]
             if self.num_idle_of(tenant) > self._floors.get(tenant, 0):
@@ -308,7 +342,7 @@ class PrefixCache:
         return None
 
     def _offer(self, tenant: str) -> None:
-        """Put a tenant among those whose blocks may be given up, if it is above its floor and not there yet."""
+        """Offer a tenant above its floor for eviction, once."""
         if tenant not in self._offered and self.num_idle_of(tenant) > self._floors.get(tenant, 0):
             self._offered.add(tenant)
             heappush(self._oldest, (self._idle[tenant].oldest, tenant))
@@ -325,18 +359,19 @@ class PrefixCache:
         """
         idle = self._idle[tenant]
         floor, before, blocks = self._floors.get(tenant, 0), len(idle), list[int]()
-        by_name, by_block, evicted = self._by_name, self._by_block, self.evicted
+        by_name, by_block, features = self._by_name, self._by_block, self._features
         for cached in idle.give_up(count, since):
             assert cached.name is not None
             blocks.append(cached.block)
             del by_name[cached.name], by_block[cached.block]
             if self.num_held_back:
                 self.num_held_back -= cached.is_held_back
-            evicted(cached)
+            for feature in features:
+                feature.evicted(cached)
         self._keep(tenant, min(floor, len(idle)) - min(floor, before))
         if not idle:
             del self._idle[tenant]
-        self._num_idle -= len(blocks)
+        self.num_idle -= len(blocks)
         self.evictions += len(blocks)
         self._pool.release(blocks)
         return len(blocks)
@@ -350,10 +385,9 @@ class PrefixCache:
         self._offer(tenant)
 
     def _no_longer_idle(self, cached: CachedBlock) -> None:
-        self._num_idle -= 1
+        self.num_idle -= 1
         if cached.pinned_for:
             self.num_pinned -= 1
-            self.taken(cached)
         else:
             self._leave_idle(cached)
 
@@ -366,9 +400,9 @@ class PrefixCache:
             del self._idle[cached.tenant]
 
     def _keep(self, tenant: str, blocks: int) -> None:
-        """Note that the tenant's floor keeps `blocks` more idle blocks; negative: fewer."""
+        """Record that the tenant's floor keeps `blocks` more idle blocks; negative: fewer."""
         if blocks:
-            self._num_kept += blocks
+            self._num_floored += blocks
             self.kept.add(tenant, blocks)
 
     def check_integrity(self, held: Iterable[tuple[int, BlockTable]]) -> None:
@@ -385,9 +419,9 @@ class PrefixCache:
             assert cached.holders.keys() == holders.get(block, set()), "a cached block has other holders than it counts"
             states = bool(cached.holders), bool(cached.pinned_for), idle.get(block) is cached
             assert states.count(True) == 1, "a cached block is neither held nor pinned nor idle, or more than one"
-        assert sum(map(len, self._idle.values())) + self.num_pinned == self._num_idle, "idle blocks were lost"
+        assert sum(map(len, self._idle.values())) + self.num_pinned == self.num_idle, "idle blocks were lost"
         kept = sum(min(len(one), self._floors.get(tenant, 0)) for tenant, one in self._idle.items())
-        assert kept == self._num_kept, "floors keep another number of blocks than is counted"
+        assert kept == self._num_floored, "floors keep another number of blocks than is counted"
         pinned = [cached for cached in self._by_block.values() if cached.pinned_for]
         assert len(pinned) == self.num_pinned, "another number of blocks is pinned than is counted"
         pins = Counter(tenant for cached in pinned for tenant in cached.pinned_for)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from backend.config import EngineOptions
 from backend.errors import BackendError
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.weights import load_weights
@@ -18,7 +19,6 @@ from backend.parallel.rank_processes import RankProcesses
 from backend.parallel.runners import FollowingRunner, LeadingRunner
 from backend.parallel.shard import Shard
 from backend.placement import DTYPES, place_part
-from backend.sizing import EngineOptions
 from backend.worker.device_errors import placing
 
 LOOPBACK = "lo"

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import torch
 
+from backend.config import EngineOptions
 from backend.scheduler.batch import Batch, NewSequence
-from backend.sizing import EngineOptions
 
 MEET: Literal["meet"] = "meet"  # the model's part is loaded everywhere
 WARM_UP: Literal["warm up"] = "warm up"

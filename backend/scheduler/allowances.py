@@ -59,6 +59,7 @@ class HeldTenants:
 
     def __init__(self, waiting: WaitingQueue) -> None:
         self.reasons: dict[str, WaitReason] = {}  # by tenant, the limit that was met
+        self.num_resumed = 0  # holds lifted so far
         self._waiting = waiting
 
     def hold(self, tenant: str, reason: WaitReason) -> None:
@@ -68,4 +69,5 @@ class HeldTenants:
     def resume(self, tenant: str) -> None:
         """Let the queue offer the tenant's sequences again, if it was held: something has changed for it."""
         if self.reasons.pop(tenant, None) is not None:
+            self.num_resumed += 1
             self._waiting.hold(tenant, None)

@@ -4,8 +4,9 @@ Sequences with a common prefix share its blocks. Each of their tenants is charge
 account of its first sequence that holds the block.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from sys import maxsize
+from typing import Protocol
 
 from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_names import BlockName
@@ -14,11 +15,12 @@ from backend.paged_kv.host_pool import HostBlock
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Counters
-from backend.scheduler.between_turns import BetweenTurns
 from backend.scheduler.holdings import Holdings
+from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.pins import Pins
 from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
+from backend.scheduler.retention import BetweenTurns, Keep
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
@@ -33,8 +35,13 @@ BLOCKS_NAMED_AT_ONCE = 4  # blocks of output
 BLOCKS_PER_EVICTED_AHEAD = 1024
 COPIED_TOKENS_PER_COMPUTED = 4  # by a step, for a sequence
 
-NameBlocks = Callable[[Sequence, int], None]
-"""Name the first `count` blocks of a sequence, where the tokens are known and the blocks have no names yet."""
+
+class BlockNaming(Protocol):
+    """Names blocks by their content."""
+
+    def name(self, sequence: Sequence, num_blocks: int) -> None:
+        """Name the first blocks of a sequence, whose tokens are known; a named block keeps its name."""
+        ...
 
 
 class BlockTables:
@@ -43,37 +50,35 @@ class BlockTables:
     Freed blocks with names stay in the prefix cache until evicted.
     """
 
-    def __init__(self, config: EngineConfig, counters: Counters) -> None:
+    def __init__(self, config: EngineConfig, hooks: SchedulerHooks, counters: Counters) -> None:
+        retention = hooks.retention
         self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
-        self.cache = PrefixCache(self.pool)
+        self.cache = PrefixCache(self.pool, retention.worth if retention.keep is Keep.WHILE_WORTH else None)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
         self.pinned_prefixes = PinnedPrefixes(self.cache, self.allowances)
-        self.name_blocks: NameBlocks = lambda sequence, count: None  # set by the owner of the token ids
+        self.names: BlockNaming | None = None  # of output blocks; None: only prompt blocks have names
         self.newly_named: list[tuple[Sequence, int]] = []  # freed sequences, and the index of a first new name
         self._config = config
-        self._block_size = config.block_size
+        self.block_size = config.block_size
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
-        self._caches = config.shares_blocks
+        self.shares_blocks = config.shares_blocks
         can_fill = config.max_table_entries < config.max_num_seqs * config.blocks_for(config.max_model_len)
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
         self._evicted_ahead = config.num_blocks // BLOCKS_PER_EVICTED_AHEAD
-        self.swapping = Swapping(config, self.cache, counters)
+        self.swapping = Swapping(config, hooks, self.cache, counters)
+        self._swaps = config.num_host_blocks > 0
         self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
         parts = self.cache, self.holdings, self.allowances, self.pinned_prefixes
         self.pins = Pins(config, *parts, lambda sequence, step: self.find(sequence, step).blocks)
-        self.between_turns = BetweenTurns(self.cache, self.holdings, self.swapping, config.block_size)
+        self.between_turns = BetweenTurns(self.cache, self.holdings, retention, config.block_size)
 
     @property
     def num_available(self) -> int:
         """Blocks that can be allocated: free or evictable."""
         return self.pool.num_free + self.cache.num_evictable
-
-    @property
-    def shares_blocks(self) -> bool:
-        return self._caches
 
     def completed(self, step: int) -> None:
         """Record that a step has completed: the blocks it filled are valid."""
@@ -89,11 +94,11 @@ class BlockTables:
         The last token is never computed, so it needs no memory.
         """
         tokens = sequence.request.most_tokens - 1 if self._contiguous else sequence.num_tokens
-        return blocks_for(tokens, self._block_size)
+        return blocks_for(tokens, self.block_size)
 
     def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
         """Return the blocks that `length` more computed tokens need beyond the block table."""
-        needed = blocks_for(sequence.num_computed_tokens + length, self._block_size) - len(sequence.block_table.blocks)
+        needed = blocks_for(sequence.num_computed_tokens + length, self.block_size) - len(sequence.block_table.blocks)
         if needed <= 0:
             return 0
         return self.blocks_to_start(sequence) if self._contiguous else needed
@@ -106,13 +111,14 @@ class BlockTables:
         """
         if sequence.watermark == 1:
             return len(running)
-        each, size = sequence.watermark, self._block_size
+        each, size = sequence.watermark, self.block_size
         return sum(min(each, blocks_for(s.request.most_tokens - 1, size) - len(s.block_table.blocks)) for s in running)
 
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
         """Return True if the blocks of the sequence and `watermark_blocks` beside them are available."""
-        needed = self.blocks_to_start(sequence) - hit.num_held
-        if hit.num_blocks and self.holdings.num_entries + self.blocks_to_start(sequence) > self._max_entries:
+        blocks = self.blocks_to_start(sequence)
+        needed = blocks - hit.num_held
+        if (hit.blocks or hit.swapped) and self.holdings.num_entries + blocks > self._max_entries:
             return False
         if not self._contiguous:
             return self.num_available >= needed + watermark_blocks
@@ -147,18 +153,19 @@ class BlockTables:
         The last token is left out, so that a row remains to sample the next token from; so are blocks that the same
         step fills, because rows of one step are computed in no order.
         """
-        names, size, index = sequence.block_names, self._block_size, len(sequence.block_table.blocks)
+        names, size, index = sequence.block_names, self.block_size, len(sequence.block_table.blocks)
         most = min(len(names), (sequence.num_tokens - 1) // size)
-        if index >= most or not self._caches or sequence.num_computed_tokens != index * size:
+        if index >= most or not self.shares_blocks or sequence.num_computed_tokens != index * size:
             return NO_HIT
-        if self.cache.named(names[index]) is None and self.swapping.named(names[index]) is None:
+        if self.cache.named(names[index]) is None and not (self._swaps and self.swapping.named(names[index])):
             return NO_HIT
         hit, tenant = PrefixHit(), sequence.tenant
         for position in range(index, most):
             cached = self.cache.named(names[position])
             if cached is None:
-                hit.swapped = self._find_swapped(names[position:most])
-                hit.cut(self._most_copied)
+                if self._swaps:
+                    hit.swapped = self._find_swapped(names[position:most])
+                    hit.cut(self._most_copied)
                 break
             if cached.step >= step:
                 hit.is_being_computed = True
@@ -192,7 +199,7 @@ class BlockTables:
         self.holdings.append(table, blocks)
         if hit.swapped:
             blocks += self._copy_back(sequence, hit.swapped, step)
-        self._found_up_to(sequence, len(table.blocks) * self._block_size, step)
+        self._found_up_to(sequence, len(table.blocks) * self.block_size, step)
         return blocks
 
     def fork(self, sequence: Sequence, hit: PrefixHit, step: int) -> None:
@@ -200,7 +207,7 @@ class BlockTables:
         The caller has made sure that it can be allocated.
         """
         self.take(sequence, hit, step)
-        if len(sequence.block_table.blocks) < blocks_for(sequence.num_prompt_tokens, self._block_size):
+        if len(sequence.block_table.blocks) < blocks_for(sequence.num_prompt_tokens, self.block_size):
             blocks = self.allocate(sequence, 1)
             assert blocks is not None, "a fork finds no room for a block"
         self._found_up_to(sequence, sequence.num_prompt_tokens, step)
@@ -259,14 +266,15 @@ class BlockTables:
         Names not reported yet (`newly_named`) are not used, even where known: plans depend on reported names alone.
         """
         names, table = sequence.block_names, sequence.block_table
-        if not names or not self._caches:
+        if not names or not self.shares_blocks:
             return
-        size = self._block_size
+        size = self.block_size
         first, last = start // size, min(sequence.num_told_names, sequence.num_computed_tokens // size)
         if first < last:
             filled = names[first:last]
             self.cache.publish_all(filled, table.blocks[first:last], step, table)
-            self.swapping.computed(filled)
+            if self._swaps:
+                self.swapping.computed(filled)
 
     def lost(self, step: int, forks: Iterable[Fork], holders: Iterable[Sequence]) -> None:
         """Undo the effects of this lost step and all later ones on block tables, of `holders` and of pins. Their rows
@@ -278,8 +286,11 @@ class BlockTables:
         lost = self.cache.uncomputed(step)
         cut = {forked.block_table: num_blocks for forked, _, num_blocks in forks}  # first index
         for cached in lost:
-            for follower in list(cached.holders)[not cached.is_copied :]:
-                cut[follower] = min(follower.blocks.index(cached.block), cut.get(follower, maxsize))
+            tables = list(cached.holders)
+            if not cached.is_copied:
+                del tables[:1]  # its first holder keeps it, to compute it again
+            for table in tables:
+                cut[table] = min(table.blocks.index(cached.block), cut.get(table, maxsize))
         self.swapping.lost(step)
         self.cache.invalidate(lost)
         for table, index in cut.items():
@@ -288,12 +299,12 @@ class BlockTables:
             self.cache.begin_chain(table.tenant, self.holdings.now)
             self.holdings.leave(table, index)
         for holder in holders:
-            kept = len(holder.block_table.blocks) * self._block_size
+            kept = len(holder.block_table.blocks) * self.block_size
             holder.num_computed_tokens = min(holder.num_computed_tokens, kept)
         self.pinned_prefixes.settle()
         self.pins.were_cut()
         for _, sequence, before, after in self._found:
-            undone = after - max(before, cut.get(sequence.block_table, maxsize) * self._block_size)
+            undone = after - max(before, cut.get(sequence.block_table, maxsize) * self.block_size)
             if undone > 0:
                 sequence.num_prefilled_tokens -= undone
                 sequence.num_cached_tokens -= undone
@@ -303,20 +314,24 @@ class BlockTables:
 
     def name_known(self, sequence: Sequence) -> None:
         """Name full blocks of known tokens, a few at a time: naming all of a long output at its end would stall."""
-        known = (sequence.num_prompt_tokens + len(sequence.output)) // self._block_size
-        if self._caches and known >= len(sequence.block_names) + BLOCKS_NAMED_AT_ONCE:
-            self.name_blocks(sequence, known)
+        known = (sequence.num_prompt_tokens + len(sequence.output)) // self.block_size
+        if self.shares_blocks and known >= len(sequence.block_names) + BLOCKS_NAMED_AT_ONCE:
+            self._name(sequence, known)
+
+    def _name(self, sequence: Sequence, num_blocks: int) -> None:
+        if self.names is not None:
+            self.names.name(sequence, num_blocks)
 
     def publish_all(self, sequence: Sequence) -> bool:
         """Name every full block of accepted and computed tokens of a sequence that is about to be freed.
 
         Return True if other sequences may share them: the blocks of a failed sequence are never shared.
         """
-        if not self._caches or sequence.finish_reason is FinishReason.FAILED:
+        if not self.shares_blocks or sequence.finish_reason is FinishReason.FAILED:
             return False
         known = sequence.num_prompt_tokens + len(sequence.output)
-        full = min(sequence.num_computed_tokens, known) // self._block_size
-        self.name_blocks(sequence, full)
+        full = min(sequence.num_computed_tokens, known) // self.block_size
+        self._name(sequence, full)
         names, told = sequence.block_names, sequence.num_told_names
         if len(names) > told:
             self.newly_named.append((sequence, told))
@@ -331,7 +346,7 @@ class BlockTables:
         if not is_published:
             self.publish_all(sequence)
         self.holdings.count_seconds(sequence.block_table)
-        self.between_turns.leaves(sequence, is_named=self._caches)
+        self.between_turns.leaves(sequence, is_named=self.shares_blocks)
         self.holdings.leave(sequence.block_table)
         self.pinned_prefixes.settle()
         self.between_turns.has_left(sequence)

@@ -71,9 +71,8 @@ class Forking:
             hit = self._fork(sequence, leader, row)
             return hit or self._blocks.find(sequence, scheduled.batch.step)
         hit = self._blocks.find(sequence, scheduled.batch.step)
-        return PrefixHit(
-            hit.blocks, hit.swapped, hit.is_cut, hit.num_held, hit.num_paid, hit.num_pinned, is_being_computed=True
-        )
+        counts = hit.num_held, hit.num_paid, hit.num_pinned
+        return PrefixHit(hit.blocks, hit.swapped, hit.is_cut, *counts, is_being_computed=True, follows_leader=True)
 
     def take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         """Let a sequence that holds a slot have what was found for this step."""
@@ -81,7 +80,7 @@ class Forking:
         if hit.fork_row is not None:
             self._blocks.fork(sequence, hit, scheduled.batch.step)
             scheduled.add_fork(sequence, hit.fork_row, before)
-        elif hit.num_blocks:
+        elif hit.blocks or hit.swapped:
             scheduled.add_hit(sequence, before, self._blocks.take(sequence, hit, scheduled.batch.step))
 
     def _may_follow(self, sequence: Sequence, leader: Sequence) -> bool:
@@ -114,7 +113,9 @@ class Forking:
             if not permits or not self._blocks.num_available:
                 return None
         count = len(shared)
-        return PrefixHit(shared, num_held=count, num_paid=count, is_being_computed=True, fork_row=row)
+        return PrefixHit(
+            shared, num_held=count, num_paid=count, is_being_computed=True, follows_leader=True, fork_row=row
+        )
 
     def _cached(self, block: int) -> CachedBlock | None:
         cached = self._blocks.cache.at(block)

@@ -35,7 +35,7 @@ class Joining:
     def lacks(self, sequence: Sequence) -> None:
         """Record that the head lacks a resource, even after preemptions for it."""
         self._lacking = sequence
-        self._num_available, self._num_running = self._kv_manager.num_available, len(self._kv_manager.running)
+        self._num_available, self._num_running = self._kv_manager.blocks.num_available, len(self._kv_manager.running)
 
     def still_lacks(self, sequence: Sequence) -> bool:
         """Return True if it has lacked something before in this plan, and nothing has become free since: to find out
@@ -43,7 +43,7 @@ class Joining:
         """
         if sequence is not self._lacking or len(self._kv_manager.running) < self._num_running:
             return False
-        return self._kv_manager.num_available <= self._num_available
+        return self._kv_manager.blocks.num_available <= self._num_available
 
     def why_wait(
         self, sequence: Sequence, hit: PrefixHit, length: int, scheduled: ScheduledStep, rule: BatchingRule
@@ -69,7 +69,7 @@ class Joining:
         is_full = length == 0 and not hit.is_being_computed
         if is_full and (not self._is_static or not scheduled.sequences):
             return WaitReason.BUDGET
-        if not self._kv_manager.has_free_slot:
+        if not self._kv_manager.free_slots:
             return WaitReason.RELEASE if is_being_freed else WaitReason.SLOTS
         if self._fits(sequence, hit):
             return None

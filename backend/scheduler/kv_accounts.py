@@ -41,7 +41,7 @@ class KVAccounts:
         return self._cache.num_idle
 
     @property
-    def num_kept(self) -> int:
+    def num_floored(self) -> int:
         """The idle blocks kept by tenants' floors."""
         return self._cache.num_kept - self._cache.num_pinned
 
@@ -111,6 +111,6 @@ class KVAccounts:
         """Return the token slots that are allocated to each tenant's running sequences and hold no token yet."""
         unused: Counter[str] = Counter()
         for sequence in self._kv.running.values():
-            slots = len(sequence.block_table.blocks) * self._kv.block_size
+            slots = len(sequence.block_table.blocks) * self._blocks.block_size
             unused[sequence.tenant] += slots - sequence.num_computed_tokens
         return unused

@@ -10,6 +10,7 @@ from backend.paged_kv.block_names import BlockName
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Counters
 from backend.scheduler.block_tables import BlockTables
+from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
@@ -26,31 +27,24 @@ class KVManager:
     """
 
     def __init__(
-        self, config: EngineConfig, waiting: WaitingQueue, held_tenants: HeldTenants, counters: Counters
+        self,
+        config: EngineConfig,
+        hooks: SchedulerHooks,
+        waiting: WaitingQueue,
+        held_tenants: HeldTenants,
+        counters: Counters,
     ) -> None:
-        self.blocks = BlockTables(config, counters)
+        self.blocks = BlockTables(config, hooks, counters)
         self.pool, self.cache, self.allowances = self.blocks.pool, self.blocks.cache, self.blocks.allowances
         self.running: dict[str, Sequence] = {}  # in the order of admission
-        self.freeing: dict[str, Sequence] = {}  # preempted, and named by steps in flight
+        self.freeing: dict[str, Sequence] = {}  # of those that leave: the preempted
         self._config = config
-        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self._leaving: dict[Sequence, bool] = {}  # ended or preempted, and named by steps in flight: is it published?
+        self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._leaving: dict[Sequence, bool] = {}
+        """Ended or preempted, and named by steps in flight; whether all of its blocks were published as it ended."""
         self._waiting = waiting
         self._held_tenants = held_tenants
         self.counters = counters
-
-    @property
-    def has_free_slot(self) -> bool:
-        return bool(self._free_slots)
-
-    @property
-    def num_available(self) -> int:
-        """The blocks that may be allocated: free or evictable."""
-        return self.blocks.num_available
-
-    @property
-    def block_size(self) -> int:
-        return self._config.block_size
 
     @property
     def num_held(self) -> int:
@@ -69,6 +63,7 @@ class KVManager:
         """
         self.begin(now)
         self.cache.limit(tenant, floor, ceiling)
+        self.blocks.swapping.limit(tenant, floor)
         self.blocks.unpin_surplus()
 
     def pin_prefixes(self, tenant: str, names: Iterable[BlockName], now: float = 0.0) -> None:
@@ -90,7 +85,7 @@ class KVManager:
 
     def admit(self, sequence: Sequence) -> None:
         """Let the sequence run from now on, in a slot of its own and without blocks yet."""
-        sequence.slot = self._free_slots.pop()
+        sequence.slot = self.free_slots.pop()
         sequence.status = _RUNNING
         sequence.num_admitted_tokens = sequence.num_tokens
         sequence.jumps = False
@@ -137,7 +132,7 @@ class KVManager:
             return
         is_published = self._leaving.pop(sequence, False)
         self.blocks.free(sequence, is_published=is_published)
-        self._free_slots.append(sequence.slot)
+        self.free_slots.append(sequence.slot)
         sequence.slot = -1
         self._held_tenants.resume(sequence.tenant)
         if sequence.status is _PREEMPTED:
@@ -156,4 +151,4 @@ class KVManager:
         leaving = {s for s in holders if s.slot >= 0 and s.status is not _RUNNING}
         assert leaving == self._leaving.keys(), "what has left is not looked for"
         slots = [s.slot for s in holders if s.slot >= 0]
-        assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs)), "slots were lost"
+        assert sorted(slots + self.free_slots) == list(range(self._config.max_num_seqs)), "slots were lost"

@@ -23,7 +23,6 @@ class PinnedPrefixes:
         self._idle: dict[str, dict[int, CachedBlock]] = {}  # pinned blocks of each tenant, a prefix's last first
         self._above: dict[str, None] = {}  # tenants perhaps above their allowance
         self.reuses: Counter[str] = Counter()  # hits on idle pinned blocks, by tenant
-        cache.taken = self._taken
 
     @property
     def num_blocks(self) -> int:
@@ -50,13 +49,13 @@ class PinnedPrefixes:
         before, after = self._names.pop(tenant, {}), dict.fromkeys(names)
         if after:
             self._names[tenant] = after
+            self._cache.add_feature(self)
         for name in reversed(before):
             if name not in after:
                 self._unpin(tenant, name)
         for name in reversed(after):
             if name not in before:
                 self._pin(tenant, name)
-        self._cache.is_pinned = self._is_pinned if self._tenants else None
         self.settle()
 
     def give_way(self, tenant: str, needed: int, besides: Collection[CachedBlock] = ()) -> None:
@@ -87,8 +86,8 @@ class PinnedPrefixes:
         self._above[tenant] = None
         self.settle()
 
-    def _is_pinned(self, cached: CachedBlock) -> bool:
-        """Keep a block without holders for each tenant that pins its name; True if any does."""
+    def becomes_idle(self, cached: CachedBlock) -> bool:
+        """Keep the block for each tenant that pins its name; True if any does."""
         assert cached.name is not None
         tenants = self._tenants.get(cached.name, ())
         for tenant in tenants:
@@ -109,12 +108,15 @@ class PinnedPrefixes:
         if not cached.pinned_for:
             self._cache.unpin(cached)
 
-    def _taken(self, cached: CachedBlock) -> None:
+    def reused(self, cached: CachedBlock) -> None:
         """End the charge for an idle pinned block that a sequence takes."""
         for tenant in cached.pinned_for:
             self._forget(tenant, cached)
             self.reuses[tenant] += 1
         cached.pinned_for = ()
+
+    def evicted(self, cached: CachedBlock) -> None:
+        assert not cached.pinned_for, "a pinned block was evicted"
 
     def _forget(self, tenant: str, cached: CachedBlock) -> None:
         blocks = self._idle[tenant]

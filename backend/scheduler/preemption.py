@@ -67,9 +67,14 @@ class Preemption:
         self._hooks = hooks
         self._victims = Victims(config, hooks)
         self._counters = counters
-        self._slots_of, self._most_spare = Counter[str](), 0.0  # by tenant; most beyond the first, per weight
+        self._slots_of = Counter[str]()  # by tenant
+        self._spare_bound = 0.0  # the most slots per weight of a tenant without one of its own: a quick no
         self._lowest_class = 0  # of the running sequences
         self._counted = -1, 0  # `running_changes` at the last count of slots
+
+    def weights_changed(self) -> None:
+        """Count the slots of each tenant anew, by the tenants' present weights."""
+        self._counted = -1, 0
 
     def preempt_for_running(self, sequence: Sequence, needed: int, step: int) -> None:
         """Preempt sequences of lower rank until `needed` blocks are available or being freed.
@@ -104,20 +109,20 @@ class Preemption:
         of_its_tenant = any(s.tenant == sequence.tenant for s in gave_way)
         self.preemptor = sequence if gave_way and not of_its_tenant else None
 
-    def lacks_a_slot(self, head: Sequence) -> bool:
-        """Return True if the head can take no slot, but a sequence of another tenant might. O(1), except for the first
-        call after a change of the running sequences.
+    def slots_are_kept_from(self, head: Sequence) -> bool:
+        """Return True if, all slots being taken, the head can take none, but a sequence of another tenant might. O(1),
+        except for the first call after a change of the running sequences.
         """
-        if self._kv_manager.has_free_slot or self._kv_manager.freeing:
-            return False
-        return not self.may_take_a_slot(head.tenant, head.request.priority_class) and self._most_spare > 0.0
+        return not self.may_take_a_slot(head.tenant, head.request.priority_class) and self._spare_bound > 0.0
 
     def may_take_a_slot(self, tenant: str, priority_class: int) -> bool:
-        """Return True if a running sequence may have to give its slot to one of this tenant and class."""
+        """Return False if no running sequence gives its slot to one of this tenant and class; `slot_for` decides where
+        it may. Without weights classes alone do.
+        """
         slots, weight = self._slots(), self._hooks.weight(tenant)
         if priority_class < self._lowest_class or weight is None:
             return True
-        return (slots[tenant] + 1) / weight <= self._most_spare
+        return (slots[tenant] + 1) / weight <= self._spare_bound
 
     @property
     def running_changes(self) -> tuple[int, int]:
@@ -132,7 +137,7 @@ class Preemption:
             self._slots_of = Counter([s.tenant for s in running])
             self._lowest_class = max([s.request.priority_class for s in running], default=0)
             spare = [(count - 1) / (self._hooks.weight(tenant) or 1.0) for tenant, count in self._slots_of.items()]
-            self._most_spare = max(spare, default=0.0)
+            self._spare_bound = max(spare, default=0.0)
         return self._slots_of
 
     def _preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
@@ -147,7 +152,7 @@ class Preemption:
         running, own = self._kv_manager.running, sequence.request.priority_class
         below = (s for s in running.values() if s.request.priority_class > own and not _goes_before(s, sequence))
         lower = self._victims.choose(below, None)
-        if not self._kv_manager.has_free_slot:
+        if not self._kv_manager.free_slots:
             if (seated := self.slot_for(sequence)) is None:
                 return  # memory is of no use without a slot
             self._preempt(seated)
@@ -159,7 +164,8 @@ class Preemption:
 
     def slot_for(self, head: Sequence) -> Sequence | None:
         """Return the running sequence that gives its slot to `head`: of a lower class, else of the fullest tenant that
-        without it has at least as many slots per weight as the head's tenant with one more, and is owed no more.
+        without it has at least as many slots per weight as the head's tenant with one more, and is owed no more. This
+        is the rule; `may_take_a_slot` and `_fuller_tenants` only leave out what cannot meet it.
         """
         running, own = self._kv_manager.running, head.request.priority_class
         slots, own_weight = self._slots(), self._hooks.weight(head.tenant)
@@ -167,7 +173,7 @@ class Preemption:
             lower = [s for s in running.values() if s.request.priority_class > own and not _goes_before(s, head)]
             if victims := self._victims.choose(lower, None):
                 return victims[0]
-        if own_weight is None or (least := (slots[head.tenant] + 1) / own_weight) > self._most_spare:
+        if own_weight is None or (least := (slots[head.tenant] + 1) / own_weight) > self._spare_bound:
             return None
         for tenant, weight in self._fuller_tenants(head, slots, least):
             of_tenant = [s for s in running.values() if s.tenant == tenant]
@@ -255,7 +261,9 @@ class Preemption:
     def _num_coming(self) -> int:
         """Return the blocks available or being freed."""
         kv_manager = self._kv_manager
-        return kv_manager.num_available + sum(map(kv_manager.blocks.num_reclaimable, kv_manager.freeing.values()))
+        return kv_manager.blocks.num_available + sum(
+            map(kv_manager.blocks.num_reclaimable, kv_manager.freeing.values())
+        )
 
     def _preempt_for_memory(self, sequence: Sequence) -> None:
         sequence.watermark *= 2

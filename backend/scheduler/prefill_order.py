@@ -33,7 +33,7 @@ class PrefillOrder:
         """
         if hit.is_being_computed:
             return 0
-        found = hit.num_blocks * self._block_size
+        found = (len(hit.blocks) + len(hit.swapped)) * self._block_size
         start, uncomputed = sequence.num_computed_tokens + found, sequence.num_uncomputed_tokens - found
         if hit.is_cut:
             return budget.fits(start, self._block_size)

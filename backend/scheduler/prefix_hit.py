@@ -17,6 +17,7 @@ class PrefixHit:
     num_paid: int = 0  # of `blocks`, already charged to its tenant
     num_pinned: int = 0  # of the paid ones, idle blocks pinned by its tenant
     is_being_computed: bool = False  # the step being planned computes the next block
+    follows_leader: bool = False  # another answer to the prompt computes the rest of it, in that step or a later one
     fork_row: int | None = None  # row of that step that completes the prompt: the sequence can be forked from it
 
     @property

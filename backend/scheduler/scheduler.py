@@ -14,7 +14,7 @@ from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
 from backend.scheduler.batching.choices import RULES
 from backend.scheduler.batching.rule import StepParts
-from backend.scheduler.block_tables import NameBlocks
+from backend.scheduler.block_tables import BlockNaming
 from backend.scheduler.forking import Forking
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
@@ -58,9 +58,7 @@ class Scheduler:
         self.overtaker: Sequence | None = None  # it takes a slot, which those due before it may not
         self._held_tenants = HeldTenants(waiting)
         self.held_tenants = self._held_tenants.reasons  # tenants with admission on hold, and the limit met
-        self.kv_manager = KVManager(config, waiting, self._held_tenants, self.counters)
-        self.kv_manager.blocks.swapping.swaps = self.hooks.swaps
-        self.kv_manager.blocks.between_turns.keep_by(self.hooks.retention)
+        self.kv_manager = KVManager(config, self.hooks, waiting, self._held_tenants, self.counters)
         self.running: dict[str, Sequence] = self.kv_manager.running  # in the order of admission
         self._limits = TenantLimits(config, self.kv_manager, self.hooks)
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
@@ -72,7 +70,7 @@ class Scheduler:
         self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
-        self._none_takes_a_slot_at: tuple[int, int] | None = None  # `running_changes` of the last vain search
+        self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
         whole = (config, self.kv_manager, waiting, self.in_flight, self._rows, self._budget, self.counters)
@@ -112,7 +110,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
             self._rule.left(sequence)
-            self._held_tenants.resume(sequence.tenant)
+            self._resume(sequence.tenant)
         self.kv_manager.finish(sequence, reason)
 
     def allow(self, tenant: str, blocks: int | None, now: float = 0.0) -> None:
@@ -124,6 +122,11 @@ class Scheduler:
     def demand(self, tenant: str) -> int:
         """Return the blocks that the tenant would hold without a limit."""
         return self._limits.demand(tenant)
+
+    def weights_changed(self) -> None:
+        """Compare slots by the tenants' present weights from now on."""
+        self._none_takes_a_slot_at = None
+        self._preemption.weights_changed()
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Raise the sequence's `token_limit` by `tokens`, at most to its max_tokens."""
@@ -139,9 +142,9 @@ class Scheduler:
     def pool(self) -> BlockPool:
         return self.kv_manager.pool
 
-    def name_blocks_by(self, name_blocks: NameBlocks) -> None:
-        """Set the function that names output blocks; without it only prompt blocks have names."""
-        self.kv_manager.blocks.name_blocks = name_blocks
+    def name_blocks_by(self, names: BlockNaming) -> None:
+        """Have output blocks named; without it only prompt blocks have names."""
+        self.kv_manager.blocks.names = names
 
     @property
     def has_work(self) -> bool:
@@ -199,7 +202,8 @@ class Scheduler:
             self._preemption.yield_to_oldest(scheduled)
         self._next_step += 1
         self.in_flight.append(scheduled)
-        self.kv_manager.blocks.swapping.plan(scheduled.batch)
+        if self.config.num_host_blocks:
+            self.kv_manager.blocks.swapping.plan(scheduled.batch)
         if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
@@ -337,9 +341,12 @@ class Scheduler:
         if head and head.status is SequenceStatus.WAITING and head.tenant not in held:
             return head
         head, self.overtaker = self.waiting.head(), None
-        if head is None or scheduled.paused or not self._preemption.lacks_a_slot(head):
+        if head is None or scheduled.paused or self.kv_manager.free_slots or self.kv_manager.freeing:
             return head
-        if self._none_takes_a_slot_at == (changes := self._preemption.running_changes):
+        if not self._preemption.slots_are_kept_from(head):
+            return head
+        changes = self._preemption.running_changes, self._held_tenants.num_resumed
+        if self._none_takes_a_slot_at == changes:
             return head
         self.overtaker = self.hooks.first_that(self._preemption.may_take_a_slot)
         if self.overtaker is None:
@@ -353,7 +360,7 @@ class Scheduler:
         scheduled.admit(sequence)
         self._forking.take(sequence, hit, scheduled)
         self.kv_manager.blocks.unpin(sequence)
-        self.hooks.admitted(sequence, follows=hit.is_being_computed)
+        self.hooks.admitted(sequence, follows=hit.follows_leader)
 
     # lost steps
 

@@ -67,6 +67,7 @@ class Sequence:
     """
 
     request: PromptRequest
+    tenant: str = field(init=False)  # of the request
     arrival: float = 0.0  # seconds on the engine's clock; `arrive` sets it
     prompt_group: str | None = None  # a tenant's sequences of one group have one prompt and fork from one prefill
     cache_root: bytes = b""  # of its block names; sequences with equal roots may share blocks; empty: no sharing
@@ -101,6 +102,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         request = self.request
+        self.tenant = request.tenant
         self.logprobs = None if request.sampling.logprobs is None else []
         self.prompt_logprobs = None if request.sampling.prompt_logprobs is None else []
         self.num_tokens, self.token_limit = len(request.prompt), request.most_tokens
@@ -109,10 +111,6 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.id
-
-    @property
-    def tenant(self) -> str:
-        return self.request.tenant
 
     @property
     def num_prompt_tokens(self) -> int:

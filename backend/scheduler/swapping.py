@@ -5,7 +5,7 @@ block leaves the device when its memory is needed, and goes to the host if that 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from backend.config import EngineConfig
@@ -13,41 +13,34 @@ from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.host_pool import UNPLANNED, HostBlock, HostPool
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.batch import Batch, Counters
+from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.prefix_hit import PrefixHit
+from backend.scheduler.retention import Keep
 from backend.scheduler.scheduled_step import PrefillBudget
 
 RETURN_RATE_WEIGHT = 0.02  # of each block in its tenant's rate of return
 PRIOR_RETURN_RATE = 0.5  # before any block of a tenant was reused or lost
 
-Swaps = Callable[[float], bool]
-"""This returns True if a block is worth a place on the host, from its probability of reuse."""
-
-Forecast = Callable[[CachedBlock], float | None]
-"""This returns a block's probability of reuse; None if unknown."""
-
 
 class Swapping:
     """Keeps the host's level of the prefix cache, and the copies that the next step has to make."""
 
-    def __init__(self, config: EngineConfig, cache: PrefixCache, counters: Counters) -> None:
+    def __init__(self, config: EngineConfig, hooks: SchedulerHooks, cache: PrefixCache, counters: Counters) -> None:
         self.host = HostPool(config.num_host_blocks)
         self._num_blocks = config.num_blocks
-        self.swaps: Swaps = lambda probability: True  # set by the owner of the step-time model
-        self.forecast: Forecast = lambda cached: None  # set by the owner of return times
         self.declined = 0  # evicted blocks not copied to the host, so far
-        self._cache = cache
-        self._counters = counters
+        self._hooks, self._cache, self._counters = hooks, cache, counters
         self._returns: dict[str, float] = {}  # by tenant, the reused share of its idle blocks
         self._declined: OrderedDict[BlockName, str] = OrderedDict()  # declined blocks and their tenants
         self._out: list[tuple[int, HostBlock]] = []  # copies that no step carries out yet
         self._in: list[tuple[HostBlock, int]] = []
         self.out_rate = 1.0  # share of recently evicted blocks copied to the host
         if config.num_host_blocks:
-            cache.evicted, cache.reused, cache.floor_set = self._evicted, self._reused, self._keep
+            cache.add_feature(self)
 
     def named(self, name: BlockName) -> HostBlock | None:
         """Return the host's block of that name."""
-        return self.host.named(name) if self.host.num_blocks else None
+        return self.host.named(name)
 
     @contextmanager
     def keeping(self, host_blocks: Iterable[HostBlock]) -> Iterator[None]:
@@ -66,7 +59,7 @@ class Swapping:
         host_block.read = UNPLANNED
         self.host.used(host_block)
         self._in.append((host_block, block))
-        self._reused(host_block.tenant)
+        self._learn(host_block.tenant, 1.0)
 
     @property
     def num_due(self) -> int:
@@ -80,8 +73,6 @@ class Swapping:
 
     def plan(self, batch: Batch) -> None:
         """Have a step make the copies that are due."""
-        if not (self._out or self._in):
-            return
         for _, host_block in self._out:
             host_block.written = batch.step
         for host_block, _ in self._in:
@@ -112,20 +103,25 @@ class Swapping:
             back = len(hit.swapped)
             budget.copies(due + back + rate * max(0, back - free), max(0, free - back), rate)
 
-    def _keep(self, tenant: str, floor: int) -> None:
+    def limit(self, tenant: str, floor: int) -> None:
         """Keep as large a share of the host's blocks for the tenant as its floor is of the device's."""
-        self.host.limit(tenant, floor * self.host.num_blocks // self._num_blocks)
+        if self.host.num_blocks:
+            self.host.limit(tenant, floor * self.host.num_blocks // self._num_blocks)
 
-    def _evicted(self, cached: CachedBlock) -> None:
+    def becomes_idle(self, cached: CachedBlock) -> bool:
+        return False
+
+    def reused(self, cached: CachedBlock) -> None:
+        self._learn(cached.tenant, 1.0)
+
+    def evicted(self, cached: CachedBlock) -> None:
         name = cached.name
         if name is None or self.host.named(name) is not None:
             self.out_rate -= RETURN_RATE_WEIGHT * self.out_rate
             return
-        probability = 1.0 if cached.is_wanted else self.forecast(cached)
-        if probability is None:
-            probability = self._returns.get(cached.tenant, PRIOR_RETURN_RATE)
+        probability = self._probability(cached)
         host_block = None
-        if self.swaps(probability):
+        if self._hooks.swaps(probability):
             host_block, given_up = self.host.store(name, cached.tenant, self._cache.completed_step)
             if given_up is not None:
                 self._learn(given_up.tenant, 0.0)
@@ -135,6 +131,15 @@ class Swapping:
             self._remember(name, cached.tenant)
         else:
             self._out.append((cached.block, host_block))
+
+    def _probability(self, cached: CachedBlock) -> float:
+        """Return the block's probability of reuse: by retention where it has learned of the chain, else by tenant."""
+        if cached.is_wanted:
+            return 1.0
+        retention, chain, probability = self._hooks.retention, cached.chain, None
+        if retention.keep is Keep.WHILE_WORTH and chain is not None and not cached.is_common:
+            probability = retention.probability(chain, self._cache.kept.now - chain.left_at)
+        return self._returns.get(cached.tenant, PRIOR_RETURN_RATE) if probability is None else probability
 
     def _remember(self, name: BlockName, tenant: str) -> None:
         """Watch for a request of a block that the host declined, for as long as the pool would have kept it."""
@@ -148,9 +153,6 @@ class Swapping:
         for name in names if self._declined else ():
             if (tenant := self._declined.pop(name, None)) is not None:
                 self._learn(tenant, 1.0)
-
-    def _reused(self, tenant: str) -> None:
-        self._learn(tenant, 1.0)
 
     def _learn(self, tenant: str, outcome: float) -> None:
         before = self._returns.get(tenant, PRIOR_RETURN_RATE)

@@ -55,7 +55,7 @@ class AdminApp:
         send = _hardened(send)
         response = ResponseWriter(scope, send, time.monotonic)
         try:
-            await self._answer(scope, receive, send, response.request_header(b"authorization"))
+            await self._answer(scope, receive, send, response.request_headers.get(b"authorization"))
         except ClientGone:
             return
         except ApiError as error:

@@ -98,7 +98,7 @@ def _engine(service: Service, history: History) -> dict[str, Any]:
         "kv_blocks": config.num_blocks,
         "kv_blocks_used": kv.num_held,
         "kv_blocks_cached": kv.num_idle,
-        "kv_blocks_kept": kv.num_kept,
+        "kv_blocks_kept": kv.num_floored,
         "kv_blocks_pinned": kv.num_pinned,
         "host_blocks": kv.num_host_blocks,
         "host_blocks_used": kv.num_swapped,

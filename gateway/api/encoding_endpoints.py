@@ -48,7 +48,7 @@ class EncodingEndpoint(TokensEndpoint):
         raise NotImplementedError
 
     async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
-        frontend, has_come = self.frontend, has_come_whole(call.scope)
+        frontend, has_come = self.frontend, has_come_whole(call.response.exchange)
         request = await self.read(call, policy, partial(self._parse, limits=frontend.encoding_limits))
         call.record.body_read, call.record.model = frontend.telemetry.clock(), masked(request.params.model)
         policy = self.present_policy(call, principal, has_come)

@@ -61,7 +61,7 @@ class EncodingService:
         self._waiting: dict[EncodingRequest, Waiting] = {}
         self._wake: asyncio.TimerHandle | None = None
         if encoders:
-            engine.side_work = self._next_job
+            engine.work_beside(self)
 
     async def encode(self, asked: EncodingAsk, queued: EncodingRequest) -> list[Vector]:
         """Return the vector of each input. Raises `Overloaded` if as much waits as may, `DeadlineUnmeetable`,
@@ -91,7 +91,8 @@ class EncodingService:
             del self._waiting[queued]
         return [vector for vector in waiting.vectors if vector is not None]
 
-    def _next_job(self) -> SideJob[list[Vector]] | None:
+    def next_job(self) -> SideJob[list[Vector]] | None:
+        """Return the batch to encode now; None while none is due, or a tenant that is owed more runs."""
         now = self._engine.clock()
         if self._wake is not None:
             self._wake.cancel()

@@ -14,7 +14,7 @@ from gateway.api.frontend import Frontend
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError, InternalError
 from gateway.http.json_body import JsonBody
-from gateway.http.request_scope import ClientGone, show_key
+from gateway.http.request_scope import ClientGone
 from gateway.http.responses import ResponseWriter
 from gateway.openai.foreign_fields import Ignored, ignored_header
 from gateway.telemetry.request_record import RequestRecord
@@ -61,7 +61,7 @@ class Endpoint:
         response = ResponseWriter(scope, send, telemetry.clock)
         record = telemetry.begin(scope, response)
         if self.frontend.cors is not None:
-            response.add_headers(self.frontend.cors.headers(response.request_header(b"origin")))
+            response.add_headers(self.frontend.cors.headers(response.request_headers.get(b"origin")))
         call = Call(scope, receive, send, response, record)
         outcome = Outcome.FAILED
         try:
@@ -84,7 +84,8 @@ class Endpoint:
     def authenticate(self, call: Call) -> Principal:
         """Returns who sends the request. Raises `InvalidApiKey`, and `ShuttingDown` once no new request is taken."""
         principal = self.frontend.keys.authenticate(call.response.credentials)
-        show_key(call.scope, principal.tenant)
+        if call.response.exchange is not None:
+            call.response.exchange.entry.show_key(principal.tenant)
         call.record.tenant, call.record.key = principal.tenant, principal.key_id
         call.record.authenticated = self.frontend.telemetry.clock()
         self.frontend.active_requests.check_open()
@@ -104,7 +105,8 @@ class Endpoint:
         """Say which fields of a request had no effect, to the client, the log and the metrics, and to the client which
         places of its schemas were `left_out`.
         """
-        call.response.add_headers(ignored_header([*(ignored or ()), *left_out]))
+        if ignored or left_out:
+            call.response.add_headers(ignored_header([*(ignored or ()), *left_out]))
         if ignored:
             call.record.ignored = tuple(ignored.values())
 

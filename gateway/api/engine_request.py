@@ -85,15 +85,17 @@ class EngineRequest:
     def as_recorded(self, refusal: str | None = None) -> Asked:
         """Returns the request as the event log records it, with what refused it, if anything did."""
         deadlines, is_declared = self.deadlines, self.sampling.max_tokens is not None
+        patience = deadlines.first_token, deadlines.last_token, deadlines.interval
+        first_token, last_token, interval = [seconds if seconds < inf else None for seconds in patience]
         return Asked(
             self.id,
             self.tenant,
             self.key,
             self.service_tier,
             self.body_bytes,
-            _known(deadlines.first_token),
-            _known(deadlines.last_token),
-            _known(deadlines.interval),
+            first_token,
+            last_token,
+            interval,
             tuple(
                 [
                     AskedPrompt(len(prompt), most, is_declared, index % self.num_answers > 0)
@@ -113,7 +115,3 @@ def ask_of(sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | N
 def _later(seed: int, count: int) -> int:
     """Return `seed + count`, wrapped to 64 bits with a sign."""
     return (seed + count + 2**63) % 2**64 - 2**63
-
-
-def _known(seconds: float) -> float | None:
-    return seconds if seconds < inf else None

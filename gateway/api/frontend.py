@@ -147,16 +147,16 @@ class Frontend:
 
         A `model` of None is the served one; without a `policy` the caller may know every model.
         """
-        is_known = policy is None or policy.allows_model(self.model.name)
-        if model is None:
-            if not is_known:
-                raise ModelNotFound("This server has no model that you have access to.", "model")
-            return
-        if policy is not None:
+        if model is not None and policy is not None:
             policy.check_model(model)
-        if model != self.model.name:
+        if model == self.model.name:
+            return
+        is_known = policy is None or policy.allows_model(self.model.name)
+        if model is not None:
             rest = f"; this server has {self.model.name!r}" if is_known else " or you have no access to it"
             raise ModelNotFound(f"The model {model!r:.200} does not exist{rest}.", "model")
+        if not is_known:
+            raise ModelNotFound("This server has no model that you have access to.", "model")
 
     async def render(self, tenant: str, conversation: Conversation) -> str:
         """Returns the prompt text of a conversation."""

@@ -47,8 +47,8 @@ class GenerationEndpoint(TokensEndpoint):
 
     async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
         frontend, dialect = self.frontend, self._dialect
-        arrived, has_come = frontend.telemetry.clock(), has_come_whole(call.scope)
-        attempt = frontend.keys.fleet.attempt(call.response.request_header(ATTEMPT_HEADER))
+        arrived, has_come = frontend.telemetry.clock(), has_come_whole(call.response.exchange)
+        attempt = frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
         parse = partial(self._parse, scope=None if attempt is None else policy.cache_scope)
         request, beginnings = await self.read(call, policy, parse)
         self._record_request(call.record, request)
@@ -151,7 +151,7 @@ class GenerationEndpoint(TokensEndpoint):
                 dialect.chunks(identity, request.include_usage, index, text.message) for index, text in enumerate(texts)
             ]
             response.failure = chunks[0].failure
-            progress = None if response.request_header(PROGRESS_HEADER) is None else Progress()
+            progress = None if response.request_headers.get(PROGRESS_HEADER) is None else Progress()
             writers = [
                 _writer(response, text, encoder, request.continuous_usage, progress)
                 for text, encoder in zip(texts, chunks, strict=True)

@@ -55,14 +55,14 @@ class GenerationParams:
             token_interval=self._token_interval(),
             first_token_target=self.service_class.ttft,
             first_token_by=self._first_token_by(),
-            done_by=self._moment(self.deadlines.last_token),
+            done_by=self.arrived + self.deadlines.last_token if self.deadlines.last_token < inf else None,
             deadlines=self.deadlines,
             body_bytes=self.num_bytes,
             streams=self.request.stream,
             may_stop=bool(self.request.sampling.stop) or self.request.is_prompt_alone or self.request.may_end,
             cache_salt=self.request.cache_salt,
             num_answers=self.request.num_answers,
-            expects_followup=self._expects_followup(model),
+            expects_followup=self.expects_followup or (model.tool_followup if self.request.offers_tools else None),
             beginnings=self.beginnings,
             attempt=self.attempt,
         )
@@ -75,12 +75,6 @@ class GenerationParams:
         if self.clamped_to is not None:
             sampling = replace(sampling, max_tokens=None)
         return sampling if grammar is None else replace(sampling, grammar=replace(grammar, owner=self.policy.name))
-
-    def _expects_followup(self, model: ServedModel) -> float | None:
-        """Returns in how many seconds after the answer a follow-up is expected: as the client says, and else, where
-        tools are offered, as the operator does.
-        """
-        return self.expects_followup or (model.tool_followup if self.request.offers_tools else None)
 
     def _max_tokens(self, num_prompt_tokens: int, model: ServedModel) -> int:
         """Returns the client's limit, or the default within what the context and the tenant's KV memory leave.
@@ -109,7 +103,12 @@ class GenerationParams:
             self.clamped_to = min(available, self.clamped_to or available)
         default = model.default_max_tokens or dialect.default_max_tokens or available
         max_tokens = available if is_clamped else asked or min(available, default)
-        _check_min_tokens(self.request.sampling.min_tokens, max_tokens)
+        if (min_tokens := self.request.sampling.min_tokens) > max_tokens:
+            raise Unsatisfiable(
+                f"min_tokens is {min_tokens}, but this answer may have {max_tokens} tokens at most: "
+                "lower min_tokens, shorten the prompt, or set max_tokens.",
+                "min_tokens",
+            )
         return max_tokens
 
     def _check_told(self, prompts: list[Prompt], max_tokens: list[int], model: ServedModel) -> None:
@@ -138,7 +137,7 @@ class GenerationParams:
         seconds, target = self.deadlines.first_token, self.service_class.ttft
         if self.service_class.when_late == "refuse" and target is not None:
             seconds = min(seconds, target)
-        return self._moment(seconds)
+        return self.arrived + seconds if seconds < inf else None
 
     def _token_interval(self) -> float | None:
         """Returns the seconds promised between two tokens, by the class or the client; None if neither sets any."""
@@ -146,15 +145,3 @@ class GenerationParams:
         if self.deadlines.interval == inf:
             return promised
         return min(self.deadlines.interval, promised or inf)
-
-    def _moment(self, seconds: float) -> float | None:
-        return self.arrived + seconds if seconds < inf else None
-
-
-def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
-    if min_tokens > max_tokens:
-        raise Unsatisfiable(
-            f"min_tokens is {min_tokens}, but this answer may have {max_tokens} tokens at most: "
-            "lower min_tokens, shorten the prompt, or set max_tokens.",
-            "min_tokens",
-        )

@@ -10,8 +10,9 @@ from admission.encoding import EncodingRequest
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
 from admission.promise import Promise
 from admission.request import Asked
+from backend.grammar import Grammar
 from backend.paged_kv.block_pool import blocks_for
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import TokenStream
 from gateway.api.engine_client import READY, EncodingAsk, Health, KVMemory
 from gateway.api.engine_request import EngineRequest, ask_of
@@ -59,7 +60,7 @@ class InProcessGeneration:
 
     def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
         """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
-        self.streams.append(self._client.service.admission.admit(sequence, make_stream))
+        self.streams.append(self._client.service.engine.submit(sequence, make_stream))
         self._record.engine.timelines.append(self._client.service.core_telemetry.timeline(sequence))
 
     def begin(self, fail: Callable[[ApiError], object]) -> None:
@@ -76,7 +77,7 @@ class InProcessGeneration:
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
         self._num_delivered[stream] = num_tokens
-        self._client.service.admission.stop(stream)
+        self._client.service.engine.finish(stream.sequence, FinishReason.STOP)
 
     async def settle(self) -> None:
         self.settle_now()
@@ -91,7 +92,7 @@ class InProcessGeneration:
             if self._extender is not None:
                 self._extender.close()
             for stream in self.streams:
-                self._client.service.admission.leave(stream)
+                self._client.service.engine.finish(stream.sequence)
             if self.streams and self.streams[0].sequence.request.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
@@ -133,7 +134,8 @@ class InProcessClient:
         make_stream: MakeStream = TokenStream,
     ) -> InProcessGeneration:
         with ExitStack() as held:
-            await self._hold_grammar(request, record, held)
+            if (grammar := request.sampling.grammar) is not None:
+                await self._hold_grammar(grammar, request.key, record, held)
             sequences = self._prepare(request, policy)
             if self.service.prompt_names is not None:
                 await self.service.prompt_names.name(sequences)
@@ -143,14 +145,12 @@ class InProcessClient:
                 headers = policy.rate_headers.of(grant.states)
             return self._admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
 
-    async def _hold_grammar(self, request: EngineRequest, record: RequestRecord, held: ExitStack) -> None:
-        """Have the request's grammar compiled, if it has one, and kept until `held` is closed. Raises `ApiError`."""
-        record.engine.grammar = grammar = request.sampling.grammar
-        if grammar is None:
-            return
+    async def _hold_grammar(self, grammar: Grammar, key: str, record: RequestRecord, held: ExitStack) -> None:
+        """Have the request's grammar compiled and kept until `held` is closed. Raises `ApiError`."""
+        record.engine.grammar = grammar
         began = self.service.telemetry.clock()
         try:
-            await hold_grammar(self.service.grammars, grammar, request.key, held)
+            await hold_grammar(self.service.grammars, grammar, key, held)
         finally:
             record.engine.grammar_wait = self.service.telemetry.clock() - began
 
@@ -159,7 +159,8 @@ class InProcessClient:
         and announces the longest of them, if the tenant's KV memory is limited or was at its last request, and the
         tenant.
         """
-        service, sequences = self.service, request.sequences(self.service.end_tokens, self.service.draw_seed)
+        service = self.service
+        sequences = request.sequences(service.end_tokens, partial(service.seeds.getrandbits, 63))
         if request.sampling.max_tokens is None:
             for one in sequences:
                 expected = service.admission.expected_tokens(one.tenant, one.request.max_tokens)
@@ -192,7 +193,7 @@ class InProcessClient:
             if not policy.charged:
                 log.warning("a request is booked when it ends, and not if this replica is lost before: %s", error)
                 return Grant(quotas, policy.name, policy.key)
-            self.service.admission.requested(request.as_recorded(name_in_log(error)))
+            self.service.core.requested(request.as_recorded(name_in_log(error)), self.service.engine.clock())
             raise _refusal(error, policy, request.id) from None
 
     def _admit(
@@ -211,11 +212,12 @@ class InProcessClient:
         grant = grant or Grant(service.quotas, request.tenant, request.key)
         generation = InProcessGeneration(self, record, grant, headers, held)
         try:
-            record.engine.reserved, record.engine.grant = service.telemetry.clock(), grant
+            record.engine.reserved = now = service.telemetry.clock()
+            record.engine.grant = grant
             record.engine.beginnings = request.beginnings
             if record.engine.reserving is None:
-                record.engine.reserving = record.engine.reserved
-            service.admission.requested(request.as_recorded())
+                record.engine.reserving = now
+            service.core.requested(request.as_recorded(), now)
             for sequence in sequences:
                 generation.admit(sequence, make_stream)
             if self._unpaid:
@@ -250,7 +252,7 @@ class InProcessClient:
             await self._refuse_spent(policy)
         except QuotaRefused as error:
             unread = Asked.unread(request_id, policy.name, policy.key, error.limit.name)
-            self.service.admission.requested(unread)
+            self.service.core.requested(unread, self.service.engine.clock())
             raise _refusal(error, policy, request_id) from None
 
     async def refuse_spent(self, policy: EffectivePolicy) -> None:
@@ -363,7 +365,7 @@ def _usage(
     is, unless it is forked. A prompt with `num_answers` streams in a row counts once, as for the stream that came
     furthest. For a stopped stream its tenant pays the delivered tokens; for any other, the generated ones.
     """
-    now = service.admission.clock()
+    now = service.engine.clock()
     processed, cached, generated, block_seconds = 0, 0, 0, 0.0
     for first in range(0, len(streams), num_answers):
         prefilled, found = 0, None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from admission.admission import Admission
 from admission.controller import Controller
+from backend.engine import Engine
 from backend.structured_output.compiler import GrammarCompiler
 from gateway.api.encoding_service import EncodingService
 from gateway.api.prompt_names import PromptNames
@@ -33,6 +34,7 @@ class Service:
     model: str  # the served name
     created: int  # Unix seconds
     end_tokens: frozenset[int]
+    engine: Engine
     admission: Admission
     keys: KeyRing
     policies: LivePolicy
@@ -67,7 +69,3 @@ class Service:
 
         await apply(self.policies.current)
         self.policies.on_change.append(apply)
-
-    def draw_seed(self) -> int:
-        """Returns a seed for a request that brings none."""
-        return self.seeds.getrandbits(63)

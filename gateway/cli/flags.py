@@ -3,6 +3,7 @@
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from enum import EnumType
 from typing import Any
 
 from pydantic import ByteSize, SecretStr, ValidationError
@@ -71,7 +72,8 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
 
 
 def _metavar(field: FieldInfo) -> str:
-    choices = getattr(field.annotation, "__args__", ())
+    kind: Any = field.annotation
+    choices: tuple[Any, ...] = tuple(kind) if isinstance(kind, EnumType) else getattr(kind, "__args__", ())
     return (
         "|".join(choices) if choices and all(isinstance(choice, str) for choice in choices) else _extra(field)["unit"]
     )

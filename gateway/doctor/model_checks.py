@@ -12,7 +12,7 @@ from backend.paged_kv.kv_cache import block_bytes
 from backend.parallel.shard import Shard, pooled
 from backend.placement import select_device, select_dtype, size_for_device
 from backend.roofline import Footprint, show_bytes
-from backend.sizing import free_memory, size_engine
+from backend.sizing import cache_dtype, free_memory, size_engine
 from backend.worker.device_memory import free_and_total
 from gateway.core import engine_options
 from gateway.doctor.check import Check, ok, problem, warning
@@ -87,7 +87,7 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
     else:
         _check_weights_fit(weights, free)
         engine = size_engine(options, whole, dtype, free - weights)
-    kv = engine.num_blocks * block_bytes(whole, engine.block_size, options.cache_dtype(dtype))
+    kv = engine.num_blocks * block_bytes(whole, engine.block_size, cache_dtype(options, dtype))
     return Plan(weights, kv, free, engine.num_blocks, engine.max_model_len)
 
 

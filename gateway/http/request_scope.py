@@ -31,13 +31,13 @@ _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte != ord("\t"))  # of
 class Exchange:
     """One request and its answer on a connection of ours, which tells here what ASGI has no word for."""
 
-    __slots__ = ("_callback", "_cycle", "_entry", "_flow", "_is_over", "_transport", "is_complete")
+    __slots__ = ("_callback", "_cycle", "_flow", "_is_over", "_transport", "entry", "is_complete")
 
     def __init__(self, transport: asyncio.WriteTransport, flow: FlowControl, entry: ConnectionEntry) -> None:
         self.is_complete = False  # the last byte of the request has come
         self._transport = transport
         self._flow = flow
-        self._entry = entry
+        self.entry = entry  # of its connection
         self._callback: Callable[[], object] | None = None
         self._cycle: ReferenceType[RequestResponseCycle] | None = None  # uvicorn's, once the headers are there
         self._is_over = False
@@ -55,14 +55,6 @@ class Exchange:
     def is_writable(self) -> bool:
         """Returns whether a part of the answer can be written now: it need not wait, and somebody is left to read."""
         return not (self._is_over or self._flow.write_paused)
-
-    def show_key(self, tenant: str) -> None:
-        """Note in the connection table that the request has a valid key of this tenant."""
-        self._entry.show_key(tenant)
-
-    def yield_place(self) -> None:
-        """Note in the connection table that the request is to be refused, and only waits for that."""
-        self._entry.yield_place()
 
     def begin(self, headers: list[tuple[bytes, bytes]], length: int | None, part: bytes) -> bool:
         """Write the head of an answer with status 200 and the first part of its body, past ASGI and in one piece, and
@@ -132,9 +124,8 @@ def exchange_of(scope: Scope) -> Exchange | None:
     return exchange
 
 
-def has_come_whole(scope: Scope) -> bool:
+def has_come_whole(exchange: Exchange | None) -> bool:
     """Returns whether the last byte of the request is known to be here."""
-    exchange = exchange_of(scope)
     return exchange is not None and exchange.is_complete
 
 
@@ -142,7 +133,7 @@ def show_key(scope: Scope, tenant: str) -> None:
     """Note in the connection table that the request has a valid key of this tenant."""
     exchange = exchange_of(scope)
     if exchange is not None:
-        exchange.show_key(tenant)
+        exchange.entry.show_key(tenant)
 
 
 class ClientGone(Exception):
@@ -364,7 +355,7 @@ class ActiveRequests:
         """
         exchange = exchange_of(scope)
         if exchange is not None:
-            exchange.yield_place()
+            exchange.entry.yield_place()
         async with RequestScope(scope, receive, send):
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -48,12 +48,12 @@ class ResponseWriter:
         "_clock",
         "_error_reply",
         "_extra_headers",
-        "_headers",
         "_is_anthropic",
         "_is_streaming",
         "_starting",
         "exchange",
         "failure",
+        "request_headers",
         "request_id",
         "send",
         "started",
@@ -62,8 +62,8 @@ class ResponseWriter:
 
     def __init__(self, scope: Scope, send: Send, clock: Callable[[], float]) -> None:
         self.send = send
-        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        self.request_id = request_id(self.request_header(b"x-request-id"))
+        self.request_headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of one repeated, the first
+        self.request_id = request_id(self.request_headers.get(b"x-request-id"))
         self.started: float | None = None  # when its first byte went out, in seconds of `clock`
         self.status = 0  # of HTTP, once it has started
         self._clock = clock
@@ -79,16 +79,12 @@ class ResponseWriter:
         """Add headers to the response, whether it will be an answer or an error."""
         self._extra_headers += encode_headers(headers)
 
-    def request_header(self, name: bytes) -> bytes | None:
-        """Returns a header of the request, the first one if it is repeated; None if it is absent."""
-        return self._headers.get(name)
-
     @property
     def credentials(self) -> bytes | None:
         """The request's `authorization`, or the key that Anthropic's clients send in its place, as one; None without
         either.
         """
-        given, key = self.request_header(b"authorization"), self.request_header(b"x-api-key")
+        given, key = self.request_headers.get(b"authorization"), self.request_headers.get(b"x-api-key")
         return given if given is not None or key is None else b"Bearer " + key
 
     async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:

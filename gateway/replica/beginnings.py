@@ -40,15 +40,13 @@ class CachedBeginnings:
         self._digests: dict[BlockName, set[bytes]] = {}  # that end with a block, or whose tails do
         self._events: deque[tuple[bytes, bool]] = deque(maxlen=MAX_EVENTS)  # the newest; whether it is cached now
         self._num_events = 0
-        self._is_following = False
 
     def __len__(self) -> int:
         return len(self._names)
 
     def computed(self, beginnings: Beginnings, sequence: Sequence) -> None:
         """Note the beginnings of a sequence's prompt, as far as its blocks are cached."""
-        if not self._is_following:
-            self._follow()
+        self._cache.add_feature(self)
         names, tokens_a_byte = sequence.block_names, sequence.num_prompt_tokens / max(beginnings.num_bytes, 1)
         digests = beginnings.digests
         may_have_tail = bool(digests) and self._is_alone(digests[-1], sequence)
@@ -101,24 +99,23 @@ class CachedBeginnings:
     def _behind(self, digests: Iterable[bytes]) -> dict[str, int]:
         return {digest.hex(): self._tails[digest].num_bytes for digest in digests if digest in self._tails}
 
-    def _follow(self) -> None:
-        """Have the cache tell of each block that it evicts, after its earlier observer."""
-        self._is_following = True
-        tell_others = self._cache.evicted
+    def becomes_idle(self, cached: CachedBlock) -> bool:
+        return False
 
-        def evicted(cached: CachedBlock) -> None:
-            tell_others(cached)
-            if cached.name is None:
-                return
-            for digest in self._digests.pop(cached.name, ()):
-                is_evicted = self._names[digest] == cached.name
-                if is_evicted:
-                    del self._names[digest]
-                self._cut(digest)
-                if is_evicted:
-                    self._happened(digest, False)
+    def reused(self, cached: CachedBlock) -> None:
+        pass
 
-        self._cache.evicted = evicted
+    def evicted(self, cached: CachedBlock) -> None:
+        """Forget what the block was the last of."""
+        if cached.name is None:
+            return
+        for digest in self._digests.pop(cached.name, ()):
+            is_evicted = self._names[digest] == cached.name
+            if is_evicted:
+                del self._names[digest]
+            self._cut(digest)
+            if is_evicted:
+                self._happened(digest, False)
 
     def _know(self, digest: bytes, name: BlockName) -> None:
         before = self._names.pop(digest, None)

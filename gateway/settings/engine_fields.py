@@ -1,30 +1,31 @@
-"""The settings of the engine: type, unit, default and meaning of each."""
+"""The settings of the engine, in records by subject: type, unit, default and meaning of each.
+
+A setting that is an option of the engine has the option's name and default (`EngineOptions`).
+"""
 
 from typing import Literal
 
 from pydantic import ByteSize
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from backend.config import Batching, EngineOptions, KVAllocation, KVCacheDtype
 from gateway.settings.field import (
-    ENV_PREFIX,
     BytesOrAuto,
     ChunkOrAuto,
     FractionOrAuto,
     IntOrAuto,
     NameOrAuto,
     SecondsOrAuto,
+    SettingRecord,
     Sizes,
     setting,
 )
 from gateway.settings.machine import spare_cores
 
+OPTIONS = EngineOptions()
 
-class EngineFields(BaseSettings):
-    """The settings of the model, the engine and its memory; they are frozen and read once at start."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
-    )
+class ModelFields(SettingRecord):
+    """These settings choose the model that generates, and the models that embed and score beside it."""
 
     model: str = setting(
         "model",
@@ -49,7 +50,7 @@ class EngineFields(BaseSettings):
     max_model_len: IntOrAuto = setting(
         "model",
         "TOKENS",
-        None,
+        OPTIONS.max_model_len,
         "most tokens of prompt and answer together; auto: the model's positions, or what KV memory holds",
         ge=2,
     )
@@ -91,11 +92,15 @@ class EngineFields(BaseSettings):
         ge=1,
     )
 
-    max_num_seqs: int = setting("engine", "N", 256, "most sequences in one step", ge=1, le=65_536)
+
+class SchedulingFields(SettingRecord):
+    """These settings decide which requests run, and how many tokens each step computes."""
+
+    max_num_seqs: int = setting("engine", "N", OPTIONS.max_num_seqs, "most sequences in one step", ge=1, le=65_536)
     max_num_batched_tokens: IntOrAuto = setting(
         "engine",
         "TOKENS",
-        None,
+        OPTIONS.max_num_batched_tokens,
         "token budget: most tokens computed in one step; auto: 512, or more where other settings need it",
         ge=1,
         le=1_048_576,
@@ -103,7 +108,7 @@ class EngineFields(BaseSettings):
     prefill_chunk: ChunkOrAuto = setting(
         "engine",
         "TOKENS",
-        None,
+        OPTIONS.prefill_chunk,
         "most prompt tokens of one sequence in one step; auto: the token budget; off: every prompt whole",
     )
     calibration: Literal["on", "off"] = setting(
@@ -176,27 +181,17 @@ class EngineFields(BaseSettings):
         "(controlled_delay, as CoDel), or only bound the queue; unbounded lifts max_waiting and the bounds of the "
         "policy's classes, the others keep both",
     )
-    batching: Literal[
-        "continuous",
-        "static",
-        "static_padded",
-        "slai",
-        "window",
-        "prefill_first",
-        "wait",
-        "nested_wait",
-        "multilevel_feedback",
-    ] = setting(
+    batching: Batching = setting(
         "engine",
         "HOW",
-        "continuous",
+        OPTIONS.batching,
         "when a request may join a step, and which of those running it computes: window gathers requests of one token "
         "of output, such as scores; the others are baselines to measure by (see `sluice simulate`)",
     )
     max_batch_delay: SecondsOrAuto = setting(
         "engine",
         "SECONDS",
-        None,
+        OPTIONS.max_batch_delay,
         "time for which --batching window gathers requests, or wait lets them wait for others; auto: 0.005, and 0.05",
         ge=0,
         le=10,
@@ -204,9 +199,14 @@ class EngineFields(BaseSettings):
     preferred_batch_sizes: Sizes = setting(
         "engine",
         "N,N",
-        (),
+        OPTIONS.preferred_batch_sizes,
         "sizes at which a batch that --batching window gathers starts at once; none: --max-num-seqs",
     )
+
+
+class ExecutionFields(SettingRecord):
+    """These settings say how steps are computed, and answers constrained."""
+
     kernels: Literal["auto", "native", "triton", "torch", "reference"] = setting(
         "engine",
         "HOW",
@@ -267,40 +267,53 @@ class EngineFields(BaseSettings):
         "engine", "N", 0, "seeds the sampling of requests that bring no seed of their own", ge=0, lt=2**63
     )
 
-    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+
+class MemoryFields(SettingRecord):
+    """These settings size and divide KV memory."""
+
+    kv_cache_dtype: KVCacheDtype = setting(
         "memory",
         "DTYPE",
-        "auto",
+        OPTIONS.kv_cache_dtype,
         "precision of the KV cache; auto: that of the model; fp8: e4m3 without scales, half of the memory of 16 bits, "
         "rounded to 4 significant bits, which can change texts",
     )
     kv_memory_bytes: BytesOrAuto = setting(
-        "memory", "BYTES", None, "memory of the KV cache, such as 512MiB or 2GiB; auto: see --kv-memory-fraction", gt=0
+        "memory",
+        "BYTES",
+        OPTIONS.kv_memory_bytes,
+        "memory of the KV cache, such as 512MiB or 2GiB; auto: see --kv-memory-fraction",
+        gt=0,
     )
     kv_memory_fraction: FractionOrAuto = setting(
         "memory",
         "FRACTION",
-        None,
+        OPTIONS.kv_memory_fraction,
         "the same as a share of the free memory; auto: a quarter and at most 1 GiB, on a GPU all that can be used",
         gt=0,
         lt=1,
     )
-    block_size: int = setting("memory", "TOKENS", 16, "tokens in one block of the KV cache", ge=1, le=1024)
+    block_size: int = setting(
+        "memory", "TOKENS", OPTIONS.block_size, "tokens in one block of the KV cache", ge=1, le=1024
+    )
     prefix_cache: Literal["on", "off"] = setting(
         "memory",
         "on|off",
-        "on",
+        "on" if OPTIONS.prefix_cache else "off",
         "on: requests of a tenant share the KV memory of what their prompts begin with, and find there what earlier "
         "ones have left; --kv-allocation contiguous shares nothing",
     )
     swap_space_bytes: ByteSize = setting(
         "memory",
         "BYTES",
-        ByteSize(0),
+        ByteSize(OPTIONS.swap_space_bytes),
         "host memory to which evicted KV blocks that are worth two copies are swapped, such as 4GiB; 0: evicted blocks "
         "are computed again. On a CPU more --kv-memory-bytes is better: both are the host's",
         ge=0,
     )
-    kv_allocation: Literal["paged", "contiguous"] = setting(
-        "memory", "HOW", "paged", "contiguous reserves a whole context for every sequence: a baseline to measure by"
+    kv_allocation: KVAllocation = setting(
+        "memory",
+        "HOW",
+        OPTIONS.kv_allocation,
+        "contiguous reserves a whole context for every sequence: a baseline to measure by",
     )

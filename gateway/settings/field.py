@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, SecretStr
-from pydantic_settings import NoDecode
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ENV_PREFIX = "SLUICE_"
 GROUPS = ("model", "engine", "memory", "quotas", "network", "security", "admin", "logging", "telemetry")
@@ -22,6 +22,14 @@ def setting(group: str, unit: str, default: Any, description: str, **limits: Any
     """Returns a field; a callable default is called at start. The help shows `unit` for the value; empty: no flag."""
     made = {"default_factory": default} if callable(default) else {"default": default}
     return Field(**made, description=description, json_schema_extra={"group": group, "unit": unit}, **limits)
+
+
+class SettingRecord(BaseSettings):
+    """Settings of one subject; they are frozen and read once at start."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
 
 
 IntOrAuto = Annotated[int | None, BeforeValidator(_auto)]  # None: auto

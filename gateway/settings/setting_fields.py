@@ -1,4 +1,4 @@
-"""Every setting of the gateway: type, unit, default and meaning.
+"""Every setting of the gateway, in records by subject: type, unit, default and meaning.
 
 The setting `max_num_seqs` is the variable `SLUICE_MAX_NUM_SEQS` and the flag `--max-num-seqs`. A flag wins over a
 variable, a variable over the default. The engine's own configuration checks the settings that depend on the model.
@@ -14,12 +14,13 @@ from pydantic import BeforeValidator, ByteSize, SecretStr
 
 from gateway.http import cors
 from gateway.settings import otel_variables
-from gateway.settings.engine_fields import EngineFields
+from gateway.settings.engine_fields import ExecutionFields, MemoryFields, ModelFields, SchedulingFields
 from gateway.settings.field import (
     IntOrAuto,
     PathOrAuto,
     PortOrOff,
     SecretOrAuto,
+    SettingRecord,
     UrlOrAuto,
     setting,
 )
@@ -41,8 +42,8 @@ def default_state_dir() -> Path:
     return (Path(home) if home else Path.home() / ".local" / "state") / "sluice"
 
 
-class SettingFields(EngineFields):
-    """All settings of the gateway; they are frozen and read once at start."""
+class QuotaFields(SettingRecord):
+    """These settings say where the policy is, and what replicas share."""
 
     policy: PathOrAuto = setting(
         "quotas",
@@ -85,6 +86,10 @@ class SettingFields(EngineFields):
         "`--replicas-store` of a router; without a port it is --port",
         pattern=r"^https?://[^/?#@\s]+$",
     )
+
+
+class NetworkFields(SettingRecord):
+    """These settings bound what the tenants' port takes."""
 
     host: str = setting("network", "HOST", "127.0.0.1", "address to listen on", min_length=1)
     port: int = setting("network", "PORT", 8000, "port to listen on; 0: any free one", ge=0, le=65_535)
@@ -189,6 +194,10 @@ class SettingFields(EngineFields):
     tls_cert_file: Path | None = setting("network", "FILE", None, "certificate chain (PEM); turns TLS on")
     tls_key_file: Path | None = setting("network", "FILE", None, "private key of the certificate (PEM)")
 
+
+class SecurityFields(SettingRecord):
+    """These settings say where keys and secrets are, and who may reach the operators' port."""
+
     state_dir: Path = setting(
         "security",
         "DIR",
@@ -222,6 +231,10 @@ class SettingFields(EngineFields):
     )
     admin_key: SecretOrAuto = setting("admin", "", None, "key of the admin API; auto: DIR/admin-key, made when needed")
 
+
+class LoggingFields(SettingRecord):
+    """These settings choose the logs for people and for a replay."""
+
     event_log: Path | None = setting(
         "logging", "FILE", None, "record the scheduler's events and decisions here, for `sluice explain` and `replay`"
     )
@@ -241,6 +254,10 @@ class SettingFields(EngineFields):
     dev: bool = setting(
         "logging", "BOOL", False, "for development: readable logs, down to debug messages and what errors say"
     )
+
+
+class TelemetryFields(SettingRecord):
+    """These settings say where metrics and traces are sent."""
 
     metrics_on_tenant_port: bool = setting(
         "telemetry", "true|false", False, "serve /metrics to tenants as well; it names all of them"
@@ -309,3 +326,17 @@ class SettingFields(EngineFields):
         ge=0,
         le=1000,
     )
+
+
+class SettingFields(
+    TelemetryFields,
+    LoggingFields,
+    SecurityFields,
+    NetworkFields,
+    QuotaFields,
+    MemoryFields,
+    ExecutionFields,
+    SchedulingFields,
+    ModelFields,
+):
+    """All settings of the gateway, in the order of the help: pydantic takes the fields of the last base first."""

@@ -280,12 +280,12 @@ class Telemetry:
 
     def begin(self, scope: Scope, response: ResponseWriter) -> RequestRecord:
         """Make the record of a request, which the running task and those that it starts find in `current`."""
-        retries = response.request_header(b"x-stainless-retry-count") or b""
+        retries = response.request_headers.get(b"x-stainless-retry-count") or b""
         record = RequestRecord(
             response.request_id.decode(),
             scope["method"],
             masked(scope["path"]),
-            trace_context(response.request_header(b"traceparent"), response.request_header(b"tracestate")),
+            trace_context(response.request_headers.get(b"traceparent"), response.request_headers.get(b"tracestate")),
             self.clock(),
             self._unix_ns(),
             int(retries) if len(retries) < 4 and retries.isdigit() else 0,

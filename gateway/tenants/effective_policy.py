@@ -59,7 +59,7 @@ class EffectivePolicy:
 
     def check_model(self, model: str) -> None:
         """Raises `ModelNotFound` for a model that the tenant may not use, as for one that does not exist."""
-        if not self.allows_model(model):
+        if self.models is not None and model not in self.models:
             raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
 
     @property

@@ -104,15 +104,17 @@ class WorkerClient:
         refused_tenants: set[str],
         refused_keys: set[tuple[str, str | None]],
         clock: Callable[[], float],
+        drain: Callable[[], object],
+        end: Callable[[], object],
     ) -> None:
+        """`drain` and `end` are called when the engine's process says so; `end`, too, when the link is lost."""
         self.refused_tenants = refused_tenants
         self.link = WorkerLink(self._received, self._lost)
-        self.on_drain: Callable[[], object] = _nothing
-        self.on_end: Callable[[], object] = _nothing
         self._refused_keys = refused_keys  # of whom to ask whether a limit is still spent
         self._keys = keys
         self._policies = policies
         self._clock = clock
+        self._end = end
         self._next_number = 0
         self._numbers: dict[RequestRecord, int] = {}
         self._generations: dict[int, WorkerGeneration] = {}
@@ -130,8 +132,8 @@ class WorkerClient:
             FrameKind.FAIL: self._fail,
             FrameKind.ANSWER: self._answered,
             FrameKind.SUSPECT: self._suspect,
-            FrameKind.DRAIN: lambda *_: self.on_drain(),
-            FrameKind.END: lambda *_: self.on_end(),
+            FrameKind.DRAIN: lambda *_: drain(),
+            FrameKind.END: lambda *_: end(),
         }
 
     # what endpoints ask
@@ -283,7 +285,7 @@ class WorkerClient:
         for answer in self._questions.values():
             if not answer.done():
                 answer.set_exception(DeviceError(GONE))
-        self.on_end()
+        self._end()
 
     def _update(self, number: int, binary: memoryview) -> None:
         update: Update = pickle.loads(binary)  # noqa: S301 - of the process that started this one
@@ -354,7 +356,3 @@ class WorkerClient:
             self.refused_tenants.add(tenant)
         else:
             self._refused_keys.add((tenant, key))
-
-
-def _nothing() -> None:
-    """Does nothing, before a server is there to be told."""

@@ -66,12 +66,13 @@ def run_worker() -> None:
 async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: socket.socket) -> None:
     settings, clock = share(setup.settings), time.monotonic
     keys, policies = KeyRing(setup.pepper, setup.keys), MirroredPolicy(setup.policy)
-    client = WorkerClient(keys, policies, setup.refused_tenants, setup.refused_keys, clock)
-    telemetry, deliveries = Telemetry(clock), DeliveryMetrics(clock)
-    telemetry.on_end.append(client.ended)
     active_requests = ActiveRequests(settings.write_timeout)
     server = WorkerServer(settings, active_requests, lambda: client.link.send(FrameKind.READY))
-    client.on_drain, client.on_end = server.drain, server.end  # before the link is read, which may say so at once
+    client = WorkerClient(
+        keys, policies, setup.refused_tenants, setup.refused_keys, clock, drain=server.drain, end=server.end
+    )
+    telemetry, deliveries = Telemetry(clock), DeliveryMetrics(clock)
+    telemetry.on_end.append(client.ended)
     link.setblocking(False)
     await asyncio.get_running_loop().create_unix_connection(lambda: client.link, sock=link)
     async with open_body_reader(settings, setup.model.limits.max_model_len) as body_reader:

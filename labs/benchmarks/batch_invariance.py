@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from backend import LLM, SamplingParams
-from backend.sizing import EngineOptions
+from backend.config import EngineOptions
 from labs.benchmarks.memory import MIB, Growth, resident_bytes
 from labs.benchmarks.report import Report, scenario_parser
 

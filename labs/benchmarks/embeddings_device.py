@@ -20,10 +20,10 @@ import torch
 
 from admission.core import CoreConfig, make_core
 from admission.encoding import EncodingLimits, EncodingRequest
+from backend.config import EngineOptions
 from backend.engine import Engine
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import PromptRequest, Sequence
-from backend.sizing import EngineOptions
 from backend.worker.model_runner import ModelRunner
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import EncodingAsk

@@ -24,11 +24,11 @@ from jsonschema.validators import Draft202012Validator, validator_for
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
+from backend.config import EngineOptions
 from backend.grammar import Grammar
 from backend.llm import LLM
 from backend.model.hub import resolve_model
 from backend.sampling_params import SamplingParams
-from backend.sizing import EngineOptions
 from backend.structured_output.compile import CompileError, compile_grammar, make_tokenizer
 from gateway.errors import ApiError
 from gateway.openai.structured import read_grammar

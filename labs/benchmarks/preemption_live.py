@@ -17,13 +17,13 @@ import torch
 
 from admission.core import CoreConfig, MemoryGate, Overload, make_core
 from admission.kv.swap_choice import Swap
+from backend.config import EngineOptions
 from backend.errors import MemoryExhausted
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.sequence import PromptRequest
 from backend.scheduler.sequence import Sequence as EngineSequence
-from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
 from backend.worker.executor import Executor, InlineDevice, PendingStep
 
@@ -138,7 +138,7 @@ class _Serving:
         )
         self._core = make_core(core, config)
         self._names = model.block_names(b"benchmark")
-        self._core.scheduler.name_blocks_by(self._names.name)
+        self._core.scheduler.name_blocks_by(self._names)
         self._throttled = device
         self._device = InlineDevice(device)
         self._loop = StepLoop(self._core, self._device.launch, time.perf_counter)

@@ -25,14 +25,13 @@ from random import Random
 from statistics import mean, median
 
 from admission.core import CoreConfig, make_core
-from backend.config import EngineConfig
+from backend.config import EngineConfig, EngineOptions
 from backend.llm import LLM
 from backend.paged_kv.block_names import BlockNames
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.sequence import FinishReason, PromptRequest
 from backend.scheduler.sequence import Sequence as EngineSequence
-from backend.sizing import EngineOptions
 from gateway.api.prompt_names import PromptNames
 from labs.benchmarks.overload_loads import OUTPUTS, drawn_trace
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
@@ -195,7 +194,7 @@ class Machine:
             prefill_chunk=512,
         )
         self.core = make_core(CoreConfig(max_waiting=10**6), engine)
-        self.core.scheduler.name_blocks_by(self._names.name)
+        self.core.scheduler.name_blocks_by(self._names)
         while len(self.core.scheduler.kv_manager.cache) < cached:
             for _ in range(4):
                 self.arrive([], 2_000, 1)

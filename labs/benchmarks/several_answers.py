@@ -11,9 +11,9 @@ from collections.abc import Callable
 from random import Random
 from statistics import median
 
+from backend.config import EngineOptions
 from backend.llm import LLM
 from backend.sampling_params import SamplingParams
-from backend.sizing import EngineOptions
 from labs.benchmarks.report import Report, Spread, scenario_parser
 
 ANSWERS, PROMPT = 16, 1_000  # to one prompt of 1,000 tokens

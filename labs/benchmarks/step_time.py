@@ -137,9 +137,9 @@ class Measured:
         sequences: dict[str, Request] = {}
 
         def make_model(prior: StepTime, prior_weight: float) -> StepTimeModel:
-            model = StepTimeModel(prior, prior_weight)
-            model.observed = lambda work, seconds: measured.steps.append((work, seconds))
-            return model
+            return StepTimeModel(
+                prior, prior_weight, observed=lambda work, seconds: measured.steps.append((work, seconds))
+            )
 
         for entry in replay(read_event_log(log), sequences, make_model):
             if entry[0] == "arrive":

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backend.config import EngineOptions
 from backend.grammar import Grammar, GrammarKind
 from backend.llm import LLM
 from backend.loader import LoadedModel, constrain
@@ -37,7 +38,6 @@ from backend.model.weights import random_weights
 from backend.placement import place_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NewSequence
-from backend.sizing import EngineOptions
 from backend.structured_output.compile import compile_grammar, make_tokenizer
 from backend.structured_output.frames import RowStatus
 from backend.structured_output.matching import SlotMatcher

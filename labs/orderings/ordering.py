@@ -70,12 +70,12 @@ class PublishedOrder(HoldingQueue):
     def due(self, sequence: Sequence) -> float:
         return sequence.arrival
 
-    def ahead(self, sequence: Sequence) -> Ahead:
+    def ahead(self, sequence: Sequence, due: float) -> Ahead:
         before = self.ordering.around(sequence).before
         own = sum([self._uncached(one) for one in before if one.tenant == sequence.tenant])
         return Ahead(float(sum(map(self._uncached, before))), float(len(before)), float(own))
 
-    def behind(self, sequence: Sequence) -> list[Due]:
+    def behind(self, sequence: Sequence, due: float) -> list[Due]:
         """Return what goes later, each as if it were due at its place in the line."""
         behind = self.ordering.around(sequence).behind
         return [Due(float(place), place, one, self._uncached(one)) for place, one in enumerate(behind)]

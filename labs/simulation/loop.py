@@ -81,7 +81,7 @@ class Loop:
         self._host = Host(device.host)
         self._copied_at = 0.0  # when the newest copies are done that run ahead of their steps
         self._names = SimulatedNames(core.scheduler.config.block_size)
-        core.scheduler.name_blocks_by(self._names.name)
+        core.scheduler.name_blocks_by(self._names)
         self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
         self._steps: deque[StepInFlight] = deque()
         self._done_at = 0.0  # of the newest step

@@ -91,15 +91,14 @@ class _Log:
 class _Timed:
     """The sums over all steps that a step-time model has observed."""
 
-    def __init__(self, model: StepTimeModel) -> None:
-        self._model = model
+    def __init__(self, prior: StepTime, prior_weight: float) -> None:
+        self.model = StepTimeModel(prior, prior_weight, observed=self._observed)
         self._seconds = 0.0
         self._work = StepWork()
         self._num_tokens_beyond = 0  # the knee, of each step
-        model.observed = self._observed
 
     def _observed(self, work: StepWork, seconds: float) -> None:
-        self._num_tokens_beyond += max(0, work.prefill_tokens + work.decode_tokens - self._model.fitted.knee)
+        self._num_tokens_beyond += max(0, work.prefill_tokens + work.decode_tokens - self.model.fitted.knee)
         self._work += work
         self._seconds += seconds
 
@@ -108,10 +107,10 @@ class _Timed:
         """The step times as learned, made longer by as much as all steps together took longer: the model leaves stalls
         out, and clients did not.
         """
-        fitted = self._model.fitted
+        fitted = self.model.fitted
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = fitted.coefficients
-        linear = StepTime((fixed, prefill, decode, decode_context, prefill_context, pairs, 0.0))
-        predicted = fixed * self._model.num_steps + linear.marginal(self._work) + beyond * self._num_tokens_beyond
+        linear = StepTime((0.0, prefill, decode, decode_context, prefill_context, pairs, 0.0))
+        predicted = fixed * self.model.num_steps + linear.seconds(self._work) + beyond * self._num_tokens_beyond
         longer = self._seconds / predicted if predicted > 0 else 1.0
         if abs(longer - 1) < SAME:
             return fitted
@@ -126,9 +125,8 @@ def read_recording(path: Path, lines: Iterable[str]) -> Recording:
     log = _Log()
 
     def make_model(prior: StepTime, weight: float) -> StepTimeModel:
-        model = StepTimeModel(prior, weight)
-        timed.append(_Timed(model))
-        return model
+        timed.append(_Timed(prior, weight))
+        return timed[-1].model
 
     try:
         for line, entry in enumerate(replay(lines, sequences, make_model), 1):

@@ -47,7 +47,7 @@ class StagedCore(ClockedCore):
         super().__init__(core, self._took, START)
         self.random = Random(seed)
         self._names = BlockNames(b"staged", self.engine.block_size)
-        self.scheduler.name_blocks_by(self._names.name)
+        self.scheduler.name_blocks_by(self._names)
 
     def arrive(
         self,

@@ -95,7 +95,7 @@ def test_a_request_that_expires_in_its_answer_kept_the_first_and_counts_as_late(
     calibration.expired(waits, 12.0)
     calibration.last_token(waits, 50.0)
     assert calibration.coverage == 1.0
-    residuals = calibration._last[0]._reported._all._sorted
+    residuals = calibration._last[0]._reported._all.ascending
     assert len(residuals) == MIN_RESIDUALS + 1
     assert sum(each == pytest.approx(16 / 10 - 1) for each in residuals) == 2, "the median of 13 to 19 s"
 

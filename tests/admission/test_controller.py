@@ -1,9 +1,11 @@
 import pytest
 
 from admission.controller import Controller
-from admission.core import CoreConfig, MemoryGate, make_core
+from admission.core import CoreConfig, MemoryGate, Overload, make_core
 from backend.config import EngineConfig
+from backend.paged_kv.block_names import BlockNames
 from backend.scheduler.prefix_hit import PrefixHit
+from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.admission.clocked_core import ClockedCore
 from tests.admission.staged_core import StagedCore
@@ -175,3 +177,38 @@ def test_a_deadline_that_passes_while_nothing_is_planned_is_found() -> None:
         stage.plan()
     assert held.finish_reason is FinishReason.EXPIRED
     assert stage.now > held.request.done_by
+
+
+def test_a_tenant_takes_a_slot_once_its_hold_is_lifted_though_a_search_was_in_vain_before() -> None:
+    engine = EngineConfig(400, 256, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk=64)
+    machine = ClockedCore(make_core(CoreConfig(overload=Overload.UNBOUNDED), engine), lambda step: 0.01)
+    for n in range(4):
+        machine.add(make_sequence(f"full{n}", "full", 8, 200))
+    machine.steps(40)
+    machine.add(make_sequence("pressing", "full", 8, 200, first_token_by=machine.now - 1))
+    held = make_sequence("held", "held", 8, 200)
+    held.limit_to(0)
+    machine.add(held)
+    machine.step()
+    assert machine.scheduler.held_tenants == {"held": WaitReason.TOKENS}
+    next_one = machine.add(make_sequence("next", "held", 8, 200))
+    machine.step()
+    machine.finish(held)
+    machine.steps(5)
+    assert next_one.status is SequenceStatus.RUNNING
+
+
+def test_a_prompt_that_waits_for_a_block_of_another_prompt_prepays_all_of_its_own() -> None:
+    engine = EngineConfig(400, 2048, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk=32)
+    machine = ClockedCore(make_core(CoreConfig(overload=Overload.UNBOUNDED), engine), lambda step: 0.01)
+    beginning = [1] * 32
+    sequences = [make_sequence(f"s{n}", "t", [*beginning, *[n + 2] * 1000], 8) for n in range(2)]
+    names = BlockNames(b"key", engine.block_size)
+    for sequence in sequences:
+        sequence.cache_root = names.root("t")
+        names.name(sequence, sequence.num_prompt_tokens // engine.block_size)
+        machine.add(sequence)
+    machine.core.schedule(machine.now)
+    first, second = (machine.core.ledger.promises[sequence] for sequence in sequences)
+    assert all(sequence.slot >= 0 for sequence in sequences)
+    assert second.prepaid >= first.prepaid > 0

@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.kv.copy_time import CopyTime
 from admission.prefill_sizer import CAUTION_MEAN_ERRORS, LONGEST_STEP_S, MIN_PREFILL_SHARE, PrefillSizer
-from admission.step_times.step_time import Pipeline, StepTime, StepTimeModel, StepWork, prefill_work
+from admission.step_times.step_time import CopyTime, Pipeline, StepTime, StepTimeModel, StepWork, prefill_work
 from backend.config import EngineConfig
 
 CONFIG = EngineConfig(num_blocks=1000, max_model_len=4096, max_num_batched_tokens=512)

@@ -86,11 +86,11 @@ class Bench:
     @contextmanager
     def admitted(self, sequence: Sequence) -> Iterator[TokenStream]:
         """Yield the tokens of a sequence, which ends with the block at the latest."""
-        stream = self.admission.admit(sequence)
+        stream = self.engine.submit(sequence)
         try:
             yield stream
         finally:
-            self.admission.leave(stream)
+            self.engine.finish(stream.sequence)
 
     async def settle(self) -> None:
         """Until the device has nothing more to do without a permit."""

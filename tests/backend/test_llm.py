@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from backend import LLM, SamplingParams
-from backend.config import Batching, KVAllocation
+from backend.config import Batching, EngineOptions, KVAllocation
 from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
 from backend.grammar import Grammar, GrammarKind
 from backend.scheduler.batch import Batch, StepOutput
-from backend.sizing import EngineOptions
 from backend.worker.device_stream import CpuStream, Running, Work
 from backend.worker.executor import Executor, PendingStep
 from backend.worker.model_runner import ModelRunner

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from backend import loader
+from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.loader import load_model
-from backend.sizing import EngineOptions
 
 
 def test_no_memory_for_weights_ends_a_load_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

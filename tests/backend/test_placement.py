@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from backend import placement
+from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.parallel.shard import Shard
 from backend.placement import _size_measured, check_size, select_device, select_dtype
-from backend.sizing import EngineOptions
 from backend.worker.device_memory import DeviceMemory
 from tests.backend.runners import MODEL, make_runner
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from backend import sizing
+from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
-from backend.sizing import EngineOptions, size_engine
+from backend.sizing import size_engine
 
 
 def test_a_size_below_one_block_is_answered_with_what_would_do() -> None:

@@ -108,7 +108,9 @@ def test_under_a_flood_limits_and_floors_hold_at_every_step_and_everybody_is_ans
         was_denied |= kv.allowances.requested.keys()
         was_short |= scheduler.wait_reason is WaitReason.MEMORY or scheduler.counters.preemptions > 0
         kept = sum(min(blocks, kv.cache.num_idle_of(tenant)) for tenant, blocks in least.items())
-        assert kv.num_available == scheduler.config.num_blocks - kv.num_held - kept, "what a floor keeps is nobody's"
+        assert kv.blocks.num_available == scheduler.config.num_blocks - kv.num_held - kept, (
+            "what a floor keeps is nobody's"
+        )
         for step in scheduler.in_flight:
             assert set(step.paused.values()) <= {WaitReason.ALLOWANCE}, "one was paused for others"
             paused |= {sequence.tenant for sequence in step.paused}

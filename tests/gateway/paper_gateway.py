@@ -150,7 +150,7 @@ class Gateway:
         )
         self.metrics = Metrics(sources)
         names = BlockNames(bytes(32), CONFIG.block_size)
-        core.scheduler.name_blocks_by(names.name)
+        core.scheduler.name_blocks_by(names)
         with patch("gateway.api.prompt_names.BLOCKS_AT_ONCE", 4):  # so that prompts of a few words take turns, too
             prompt_names = PromptNames(names, CONFIG.block_size)
         self.outcomes: Counter[Outcome | None] = Counter()
@@ -159,6 +159,7 @@ class Gateway:
             model="paper",
             created=0,
             end_tokens=frozenset([END]),
+            engine=self.engine,
             admission=admission,
             keys=KeyRing(pepper, [demo_record(KEY, pepper)]),
             policies=policies,

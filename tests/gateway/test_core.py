@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,14 +9,14 @@ import torch
 
 from admission.core import CoreConfig, MemoryGate, Overload, make_core
 from admission.outcome import QueueFull
-from backend.config import EngineConfig
+from backend.config import EngineConfig, EngineOptions
 from backend.errors import ConfigError
 from backend.loader import LoadedModel
 from backend.model.hub import resolve_model
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.sequence import FinishReason
-from gateway.core import core_config, open_core
+from gateway.core import core_config, engine_options, open_core
 from gateway.settings.settings import Settings
 from gateway.tenants.live_policy import scheduling_policy
 from quotas.policy.policy import DEFAULT_POLICY
@@ -32,6 +32,11 @@ def test_every_choice_of_the_core_is_one_of_the_operators(setting: str, kinds: t
 
 def test_the_defaults_are_the_cores() -> None:
     assert core_config(Settings()) == CoreConfig()
+
+
+def test_the_engines_options_are_settings_of_their_names_and_defaults() -> None:
+    assert engine_options(Settings()) == EngineOptions()
+    assert {field.name for field in fields(EngineOptions)} - Settings.model_fields.keys() == {"steps_in_flight"}
 
 
 def test_an_order_that_nobody_offers_is_refused_with_those_that_are() -> None:

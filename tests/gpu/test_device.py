@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from backend.config import EngineOptions
 from backend.errors import MemoryExhausted
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
-from backend.sizing import EngineOptions
 from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import generate
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from backend import LLM, SamplingParams
+from backend.config import EngineOptions
 from backend.kernels import build
 from backend.kernels.cpu import select_ops
 from backend.model.decoder import Decoder
 from backend.model.weights import random_weights
 from backend.scheduler.batch import NewSequence
-from backend.sizing import EngineOptions
 from backend.worker.sampler import SlotSampler
 from tests.backend.families import save_checkpoint
 from tests.backend.paged_batch import PagedBatch

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend import LLM, SamplingParams
-from backend.config import Batching
+from backend.config import Batching, EngineOptions
 from backend.loader import LoadedModel
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason
-from backend.sizing import EngineOptions
 from tests.backend.families import random_model, save_checkpoint
 from tests.examples import examples
 

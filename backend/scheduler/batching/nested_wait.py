@@ -62,7 +62,7 @@ class NestedWait(BatchingRule):
             return None
         if not self._places:
             return WaitReason.PEERS
-        if self.parts.running and self.parts.kv_manager.num_available < self._buffer():
+        if self.parts.running and self.parts.kv_manager.blocks.num_available < self._buffer():
             return WaitReason.BATCH
         self._places -= 1
         return None

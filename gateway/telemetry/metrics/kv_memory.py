@@ -21,7 +21,7 @@ class KVMetrics:
         registry.gauge("sluice.kv.blocks_shared", "KV blocks with several holders.", lambda: kv.num_shared)
         registry.gauge("sluice.kv.blocks_reserved", "KV blocks kept for queued sequences.", lambda: kv.num_reserved)
         registry.gauge("sluice.kv.blocks_cached", "Idle KV blocks: cached, without a holder.", lambda: kv.num_idle)
-        registry.gauge("sluice.kv.blocks_kept", "Idle KV blocks kept by floors.", lambda: kv.num_kept)
+        registry.gauge("sluice.kv.blocks_kept", "Idle KV blocks kept by floors.", lambda: kv.num_floored)
         registry.gauge("sluice.kv.blocks_pinned", "Idle KV blocks kept by pins.", lambda: kv.num_pinned)
         registry.gauge("sluice.kv.host_blocks", "KV blocks for which the host has room.", lambda: kv.num_host_blocks)
         registry.gauge("sluice.kv.host_blocks_used", "KV blocks that the host has.", lambda: kv.num_swapped)

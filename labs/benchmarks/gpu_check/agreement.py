@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from backend.config import EngineOptions
 from backend.kernels.reference import ReferenceOps
 from backend.llm import OfflineEngine
 from backend.model.decoder import Decoder
@@ -24,7 +25,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from backend.sizing import EngineOptions, size_engine
+from backend.sizing import size_engine
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import TINY, write_checkpoint

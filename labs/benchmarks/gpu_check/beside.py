@@ -9,11 +9,11 @@ import torch
 
 from admission.controller import Controller
 from admission.core import CoreConfig, make_core
+from backend.config import EngineOptions
 from backend.roofline import Roofline
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.sequence import PromptRequest, Sequence
-from backend.sizing import EngineOptions
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.finding import Finding

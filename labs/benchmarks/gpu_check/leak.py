@@ -18,6 +18,7 @@ from weakref import ref
 
 import torch
 
+from backend.config import EngineOptions
 from backend.model.model_config import ModelConfig
 from backend.paged_kv.block_names import BlockNames
 from backend.paged_kv.kv_cache import block_bytes
@@ -26,7 +27,6 @@ from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from backend.sizing import EngineOptions
 from backend.step_loop import StepLoop
 from backend.worker import warm_up
 from backend.worker.executor import InlineDevice
@@ -141,7 +141,7 @@ class Traffic:
         self._seqs, self._longest_prompt = seqs, longest_prompt
         self._vocab, self._random = runner.decoder.config.vocab_size, Random(0)
         self._names = BlockNames(b"leak", config.block_size)
-        self.scheduler.name_blocks_by(self._names.name)
+        self.scheduler.name_blocks_by(self._names)
         self._device = InlineDevice(runner)
         self._loop = StepLoop(self.scheduler, self._device.launch, time.perf_counter)
         self._prompts = [self._tokens(longest_prompt) for _ in range(4)]  # that others begin like

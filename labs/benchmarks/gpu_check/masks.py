@@ -15,12 +15,12 @@ from functools import partial
 import torch
 
 from admission.core import CoreConfig, make_core
+from backend.config import EngineOptions
 from backend.engine import Engine
 from backend.grammar import Grammar, GrammarKind
 from backend.loader import LoadedModel, load_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
-from backend.sizing import EngineOptions
 from backend.structured_output.compiler import GrammarCompiler
 from labs.benchmarks.gpu_check.finding import Finding
 

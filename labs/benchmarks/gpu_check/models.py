@@ -9,13 +9,13 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import save_file
 
+from backend.config import EngineOptions
 from backend.kernels.triton_ops import TritonOps
 from backend.model.known_shapes import LLAMA_3_8B, QWEN3_06B
 from backend.model.model_config import ModelConfig
 from backend.model.weights import checkpoint_names, random_weights
 from backend.placement import place_model
 from backend.scheduler.batch import Batch
-from backend.sizing import EngineOptions
 from backend.worker.model_runner import ModelRunner
 
 TINY = replace(

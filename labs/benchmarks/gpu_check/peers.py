@@ -28,13 +28,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from backend.config import EngineOptions
 from backend.kernels.cpu import select_ops
 from backend.llm import OfflineEngine
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from backend.sizing import EngineOptions
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import SHAPES, dtype_of, random_runner, write_checkpoint

@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from backend.config import EngineOptions
 from backend.model.model_config import ModelConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from backend.sizing import EngineOptions
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gateway_process import gateway_process

@@ -144,7 +144,7 @@ class _Runners:
             runner.warm_up()
         scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
         names = BlockNames(b"same", config.block_size)
-        scheduler.name_blocks_by(names.name)
+        scheduler.name_blocks_by(names)
         rounds = []
         for _ in range(way.rounds):
             sequences = [_sequence(number, request, plan.tokens) for number, request in enumerate(requests)]

@@ -9,10 +9,10 @@ from statistics import median
 
 import torch
 
+from backend.config import EngineOptions
 from backend.roofline import RUNTIME_BYTES, Roofline
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
-from backend.sizing import EngineOptions
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.breakdown import breakdown

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from backend.config import Batching, KVAllocation
+from backend.config import Batching, EngineOptions, KVAllocation
 from backend.llm import LLM
 from backend.sampling_params import SamplingParams
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.scheduled_step import NewToken
-from backend.sizing import EngineOptions
 from labs.benchmarks.peers.peer import Generate, Generated, answer_requests, parser
 from labs.benchmarks.workload import Workload
 

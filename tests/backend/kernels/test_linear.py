@@ -22,7 +22,7 @@ import random
 import sys
 
 from backend import LLM, SamplingParams
-from backend.sizing import EngineOptions
+from backend.config import EngineOptions
 
 llm = LLM(sys.argv[1], EngineOptions(max_num_seqs=8, max_num_batched_tokens=128), dtype="float32", kernels="torch")
 print("loaded", flush=True)

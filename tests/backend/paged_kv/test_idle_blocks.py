@@ -86,8 +86,7 @@ def test_how_many_blocks_a_tenant_gives_up_does_not_depend_on_what_they_are_wort
     """A tenant whose clients claim anything of its blocks takes nothing from others, and loses nothing to them."""
 
     pools = [PagedPool(400), PagedPool(400)]
-    caches = [PrefixCache(pool) for pool in pools]
-    caches[1].worth = lambda kind, one: random.random()
+    caches = [PrefixCache(pools[0]), PrefixCache(pools[1], lambda kind, chain, age: random.random())]
     ordinals = count()
     for kind, *said in did:
         for cache, pool in zip(caches, pools, strict=True):

@@ -1,6 +1,7 @@
 """Sequences that begin alike share blocks, whose content is right after every sequence of events."""
 
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import settings
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from admission.kv.retention import Between, make_retention
+from backend.config import EngineConfig
 from backend.scheduler.batch import NO_TOKEN, StepOutput
+from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.backend.scheduler.bench import Bench, LossyMachine, expected
@@ -132,7 +135,7 @@ def test_a_tenant_is_charged_once_for_what_its_sequences_share() -> None:
     bench.steps(2)
     assert [len(s.block_table.blocks) for s in (*two, other)] == [4, 4, 4]
     assert (held["a"], held["b"]) == (5, 4), "three are shared, and one each is its own"
-    assert bench.scheduler.kv_manager.num_available == bench.config.num_blocks - 6
+    assert bench.scheduler.kv_manager.blocks.num_available == bench.config.num_blocks - 6
     bench.scheduler.finish(two[0], FinishReason.CANCELLED)
     bench.steps(2)
     assert (held["a"], two[1].block_table.num_charged) == (len(two[1].block_table.blocks),) * 2, "who is left pays"
@@ -255,10 +258,21 @@ def test_a_lost_step_takes_its_copies_back() -> None:
     assert again.num_cached_tokens == 12
 
 
+class Unwilling(DefaultHooks):
+    """Swaps nothing, and records the probabilities of reuse that it was asked about."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.asked: list[float] = []
+
+    def swaps(self, probability: float) -> bool:
+        self.asked.append(probability)
+        return False
+
+
 def test_a_block_that_is_not_worth_two_copies_is_dropped() -> None:
-    bench = Bench(num_blocks=10, num_host_blocks=8)
-    asked: list[float] = []
-    bench.scheduler.kv_manager.blocks.swapping.swaps = lambda probability: bool(asked.append(probability))
+    bench = Bench(make_hooks=Unwilling, num_blocks=10, num_host_blocks=8)
+    asked = cast(Unwilling, bench.hooks).asked
     for n in range(3):
         finish(bench, bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 7))
     assert asked and bench.scheduler.counters.swapped_out == 0
@@ -361,9 +375,8 @@ def test_without_memory_for_all_some_start_from_the_cache_later() -> None:
 
 def test_what_the_host_did_not_take_and_is_asked_for_again_would_have_been_worth_it() -> None:
     """Were it taken for lost at once, a tenant that was declined a few times would be for ever."""
-    bench = Bench(num_blocks=10, num_host_blocks=40)
-    asked: list[float] = []
-    bench.scheduler.kv_manager.blocks.swapping.swaps = lambda probability: bool(asked.append(probability))
+    bench = Bench(make_hooks=Unwilling, num_blocks=10, num_host_blocks=40)
+    asked = cast(Unwilling, bench.hooks).asked
     for _ in range(4):
         for n in range(3):
             finish(bench, bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 7))
@@ -399,7 +412,9 @@ def _check_leases_and_floors(bench: Bench, leases: dict[str, int], floors: dict[
     kv = bench.scheduler.kv_manager
     assert all(kv.allowances.held[tenant] <= blocks for tenant, blocks in leases.items()), "a tenant is above its lease"
     kept = sum(min(blocks, kv.cache.num_idle_of(tenant)) for tenant, blocks in floors.items())
-    assert kv.num_available == bench.config.num_blocks - kv.num_held - kept, "what a floor keeps is not anybody's"
+    assert kv.blocks.num_available == bench.config.num_blocks - kv.num_held - kept, (
+        "what a floor keeps is not anybody's"
+    )
     paused = [one for step in bench.scheduler.in_flight for one in step.paused.items()]
     for sequence, reason in paused:
         assert reason is WaitReason.ALLOWANCE and sequence.tenant in leases, "one was paused for another's limit"

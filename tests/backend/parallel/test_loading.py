@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from backend import LLM, SamplingParams
+from backend.config import EngineOptions
 from backend.errors import ConfigError, DeviceError, ModelLoadError
 from backend.grammar import Grammar, GrammarKind
 from backend.loader import load_model
 from backend.parallel.messages import RankSetup
 from backend.parallel.rank_processes import RankProcesses
 from backend.parallel.runners import LeadingRunner
-from backend.sizing import EngineOptions
 from tests.backend.parallel.ranks import taking_turns
 from tests.gateway.server_process import eventually
 

@@ -1,7 +1,7 @@
 """A scheduler and a paper device, driven step by step or to the end."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -39,14 +39,19 @@ def expected(sequence: Sequence) -> list[int]:
 class Bench:
     """Sequences arrive in the order in which they are added, and the device computes what it is told to."""
 
-    def __init__(self, retention: Retention | None = None, **changes: object) -> None:
+    def __init__(
+        self,
+        retention: Retention | None = None,
+        make_hooks: Callable[[EngineConfig], DefaultHooks] = DefaultHooks,
+        **changes: object,
+    ) -> None:
         self.config = make_config(**changes)
-        hooks = DefaultHooks(self.config)
+        self.hooks = hooks = make_hooks(self.config)
         hooks.retention = retention or hooks.retention
         self.scheduler = Scheduler(self.config, HoldingQueue(FirstComeFirstServed()), hooks)
         self.now = 0.0
         self.names = BlockNames(b"secret", self.config.block_size)
-        self.scheduler.name_blocks_by(self.names.name)
+        self.scheduler.name_blocks_by(self.names)
         self.device = PaperDevice(self.config.block_size)
         self.in_flight: deque[Batch] = deque()
         self.batches: list[Batch] = []

@@ -35,10 +35,10 @@ def test_every_block_is_on_an_account(asks: list[tuple[str, list[int], int, int]
             assert accounts.num_held + accounts.num_idle + scheduler.pool.num_free == bench.config.num_blocks
             assert accounts.num_held <= accounts.held().total() <= accounts.num_held + 2 * accounts.num_shared
             assert accounts.idle().total() + accounts.num_pinned == accounts.num_idle
-            assert accounts.kept().total() == accounts.num_kept == min(floor, accounts.idle()["a"])
+            assert accounts.kept().total() == accounts.num_floored == min(floor, accounts.idle()["a"])
             pinned = accounts.pinned()
             assert accounts.num_pinned <= pinned.total() and pinned["b"] <= 3 and pinned["c"] <= 3
-            assert accounts.charged() == accounts.held() + Counter(a=accounts.num_kept) + pinned
+            assert accounts.charged() == accounts.held() + Counter(a=accounts.num_floored) + pinned
             assert accounts.swapped().total() == accounts.num_swapped <= accounts.num_host_blocks == hosted
             assert accounts.unused_slots().total() == sum(map(unused_slots, scheduler.running.values()))
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from backend.config import EngineConfig
+from backend.config import EngineConfig, EngineOptions
 from backend.grammar import Grammar, GrammarKind
 from backend.llm import LLM
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import StepOutput
-from backend.sizing import EngineOptions
 from backend.structured_output.masks import ConstrainedRows, Masks
 from backend.worker.constrained_step import ConstrainedStep, MaskBuffers
 from backend.worker.device_stream import CpuStream

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.roofline import RUNTIME_BYTES
-from backend.sizing import EngineOptions, size_engine
+from backend.sizing import size_engine
 from backend.worker.device_memory import (
     DeviceMemory,
     check_fits,

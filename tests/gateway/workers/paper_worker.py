@@ -30,7 +30,16 @@ class PaperWorker:
         self.policies = MirroredPolicy(service.policies.current)
         refused_tenants, refused_keys = {*service.refusal_limiter.refused_tenants}, {*service.quotas.refused}
         self.keys = KeyRing(PEPPER, [demo_record(KEY, PEPPER)])
-        self.client = WorkerClient(self.keys, self.policies, refused_tenants, refused_keys, clock)
+        self.told = list[str]()  # to drain and to end, by the link
+        self.client = WorkerClient(
+            self.keys,
+            self.policies,
+            refused_tenants,
+            refused_keys,
+            clock,
+            drain=lambda: self.told.append("drain"),
+            end=lambda: self.told.append("end"),
+        )
         self.telemetry, self.deliveries = Telemetry(clock), DeliveryMetrics(clock)
         self.telemetry.on_end.append(self.client.ended)
         service.refusal_limiter.on_suspect.append(partial(self.served.suspect, key=None))

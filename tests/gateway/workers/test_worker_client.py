@@ -15,8 +15,7 @@ from tests.gateway.workers.test_served_worker import PROMPT, client_of, status, 
 async def test_an_engine_that_is_gone_fails_what_is_served_and_what_is_asked(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker, ends = await through_worker(gateway), []
-    worker.client.on_end = lambda: ends.append(True)
+    worker = await through_worker(gateway)
     streaming, whole = client_of(PROMPT), client_of(PROMPT, stream=False)
     tasks = [asyncio.create_task(client.ask(worker.app)) for client in (streaming, whole)]
     await until(lambda: len(streaming.sent) > 3)
@@ -28,7 +27,7 @@ async def test_an_engine_that_is_gone_fails_what_is_served_and_what_is_asked(
     assert whole.sent[0]["status"] == 500
     with pytest.raises(DeviceError):
         await question
-    assert ends == [True]
+    assert worker.told == ["end"]
     assert await status(worker.app, client_of(PROMPT)) == 500
     with pytest.raises(DeviceError):
         await worker.client.ask("health", "ready")

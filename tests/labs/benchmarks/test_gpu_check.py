@@ -103,7 +103,7 @@ def test_blocks_that_were_given_up_are_read_by_nobody() -> None:
         if poisons:
             models.poison_given_up(runner)
         scheduler, names = Scheduler(config, HoldingQueue(FirstComeFirstServed())), BlockNames(b"given up", 4)
-        scheduler.name_blocks_by(names.name)
+        scheduler.name_blocks_by(names)
         engine, found = OfflineEngine(scheduler, runner), list[list[int]]()
         greedy = SamplingParams(temperature=0, ignore_eos=True)
         for _ in range(2):

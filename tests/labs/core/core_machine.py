@@ -12,11 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from admission.core import ORDERS, PRIOR_STEP_TIME, CoreConfig, MemoryGate
 from admission.event_logs.event_log import make_logged_core, replay
-from admission.kv.copy_time import CopyTime
 from admission.ledger import EngineTimeTariff
 from admission.outcome import QueueFull
 from admission.prefill_sizer import PrefillSizer
-from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork
+from admission.step_times.step_time import CopyTime, Pipeline, StepTimeModel, StepWork
 from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.scheduler.batch import NO_TOKEN, Batch, StepOutput

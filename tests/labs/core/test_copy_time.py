@@ -2,8 +2,7 @@
 
 import pytest
 
-from admission.kv.copy_time import CopyTime
-from admission.step_times.step_time import Pipeline
+from admission.step_times.step_time import CopyTime, Pipeline
 from backend.config import EngineConfig
 from backend.scheduler.batch import Counters
 from labs.simulation.arrival import Arrival, ClassTarget

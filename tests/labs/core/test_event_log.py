@@ -66,9 +66,7 @@ def test_a_replay_tells_its_model_the_work_and_the_time_of_each_step() -> None:
     steps: list[float] = []
 
     def learner(prior: StepTime, weight: float) -> StepTimeModel:
-        model = StepTimeModel(prior, weight)
-        model.observed = lambda work, seconds: steps.append(seconds)
-        return model
+        return StepTimeModel(prior, weight, observed=lambda work, seconds: steps.append(seconds))
 
     lines = record(CONFIGS["fair"], 0)
     done = [entry[3] for entry in replay(lines, make_model=learner) if entry[0] == "done"]

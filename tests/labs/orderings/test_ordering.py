@@ -78,8 +78,9 @@ def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: s
         elif (head := admit()) is not None:
             admitted.append(head)
     newcomer = arriving(count)
-    ahead, behind = order.ahead(newcomer), [one for _, _, one, _ in order.behind(newcomer)]
-    assert order.ahead(newcomer) == ahead, "and asking changes nothing"
+    due = order.due(newcomer)
+    ahead, behind = order.ahead(newcomer, due), [one for _, _, one, _ in order.behind(newcomer, due)]
+    assert order.ahead(newcomer, due) == ahead, "and asking changes nothing"
     order.at(now := float(count))
     order.add(newcomer)
     served = list(iter(admit, None))
@@ -133,7 +134,8 @@ def test_a_tenant_on_hold_is_offered_nothing_counts_for_nobody_and_keeps_its_pla
     order.add(make_sequence("later", "other", arrival=1.0))
     head = order.head()
     assert head is not None and head.id == "later" and len(order) == 2
-    assert order.ahead(make_sequence("new", "new", prompt=9, arrival=2.0)).requests == 1
+    newcomer = make_sequence("new", "new", prompt=9, arrival=2.0)
+    assert order.ahead(newcomer, order.due(newcomer)).requests == 1
     order.remove(head)
     assert order.head() is None
     order.at(2.0)

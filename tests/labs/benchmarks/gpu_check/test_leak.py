@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from backend.config import EngineOptions
 from backend.scheduler.batch import Batch
-from backend.sizing import EngineOptions
 from backend.worker.model_runner import LaunchedStep, ModelRunner
 from labs.benchmarks.gpu_check import leak
 from labs.benchmarks.gpu_check.finding import Finding

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.kv.return_time import (
+from admission.kv.retention import (
     GAP_EDGES_S,
     HINTED_PRIOR,
     NUM_GAP_CELLS,
