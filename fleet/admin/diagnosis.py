@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import orjson
 
-from fleet.admin.findings import Answers, Look, Window, fleet_findings
+from fleet.admin.findings import Answers, FleetWindow, Look, fleet_findings
 from fleet.admin.summary import summarized
 from fleet.fleet import Fleet
 from fleet.retries import RetryBudget
@@ -44,7 +44,7 @@ class FleetDiagnosis:
     async def _diagnose(self) -> None:
         before, answers = await asyncio.gather(self._before(), self._ask_all())
         after = self._look()
-        self._found = fleet_findings(Window(before, after), answers)
+        self._found = fleet_findings(FleetWindow(before, after), answers)
         self._last = after
 
     async def _before(self) -> Look:

@@ -32,7 +32,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class FleetWindow:
     """The time between two looks."""
 
     before: Look
@@ -47,7 +47,7 @@ class Answers:
     problems: Mapping[str, str]
 
 
-def fleet_findings(window: Window, answers: Answers) -> list[Finding]:
+def fleet_findings(window: FleetWindow, answers: Answers) -> list[Finding]:
     """Return the troubles of a fleet and of its replicas, `ranked`; of what is as serious, those of the fleet first."""
     found = [finding for judge in _JUDGES if (finding := judge(window)) is not None]
     own = {
@@ -81,7 +81,7 @@ def _joined(by_replica: Mapping[str, Finding]) -> Finding:
     )
 
 
-def no_replica(window: Window) -> Finding | None:
+def no_replica(window: FleetWindow) -> Finding | None:
     if window.before.num_available or window.after.num_available:
         return None
     num_replicas = len(window.after.replicas)
@@ -97,7 +97,7 @@ def no_replica(window: Window) -> Finding | None:
     )
 
 
-def all_silent(window: Window) -> Finding | None:
+def all_silent(window: FleetWindow) -> Finding | None:
     """Find a router that hears nobody, and goes by what it knew last: it is more likely to be late itself."""
     look = window.after
     if not look.num_available or len(look.those(Condition.SILENT)) < len(look.replicas):
@@ -111,7 +111,7 @@ def all_silent(window: Window) -> Finding | None:
     )
 
 
-def silent(window: Window) -> Finding | None:
+def silent(window: FleetWindow) -> Finding | None:
     look = window.after
     silent = look.those(Condition.SILENT)
     return _of_those(
@@ -129,7 +129,7 @@ def _silence(one: ReplicaSummary) -> str:
     return f"{since} ({one.problem})" if one.problem else since
 
 
-def ejected(window: Window) -> Finding | None:
+def ejected(window: FleetWindow) -> Finding | None:
     times = {one.name: one.ejections for one in window.before.replicas}
     out = [
         one
@@ -145,7 +145,7 @@ def ejected(window: Window) -> Finding | None:
     )
 
 
-def draining(window: Window) -> Finding | None:
+def replica_draining(window: FleetWindow) -> Finding | None:
     return _of_those(
         window.after.those(Condition.DRAINING),
         "replica_draining",
@@ -155,7 +155,7 @@ def draining(window: Window) -> Finding | None:
     )
 
 
-def imbalance(window: Window) -> Finding | None:
+def imbalance(window: FleetWindow) -> Finding | None:
     """Find a replica that has had far more work than the others at both looks."""
     earlier = _work(window.before)
     work = {name: min(seconds, earlier[name]) for name, seconds in _work(window.after).items() if name in earlier}
@@ -180,7 +180,7 @@ def _work(look: Look) -> dict[str, float]:
     return {one.name: one.told.work_seconds for one in look.those(Condition.SERVING) if one.told is not None}
 
 
-def models_differ(window: Window) -> Finding | None:
+def models_differ(window: FleetWindow) -> Finding | None:
     return _differ(
         _told(window.after, lambda one: one.model),
         "models_differ",
@@ -190,7 +190,7 @@ def models_differ(window: Window) -> Finding | None:
     )
 
 
-def versions_differ(window: Window) -> Finding | None:
+def versions_differ(window: FleetWindow) -> Finding | None:
     return _differ(
         _told(window.after, lambda one: one.version),
         "versions_differ",
@@ -199,7 +199,7 @@ def versions_differ(window: Window) -> Finding | None:
     )
 
 
-def policies_differ(window: Window) -> Finding | None:
+def policies_differ(window: FleetWindow) -> Finding | None:
     earlier = _told(window.before, lambda one: one.policy)
     now = _told(window.after, lambda one: one.policy)
     lasting = {name: policy for name, policy in now.items() if earlier.get(name) == policy}  # an edit takes a second
@@ -262,7 +262,7 @@ def _undiagnosed(unasked: Mapping[str, str]) -> list[Finding]:
     ]
 
 
-def retries_spent(window: Window) -> Finding | None:
+def retries_spent(window: FleetWindow) -> Finding | None:
     if window.before.retries_left or window.after.retries_left:
         return None
     most = nlargest(MAX_NAMED_REPLICAS, window.after.replicas, key=lambda one: one.retried)
@@ -275,13 +275,13 @@ def retries_spent(window: Window) -> Finding | None:
     )
 
 
-_JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
+_JUDGES: tuple[Callable[[FleetWindow], Finding | None], ...] = (
     no_replica,
     all_silent,
     models_differ,
     silent,
     ejected,
-    draining,
+    replica_draining,
     retries_spent,
     imbalance,
     policies_differ,

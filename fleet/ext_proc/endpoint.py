@@ -15,7 +15,7 @@ from starlette.types import Scope
 from fleet.app import ROUTES
 from fleet.endpoint import FleetEndpoint, FleetServices
 from fleet.errors import NoReplica
-from fleet.ext_proc.exchange import AnswerHead, Exchange
+from fleet.ext_proc.exchange import AnswerHead, GatewayExchange
 from fleet.prediction import RoutedRequest
 from fleet.view import ReplicaView
 from gateway.api.client_deadlines import read_deadlines
@@ -33,7 +33,7 @@ LOST = frozenset({502, 503})  # with which a gateway answers where a replica has
 class PickEndpoint(FleetEndpoint):
     """Serves one exchange."""
 
-    def __init__(self, services: FleetServices, exchange: Exchange) -> None:
+    def __init__(self, services: FleetServices, exchange: GatewayExchange) -> None:
         scope = exchange.scope
         super().__init__(services, ROUTES.get((scope["method"], scope["path"]), "inference"))
         self._exchange = exchange

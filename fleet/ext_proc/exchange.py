@@ -46,7 +46,7 @@ class AnswerHead(NamedTuple):
     served: str | None  # the endpoint whose answer it is, where the gateway tells
 
 
-class Exchange:
+class GatewayExchange:
     """Speaks to the gateway of one request; `first` is the message of its headers."""
 
     def __init__(self, first: Any, read: Read, write: Write) -> None:

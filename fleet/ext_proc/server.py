@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fleet.ext_proc.endpoint import PickEndpoint
-from fleet.ext_proc.exchange import Exchange
+from fleet.ext_proc.exchange import GatewayExchange
 from fleet.ext_proc.messages import (
     KIND,
     HealthCheckRequest,
@@ -47,7 +47,7 @@ def handlers(serving: Serving, is_ready: Callable[[], bool]) -> list[Any]:
 
         first = await read()
         if first is not None and first.WhichOneof(KIND) == "request_headers":
-            exchange = Exchange(first, read, context.write)
+            exchange = GatewayExchange(first, read, context.write)
             await PickEndpoint(serving.services, exchange)(exchange.scope, exchange.receive, exchange.send)
 
     health: Mapping[str, Callable[[], bool]] = {

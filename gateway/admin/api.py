@@ -29,7 +29,7 @@ from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
 from gateway.background import map_in_slices
 from gateway.errors import BadRequest
-from gateway.http.json_body import JsonBody, read
+from gateway.http.json_body import JsonBody, parse_body
 from gateway.replica.sglang import loads
 from gateway.tenants.key_source import KeySource
 
@@ -109,7 +109,7 @@ class Api:
         return loads(self._service.metrics.replica.totals(), datetime.now(UTC))
 
     async def settle_cut(self, request: AdminRequest) -> Json:
-        return await settle_cut(self._service.quotas.store, read(CutRequest, JsonBody.of(request.body)))
+        return await settle_cut(self._service.quotas.store, parse_body(CutRequest, JsonBody.of(request.body)))
 
     async def overview(self, request: AdminRequest) -> Json:
         return overview(self._process, self._service, self._history, time.time())
@@ -140,20 +140,22 @@ class Api:
         return await self._policy_check.text(self._service.policies.current)
 
     async def check_policy(self, request: AdminRequest) -> Json:
-        pasted = read(PastedPolicy, JsonBody.of(request.body))
+        pasted = parse_body(PastedPolicy, JsonBody.of(request.body))
         return await self._policy_check.of(pasted, self._service.policies.current, self._service.policies.checks)
 
     async def what_if(self, request: AdminRequest) -> Json:
-        return await self._what_ifs.of(read(PastedPolicy, JsonBody.of(request.body)))
+        return await self._what_ifs.of(parse_body(PastedPolicy, JsonBody.of(request.body)))
 
     async def keys(self, request: AdminRequest) -> Json:
         return await self._keys.listed(request.words)
 
     async def create_key(self, request: AdminRequest) -> Json:
-        return await self._keys.create(request.actor, read(NewKey, JsonBody.of(request.body)))
+        return await self._keys.create(request.actor, parse_body(NewKey, JsonBody.of(request.body)))
 
     async def rotate_key(self, request: AdminRequest) -> Json:
-        return await self._keys.rotate(request.actor, request.name, read(Rotation, JsonBody.of(request.body or b"{}")))
+        return await self._keys.rotate(
+            request.actor, request.name, parse_body(Rotation, JsonBody.of(request.body or b"{}"))
+        )
 
     async def revoke_key(self, request: AdminRequest) -> Json:
         return await self._keys.revoke(request.actor, request.name)

@@ -20,11 +20,11 @@ from gateway.anthropic.errors import error_event
 from gateway.errors import ApiError
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, ContentBlock, FinishReason, Identity, Kind, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, Identity, Kind, ReplyFinishReason, TokenUsage
 
 Json = dict[str, Any]
 
-_REASONS: Mapping[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_REASONS: Mapping[ReplyFinishReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ def usage_of_message(usage: TokenUsage) -> Json:
     }
 
 
-def _ended(reason: FinishReason | None, stop_string: str | None) -> Json:
+def _ended(reason: ReplyFinishReason | None, stop_string: str | None) -> Json:
     """Returns why a message has ended; nulls while it has not."""
     if stop_string is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
@@ -110,12 +110,12 @@ class MessageEvents(BlockEncoder):
         name, field = _DELTAS[kind]
         return _event("content_block_delta", index=self.num_blocks, delta={"type": name, field: text})
 
-    def close(self, kind: Kind, reason: FinishReason | None) -> bytes:
+    def close(self, kind: Kind, reason: ReplyFinishReason | None) -> bytes:
         return _event("content_block_stop", index=self.num_blocks)
 
     def finish(
         self,
-        reason: FinishReason,
+        reason: ReplyFinishReason,
         usage: TokenUsage | None = None,
         told: Mapping[str, Any] | None = None,
         stop_string: str | None = None,

@@ -23,9 +23,9 @@ from gateway.openai.replies import (
 from gateway.openai.requests import (
     CompletionRequest,
     GenerationRequest,
+    PromptInput,
     parse_completion_request,
 )
-from gateway.openai.requests import Prompt as GivenPrompt
 from gateway.tenants.effective_policy import EffectivePolicy
 
 PROMPT_TAIL_TOKENS = 8  # the last ids of a prompt, with which a completion may share a character
@@ -158,7 +158,7 @@ class CompletionDialect(Dialect):
         return [before, *token_ids, behind, *suffix, middle]
 
     async def _echoed(
-        self, request: CompletionRequest, frontend: Frontend, tenant: str, given: GivenPrompt, token_ids: list[int]
+        self, request: CompletionRequest, frontend: Frontend, tenant: str, given: PromptInput, token_ids: list[int]
     ) -> str:
         """Returns the text of a prompt: as it was given, if it was a text and nothing was cut off."""
         if isinstance(given, str) and request.kept_tokens is None:

@@ -1,8 +1,7 @@
 """Names the blocks of prompts as they arrive: by their names the engine finds cached blocks."""
 
 import asyncio
-from collections.abc import Iterable
-from collections.abc import Sequence as Listed
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 
 from backend.paged_kv.block_names import BlockNames, Tokens
@@ -36,7 +35,7 @@ class PromptNames:
         for sequence in sequences:
             sequence.cache_root = self._names.root(scope, "", sequence.prompt_group or sequence.id)
 
-    async def name(self, sequences: Listed[Tokens]) -> None:
+    async def name(self, sequences: Collection[Tokens]) -> None:
         """Name the blocks of their prompts: of short ones at once, of others between what else the event loop does."""
         have_names = self.name_some(sequences)
         while not have_names:

@@ -10,8 +10,7 @@ from gateway.api.engine_client import Generation
 from gateway.errors import DeadlineExceeded, ModelFailed, Preempted
 from gateway.grammar_errors import NoTokenAllowed
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice
-from gateway.openai.replies import FinishReason as ToldReason
+from gateway.openai.replies import Choice, ReplyFinishReason
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 
 TOKENS_PARSED_AT_ONCE = 256  # tokens of an answer that is parsed when it is whole: a millisecond or two
@@ -90,7 +89,7 @@ class TextStream:
         return choice
 
     @property
-    def told_reason(self) -> ToldReason:
+    def told_reason(self) -> ReplyFinishReason:
         """Why the text ended, as its client is told; of a complete one. A call that the client's own stop has cut is
         none that anybody could make.
         """

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.errors import Overloaded
-from gateway.http.connection import Connection, as_http
+from gateway.http.connection import HttpConnection, as_http
 from gateway.http.connection_table import ConnectionEntry, ConnectionLimitReached, ConnectionTable
 
 ACCEPTS_PER_TURN = 16  # some 2 ms: a storm of new connections does not keep the loop from those that are served
@@ -29,7 +29,7 @@ class Acceptor:
         self,
         sock: socket.socket,
         table: ConnectionTable,
-        connection: Callable[[ConnectionEntry], Connection],
+        connection: Callable[[ConnectionEntry], HttpConnection],
         context: ssl.SSLContext | None,
         handshake_timeout: float,
     ) -> None:

@@ -113,7 +113,7 @@ class DiscardPace:
         return self._free_at - now
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Adds to uvicorn's protocol limits of time and size on headers, eviction, and a typed error for each.
 
     Requests that follow one which is still being answered are not read: the connection closes after the answer (RFC

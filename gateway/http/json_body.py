@@ -199,7 +199,7 @@ def _body_type(model: type[WireT]) -> BodyType[WireT]:
     return BodyType(model)
 
 
-def read(model: type[WireT], raw: JsonBody) -> WireT:
+def parse_body(model: type[WireT], raw: JsonBody) -> WireT:
     """Returns the body as `model`, as `BodyType.read` does."""
     body_type: BodyType[WireT] = _body_type(model)
     return body_type.read(raw)

@@ -13,7 +13,7 @@ import uvicorn
 
 from gateway.errors import ShuttingDown
 from gateway.http.acceptor import Acceptor
-from gateway.http.connection import Connection, DiscardPace, HangupWatcher, bound_socket
+from gateway.http.connection import DiscardPace, HangupWatcher, HttpConnection, bound_socket
 from gateway.http.connection_table import ConnectionEntry, ConnectionTable
 from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
@@ -138,8 +138,8 @@ class HttpServer(uvicorn.Server):
             raise ListenError(why_not_listening(error, host, port, self.prefix)) from None
         return Acceptor(sock, self.table, self._connection, self.config.ssl, self._header_timeout)
 
-    def _connection(self, entry: ConnectionEntry) -> Connection:
-        return Connection(
+    def _connection(self, entry: ConnectionEntry) -> HttpConnection:
+        return HttpConnection(
             self.config,
             self.server_state,
             self.lifespan.state,
@@ -236,6 +236,6 @@ class Server(HttpServer):
         for connection in self._answering():
             connection.drop(ShuttingDown())
 
-    def _answering(self) -> list[Connection]:
-        connections = [c for c in self.server_state.connections if isinstance(c, Connection)]
+    def _answering(self) -> list[HttpConnection]:
+        connections = [c for c in self.server_state.connections if isinstance(c, HttpConnection)]
         return [connection for connection in connections if connection.is_answering]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.openai.answer_message import AnswerMessage, joined
-from gateway.openai.replies import Choice, ContentBlock, FinishReason, Kind, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, Kind, ReplyFinishReason, TokenUsage
 
 
 def blocks_of(choice: Choice) -> Sequence[ContentBlock]:
@@ -30,7 +30,7 @@ class BlockEncoder:
     def extend(self, kind: Kind, text: str, told: Mapping[str, Any] | None) -> bytes:
         raise NotImplementedError
 
-    def close(self, kind: Kind, reason: FinishReason | None) -> bytes:
+    def close(self, kind: Kind, reason: ReplyFinishReason | None) -> bytes:
         """`reason`: why the answer ends with this block; None: it goes on."""
         raise NotImplementedError
 
@@ -40,7 +40,7 @@ class BlockEncoder:
         deltas = [{"content": text}] if self._message is None else self._message.deltas()
         return b"".join([event for delta in deltas for event in self._events(delta)])
 
-    def end_blocks(self, reason: FinishReason, told: Mapping[str, Any] | None = None) -> bytes:
+    def end_blocks(self, reason: ReplyFinishReason, told: Mapping[str, Any] | None = None) -> bytes:
         """Returns the events of what was held back, and those that end the last block."""
         events = BlockEncoder.text(self, "", None, told)
         if self._kind is None and not self.num_blocks:
@@ -72,7 +72,7 @@ class BlockEncoder:
             told, self._told = self._told, None
         return self.extend(kind, text, told)
 
-    def _close(self, reason: FinishReason | None) -> bytes:
+    def _close(self, reason: ReplyFinishReason | None) -> bytes:
         if self._kind is None:
             return b""
         ended = self._extend_text("text", "") if self._kind == "text" and self._told else b""

@@ -9,7 +9,7 @@ import orjson
 
 from backend.text.response_templates.calls import CallArguments, CallStart
 from backend.text.response_templates.parser import Event, Part, ResponseParser, TextDelta
-from gateway.openai.replies import ChatChunks, ContentBlock, FinishReason, Identity, Kind, TokenUsage
+from gateway.openai.replies import ChatChunks, ContentBlock, Identity, Kind, ReplyFinishReason, TokenUsage
 
 _ALPHABET = string.ascii_letters + string.digits
 
@@ -158,7 +158,7 @@ class MessageChunks(ChatChunks):
 
     def finish(
         self,
-        reason: FinishReason,
+        reason: ReplyFinishReason,
         usage: TokenUsage | None = None,
         told: Mapping[str, Any] | None = None,
         stop_string: str | None = None,

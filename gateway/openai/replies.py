@@ -11,7 +11,7 @@ import orjson
 from gateway import sse
 from gateway.errors import ApiError
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+ReplyFinishReason = Literal["stop", "length", "tool_calls"]
 Kind = Literal["reasoning", "text", "call"]
 _NOTHING: Mapping[str, Any] = {}
 
@@ -76,7 +76,7 @@ class Choice:
     """One of the answer's texts, complete."""
 
     text: str
-    finish_reason: FinishReason
+    finish_reason: ReplyFinishReason
     told: Mapping[str, Any] = field(default_factory=dict)  # of its tokens, as members of the choice
     told_of_prompt: Mapping[str, Any] = field(default_factory=dict)
     message: Mapping[str, Any] | None = None  # its members, if the text was parsed
@@ -104,7 +104,7 @@ class StreamEncoder(Protocol):
 
     def finish(
         self,
-        reason: FinishReason,
+        reason: ReplyFinishReason,
         usage: TokenUsage | None = None,
         told: Mapping[str, Any] | None = None,
         stop_string: str | None = None,
@@ -159,7 +159,7 @@ class Chunks:
 
     def finish(
         self,
-        reason: FinishReason,
+        reason: ReplyFinishReason,
         usage: TokenUsage | None = None,
         told: Mapping[str, Any] | None = None,
         stop_string: str | None = None,
@@ -175,7 +175,7 @@ class Chunks:
         return error.to_sse()
 
     def _tail(
-        self, reason: FinishReason | None, usage: TokenUsage | None, told: Mapping[str, Any] | None = None
+        self, reason: ReplyFinishReason | None, usage: TokenUsage | None, told: Mapping[str, Any] | None = None
     ) -> bytes:
         """Returns what follows the content of a choice, up to the end of its event."""
         if told is not None:

@@ -25,7 +25,7 @@ from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits, token_ids
 from gateway.openai.sampling import sampling_of
 from gateway.openai.structured import AskedGrammar, read_grammar
 
-Prompt = str | tuple[int, ...]
+PromptInput = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class ChatRequest(GenerationRequest):
 
 @dataclass(slots=True, kw_only=True)
 class CompletionRequest(GenerationRequest):
-    prompts: tuple[Prompt, ...]  # at least one; a text may still encode to no token
+    prompts: tuple[PromptInput, ...]  # at least one; a text may still encode to no token
     suffix: str = ""  # what comes after the answer
 
 
@@ -337,7 +337,7 @@ def _kept_tokens(body: GenerationBody) -> int | None:
     return kept
 
 
-def _prompts(prompt: Any, limits: Limits, are_cut: bool) -> tuple[Prompt, ...]:
+def _prompts(prompt: Any, limits: Limits, are_cut: bool) -> tuple[PromptInput, ...]:
     """Returns the prompts, which may be longer than the context if they `are_cut`."""
     most = MAX_CUT_CONTEXTS * limits.max_model_len if are_cut else limits.max_model_len
     if not isinstance(prompt, list) or (prompt and type(prompt[0]) is int):
@@ -347,7 +347,7 @@ def _prompts(prompt: Any, limits: Limits, are_cut: bool) -> tuple[Prompt, ...]:
     return tuple(_prompt(item, f"prompt[{i}]", limits, most) for i, item in enumerate(prompt))
 
 
-def _prompt(prompt: Any, param: str, limits: Limits, most: int) -> Prompt:
+def _prompt(prompt: Any, param: str, limits: Limits, most: int) -> PromptInput:
     match prompt:
         case str():
             return prompt

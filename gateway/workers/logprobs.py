@@ -1,12 +1,11 @@
 """Log probabilities as they cross to an HTTP worker: numbers in one piece, and what says whose they are."""
 
 from array import array
-from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 from backend.scheduler.batch import TokenLogprobs
-from backend.scheduler.sequence import Sequence as EngineSequence
+from backend.scheduler.sequence import Sequence
 
 Entry = list[Any]  # number of the stream, whether they are of its prompt, how many tokens, how many likely ones of each
 
@@ -19,7 +18,7 @@ class LogprobsMessage:
         self._logprobs = array("d")
         self._ids = array("I")
 
-    def add(self, number: int, tokens: Sequence[TokenLogprobs], is_prompt: bool = False) -> None:
+    def add(self, number: int, tokens: list[TokenLogprobs], is_prompt: bool = False) -> None:
         """Add those of one stream, of which each has as many likely tokens."""
         if not tokens:
             return
@@ -33,7 +32,7 @@ class LogprobsMessage:
         return self._logprobs.tobytes() + self._ids.tobytes()
 
 
-def take_logprobs(entries: list[Entry], binary: memoryview, sequences: dict[int, EngineSequence]) -> None:
+def take_logprobs(entries: list[Entry], binary: memoryview, sequences: dict[int, Sequence]) -> None:
     """Append what a `LogprobsMessage` holds to those of the sequences, by number, that are still known."""
     count = len(binary) // 12
     logprobs, ids = array("d", bytes(binary[: 8 * count])), array("I", bytes(binary[8 * count :]))

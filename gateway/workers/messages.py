@@ -120,7 +120,7 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
     return message, token_ids.tobytes()
 
 
-def request_of(message: Message, binary: memoryview) -> EngineRequest:
+def engine_request_of(message: Message, binary: memoryview) -> EngineRequest:
     """Returns the request of a message. Its stop strings stay with the worker, which looks for them."""
     name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
     token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest

@@ -20,7 +20,7 @@ from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.workers.link import FrameKind, WorkerLink
-from gateway.workers.messages import Message, end, error_message, error_of, record_of, request_of
+from gateway.workers.messages import Message, end, engine_request_of, error_message, error_of, record_of
 from gateway.workers.remote_request import DetailedRemoteStream, Outbox, RemoteRequest, RemoteStream
 from gateway.workers.stats import WorkerStats
 
@@ -123,7 +123,7 @@ class ServedWorker:
 
     def _generate(self, message: Message, binary: memoryview) -> None:
         number, begun, requested = message
-        asked = request_of(requested, binary)
+        asked = engine_request_of(requested, binary)
         record = record_of(begun, asked.sampling)
         request = record.scope = RemoteRequest(number, asked, self.link)
         self._requests[number] = request, record

@@ -524,7 +524,7 @@ def _by_name(known: Mapping[bytes, KnownTenant]) -> tuple[dict[str, TenantPolicy
     return policies, {key: None for one in policies.values() for key in one.keys}
 
 
-def parse(files: Iterable[PolicyFile], problems: Problems, is_whole: bool, known: KnownTenants) -> Policy:
+def parse_files(files: Iterable[PolicyFile], problems: Problems, is_whole: bool, known: KnownTenants) -> Policy:
     """Return the policy of the files.
 
     If `is_whole`, no file is missing from them, so that a name which is defined nowhere is a mistake. Raises

@@ -8,7 +8,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from quotas.policy.parser import KnownTenants, PolicyFile, parse
+from quotas.policy.parser import KnownTenants, PolicyFile, parse_files
 from quotas.policy.policy import Policy
 from quotas.policy.problems import MAX_PROBLEMS, Mark, Problem, Problems, TooManyProblems
 from quotas.policy.tenant_texts import Indivisible, cut
@@ -121,7 +121,7 @@ class PolicyReader:
         with suppress(TooManyProblems):
             files = [read(name, content, problems) for name, content in sources.items()]
             found = [file for file in files if file is not None]
-            policy = parse(found, problems, len(found) == len(files), self.known)
+            policy = parse_files(found, problems, len(found) == len(files), self.known)
         if policy is None or problems.found:
             raise PolicyError(problems.found)
         return policy

@@ -122,7 +122,7 @@ class Levels(NamedTuple):
         return tuple(map(int, struct.unpack_from(f"<{len(self.doubles) // 8 - 1}d", self.doubles, 8)))
 
 
-class Account:
+class QuotaAccount:
     """The limits of a tenant and one of its keys, in the form that the scripts take: see lua/account.lua."""
 
     def __init__(self, tenant: str, key: str | None, limits: tuple[Limit, ...], replica: str, lease: float) -> None:
@@ -194,7 +194,7 @@ class Account:
     def used(self, levels: Levels) -> tuple[int, ...]:
         return levels.numbers[: len(self.limits)]
 
-    def carry_over(self, older: "Account") -> None:
+    def carry_over(self, older: "QuotaAccount") -> None:
         """Take over the levels that were seen under older limits, which these replace."""
         if older.last_levels is not None:
             used = dict(zip(map(_id, older.limits), older.used(older.last_levels), strict=True))

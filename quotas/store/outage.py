@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from quotas.errors import StoreUnavailable
 from quotas.policy.policy import Outage
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
-from quotas.store.account import Account, TrackedReservation
+from quotas.store.account import QuotaAccount, TrackedReservation
 from quotas.store.replica import ReplicaReservations, all_of
 from quotas.store.replica_name import ReplicaName
 from quotas.store.slices import Slice, Slices
@@ -36,12 +36,12 @@ class DeferredCharges:
 
     def __init__(self, replica: ReplicaReservations) -> None:
         self._replica = replica
-        self._names: dict[Account, bytes] = {}  # by which the store knows the sender
-        self._open: dict[Account, DeferredCharge] = {}
-        self._sent: dict[Account, DeferredCharge] = {}  # perhaps charged: they no longer change
+        self._names: dict[QuotaAccount, bytes] = {}  # by which the store knows the sender
+        self._open: dict[QuotaAccount, DeferredCharge] = {}
+        self._sent: dict[QuotaAccount, DeferredCharge] = {}  # perhaps charged: they no longer change
         self._ordinal = 0
 
-    def add(self, account: Account, used: Usage, slices: Sequence[Slice]) -> None:
+    def add(self, account: QuotaAccount, used: Usage, slices: Sequence[Slice]) -> None:
         if account not in self._open:
             self._ordinal += 1
             self._open[account] = DeferredCharge(self._ordinal)
@@ -60,7 +60,7 @@ class DeferredCharges:
         """
         await all_of(self._pay(account) for account in {**self._sent, **self._open})
 
-    async def _pay(self, account: Account) -> None:
+    async def _pay(self, account: QuotaAccount) -> None:
         name = self._names.setdefault(account, f"a:{self._replica.next_id()}".encode())
         while charge := self._sent.get(account) or self._open.pop(account, None):
             self._sent[account] = charge
@@ -75,7 +75,7 @@ class DeferredCharges:
 class LocalReservation:
     """A reservation that the store does not know yet, and the slices that it is spent from."""
 
-    account: Account
+    account: QuotaAccount
     tracked: TrackedReservation
     slices: tuple[Slice, ...]
 
@@ -91,7 +91,7 @@ class OutageFallback:
         self._deferred = DeferredCharges(replica)
         self._locals: dict[str, LocalReservation] = {}  # by reservation
 
-    def reserve(self, account: Account, ask: Ask, policy: Outage, reason: StoreUnavailable) -> Reservation:
+    def reserve(self, account: QuotaAccount, ask: Ask, policy: Outage, reason: StoreUnavailable) -> Reservation:
         """Grant a reservation as the policy says. Raises `StoreUnavailable` if the policy, or the slices, do not allow
         it.
         """
@@ -107,7 +107,7 @@ class OutageFallback:
         self._locals[reservation.id] = LocalReservation(account, tracked, slices)
         return reservation
 
-    def settle(self, account: Account, tracked: TrackedReservation, used: Usage) -> None:
+    def settle(self, account: QuotaAccount, tracked: TrackedReservation, used: Usage) -> None:
         """Settle a local reservation that has ended before the store took it over."""
         if tracked.is_offered:
             tracked.used = used  # perhaps it has: then it is to settle it
@@ -131,7 +131,7 @@ class OutageFallback:
     async def close(self) -> None:
         await self.slices.close()
 
-    async def _adopt(self, account: Account) -> None:
+    async def _adopt(self, account: QuotaAccount) -> None:
         taken = await self._replica.adopt(account)
         for tracked in taken:
             local = self._locals.pop(tracked.reservation.id)
@@ -139,7 +139,9 @@ class OutageFallback:
                 slice_.taken_over(tracked.reservation.ask)
         await self._replica.settle_ended(account, taken)
 
-    def _slices_for(self, account: Account, ask: Ask, policy: Outage, reason: StoreUnavailable) -> tuple[Slice, ...]:
+    def _slices_for(
+        self, account: QuotaAccount, ask: Ask, policy: Outage, reason: StoreUnavailable
+    ) -> tuple[Slice, ...]:
         match policy:
             case "closed":
                 raise reason
@@ -151,6 +153,6 @@ class OutageFallback:
         return slices
 
 
-def _last_seen(account: Account) -> Callable[[], tuple[LimitState, ...]]:
+def _last_seen(account: QuotaAccount) -> Callable[[], tuple[LimitState, ...]]:
     seen = account.last_levels
     return (lambda: account.states(seen)) if seen else tuple

@@ -24,7 +24,7 @@ from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
 from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
-from quotas.store.account import Account, Levels, TrackedReservation, state_key
+from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations
@@ -60,7 +60,7 @@ class RedisStore:
         self._ledger = UsageLedger(runner, name)
         self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
-        self._accounts: dict[tuple[str, str | None], Account] = {}
+        self._accounts: dict[tuple[str, str | None], QuotaAccount] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -136,7 +136,7 @@ class RedisStore:
             self._fallback.slices.add_demand(account, ask)
         return reservation
 
-    async def _reserve(self, account: Account, ask: Ask, outage: Outage) -> Reservation:
+    async def _reserve(self, account: QuotaAccount, ask: Ask, outage: Outage) -> Reservation:
         reservation, granted, levels = await self._take(account, ask, outage)
         if not granted and await self._fallback.slices.release(account):
             reservation, granted, levels = await self._take(account, ask, outage)
@@ -147,7 +147,7 @@ class RedisStore:
         reservation.measure = partial(account.states, levels)
         return reservation
 
-    async def _take(self, account: Account, ask: Ask, outage: Outage) -> tuple[Reservation, bool, Levels]:
+    async def _take(self, account: QuotaAccount, ask: Ask, outage: Outage) -> tuple[Reservation, bool, Levels]:
         reservation = Reservation(
             self._replica.next_id(ask.attempt), account.tenant, account.key, ask, account.limits, tuple
         )
@@ -170,7 +170,7 @@ class RedisStore:
         except StoreUnavailable as error:
             tracked.extensions += (self._fallback.reserve(account, more, tracked.outage, error),)
 
-    async def _extend(self, account: Account, tracked: TrackedReservation, more: Ask) -> None:
+    async def _extend(self, account: QuotaAccount, tracked: TrackedReservation, more: Ask) -> None:
         reservation = tracked.reservation
         ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more.output_tokens)
         granted, levels = await self._replica.extend(account, tracked, ask)
@@ -227,7 +227,7 @@ class RedisStore:
 
         task.add_done_callback(ended)
 
-    async def _settle(self, account: Account, tracked: TrackedReservation, usage: Usage) -> None:
+    async def _settle(self, account: QuotaAccount, tracked: TrackedReservation, usage: Usage) -> None:
         used = usage
         if tracked.extensions:
             used = usage._replace(output_tokens=min(usage.output_tokens, tracked.reservation.ask.output_tokens))
@@ -238,7 +238,7 @@ class RedisStore:
         tracked.used = used
         await self._settle_at_store(account, tracked)
 
-    async def _settle_at_store(self, account: Account, tracked: TrackedReservation) -> None:
+    async def _settle_at_store(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
         with suppress(StoreUnavailable):  # a later heartbeat does it
             await self._replica.settle(account, tracked)
 
@@ -314,7 +314,7 @@ class RedisStore:
         """Return the tenants and UTC days that the connected server has a ledger of: see `UsageLedger`."""
         return await self._ledger.ledgers(first, last)
 
-    def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
+    def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
         account = self._accounts.get((tenant, key))
         if account is None or not (account.limits is limits or account.limits == limits):
             older, account = account, self._new_account(tenant, key, limits)
@@ -325,8 +325,8 @@ class RedisStore:
         account.last_used = self._monotonic()
         return account
 
-    def _new_account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
-        return Account(tenant, key, limits, self._replica.id, self._replica.lease)
+    def _new_account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
+        return QuotaAccount(tenant, key, limits, self._replica.id, self._replica.lease)
 
     def _forget_idle(self) -> None:
         """Drop the accounts of which nothing can be left in the store."""

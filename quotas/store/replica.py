@@ -6,7 +6,7 @@ from typing import Any
 
 from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
-from quotas.store.account import Account, Levels, TrackedReservation, replica_field
+from quotas.store.account import Levels, QuotaAccount, TrackedReservation, replica_field
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
@@ -28,7 +28,7 @@ class ReplicaReservations:
         self._runner = runner
         self._first = self._ordinal = name.first_ordinal
         self._met: set[bytes] = set()  # states in which nothing is left of an earlier life
-        self._reservations: dict[str, tuple[Account, TrackedReservation]] = {}
+        self._reservations: dict[str, tuple[QuotaAccount, TrackedReservation]] = {}
         self._uncertain: set[bytes] = set()  # states that may keep a reservation of ours that nobody holds
 
     def next_id(self, attempt: Attempt | None = None) -> str:
@@ -40,11 +40,11 @@ class ReplicaReservations:
         """The number of reservations that are not settled yet."""
         return len(self._reservations)
 
-    def find(self, reservation_id: str) -> tuple[Account, TrackedReservation] | None:
+    def find(self, reservation_id: str) -> tuple[QuotaAccount, TrackedReservation] | None:
         """Return the account and the state of a reservation that is not settled yet."""
         return self._reservations.get(reservation_id)
 
-    async def reserve(self, account: Account, tracked: TrackedReservation) -> tuple[bool, Levels]:
+    async def reserve(self, account: QuotaAccount, tracked: TrackedReservation) -> tuple[bool, Levels]:
         """Ask the store for the reservation. Returns whether it was granted, and the levels."""
         self._reservations[tracked.reservation.id] = account, tracked
         account.reservations[tracked.reservation.id] = tracked
@@ -62,17 +62,17 @@ class ReplicaReservations:
             self.forget(account, tracked)
         return tracked.granted, levels
 
-    async def supersede(self, account: Account, attempt: Attempt) -> None:
+    async def supersede(self, account: QuotaAccount, attempt: Attempt) -> None:
         """Undo the charges of a request's earlier attempts at any replica, without settling them."""
         await self._runner.call(Script.SUPERSEDE, (account.state,), attempt.request.encode())
 
-    def add_local(self, account: Account, tracked: TrackedReservation) -> None:
+    def add_local(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
         """Grant a reservation without the store, which is to `adopt` it later."""
         tracked.is_local = True
         self._reservations[tracked.reservation.id] = account, tracked
         account.reservations[tracked.reservation.id] = tracked
 
-    async def extend(self, account: Account, tracked: TrackedReservation, ask: Ask) -> tuple[bool, Levels]:
+    async def extend(self, account: QuotaAccount, tracked: TrackedReservation, ask: Ask) -> tuple[bool, Levels]:
         """Raise the reserved output to that of `ask`. Returns whether it was granted, and the levels."""
         answer = await self._decide(Script.EXTEND, account, ask, tracked.field)
         levels = account.remember(answer)
@@ -80,23 +80,23 @@ class ReplicaReservations:
             self._note_extension(tracked, ask, levels.now // DAY)
         return answer[0] == b"OK", levels
 
-    async def levels(self, account: Account) -> Levels:
+    async def levels(self, account: QuotaAccount) -> Levels:
         """Ask the store for the levels of the account's limits."""
         return Levels.of(await self._decide(Script.STATES, account, NO_ASK, b"-"))
 
-    async def slice(self, account: Account, field: bytes, numbers: Sequence[int]) -> tuple[int, ...]:
+    async def slice(self, account: QuotaAccount, field: bytes, numbers: Sequence[int]) -> tuple[int, ...]:
         """Ask the store to set a slice aside, as lua/slice.lua takes it. Returns the amounts it holds, then their
         targets.
         """
         return Levels.of(await self._decide(Script.SLICE, account, NO_ASK, field, _numbers(*numbers))).numbers
 
-    async def charge(self, account: Account, sender: bytes, ordinal: int, used: Usage) -> None:
+    async def charge(self, account: QuotaAccount, sender: bytes, ordinal: int, used: Usage) -> None:
         """Charge and book usage that the store was not asked for, once for each ordinal of the sender."""
         ask = Ask(used.requests, used.input_tokens, used.output_tokens)
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
 
-    async def adopt(self, account: Account) -> list[TrackedReservation]:
+    async def adopt(self, account: QuotaAccount) -> list[TrackedReservation]:
         """Have the store take over the local reservations, also beyond its limits, and return them; `settle_ended`
         settles the ended ones.
 
@@ -113,12 +113,12 @@ class ReplicaReservations:
             tracked.is_local, tracked.granted = False, True
         return taken
 
-    async def settle_ended(self, account: Account, taken: Iterable[TrackedReservation]) -> None:
+    async def settle_ended(self, account: QuotaAccount, taken: Iterable[TrackedReservation]) -> None:
         """Settle those that ended before the store had taken them over. What cannot be, the next heartbeat does."""
         await all_of(self.settle(account, tracked) for tracked in taken if tracked.used is not None)
 
     async def _decide(
-        self, script: Script, account: Account, ask: Ask, field: bytes, rest: Sequence[bytes] = ()
+        self, script: Script, account: QuotaAccount, ask: Ask, field: bytes, rest: Sequence[bytes] = ()
     ) -> list[bytes]:
         """Run a script of an account, after doing what the store asks for first."""
         if self._first and account.state not in self._met:
@@ -141,7 +141,7 @@ class ReplicaReservations:
                     return answer
         raise StoreFault(f"the quota store did not {script} in {MAX_ATTEMPTS} attempts")
 
-    async def settle(self, account: Account, tracked: TrackedReservation) -> None:
+    async def settle(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
         """Settle a reservation that is over. If this is interrupted, the next heartbeat does it."""
         try:
             if await self._settled(account, tracked) == b"GONE" and not tracked.settling:
@@ -154,7 +154,7 @@ class ReplicaReservations:
 
     def settle_soon(
         self,
-        account: Account,
+        account: QuotaAccount,
         tracked: TrackedReservation,
         done: Callable[[QuotaError | None], object],
         again: Callable[[], object],
@@ -186,7 +186,7 @@ class ReplicaReservations:
         await all_of(self.renew(account) for account in {account: None for account, _ in self._reservations.values()})
         await all_of(self.reclaim(state) for state in list(self._uncertain))
 
-    async def renew(self, account: Account, ending: TrackedReservation | None = None) -> None:
+    async def renew(self, account: QuotaAccount, ending: TrackedReservation | None = None) -> None:
         """Renew the lease, report progress, and put back the reservations that the store does not have.
 
         A reservation that is being settled is left out, unless it is `ending`: the store may rightly have it no more.
@@ -223,7 +223,11 @@ class ReplicaReservations:
             raise
 
     async def _restore(
-        self, account: Account, lost: bool, ending: TrackedReservation | None = None, only: set[bytes] | None = None
+        self,
+        account: QuotaAccount,
+        lost: bool,
+        ending: TrackedReservation | None = None,
+        only: set[bytes] | None = None,
     ) -> None:
         """Put back our reservations: all, with the levels last seen, if state was lost, else those of `only`."""
         running = [tracked for tracked in account.reservations.values() if tracked.is_running or tracked is ending]
@@ -234,7 +238,7 @@ class ReplicaReservations:
             await self._put_back(account, known, CHARGE_AGAIN)
 
     async def _put_back(
-        self, account: Account, known: list[TrackedReservation], charged: int, levels: Sequence[int] | None = None
+        self, account: QuotaAccount, known: list[TrackedReservation], charged: int, levels: Sequence[int] | None = None
     ) -> None:
         """Restore the reservations. `charged` is the time of these levels, which include them, or `CHARGE_AGAIN`, or
         `CHARGE_FIRST`.
@@ -246,7 +250,7 @@ class ReplicaReservations:
         answer = await self._runner.run(Script.RESTORE, account.command(Script.RESTORE, source, NO_ASK, field, rest))
         account.remember(answer)
 
-    async def _settled(self, account: Account, tracked: TrackedReservation) -> bytes:
+    async def _settled(self, account: QuotaAccount, tracked: TrackedReservation) -> bytes:
         command = self._settlement(account, tracked)
         try:
             return (await self._runner.run_once(Script.SETTLE, command))[0]
@@ -254,7 +258,7 @@ class ReplicaReservations:
             tracked.settling = True
             return (await self._runner.run_once(Script.SETTLE, command))[0]
 
-    def _settlement(self, account: Account, tracked: TrackedReservation) -> bytes:
+    def _settlement(self, account: QuotaAccount, tracked: TrackedReservation) -> bytes:
         return account.settlement(self._runner.scripts[Script.SETTLE], tracked.field, tracked.used or NOTHING)
 
     @staticmethod
@@ -265,7 +269,7 @@ class ReplicaReservations:
             tracked.last_day = today
         tracked.reservation.ask = ask
 
-    def forget(self, account: Account, tracked: TrackedReservation) -> None:
+    def forget(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
         self._reservations.pop(tracked.reservation.id, None)
         account.reservations.pop(tracked.reservation.id, None)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fleet.admin.findings import Answers, Look, Window, fleet_findings
+from fleet.admin.findings import Answers, FleetWindow, Look, fleet_findings
 from fleet.admin.summary import ReplicaSummary, ToldSummary
 from fleet.view import Condition
 from gateway.doctor.finding import Finding, Severity
@@ -62,7 +62,7 @@ def diagnosed(
     problems: Mapping[str, str] = {},
 ) -> list[Finding]:
     """What is found, where the fleet was the same before if nothing is said of that."""
-    return fleet_findings(Window(before or after, after), Answers(own, problems))
+    return fleet_findings(FleetWindow(before or after, after), Answers(own, problems))
 
 
 def only(found: list[Finding]) -> Finding:

@@ -13,9 +13,9 @@ from gateway.http.connection import (
     DISCARDED_PER_SECOND,
     FREE_DISCARD_BYTES,
     MAX_HEADER_BYTES,
-    Connection,
     DiscardPace,
     HangupWatcher,
+    HttpConnection,
     bound_socket,
 )
 from gateway.http.connection_table import ConnectionState, ConnectionTable
@@ -117,7 +117,7 @@ class Wire:
         config = Config(app=self.application, ws="none", lifespan="off", log_config=None)
         entry = (table or ConnectionTable(10)).add("192.0.2.1", self.transport.close)
         pace = DiscardPace(asyncio.get_running_loop().time)
-        self.protocol = Connection(config, ServerState(), {}, entry, HangupWatcher(), pace, header_timeout)
+        self.protocol = HttpConnection(config, ServerState(), {}, entry, HangupWatcher(), pace, header_timeout)
         self.protocol.connection_made(self.transport)
 
     async def send(self, *parts: bytes) -> None:
