@@ -35,9 +35,8 @@ def read_deadlines(headers: Headers, stream: bool, now: float) -> ClientDeadline
 
 
 def read_expected_followup(headers: Headers) -> float | None:
-    """Returns in how many seconds after its answer the client says that it comes again; None: it says nothing.
-
-    Raises `BadRequest` where that is no number of seconds, or one of more than an hour.
+    """Seconds from the answer to the client's announced next turn; None: none is announced. Raises `BadRequest` if the
+    header is no number of seconds, or above an hour.
     """
     given = [value for name, value in headers if name == FOLLOWUP]
     if not given:

@@ -23,11 +23,11 @@ from gateway.http.address import network_of
 from gateway.http.json_body import BLOCK_BYTES
 from quotas.policy.units import show_wait
 
-BURST_SECONDS = 1.0  # seconds of a rate that may come at once
+BURST_SECONDS = 1.0  # of a rate, as its burst
 MAX_DELAY = 30.0  # seconds that a refusal is delayed
-MOST_SECONDS = 10.0  # of a rate, that the body of one refusal may cost
-REFUSALS_PER_FAULT = 2.0  # refusals of any kind, for each request that may be refused for what it is
-KEY_RATES_PER_TENANT = 2  # keys whose rate a tenant has
+MOST_SECONDS = 10.0  # of a rate: the maximum cost of one refused body
+REFUSALS_PER_FAULT = 2.0  # refusals of any kind, for each faulty request
+KEY_RATES_PER_TENANT = 2  # a tenant's rate, in rates of a key
 MAX_OWNERS = 16_384  # tenants, or networks: the latest are remembered
 
 
@@ -36,7 +36,7 @@ class RefusalLimiter:
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         """`per_second` is the rate of a key; `clock` is in seconds and never goes back."""
-        self.refused_tenants = set[str]()  # of whose requests any was refused for what it is: `check` passes all others
+        self.refused_tenants = set[str]()  # with a faulty request; `check` passes all others
         self.on_suspect: list[Callable[[str], object]] = []  # called with each tenant that joins them
         self._clock = clock
         self._requests = _Buckets(per_second)
@@ -73,8 +73,8 @@ class RefusalLimiter:
 
 
 class _Buckets:
-    """Token buckets by owner (a tenant or a network) and key, as long as they are not full. The owner that was heard of
-    least recently is forgotten for a new one.
+    """Token buckets by owner (a tenant or a network) and key, until they are full. The least recently used owner is
+    forgotten for a new one.
     """
 
     def __init__(self, rate: float) -> None:
@@ -82,7 +82,7 @@ class _Buckets:
         self._buckets: OrderedDict[str, dict[str | None, _Bucket]] = OrderedDict()
 
     def wait(self, owner: str, key: str | None, now: float) -> float:
-        """Return the seconds until the bucket is overdrawn no more."""
+        """Seconds until the bucket's debt is paid."""
         bucket = self._buckets.get(owner, {}).get(key)
         return 0.0 if bucket is None else bucket.wait(now)
 

@@ -27,12 +27,12 @@ class TextStream:
         deliveries: DeliveryMetrics,
         message: AnswerMessage | None = None,
     ) -> None:
-        """`message` is what the text is parsed to."""
+        """`message`: the message that the text is parsed into."""
         self.finish_reason: FinishReason | None = None
-        self.num_tokens = 0  # delivered: those sampled after a stop string are not
+        self.num_tokens = 0  # delivered, which tokens behind a stop string are not
         self._delivered_at = 0.0
-        self._kept: list[int] = []  # delivered, and not made into text yet
-        self._is_call_cut = False  # by what the client has named as a stop
+        self._kept: list[int] = []  # delivered and not yet decoded
+        self._is_call_cut = False  # by the client's stop string
         self.tokens = tokens
         self.sequence = tokens.sequence
         self.message = message
@@ -78,7 +78,7 @@ class TextStream:
         return pieces
 
     async def choice(self) -> Choice:
-        """Wait for the whole text. Tokens are looked at as they come only where a stop string could end it early."""
+        """Wait for the whole text. Tokens are decoded as they come only if a stop string could end it early."""
         pieces: list[str] = []
         self.tokens.eager = self.may_stop
         while self.finish_reason is None:
@@ -90,9 +90,7 @@ class TextStream:
 
     @property
     def told_reason(self) -> ReplyFinishReason:
-        """Why the text ended, as its client is told; of a complete one. A call that the client's own stop has cut is
-        none that anybody could make.
-        """
+        """The finish reason of a complete text, as its client is told. A call that a stop string cut is no call."""
         if self.finish_reason is FinishReason.LENGTH:
             return "length"
         has_calls = self.message is not None and self.message.has_calls
@@ -100,11 +98,11 @@ class TextStream:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text; None where another cause has."""
+        """The stop string that ended the text; None if another cause did."""
         return self._detokenizer.stopped
 
     async def _all(self) -> list[str]:
-        """Wait for the last token and return the text of all. Those before it are taken by a plain call."""
+        """Wait for the last token and return the whole text; earlier tokens are taken by a plain call."""
         while True:
             self._keep(await self._take(self._keep_pending))
             if self.tokens.finish_reason is not None:
@@ -126,7 +124,7 @@ class TextStream:
         return True
 
     def _keep(self, tokens: list[int]) -> None:
-        """Count tokens whose text has time until the last is here."""
+        """Count tokens that are decoded with the last one."""
         self._note_delivery(len(tokens))
         self.num_tokens += len(tokens)
         self._kept += tokens
@@ -141,7 +139,7 @@ class TextStream:
         self._delivered_at = self._deliveries.delivered(self.sequence, self.num_tokens, count, self._delivered_at)
 
     def _finish(self) -> str:
-        """End the stream and return the text that was held back, in which a stop string may be complete only now."""
+        """End the stream and return the text held back, in which a stop string may be complete only now."""
         rest = self._detokenizer.finish()
         stopped = self._detokenizer.stopped is not None
         self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
@@ -153,7 +151,7 @@ class TextStream:
 
 
 def _check_complete(reason: FinishReason) -> None:
-    """Raises the error for which a sequence was cut short."""
+    """Raise the error that cut the sequence short, if one did."""
     match reason:
         case FinishReason.PREEMPTED:
             raise Preempted
