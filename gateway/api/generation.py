@@ -83,7 +83,7 @@ class GenerationEndpoint(TokensEndpoint):
         return scope.outcome or Outcome.COMPLETED
 
     def _parse(self, body: JsonBody, scope: str | None) -> tuple[GenerationRequest, Beginnings]:
-        """Parse a body into the request and the beginnings of its prompt; no router needs the latter without a scope."""
+        """Parse a body into the request and the beginnings of its prompt, which no router needs without a scope."""
         request = self._dialect.parse(body, self.frontend.model.limits)
         return request, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
 

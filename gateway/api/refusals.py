@@ -87,7 +87,7 @@ def _of_admission(error: AdmissionRefused) -> ApiError:
 
 
 def unmeetable(error: DeadlineInfeasible, is_relative: bool) -> ApiError:
-    """The refusal of a late request. `is_relative`: the deadline counts from each attempt, so that a retry may meet it."""
+    """The refusal of a late request. `is_relative`: the deadline counts from each attempt, so a retry may meet it."""
     message = f"The deadline cannot be met: {error}."
     wait = _spread(error.retry_after, 2)
     return errors.DeadlineUnmeetable(message, math.ceil(1000 * error.estimate), wait, is_relative, error.own_backlog)

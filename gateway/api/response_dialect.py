@@ -93,8 +93,8 @@ class ResponseDialect(ChatDialect):
             turns = await self._stored.turns(tenant, request.previous)
             if turns is None:
                 raise PreviousResponseNotFound(
-                    f"There is no response {request.previous[:80]!r} to continue: it, or a response before it, was never "
-                    "stored or has expired. Send the conversation as input.",
+                    f"There is no response {request.previous[:80]!r} to continue: it, or a response before it, was "
+                    "never stored or has expired. Send the conversation as input.",
                     "previous_response_id",
                 )
             items = [item for turn in turns for item in (*turn.input, *turn.response["output"])]

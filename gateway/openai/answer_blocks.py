@@ -18,11 +18,11 @@ class BlockEncoder:
     """Makes the events of a streamed answer; a subclass says how a block begins, goes on and ends."""
 
     def __init__(self, message: AnswerMessage | None) -> None:
-        """`message` is what the text is parsed to; None: all of it is text."""
+        """`message`: the message that the text is parsed into; None: all of it is text."""
         self._message = message
         self._kind: Kind | None = None  # of the block that is open
         self._told: Mapping[str, Any] | None = None  # of tokens whose text is held back
-        self.num_blocks = 0  # that have ended
+        self.num_blocks = 0  # blocks that have ended
 
     def begin(self, block: ContentBlock) -> bytes:
         raise NotImplementedError
@@ -31,17 +31,17 @@ class BlockEncoder:
         raise NotImplementedError
 
     def close(self, kind: Kind, reason: ReplyFinishReason | None) -> bytes:
-        """`reason`: why the answer ends with this block; None: it goes on."""
+        """`reason`: the finish reason, if the answer ends with this block; None: it goes on."""
         raise NotImplementedError
 
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
-        """Returns the events of all that is new; none, if the text may still be part of a delimiter."""
+        """The events of the new text; none while it may still be part of a delimiter."""
         self._told = joined(self._told, told)
         deltas = [{"content": text}] if self._message is None else self._message.deltas()
         return b"".join([event for delta in deltas for event in self._events(delta)])
 
     def end_blocks(self, reason: ReplyFinishReason, told: Mapping[str, Any] | None = None) -> bytes:
-        """Returns the events of what was held back, and those that end the last block."""
+        """The events of the text held back, and of the end of the last block."""
         events = BlockEncoder.text(self, "", None, told)
         if self._kind is None and not self.num_blocks:
             events += self._begin(ContentBlock("text"))

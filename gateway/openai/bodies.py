@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Required
 
 from pydantic import BeforeValidator, Field, with_config
 from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict  # before Python 3.12 typing's does not say of which base each field is
+from typing_extensions import TypedDict  # before Python 3.12, typing's does not tell each field's base
 
 from backend.sampling_params import MAX_BAD_WORDS, MAX_BIASED, MAX_LOGPROBS, MAX_STOPS
 from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType, shown
@@ -31,7 +31,7 @@ Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 def _one_or_many(stop: Any) -> Any:
-    """Returns a list of texts; a text that is empty, as user interfaces send it, is none."""
+    """A list of texts; an empty text, as user interfaces send it, is no stop string."""
     if isinstance(stop, str):
         stop = [stop]
     if not isinstance(stop, list | None):
@@ -53,8 +53,9 @@ class StreamOptions(TypedDict, total=False):
 
 @with_config(EXACT)
 class SamplingBody(TypedDict, total=False):
-    """What all dialects share: which model, and how its tokens are drawn. A field that was not sent is absent; null
-    stands for that as well.
+    """The fields of all dialects: the model, and how its tokens are drawn.
+
+    A field that was not sent is absent; null means the same.
     """
 
     model: Required[str]
@@ -90,7 +91,7 @@ class SamplingBody(TypedDict, total=False):
 
 @with_config(EXACT)
 class GenerationBody(SamplingBody, total=False):
-    """What chats and completions share."""
+    """The fields that chats and completions share."""
 
     stream_options: (
         Annotated[
@@ -132,7 +133,7 @@ class ChatBody(GenerationBody, total=False):
 @with_config(EXACT)
 class CompletionBody(GenerationBody, total=False):
     prompt: Required[Any]
-    max_tokens: Annotated[int, Field(ge=0)] | None  # 0 where the prompt is echoed, and nothing is to be added to it
+    max_tokens: Annotated[int, Field(ge=0)] | None  # 0 with `echo`: the prompt alone
     logprobs: Top | None
     echo: bool | None
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None

@@ -38,7 +38,7 @@ _DELTAS: Mapping[Kind, str] = {
 
 @dataclass(slots=True)
 class ResponseIdentity(Identity):
-    """What each form of one response repeats; `echoed` are fields of the request."""
+    """The fields common to all forms of one response; `echoed` are fields of the request."""
 
     echoed: Json = field(default_factory=dict)
     items: list[Json] = field(default_factory=list)  # of the input
@@ -59,7 +59,7 @@ class ResponseIdentity(Identity):
         usage: TokenUsage | None = None,
         error: ApiError | None = None,
     ) -> Json:
-        """Returns the response as it is now: in progress without `reason` and `error`."""
+        """The response as it is now; in progress without `reason` and `error`."""
         status = "in_progress"
         if error is not None:
             status = "failed"
@@ -115,7 +115,7 @@ class Item:
         self._block = block
 
     def begun(self) -> Json:
-        """Returns the item before it has anything."""
+        """The empty item at its beginning."""
         if self.kind == "call":
             return self._call("", "in_progress")
         return self._spoken([], "in_progress")

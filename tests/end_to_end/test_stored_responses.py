@@ -69,7 +69,9 @@ def test_a_turn_goes_on_from_the_one_before_and_finds_its_prompt_in_the_cache(si
         ):
             with pytest.raises(openai.NotFoundError):
                 call_it()
-        with pytest.raises(openai.BadRequestError, match="or a response before it, was never stored or has expired") as refused:
+        with pytest.raises(
+            openai.BadRequestError, match="or a response before it, was never stored or has expired"
+        ) as refused:
             client.responses.create(input=ASK, previous_response_id=second.id, **ASKED)
         assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
 

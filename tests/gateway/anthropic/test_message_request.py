@@ -181,7 +181,7 @@ for _ in range(101):
         ((), {"mcp_servers": [{"url": "x"}]}, "mcp_servers", "is not supported here"),
         ((), {"tools": [{"name": "f"}]}, "tools[0].input_schema", "is required"),
         ((), {"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", "pattern"),
-        ((), {"tools": [TOOL, TOOL]}, "tools[1].name", "which another tool has too"),
+        ((), {"tools": [TOOL, TOOL]}, "tools[1].name", "the name of another tool too"),
         ((), {"tools": [{"type": 5}]}, "tools[0].type", "the tools that clients run, got 5"),
         ((), {"tool_choice": {"type": "any"}}, "tool_choice", "that the client runs"),
         ((), {"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice", "client runs"),
