@@ -13,7 +13,7 @@ from gateway.errors import Overloaded
 from gateway.http.connection import HttpConnection, as_http
 from gateway.http.connection_table import ConnectionEntry, ConnectionLimitReached, ConnectionTable
 
-ACCEPTS_PER_TURN = 16  # some 2 ms: a storm of new connections does not keep the loop from those that are served
+ACCEPTS_PER_TURN = 16  # some 2 ms: a storm of new connections does not starve the established ones
 PAUSE_SECONDS = 0.01  # until the file of a closed connection is free
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -70,7 +70,7 @@ class Acceptor:
                 if error.errno in OUT_OF_FILES:
                     self._out_of_files()
                     return
-                continue  # who came has left already
+                continue  # the peer has left already
             self._add(sock, address[0])
 
     def _add(self, sock: socket.socket, address: str) -> None:
@@ -100,7 +100,9 @@ class Acceptor:
                 raise
 
     def _out_of_files(self) -> None:
-        """Evict a connection, or close the next one in the backlog, which would never be served if all stayed there."""
+        """Evict a connection, or close the next one in the backlog, which would never be served if all connections
+        stayed.
+        """
         if not self._table.evict():
             _close_file(self._spare)
             with suppress(OSError):
@@ -117,7 +119,7 @@ def _shut(sock: socket.socket) -> None:
 
 
 def _spare_file() -> int:
-    """Returns a descriptor to close when there is no other; -1 if there is none even for that."""
+    """A descriptor in reserve, to be closed when no other is left; -1 if there is none even for that."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
