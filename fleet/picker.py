@@ -18,7 +18,7 @@ SCORE_WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory
 MIN_CACHED_SHARE = 0.3  # the cached share from which `CacheAware` goes by it
 RECENT_SECONDS = 20.0
 MAX_BUSY_SHARE = 0.95  # of the time: beyond capacity no queue ever empties, for an unknown time
-MAX_PLACED = 256  # beginnings of prompts whose place a router remembers before any replica has told of them
+MAX_PLACED_BEGINNINGS = 256  # beginnings of prompts whose place a router remembers before any replica has told of them
 UNBALANCED_REQUESTS, UNBALANCED_RATIO = 64, 1.5  # largest load over the least, from which `CacheAware` goes by load
 
 
@@ -164,7 +164,7 @@ class PlacedBeginnings:
     def put(self, locality: bytes, name: str) -> None:
         """Note that prompts that begin so are sent there."""
         before = self._names.pop(locality, None)
-        if before is None and len(self._names) >= MAX_PLACED:
+        if before is None and len(self._names) >= MAX_PLACED_BEGINNINGS:
             _, before = self._names.popitem(last=False)
         if before is not None:
             self.num_at[before] -= 1

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.replica.digests import BLOCK_BYTES
 
-MAX_ENTRIES = 200_000
+MAX_BLOCK_ENTRIES = 200_000
 LIFETIME_SECONDS = 3600.0
 
 
 class PrefixMap:
     """Maps digests of beginnings to replicas; `now` is in seconds of any one clock."""
 
-    def __init__(self, most: int = MAX_ENTRIES, lifetime: float = LIFETIME_SECONDS) -> None:
+    def __init__(self, most: int = MAX_BLOCK_ENTRIES, lifetime: float = LIFETIME_SECONDS) -> None:
         self._most, self._lifetime = most, lifetime
         self._epochs: dict[str, int] = {}  # by replica; what was learned before the present one counts no more
         self._seen: OrderedDict[tuple[str, bytes], tuple[int, float, int]] = OrderedDict()  # with the bytes behind it

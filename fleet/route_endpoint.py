@@ -27,8 +27,8 @@ from quotas.reservation import Attempt, Delivered
 
 MAX_ATTEMPTS = 2
 PROGRESS_SUFFIX = b" tokens\n\n"  # the end of what a replica says of a stream
-MAX_SAID = 32  # bytes of it, which may come in two parts
-MAX_TAIL = 8_192  # bytes that may lie behind it
+MAX_PROGRESS_BYTES = 32  # bytes of it, which may come in two parts
+MAX_TAIL_BYTES = 8_192  # bytes that may lie behind it
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
 """The words of `x-sluice-dropped-reason` in a refusal that another replica might not give."""
 UNAVAILABLE = frozenset({503, OVERLOADED})
@@ -62,7 +62,9 @@ class StreamTail:
 
     def add(self, part: bytes) -> None:
         self.has_begun = True
-        self._tail = (self._tail[-MAX_SAID:] if PROGRESS_SUFFIX in part else self._tail[-MAX_TAIL:]) + part
+        self._tail = (
+            self._tail[-MAX_PROGRESS_BYTES:] if PROGRESS_SUFFIX in part else self._tail[-MAX_TAIL_BYTES:]
+        ) + part
 
     @property
     def num_tokens(self) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
-from quotas.policy.limit import DAY, Budget, Limit, Rate
+from quotas.policy.limit import DAY_MICROSECONDS, Budget, Limit, Rate
 from quotas.reservation import Ask, LimitState, Usage
 
 
@@ -32,7 +32,7 @@ def _forecast_refusal(state: LimitState, asked: int, now: float) -> QuotaRefused
     return LimitExceeded(limit, asked, left, None)
 
 
-MICRO = 10**6
+MICROSECONDS_PER_SECOND = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class Limiter:
         with the longest wait.
         """
         self._charge(tenant, limits, ask, now)
-        today = _micros(now) // DAY
+        today = _micros(now) // DAY_MICROSECONDS
         return Charge(tenant, limits, ask, today, today)
 
     def extend(self, charge: Charge, output_tokens: int, now: float) -> None:
         """Charge more output to every limit, or charge nothing and raise `QuotaRefused`."""
-        more, today = Ask(0, 0, output_tokens), _micros(now) // DAY
+        more, today = Ask(0, 0, output_tokens), _micros(now) // DAY_MICROSECONDS
         self._charge(charge.tenant, charge.limits, more, now)
         if today != charge.first_day:
             charge.last_day_output = (charge.last_day_output if today == charge.last_day else 0) + output_tokens
@@ -124,13 +124,13 @@ class Limiter:
             case None:
                 return level
             case Budget(period=period):
-                first = period.first_day(micros // DAY)
+                first = period.first_day(micros // DAY_MICROSECONDS)
                 return Level(level.used if level.at == first else 0, first)
-        seconds, rest = divmod(max(micros - level.at, 0), MICRO)
+        seconds, rest = divmod(max(micros - level.at, 0), MICROSECONDS_PER_SECOND)
         part = level.part + rest * limit.amount
-        used = level.used - seconds * limit.amount - part // MICRO
+        used = level.used - seconds * limit.amount - part // MICROSECONDS_PER_SECOND
         at = max(micros, level.at)
-        return Level(used, at, part % MICRO) if used > 0 else Level(0, at)
+        return Level(used, at, part % MICROSECONDS_PER_SECOND) if used > 0 else Level(0, at)
 
 
 def _refundable(charge: Charge, limit: Limit, level: Level, back: int) -> int:
@@ -175,4 +175,4 @@ def _scale(limit: Limit) -> int:
 
 
 def _micros(now: float) -> int:
-    return round(now * MICRO)
+    return round(now * MICROSECONDS_PER_SECOND)

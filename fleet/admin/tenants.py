@@ -11,8 +11,8 @@ from fleet.fleet import Fleet
 from fleet.view import ReplicaView
 from gateway.background import map_in_slices
 
-MAX_ROWS = 300  # tenants of the list: 100 KB, which a router writes in a millisecond
-MAX_PLACES = 4  # replicas that a row of the list names; one tenant alone is shown with all
+MAX_TENANT_ROWS = 300  # tenants of the list: 100 KB, which a router writes in a millisecond
+MAX_ROW_REPLICAS = 4  # replicas that a row of the list names; one tenant alone is shown with all
 
 Row = dict[str, Any]
 
@@ -60,8 +60,8 @@ class FleetTenants:
     async def listed(self) -> Row:
         """List the tenants, those with the most seconds of work waiting first."""
         found = await self._work()
-        shown = nlargest(MAX_ROWS, found, key=lambda name: found[name].total.rank)
-        rows = await map_in_slices(shown, lambda name: self._row(name, found[name], MAX_PLACES))
+        shown = nlargest(MAX_TENANT_ROWS, found, key=lambda name: found[name].total.rank)
+        rows = await map_in_slices(shown, lambda name: self._row(name, found[name], MAX_ROW_REPLICAS))
         return {"tenants": rows, "truncated": len(found) - len(shown)}
 
     async def shown(self, name: str) -> Row:

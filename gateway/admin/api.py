@@ -1,6 +1,6 @@
-"""The admin API: its paths, and the handler that answers each.
+"""The admin API: its paths and their handlers.
 
-Moments are in Unix seconds, durations in seconds, and null means unknown. Lists are capped; `truncated` counts what is
+Moments are in Unix seconds, durations in seconds, and null means unknown. Lists are capped; `truncated` counts the rows
 left out. docs/admin.md describes each answer.
 """
 
@@ -39,7 +39,7 @@ PREFIX = "/admin/v1"
 def _event(request: AdminRequest) -> int:
     since = request.query.get("since", "0")
     if not (since.isascii() and since.isdigit() and len(since) <= 18):
-        raise BadRequest(f"since must be a number that a state has named as next, got {since!r:.40}.", "since")
+        raise BadRequest(f"since must be the `next` of an earlier state, got {since!r:.40}.", "since")
     return int(since)
 
 
@@ -66,7 +66,7 @@ class Api:
         self.watch = self._diagnosis.watch
 
     def routes(self, actions: Actions) -> list[Route]:
-        """Make the routes of the API, of which the first that matches a request answers it."""
+        """The routes of the API; the first match answers a request."""
         return [
             admin_route("GET", LOADS, self.loads),
             admin_route("GET", f"{PREFIX}/state", self.state),

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict  # as in `gateway.openai.bodies`
 from backend.sampling_params import MAX_STOP_CHARS, MAX_STOPS
 from gateway.errors import BadRequest
 from gateway.http.json_body import EXACT, BodyType, JsonBody, shown
-from gateway.openai.bodies import MAX_SALT, MAX_THINKING, PositiveInt, SamplingBody
+from gateway.openai.bodies import MAX_SALT_CHARS, MAX_THINKING_TOKENS, PositiveInt, SamplingBody
 from gateway.openai.conversation import Conversation
 from gateway.openai.foreign_fields import ECHOES, IGNORABLE, Ignored, Values, known_object, refused_by_names
 from gateway.openai.limits import Limits
@@ -36,7 +36,7 @@ _SYSTEM: BeforeValidator = text_content("system")
 @with_config(EXACT)
 class Thinking(TypedDict, total=False):
     type: Required[Literal["enabled", "disabled", "adaptive"]]
-    budget_tokens: Annotated[int, Field(ge=1, le=MAX_THINKING)] | None
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_THINKING_TOKENS)] | None
     display: Literal["summarized", "omitted"] | None
 
 
@@ -82,7 +82,7 @@ class MessagesBody(CountBody, total=False):
     service_tier: Literal["auto", "standard_only"] | None
     # not Anthropic's
     seed: int | None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None
 
 
 _IGNORABLE: Mapping[str, Values] = {

@@ -21,7 +21,7 @@ from math import inf, isfinite
 from gateway.api.engine_request import ClientDeadlines
 from gateway.errors import BadRequest
 
-FOLLOWUP, LATEST_FOLLOWUP = b"x-sluice-expect-followup", 3600.0  # seconds
+FOLLOWUP, MAX_FOLLOWUP_SECONDS = b"x-sluice-expect-followup", 3600.0  # seconds
 MAX_DEADLINE_SECONDS = 30 * 86_400.0  # a longer wait is taken for no deadline
 FIRST, LAST, INTERVAL = "first", "last", "interval"
 Headers = Iterable[tuple[bytes, bytes]]
@@ -42,8 +42,8 @@ def read_expected_followup(headers: Headers) -> float | None:
     if not given:
         return None
     seconds = _number(given[-1])
-    if not 0 < seconds <= LATEST_FOLLOWUP:
-        most = f"{LATEST_FOLLOWUP:.0f}"
+    if not 0 < seconds <= MAX_FOLLOWUP_SECONDS:
+        most = f"{MAX_FOLLOWUP_SECONDS:.0f}"
         raise _wrong(FOLLOWUP, given[-1], f"seconds, a number above 0 and at most {most}; leave it out if none follows")
     return seconds
 

@@ -31,7 +31,7 @@ from gateway.openai.embeddings import (
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 
-MAX_CHARACTERS = 2**22  # of all texts of a request
+MAX_INPUT_CHARS = 2**22  # of all texts of a request
 Texts = Sequence[str | tuple[str, str] | tuple[int, ...]]
 
 
@@ -97,9 +97,9 @@ class EncodingEndpoint(TokensEndpoint):
     ) -> list[list[int]]:
         """Returns the token ids of each input. Raises `ApiError`."""
         size = sum(map(_size, given))
-        if size > MAX_CHARACTERS:
+        if size > MAX_INPUT_CHARS:
             raise RequestTooLarge(
-                f"The texts have {size} characters, a query counted with each document; at most {MAX_CHARACTERS} are "
+                f"The texts have {size} characters, a query counted with each document; at most {MAX_INPUT_CHARS} are "
                 "encoded in one request: send fewer or shorter ones."
             )
         found = partial(encoder.token_ids, given, params.kept_tokens, fields)

@@ -14,7 +14,7 @@ from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.policy import ClassPolicy
 from quotas.reservation import Attempt
 
-MAX_TOLD = 2**20  # log probabilities in one answer: some 60 MB while it is made, and 40 MB of JSON
+MAX_ANSWER_LOGPROBS = 2**20  # log probabilities in one answer: some 60 MB while it is made, and 40 MB of JSON
 
 
 @dataclass(slots=True)
@@ -108,11 +108,11 @@ class GenerationParams:
         return max_tokens
 
     def _check_told(self, prompts: list[Prompt], max_tokens: list[int], model: ServedModel) -> None:
-        """Raise `Unsatisfiable` for an answer with too many log probabilities: `MAX_TOLD`, or a context of them. All of
-        them are in memory until the last token, in several forms.
+        """Raise `Unsatisfiable` for an answer with too many log probabilities: `MAX_ANSWER_LOGPROBS`, or a context of
+        them. All of them are in memory until the last token, in several forms.
         """
         sampling, request = self.request.sampling, self.request
-        count, most = 0, max(MAX_TOLD, (MAX_LOGPROBS + 1) * model.limits.max_model_len)
+        count, most = 0, max(MAX_ANSWER_LOGPROBS, (MAX_LOGPROBS + 1) * model.limits.max_model_len)
         if sampling.logprobs is not None:
             count += (sampling.logprobs + 1) * sum(max_tokens)
         if sampling.prompt_logprobs is not None:

@@ -22,7 +22,7 @@ from gateway.version import VERSION
 
 Json = dict[str, Any]
 
-MOST_TOLD = 2**53  # largest bound shown; a larger one only says that the number fits 64 bits
+MAX_SHOWN_BOUND = 2**53  # largest bound shown; a larger one only says that the number fits 64 bits
 REF = "#/components/schemas/{model}"
 HTML = encode_headers(
     {
@@ -161,7 +161,7 @@ def kind(schema: Json) -> str:
     bounds = [
         f"{word} {schema[name]}"
         for name, word in (("minimum", "at least"), ("maximum", "at most"))
-        if abs(schema.get(name, MOST_TOLD)) < MOST_TOLD
+        if abs(schema.get(name, MAX_SHOWN_BOUND)) < MAX_SHOWN_BOUND
     ]
     return ", ".join([str(schema.get("const", schema.get("type", "any"))), *bounds])
 

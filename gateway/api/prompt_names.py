@@ -7,7 +7,7 @@ from functools import lru_cache
 from backend.paged_kv.block_names import BlockNames, Tokens
 from backend.scheduler.sequence import Sequence
 
-BLOCKS_AT_ONCE, TOKENS_AT_ONCE = 128, 2048  # hashed in one callback, a quarter of a millisecond
+BLOCKS_PER_TURN, TOKENS_PER_TURN = 128, 2048  # hashed in one callback, a quarter of a millisecond
 MAX_ROOTS = 1024  # cached; one for each tenant and salt
 
 
@@ -17,7 +17,7 @@ class PromptNames:
     def __init__(self, names: BlockNames, block_size: int) -> None:
         self._names = names
         self._block_size = block_size
-        self._at_once = max(1, min(BLOCKS_AT_ONCE, TOKENS_AT_ONCE // block_size))
+        self._at_once = max(1, min(BLOCKS_PER_TURN, TOKENS_PER_TURN // block_size))
         self._root = lru_cache(MAX_ROOTS)(names.root)
 
     def begin(self, sequences: Iterable[Tokens], scope: str, salt: str | None) -> None:
@@ -43,8 +43,8 @@ class PromptNames:
             have_names = self.name_some(sequences)
 
     def name_some(self, sequences: Iterable[Tokens]) -> bool:
-        """Name the next full blocks of the prompts, up to `BLOCKS_AT_ONCE` and `TOKENS_AT_ONCE`; returns True once all
-        are named.
+        """Name the next full blocks of the prompts, up to `BLOCKS_PER_TURN` and `TOKENS_PER_TURN`; returns True once
+        all are named.
         """
         room, size = self._at_once, self._block_size
         for sequence in sequences:

@@ -1,7 +1,7 @@
 """Limits the rate of refused requests, since no quota is charged for them.
 
-A refused request counts 1, and 1 more for each 64 KiB that was read of its body, up to `MOST_SECONDS` of the rate.
-Two rates hold:
+A refused request counts 1, and 1 more for each 64 KiB that was read of its body, up to `MAX_BODY_COST_SECONDS` of the
+rate. Two rates hold:
 
 - An API key may have `refused_per_second` faulty requests refused (400, 404, 413 ...). Beyond that the gateway
   answers 429 before it reads a body, until the excess has been waited out.
@@ -24,8 +24,8 @@ from gateway.http.json_body import BLOCK_BYTES
 from quotas.policy.units import show_wait
 
 BURST_SECONDS = 1.0  # of a rate, as its burst
-MAX_DELAY = 30.0  # seconds that a refusal is delayed
-MOST_SECONDS = 10.0  # of a rate: the maximum cost of one refused body
+MAX_DELAY_SECONDS = 30.0  # seconds that a refusal is delayed
+MAX_BODY_COST_SECONDS = 10.0  # of a rate: the maximum cost of one refused body
 REFUSALS_PER_FAULT = 2.0  # refusals of any kind, for each faulty request
 KEY_RATES_PER_TENANT = 2  # a tenant's rate, in rates of a key
 MAX_OWNERS = 16_384  # tenants, or networks: the latest are remembered
@@ -98,12 +98,12 @@ class _Buckets:
         share = max(1.0, len(buckets) / KEY_RATES_PER_TENANT)
         bucket.draw(share)
         seconds = bucket.wait(now)
-        bucket.draw(share * min(num_blocks, MOST_SECONDS * self.rate))
+        bucket.draw(share * min(num_blocks, MAX_BODY_COST_SECONDS * self.rate))
         return seconds
 
 
 class _Bucket:
-    """A token bucket that holds `BURST_SECONDS` of its rate and may be overdrawn by `MAX_DELAY` of it."""
+    """A token bucket that holds `BURST_SECONDS` of its rate and may be overdrawn by `MAX_DELAY_SECONDS` of it."""
 
     __slots__ = ("_at", "_level", "_rate")
 
@@ -121,7 +121,7 @@ class _Bucket:
         return self._level >= BURST_SECONDS * self._rate
 
     def draw(self, cost: float) -> None:
-        self._level = max(self._level - cost, -MAX_DELAY * self._rate)
+        self._level = max(self._level - cost, -MAX_DELAY_SECONDS * self._rate)
 
     def _refill(self, now: float) -> None:
         self._level = min(self._level + (now - self._at) * self._rate, BURST_SECONDS * self._rate)

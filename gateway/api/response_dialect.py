@@ -22,8 +22,8 @@ from gateway.openai.response_items import REFERENCE, Item, item_id, read_message
 from gateway.openai.response_request import ResponseRequest, parse_response_request, with_instructions
 from gateway.tenants.effective_policy import EffectivePolicy
 
-KEPT_OF_MESSAGES = 0.75  # share of the messages kept at the next try
-MAX_REFERRED = 32  # stored responses whose items one request may name; each is read and decrypted
+KEPT_SHARE_OF_MESSAGES = 0.75  # share of the messages kept at the next try
+MAX_REFERENCED_RESPONSES = 32  # stored responses whose items one request may name; each is read and decrypted
 
 
 class ResponseDialect(ChatDialect):
@@ -102,13 +102,13 @@ class ResponseDialect(ChatDialect):
         for index, item in enumerate(request.items):
             if item["type"] == REFERENCE:
                 response = response_of(item["id"])
-                if response is not None and response not in stored and len(stored) < MAX_REFERRED:
+                if response is not None and response not in stored and len(stored) < MAX_REFERENCED_RESPONSES:
                     stored[response] = await self._stored.items(tenant, response)
                 found = stored.get(response or "", {}).get(item["id"])
                 if found is None:
                     raise BadRequest(
-                        f"input[{index}] names an item that is not stored, or of more than {MAX_REFERRED} responses: "
-                        "send the item itself.",
+                        f"input[{index}] names an item that is not stored, or is one of more than "
+                        f"{MAX_REFERENCED_RESPONSES} responses: send the item itself.",
                         f"input[{index}].id",
                     )
                 request.items[index] = found
@@ -126,7 +126,7 @@ def _leave_out_oldest(request: ResponseRequest) -> bool:
     messages = request.conversation.messages
     kept = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
     rest = messages[kept:]
-    first = max(1, len(rest) - int(len(rest) * KEPT_OF_MESSAGES))
+    first = max(1, len(rest) - int(len(rest) * KEPT_SHARE_OF_MESSAGES))
     first = next((n for n in range(first, len(rest)) if rest[n]["role"] == "user"), len(rest) - 1)
     if first < 1:
         return False

@@ -21,9 +21,9 @@ from gateway.tenants.effective_policy import EffectivePolicy
 
 Json = dict[str, Any]
 
-MAX_LISTED = 100  # items of a page
+MAX_PAGE_ITEMS = 100  # items of a page
 MAX_OPENED_BYTES = 2**25  # of the turns of one conversation
-COMPRESSION = 8  # assumed ratio of text to stored bytes
+COMPRESSION_RATIO = 8  # assumed ratio of text to stored bytes
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{48}")
 _ITEM_ID = re.compile(r"(?:rs|msg|fc|fco)_([0-9a-f]{48})[0-9a-f]{4}")
 
@@ -84,7 +84,7 @@ class StoredResponses:
         if sealed is None:
             return None
         opened = partial(self._opened, tenant, name, sealed)
-        return await self.frontend.body_reader.offload(tenant, COMPRESSION * sum(map(len, sealed)), opened)
+        return await self.frontend.body_reader.offload(tenant, COMPRESSION_RATIO * sum(map(len, sealed)), opened)
 
     def _opened(self, tenant: str, name: str, sealed: Sequence[bytes]) -> list[Turn] | None:
         """Decrypt turns; the last is the response of this name."""
@@ -151,7 +151,7 @@ class InputItemsEndpoint(ResponseEndpoint):
         after = asked.get("after")
         start = names.index(after) + 1 if after in names else 0
         limit = int(asked["limit"][:4]) if asked.get("limit", "").isdecimal() else 20
-        page = items[start : start + max(1, min(limit, MAX_LISTED))]
+        page = items[start : start + max(1, min(limit, MAX_PAGE_ITEMS))]
         return {
             "object": "list",
             "data": page,

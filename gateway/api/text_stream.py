@@ -13,7 +13,7 @@ from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.replies import Choice, ReplyFinishReason
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 
-TOKENS_PARSED_AT_ONCE = 256  # tokens of an answer that is parsed when it is whole: a millisecond or two
+PARSED_TOKENS_PER_TURN = 256  # tokens of an answer that is parsed when it is whole: a millisecond or two
 
 
 class TextStream:
@@ -115,7 +115,7 @@ class TextStream:
         for count, token_id in enumerate(self._kept, 1):
             pieces.append(self._detokenizer.push((token_id,)))
             self.message.push(pieces[-1])
-            if not count % TOKENS_PARSED_AT_ONCE:
+            if not count % PARSED_TOKENS_PER_TURN:
                 await asyncio.sleep(0)  # others have their turn
         return "".join(pieces)
 

@@ -10,8 +10,10 @@ LOST_HITS_SHARE = 0.5  # of the hits that there were before: less than that come
 MIN_HIT_SHARE = 0.05  # of the prompt tokens, before: who found less has little to lose
 EVICTED_SHARE_OF_POOL = 0.1  # of the pool's blocks: less is what a full cache gives up for what is new
 UNSHARED_HIT_SHARE = 0.01  # of the prompt tokens: what tenants who ask alike by chance would find
-LEAST_TOKENS = 100_000.0  # of prompts, from which it is known what they begin with; in `thrashing`, those of before too
-MIN_JOINED = 10.0  # sequences; fewer may be as different as they like
+MIN_PROMPT_TOKENS = (
+    100_000.0  # of prompts, from which it is known what they begin with; in `thrashing`, those of before too
+)
+MIN_JOINED_SEQUENCES = 10.0  # sequences; fewer may be as different as they like
 MIN_REQUESTS = 10  # of a tenant, none of which had a prompt that is pinned
 STARVING_SHARE_OF_POOL = 0.1  # of the pool's blocks: less, and memory would be full all the same
 
@@ -22,7 +24,7 @@ QUERIES, HITS = "sluice_prefix_cache_queries_total", "sluice_prefix_cache_hits_t
 def thrashing(window: Window) -> Finding | None:
     """Blocks are evicted and their tokens computed again, by the preempted sequence or by the prompt's next turn."""
     given_up, joined = window.increase("sluice_prefix_cache_evictions_total"), window.increase(JOINED)
-    if given_up < EVICTED_SHARE_OF_POOL * window.after.engine["kv_blocks"] or joined < MIN_JOINED:
+    if given_up < EVICTED_SHARE_OF_POOL * window.after.engine["kv_blocks"] or joined < MIN_JOINED_SEQUENCES:
         return None
     found_before, found = _hit_share(window), _hits(window)
     prefilled, again = window.increase("sluice_prefill_tokens_total"), window.increase("sluice_recomputed_tokens_total")
@@ -47,7 +49,7 @@ def thrashing(window: Window) -> Finding | None:
 def cache_never_hits(window: Window) -> Finding | None:
     samples = window.after.samples
     asked, found = samples.total(QUERIES), samples.total(HITS)
-    if asked < LEAST_TOKENS or found >= UNSHARED_HIT_SHARE * asked or not window.increase(QUERIES):
+    if asked < MIN_PROMPT_TOKENS or found >= UNSHARED_HIT_SHARE * asked or not window.increase(QUERIES):
         return None
     return Finding(
         "cache_never_hits",
@@ -114,7 +116,7 @@ def _hit_share(window: Window) -> float:
     """Return the share of the prompt tokens that were found before this time; 0 where there were too few to say."""
     samples = window.before.samples
     asked = samples.total(QUERIES)
-    return samples.total(HITS) / asked if asked >= LEAST_TOKENS else 0.0
+    return samples.total(HITS) / asked if asked >= MIN_PROMPT_TOKENS else 0.0
 
 
 def _keeper(snapshot: Snapshot) -> tuple[str, float]:

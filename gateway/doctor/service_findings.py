@@ -6,14 +6,14 @@ from quotas.policy.units import show_wait
 
 SLOW_STORE_SECONDS = 0.025  # of a call: each request waits for one, a twentieth of an urgent class's target
 SLOW_CALL_SHARE = 0.5  # of the calls: a store that is far away is slow for all
-MIN_CALLS = 5.0
+MIN_STORE_CALLS = 5.0
 LAG_SECONDS = 0.05  # longer than the time a token may take in an urgent class
 LONG_LAG_SECONDS = 0.5  # probes and deadlines suffer as well
 LATE_SHARE = 0.05  # of the time: as much as planning may take of a step
 STALE_SECONDS = 1.0  # ten exchanges
 _DEBTS = ("replicas", "staleness_seconds")
 SLOW_READER = "its client reads slowly"  # how the admin API begins its reason
-MAX_NAMED = 3
+MAX_NAMED_TENANTS = 3
 
 
 def store_away(window: Window) -> Finding | None:
@@ -33,7 +33,7 @@ def store_away(window: Window) -> Finding | None:
 
 def store_slow(window: Window) -> Finding | None:
     slow = window.above(SLOW_STORE_SECONDS, "sluice_store_latency_seconds")
-    if slow.total < MIN_CALLS or slow.share < SLOW_CALL_SHARE or _is_starved(window):
+    if slow.total < MIN_STORE_CALLS or slow.share < SLOW_CALL_SHARE or _is_starved(window):
         return None  # a starved process reads every answer late: `late_loop` says it
     mean = window.mean("sluice_store_latency_seconds")
     return Finding(
@@ -75,7 +75,7 @@ def slow_clients(window: Window) -> Finding | None:
     if not slow:
         return None
     blocks = sum(row["kv_blocks"] for row in slow)
-    tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:MAX_NAMED])
+    tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:MAX_NAMED_TENANTS])
     return Finding(
         "slow_clients",
         "clients do not read their answers",
@@ -86,7 +86,9 @@ def slow_clients(window: Window) -> Finding | None:
 
 
 def _named(rows: list[Json]) -> str:
-    return ", ".join(f"{row['id']} ({str(row['reason']).removeprefix(SLOW_READER + ': ')})" for row in rows[:MAX_NAMED])
+    return ", ".join(
+        f"{row['id']} ({str(row['reason']).removeprefix(SLOW_READER + ': ')})" for row in rows[:MAX_NAMED_TENANTS]
+    )
 
 
 def late_loop(window: Window) -> Finding | None:

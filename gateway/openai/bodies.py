@@ -22,10 +22,10 @@ from quotas.policy.policy import MAX_N
 
 MAX_PROMPTS = MAX_ANSWERS = MAX_N  # in one request
 MAX_WORDS = MAX_BAD_WORDS // 2  # each may begin with a space, or not
-MAX_WORD = 256  # characters
-MAX_SUFFIX = 2**20  # characters
-MAX_THINKING = 2**24  # tokens
-MAX_SALT = 256  # characters
+MAX_WORD_CHARS = 256  # characters
+MAX_SUFFIX_CHARS = 2**20  # characters
+MAX_THINKING_TOKENS = 2**24  # tokens
+MAX_SALT_CHARS = 256  # characters
 
 Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
@@ -42,7 +42,7 @@ def _one_or_many(stop: Any) -> Any:
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-_Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
+_Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]
 
 
 @with_config(EXACT)
@@ -78,7 +78,7 @@ class SamplingBody(TypedDict, total=False):
     ignore_eos: bool | None
     include_stop_str_in_output: bool | None
     skip_special_tokens: bool | None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None
     allowed_token_ids: Any
     bad_words: Annotated[list[_Word], Field(max_length=MAX_WORDS, fail_fast=True)] | None
     # about the request, without effect on its answer
@@ -127,7 +127,7 @@ class ChatBody(GenerationBody, total=False):
     chat_template_kwargs: Kwargs | None
     reasoning_effort: Effort | None
     include_reasoning: bool | None
-    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING)] | None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING_TOKENS)] | None
 
 
 @with_config(EXACT)
@@ -137,7 +137,7 @@ class CompletionBody(GenerationBody, total=False):
     logprobs: Top | None
     echo: bool | None
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
-    suffix: Annotated[str, Field(max_length=MAX_SUFFIX)] | None
+    suffix: Annotated[str, Field(max_length=MAX_SUFFIX_CHARS)] | None
 
 
 @with_config(EXACT)

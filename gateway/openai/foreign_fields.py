@@ -15,7 +15,7 @@ from gateway.http.json_body import MAX_FIELDS, NAMELESS
 from gateway.key_mask import masked
 
 OTHERS = "other"  # label of unknown field names, which clients make up
-MOST_TOLD_BYTES = 1024  # of the header `x-sluice-ignored`
+MAX_HEADER_BYTES = 1024  # of the header `x-sluice-ignored`
 
 Values = tuple[Any, ...]
 
@@ -33,9 +33,9 @@ def ignored_header(places: Collection[str]) -> dict[str, str]:
     """
     told, size = list[str](), 0
     for place in places:
-        shown = quote(masked(place[:MOST_TOLD_BYTES]), safe="/~$.[]")
+        shown = quote(masked(place[:MAX_HEADER_BYTES]), safe="/~$.[]")
         size += len(shown) + 2
-        if size > MOST_TOLD_BYTES:
+        if size > MAX_HEADER_BYTES:
             told.append(f"and {len(places) - len(told)} more")
             break
         told.append(shown)

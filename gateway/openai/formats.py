@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-_LARGEST, _LARGEST_INTEGER = 2**63 - 2**10, 2**63 - 1  # bounds for which the compiler has regular expressions
+_MAX_NUMBER, _MAX_INTEGER = 2**63 - 2**10, 2**63 - 1  # bounds for which the compiler has regular expressions
 _NUMERIC = ("integer", "number", "null")  # types to which formats of numbers apply
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -39,8 +39,8 @@ PATTERNS: Mapping[str, str] = {  # where the compiler has none, or accepts inval
 }
 _BESIDE_A_PATTERN = {"date-time": f"{_DATE}T{_ANY_TIME}", "time": _ANY_TIME}  # a pattern says how exact they are
 _NUMBERS: Mapping[str, tuple[int, int] | None] = {  # OpenAPI's and Rust's
-    "float": None, "double": None, "int": None, "uint": (0, _LARGEST_INTEGER), "uint64": (0, _LARGEST_INTEGER),
-    "int64": (-_LARGEST, _LARGEST_INTEGER),
+    "float": None, "double": None, "int": None, "uint": (0, _MAX_INTEGER), "uint64": (0, _MAX_INTEGER),
+    "int64": (-_MAX_NUMBER, _MAX_INTEGER),
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32)},
 }  # fmt: skip
@@ -68,8 +68,8 @@ def keep_bounds_small(schema: dict[str, Any]) -> None:
     is_integer = all(kind in ("integer", "null") for kind in _kinds(schema))
     for keyword in _BOUNDS:
         if type(schema.get(keyword)) in (int, float):
-            most = _LARGEST_INTEGER if is_integer else _LARGEST
-            schema[keyword] = max(-_LARGEST, min(schema[keyword], most))
+            most = _MAX_INTEGER if is_integer else _MAX_NUMBER
+            schema[keyword] = max(-_MAX_NUMBER, min(schema[keyword], most))
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[Any]:

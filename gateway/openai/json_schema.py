@@ -15,7 +15,7 @@ from gateway.openai.formats import KNOWN, PATTERNS, keep_bounds_small, said_by_f
 from gateway.openai.look_around import LookArounds
 
 MAX_ADDED_BYTES = 2**19  # that rewriting adds to a schema, or reads besides it
-MAX_REFERENCE = 1_000  # characters
+MAX_REFERENCE_CHARS = 1_000  # characters
 _WITH_SOURCE = re.compile(r"At \d+\(\d+\): (?:failed to compile JSON schema: )?(.*?)\s\d+ \| .*", re.DOTALL)
 _CONTAINERS = frozenset((dict, list))
 _SCHEMA = frozenset(("additionalItems", "additionalProperties", "items"))  # keywords whose value is a schema
@@ -372,7 +372,7 @@ class _Rewriter:
     def _find(self, reference: str) -> tuple[Any, _Way]:
         """The target of a reference within the document, and the way there."""
         if reference not in self._found:
-            self._found[reference] = self._follow(reference) if len(reference) <= MAX_REFERENCE else (None, None)
+            self._found[reference] = self._follow(reference) if len(reference) <= MAX_REFERENCE_CHARS else (None, None)
         return self._found[reference]
 
     def _follow(self, reference: str) -> tuple[Any, _Way]:

@@ -6,8 +6,8 @@ from contextlib import suppress
 from backend.text.response_templates.complement import Steps, complement, is_within
 from backend.text.response_templates.pattern_syntax import PatternError
 
-MAX_LOOKS = 8  # in a pattern
-MAX_STEPS = 1_000  # of complements, in a schema
+MAX_LOOK_AROUNDS = 8  # in a pattern
+MAX_COMPLEMENT_STEPS = 1_000  # of complements, in a schema
 _TOKEN = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]?|\(\?<?[=!]|[()|$^]", re.DOTALL)
 _LITERAL = re.compile(r"(?:\w|[-/:@ ]|\\\W)*")  # of a length that is known
 _UNREADABLE = re.compile(r"\\(?:[bBkZ]|[1-9])")  # a word's boundary, or what a group has matched
@@ -19,7 +19,7 @@ class LookArounds:
     def __init__(self) -> None:
         self._complements: dict[str, str | None] = {}
         self._said: dict[tuple[str, str], bool] = {}
-        self._steps = Steps(MAX_STEPS)
+        self._steps = Steps(MAX_COMPLEMENT_STEPS)
 
     def apart(self, pattern: str) -> list[str] | None:
         """Patterns whose conjunction matches the same texts, itself without a look-around; None if it cannot be split
@@ -30,7 +30,7 @@ class LookArounds:
             return None
         if not looks:
             return [pattern]
-        if has_choice or len(looks) > MAX_LOOKS or not pattern.startswith("^"):
+        if has_choice or len(looks) > MAX_LOOK_AROUNDS or not pattern.startswith("^"):
             return None
         parts, rest, at = list[str](), "", 0
         for begin, after, kind in looks:

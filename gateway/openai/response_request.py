@@ -10,7 +10,7 @@ from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
 from gateway.http.json_body import EXACT, BodyType, JsonBody, check_nesting, shown
-from gateway.openai.bodies import MAX_THINKING, PositiveInt, SamplingBody, Top
+from gateway.openai.bodies import MAX_THINKING_TOKENS, PositiveInt, SamplingBody, Top
 from gateway.openai.conversation import Conversation
 from gateway.openai.foreign_fields import ECHOES, IGNORABLE, Ignored, Values, known_object, refused_by_names
 from gateway.openai.limits import Limits
@@ -22,7 +22,7 @@ from gateway.openai.template_variables import Effort, Kwargs, read_variables
 from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
 
 MAX_INCLUDED = 32
-MAX_METADATA = 16  # pairs, as in OpenAI's API: a response repeats them
+MAX_METADATA_PAIRS = 16  # pairs, as in OpenAI's API: a response repeats them
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 
@@ -61,14 +61,14 @@ class ResponsesBody(SamplingBody, total=False):
     metadata: (
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=MAX_METADATA),
+            Field(max_length=MAX_METADATA_PAIRS),
         ]
         | None
     )
     stream_options: Annotated[ResponseStreamOptions, known_object(ResponseStreamOptions, "stream_options.")] | None
     # not OpenAI's
     chat_template_kwargs: Kwargs | None
-    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING)] | None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING_TOKENS)] | None
 
 
 _IGNORABLE: Mapping[str, Values] = {

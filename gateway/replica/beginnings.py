@@ -18,7 +18,7 @@ from gateway.replica.digests import BLOCK_BYTES
 from gateway.replica.fleet_secret import Beginnings
 from gateway.replica.state import Changes
 
-MAX_KNOWN = 20_000  # digests; the one that was asked for least recently is forgotten
+MAX_KNOWN_DIGESTS = 20_000  # digests; the one that was asked for least recently is forgotten
 MAX_EVENTS = 20_000  # that are remembered for routers that ask what has changed
 
 
@@ -127,7 +127,7 @@ class CachedBeginnings:
             self._digests.setdefault(name, set()).add(digest)
             self._happened(digest, True)
         self._names[digest] = name
-        if len(self._names) > MAX_KNOWN:
+        if len(self._names) > MAX_KNOWN_DIGESTS:
             oldest, its_name = self._names.popitem(last=False)
             self._forget(oldest, its_name)
             self._cut(oldest)

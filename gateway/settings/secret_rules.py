@@ -3,7 +3,7 @@
 import re
 from itertools import pairwise
 
-MAX_KEY = 512  # characters, each a byte
+MAX_KEY_CHARS = 512  # characters, each a byte
 MIN_ADMIN_KEY_CHARS = 16
 MIN_DISTINCT_CHARS = 8  # 32 random hexadecimal digits have fewer once in 10^8
 MAKE_ONE = "`openssl rand -hex 32` prints a good one"
@@ -42,9 +42,9 @@ def _sequential(secret: str) -> int:
 
 def is_token(text: str, least: int) -> bool:
     """Returns whether a text can be a key, with `least` characters or more."""
-    return least <= len(text) <= MAX_KEY and all("!" <= character <= "~" for character in text)
+    return least <= len(text) <= MAX_KEY_CHARS and all("!" <= character <= "~" for character in text)
 
 
 def rule(least: int) -> str:
     """Returns in words the rule that `is_token` checks."""
-    return f"{least} to {MAX_KEY} printable ASCII characters without spaces"
+    return f"{least} to {MAX_KEY_CHARS} printable ASCII characters without spaces"

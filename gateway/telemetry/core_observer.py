@@ -56,9 +56,7 @@ class CoreTelemetry(CoreObserver):
         self.core = core
         self.on_admit: list[Callable[[SequenceTimeline], object]] = []  # called at a sequence's first admission
         self.on_step: list[Callable[[CompletedStep], object]] = []
-        self.on_release: list[
-            Callable[[SequenceTimeline], object]
-        ] = []  # called when an ended sequence's blocks are free
+        self.on_release: list[Callable[[SequenceTimeline], object]] = []  # once an ended sequence's blocks are free
         self._timelines: dict[Sequence, SequenceTimeline] = {}  # of queued and running sequences
         self._releasing: list[SequenceTimeline] = []  # of ended sequences named by a step in flight
         core.observers.append(self)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from gateway.errors import InvalidApiKey
 from gateway.replica.fleet_secret import FleetSecret
-from gateway.settings.secret_rules import MAX_KEY
+from gateway.settings.secret_rules import MAX_KEY_CHARS
 from gateway.settings.settings import Settings
 from gateway.tenants.key_store import KeyRecord, KeyStore, Replaced
 from quotas.policy.policy import SCOPES
@@ -183,8 +183,8 @@ def bearer_token(authorization: bytes | None) -> bytes:
     """
     if not authorization:
         raise InvalidApiKey("You didn't provide an API key: send it in a header, Authorization: Bearer YOUR_KEY.")
-    if len(authorization) > MAX_KEY + 16:
-        raise InvalidApiKey(f"The API key is longer than {MAX_KEY} bytes.")
+    if len(authorization) > MAX_KEY_CHARS + 16:
+        raise InvalidApiKey(f"The API key is longer than {MAX_KEY_CHARS} bytes.")
     scheme, _, key = authorization.strip(_SPACES).replace(b"\t", b" ").partition(b" ")
     key = key.strip(_SPACES)
     if scheme.lower() != b"bearer" or not key or b" " in key:

@@ -19,7 +19,7 @@ from quotas.policy.problems import Mark, Problem
 log = logging.getLogger(__name__)
 
 MAX_EDITIONS = 50  # that are remembered
-MAX_CHANGES = 500  # lines of each
+MAX_CHANGE_LINES = 500  # lines of each
 
 
 Check = Callable[[Policy], Iterable[tuple[str, str]]]
@@ -46,7 +46,9 @@ class Edition:
 
     version: str
     at: float  # Unix seconds
-    changes: tuple[str, ...]  # as `policy_diff` tells them, the first `MAX_CHANGES` lines; none of the first edition
+    changes: tuple[
+        str, ...
+    ]  # as `policy_diff` tells them, the first `MAX_CHANGE_LINES` lines; none of the first edition
 
 
 class LivePolicy:
@@ -126,7 +128,7 @@ class LivePolicy:
         if policy is self.current:
             return policy, ()
         check_policy(policy, sources, self.checks)
-        return policy, tuple(policy_diff(self.current, policy, MAX_CHANGES))
+        return policy, tuple(policy_diff(self.current, policy, MAX_CHANGE_LINES))
 
 
 def scheduling_policy(policy: Policy) -> SchedulingPolicy:

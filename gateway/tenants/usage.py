@@ -116,7 +116,7 @@ def _if(condition: bool, cell: str) -> tuple[str, ...]:
 
 
 LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
-PIECE_LEDGERS = 1000
+LEDGERS_PER_TURN = 1000
 CALLS_PER_WRITE = 32  # questions in one write: their answers keep an event loop for a millisecond
 
 
@@ -161,7 +161,7 @@ def entries_of(tenant: str, day: date, usage: Batch) -> list[Entry]:
 
 def _in_order(ledgers: list[Ledger]) -> list[Ledger]:
     """Sort in pieces: of all at once, others would wait for the interpreter."""
-    pieces = (ledgers[start : start + PIECE_LEDGERS] for start in range(0, len(ledgers), PIECE_LEDGERS))
+    pieces = (ledgers[start : start + LEDGERS_PER_TURN] for start in range(0, len(ledgers), LEDGERS_PER_TURN))
     return list(merge(*(sorted(piece, key=_place) for piece in pieces), key=_place))
 
 

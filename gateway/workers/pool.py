@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 START_SECONDS = 60.0  # for a worker to start serving
 SILENT_SECONDS = 60.0  # without a report: the worker is killed
 UPDATE_SECONDS = 5.0  # for workers to apply an edit
-MIN_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a dead worker is restarted, doubled each time
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0  # seconds before a dead worker is restarted, doubled each time
 STEADY_SECONDS = 10.0  # of service, after which the pause is minimal again
 LEAVE_SECONDS = 10.0  # beyond its timeouts: a worker that has not ended is killed
 
@@ -180,7 +180,7 @@ class _Seat:
         """Start a worker, and a successor whenever it dies, until the pool ends. Raises `ListenError` if it dies before
         the gateway serves.
         """
-        pool, loop, pause = self._pool, asyncio.get_running_loop(), MIN_PAUSE
+        pool, loop, pause = self._pool, asyncio.get_running_loop(), MIN_PAUSE_SECONDS
         while not pool.should_exit:
             began = loop.time()
             try:
@@ -194,7 +194,7 @@ class _Seat:
                     f"an HTTP worker {ended} before it served: see the log; --http-workers 0 serves without them"
                 )
             pool.table.num_restarts += 1
-            pause = MIN_PAUSE if loop.time() - began > STEADY_SECONDS else min(2 * pause, MAX_PAUSE)
+            pause = MIN_PAUSE_SECONDS if loop.time() - began > STEADY_SECONDS else min(2 * pause, MAX_PAUSE_SECONDS)
             log.error("HTTP worker %d %s; another starts in %.1f s", self._index, ended, pause)
             await pool.until_ending(pause)
 

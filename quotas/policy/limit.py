@@ -6,7 +6,7 @@ from enum import StrEnum
 
 MAX_AMOUNT = 10**15  # the store's scripts count in doubles, exact to 2**53; this leaves room for sums
 MAX_RATE = 4 * 10**9  # of a rate and its burst: the scripts count their refills in 1e-6 of a unit
-DAY = 86_400 * 10**6  # microseconds
+DAY_MICROSECONDS = 86_400 * 10**6  # microseconds
 EPOCH = date(1970, 1, 1)
 
 
@@ -49,7 +49,7 @@ class BudgetPeriod(StrEnum):
 
     def end(self, now: int) -> float:
         """Return the Unix time at which the period of `now`, in microseconds, ends."""
-        first = EPOCH + timedelta(self.first_day(now // DAY))
+        first = EPOCH + timedelta(self.first_day(now // DAY_MICROSECONDS))
         match self:
             case BudgetPeriod.WEEK:
                 following = first + timedelta(7)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quotas.policy import units, words
 from quotas.policy.limit import TENANT_ONLY, Budget, Limit, Rate, Resource
 from quotas.policy.policy import (
-    AGING_STEP,
+    AGING_STEP_SECONDS,
     ALL_MODELS,
     CLASSES,
     DEFAULTS,
@@ -29,7 +29,7 @@ from quotas.policy.policy import (
     Unnamed,
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
-from quotas.policy.schema import MAX_CLASSES, MAX_PINNED, NO_PINS, NO_PRICE, UNLIMITED, fields_of
+from quotas.policy.schema import MAX_CLASSES, MAX_PINNED_PROMPTS, NO_PINS, NO_PRICE, UNLIMITED, fields_of
 from quotas.policy.section import Section, one_of
 from quotas.policy.tenant_texts import Form, Indivisible, TenantTexts, form_of, name_and_body, words_of
 from quotas.policy.yaml_nodes import MAX_NODES, Fields, Items, Node, Scalar
@@ -75,7 +75,7 @@ def _read_lateness(section: Section) -> Lateness:
 
 
 def _read_aging(section: Section, above: list[ClassPolicy]) -> float:
-    aging = section.value("aging", units.duration, above[-1].aging + AGING_STEP if above else 0.0)
+    aging = section.value("aging", units.duration, above[-1].aging + AGING_STEP_SECONDS if above else 0.0)
     if not above and aging:
         section.wrong("aging", "no class is due before the first: leave it out")
     if above and aging < above[-1].aging:
@@ -328,9 +328,10 @@ def _read_pinned(section: Section, base: tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(node, Scalar) and node.text == NO_PINS:
         return ()
     pinned = section.values("pinned", words.system_prompt, base)
-    if len(pinned) > MAX_PINNED:
+    if len(pinned) > MAX_PINNED_PROMPTS:
         section.wrong(
-            "pinned", f"has {len(pinned)} system prompts: at most {MAX_PINNED} of a tenant stay, keep those asked most"
+            "pinned",
+            f"has {len(pinned)} system prompts: at most {MAX_PINNED_PROMPTS} of a tenant stay, keep those asked most",
         )
     return pinned
 

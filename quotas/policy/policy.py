@@ -253,7 +253,7 @@ def _said(limits: tuple[Limit, ...]) -> list[tuple[str, int, int]]:
     return [(limit.name, limit.amount, limit.capacity) for limit in limits]
 
 
-AGING_STEP = 20.0  # seconds, from one class to the next: what it is worth is in docs/policies.md
+AGING_STEP_SECONDS = 20.0  # seconds, from one class to the next: what it is worth is in docs/policies.md
 
 CLASSES = (
     ClassPolicy(
@@ -269,14 +269,14 @@ CLASSES = (
         level=1,
         ttft=2.0,
         time_per_output_token=0.08,
-        aging=AGING_STEP,
+        aging=AGING_STEP_SECONDS,
         queue=QueueLimits(requests=1024, seconds=120.0),
     ),
     ClassPolicy(
         name="batch",
         level=2,
         service_tiers=("flex",),
-        aging=2 * AGING_STEP,
+        aging=2 * AGING_STEP_SECONDS,
         queue=QueueLimits(requests=4096, seconds=3600.0),
     ),
 )

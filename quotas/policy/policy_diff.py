@@ -11,7 +11,7 @@ from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_text import class_fields, sharing_groups, tenant_fields
 
 UNSET = "unset"
-LONGEST, BEGINNING = 80, 40  # characters of a value that is shown whole, and of what is shown of another
+MAX_VALUE_CHARS, CUT_VALUE_CHARS = 80, 40  # characters of a value that is shown whole, and of what is shown of another
 
 
 class Change(NamedTuple):
@@ -144,7 +144,7 @@ def _shown(value: Any) -> str:
 
 def shortened(text: str) -> str:
     """Return a long text, such as a system prompt, by its beginning and what tells it from others."""
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_VALUE_CHARS:
         return text
     digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{text[:BEGINNING]}… ({len(text):,} characters, {digest})"
+    return f"{text[:CUT_VALUE_CHARS]}… ({len(text):,} characters, {digest})"

@@ -19,7 +19,7 @@ _HEADING = re.compile(rb"^tenants:(?:[ \t]+#.*|[ \t]*)\r?$", re.MULTILINE)
 _FIRST = re.compile(rb"\n([ \t]*)[^\s#]")
 _NAMED = re.compile(b" +(%s):(?=[ \n])" % TENANT_NAME.encode())
 _WORD = re.compile(r"([ [])([A-Za-z0-9][A-Za-z0-9_./-]*)(?=[],}\r\n])")
-RUN = 500  # tenants that are composed at once
+TENANTS_PER_RUN = 500  # tenants that are composed at once
 _TREE = b"tenants:\n"  # of which the texts are entries, as they are in their file
 
 
@@ -128,8 +128,8 @@ class TenantTexts:
         line = self.first_line
         for known, group in groupby(self.texts, is_known):
             texts = list(group)
-            for start in range(0, len(texts), len(texts) if known else RUN):
-                some = texts[start : start + RUN] if not known else texts
+            for start in range(0, len(texts), len(texts) if known else TENANTS_PER_RUN):
+                some = texts[start : start + TENANTS_PER_RUN] if not known else texts
                 yield some, None if known else self._composed(some, line)
                 line += _num_lines(some)
 

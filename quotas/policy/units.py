@@ -22,7 +22,7 @@ DURATIONS = {"ms": Decimal("0.001"), "s": Decimal(1), "min": Decimal(60), "h": D
 PER_TOKENS = {"/1k": Decimal("1e-3"), "/1M": Decimal("1e-6")}
 WINDOWS = (*RATE_UNITS, *(period.value for period in BudgetPeriod))
 
-_CACHED = 4096  # texts of each kind: those of thousands of tenants are mostly alike
+_CACHED_TEXTS = 4096  # texts of each kind: those of thousands of tenants are mostly alike
 MAX_SECONDS = 366 * 86_400
 MAX_PRICE = 1000  # of one token, in any currency
 
@@ -63,25 +63,25 @@ _SYNONYMS = (
 )
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def number(text: str) -> float:
     if not re.fullmatch(NUMBER, text):
         raise ValueError(f"is not a number such as 1 or 2.5{_too_long(text)}")
     return float(text)
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def count(text: str, least: int = 1) -> int:
     return _whole(text, COUNTS, _NOT_A_COUNT, least)
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def size(text: str, least: int = 1) -> int:
     """Read a size in bytes, such as 2GiB."""
     return _whole(text, SIZES, _NOT_A_SIZE, least)
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def duration(text: str) -> float:
     """Read a duration in seconds; zero is only written as 0s and the like."""
     seconds = _scaled(text, DURATIONS, _NOT_A_DURATION)
@@ -97,7 +97,7 @@ def positive_duration(text: str) -> float:
     return seconds
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def rate(text: str) -> tuple[int, Rate | Budget]:
     """Read an amount and its window. The burst of a rate is the amount itself."""
     if not _RATE.fullmatch(text):
@@ -114,7 +114,7 @@ def burst(text: str) -> int:
     return _whole(text, COUNTS, _NOT_A_COUNT, least=1, most=MAX_RATE)
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def price(text: str) -> Decimal:
     """Read the price of one token."""
     amount = _scaled(text, PER_TOKENS, _NOT_A_PRICE)

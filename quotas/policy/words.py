@@ -16,7 +16,7 @@ from quotas.policy.schema import (
     HMAC,
     KEY_ID,
     LATENESS,
-    MAX_PROMPT,
+    MAX_PROMPT_CHARS,
     MODEL,
     OUTAGES,
     TENANT_NAME,
@@ -64,8 +64,10 @@ def service_tier(text: str) -> str:
 def system_prompt(text: str) -> str:
     if not text:
         raise ValueError("is no system prompt: write the text that messages of role system have, word for word")
-    if len(text) > MAX_PROMPT:
-        raise ValueError(f"has {len(text):,} characters: at most {MAX_PROMPT:,} can be pinned, leave out what differs")
+    if len(text) > MAX_PROMPT_CHARS:
+        raise ValueError(
+            f"has {len(text):,} characters: at most {MAX_PROMPT_CHARS:,} can be pinned, leave out what differs"
+        )
     return text
 
 

@@ -12,8 +12,8 @@ from quotas.store.scripts import Script, ScriptRunner
 
 MAX_ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
 NO_ASK = Ask(0, 0, 0)
-CHARGE_AGAIN, CHARGE_FIRST = 0, -1  # how lua/restore.lua charges: what a reclaim gave back, or all
-DAY = 86_400_000_000  # microseconds
+CHARGE_RECLAIMED, CHARGE_ALL = 0, -1  # how lua/restore.lua charges: what a reclaim gave back, or all
+DAY_MICROSECONDS = 86_400_000_000  # microseconds
 
 
 class ReplicaReservations:
@@ -57,7 +57,7 @@ class ReplicaReservations:
         levels = account.remember(answer)
         if answer[0] == b"OK":
             tracked.granted = True
-            tracked.first_day = tracked.last_day = levels.now // DAY
+            tracked.first_day = tracked.last_day = levels.now // DAY_MICROSECONDS
         else:
             self.forget(account, tracked)
         return tracked.granted, levels
@@ -77,7 +77,7 @@ class ReplicaReservations:
         answer = await self._decide(Script.EXTEND, account, ask, tracked.field)
         levels = account.remember(answer)
         if answer[0] == b"OK":
-            self._note_extension(tracked, ask, levels.now // DAY)
+            self._note_extension(tracked, ask, levels.now // DAY_MICROSECONDS)
         return answer[0] == b"OK", levels
 
     async def levels(self, account: QuotaAccount) -> Levels:
@@ -103,12 +103,12 @@ class ReplicaReservations:
         After an interruption a later call takes them over, once.
         """
         await self.renew(account)  # a store that lost its state is told the rest first
-        today = (await self.levels(account)).now // DAY
+        today = (await self.levels(account)).now // DAY_MICROSECONDS
         taken = [tracked for tracked in account.reservations.values() if tracked.is_local]
         for tracked in taken:
             tracked.is_offered = True
             tracked.first_day = tracked.last_day = today
-        await self._put_back(account, taken, CHARGE_FIRST)
+        await self._put_back(account, taken, CHARGE_ALL)
         for tracked in taken:
             tracked.is_local, tracked.granted = False, True
         return taken
@@ -235,13 +235,13 @@ class ReplicaReservations:
         if lost and account.last_levels:
             await self._put_back(account, known, account.last_levels.now, account.used(account.last_levels))
         else:
-            await self._put_back(account, known, CHARGE_AGAIN)
+            await self._put_back(account, known, CHARGE_RECLAIMED)
 
     async def _put_back(
         self, account: QuotaAccount, known: list[TrackedReservation], charged: int, levels: Sequence[int] | None = None
     ) -> None:
-        """Restore the reservations. `charged` is the time of these levels, which include them, or `CHARGE_AGAIN`, or
-        `CHARGE_FIRST`.
+        """Restore the reservations. `charged` is the time of `levels`, which include them, or one of `CHARGE_RECLAIMED`
+        and `CHARGE_ALL`.
         """
         records = [word for tracked in known for word in account.record(tracked)]
         rest = [*_numbers(charged, *(levels or (0,) * len(account.limits))), *records]

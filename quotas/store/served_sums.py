@@ -22,7 +22,7 @@ from quotas.store.scripts import Script, ScriptRunner
 
 LIFE_SECONDS = 3600.0
 LIVE_SECONDS = 10.0  # for which a replica that is not heard of counts as live
-MICRO = 1_000_000  # the store keeps whole millionths
+MICROSECONDS_PER_SECOND = 1_000_000  # the store keeps whole millionths
 
 
 class ServedElsewhere(NamedTuple):
@@ -63,11 +63,11 @@ class ServedSums:
         if now > self._answered + LIFE_SECONDS / 2:
             self._begin()
         if not self._adding:
-            totals = {tenant: int(total * MICRO) for tenant, total in self._totals.items()}
+            totals = {tenant: int(total * MICROSECONDS_PER_SECOND) for tenant, total in self._totals.items()}
             self._adding = {one: more for one, total in totals.items() if (more := total - self._added.get(one, 0)) > 0}
             self._totals.clear()
             self._ordinal += bool(self._adding)
-        spans = (b"%d" % (LIVE_SECONDS * MICRO), b"%d" % (LIFE_SECONDS * MICRO))
+        spans = (b"%d" % (LIVE_SECONDS * MICROSECONDS_PER_SECOND), b"%d" % (LIFE_SECONDS * MICROSECONDS_PER_SECOND))
         words = [word for tenant, more in self._adding.items() for word in (_name(tenant), b"%d" % more)]
         head = (self._replica.encode(), b"%d" % self._ordinal, self._version, *spans)
         self._version, replicas, *sums = await self._runner.call(Script.EXCHANGE, self._keys, *head, *words)
@@ -88,7 +88,7 @@ class ServedSums:
             before, _ = self._others.pop(tenant, (others, now))
             self._others[tenant] = others, now
             if others > before:
-                served[tenant] = (others - before) / MICRO
+                served[tenant] = (others - before) / MICROSECONDS_PER_SECOND
         while (
             self._others and (oldest := next(iter(self._others))) and self._others[oldest][1] < now - LIFE_SECONDS / 2
         ):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from quotas.errors import QuotaError
 from quotas.policy.limit import Limit
 from quotas.reservation import Ask, Usage
-from quotas.store.account import Account
+from quotas.store.account import QuotaAccount
 from quotas.store.replica import ReplicaReservations, all_of
 
 Amounts = tuple[int, int, int]  # of requests, input and output tokens
@@ -66,7 +66,7 @@ class Slice:
     Spent amounts stay spent until the store has charged them.
     """
 
-    def __init__(self, account: Account, field: bytes, lease: float, now: float) -> None:
+    def __init__(self, account: QuotaAccount, field: bytes, lease: float, now: float) -> None:
         """`field` is its name in the store; `lease` is in seconds."""
         self.account = account
         self.field = field
@@ -156,12 +156,12 @@ class Slices:
         self._replica = replica
         self._clock = clock
         self._slices: dict[tuple[str, tuple[Limit, ...]], Slice] = {}
-        self._of: dict[Account, tuple[Slice, ...]] = {}
+        self._of: dict[QuotaAccount, tuple[Slice, ...]] = {}
         self._locks: dict[Slice, asyncio.Lock] = {}
         self._releasing: set[Slice] = set()
         self._opening: set[asyncio.Task[None]] = set()
 
-    def add_demand(self, account: Account, ask: Ask) -> None:
+    def add_demand(self, account: QuotaAccount, ask: Ask) -> None:
         """Count a request that the store will answer."""
         slices = self._of.get(account)
         if slices is None:
@@ -169,12 +169,12 @@ class Slices:
         for slice_ in slices:
             slice_.demand.add(ask)
 
-    def fitting(self, account: Account, ask: Ask) -> tuple[Slice, ...] | None:
+    def fitting(self, account: QuotaAccount, ask: Ask) -> tuple[Slice, ...] | None:
         """Return the slices that `ask` is to be spent from, or None if one of them has too little now."""
         slices, now = self._of.get(account), self._clock()
         return slices if slices and all(slice_.fits(ask, now) for slice_ in slices) else None
 
-    async def release(self, account: Account) -> bool:
+    async def release(self, account: QuotaAccount) -> bool:
         """Give back what is set aside for this replica of the account's limits; return False if nothing was."""
         slices = self._of.get(account, ())
         held = [slice_ for slice_ in slices if not slice_.is_empty or slice_ in self._releasing]
@@ -189,7 +189,7 @@ class Slices:
                 total[limit.resource] += amount
         return dict(total)
 
-    def forget(self, account: Account) -> None:
+    def forget(self, account: QuotaAccount) -> None:
         self._of.pop(account, None)
 
     async def renew(self) -> None:
@@ -201,12 +201,12 @@ class Slices:
             task.cancel()
         await all_of(self._release(slice_) for slice_ in list(self._locks))
 
-    def _scope(self, account: Account, limits: tuple[Limit, ...]) -> Slice:
+    def _scope(self, account: QuotaAccount, limits: tuple[Limit, ...]) -> Slice:
         return self._slices.get((account.tenant, limits)) or self._open(account, limits)
 
-    def _open(self, account: Account, limits: tuple[Limit, ...]) -> Slice:
+    def _open(self, account: QuotaAccount, limits: tuple[Limit, ...]) -> Slice:
         key = account.key if limits[0].key else None
-        scope = Account(account.tenant, key, limits, self._replica.id, self._replica.lease)
+        scope = QuotaAccount(account.tenant, key, limits, self._replica.id, self._replica.lease)
         slice_ = Slice(scope, f"s:{self._replica.next_id()}".encode(), self._replica.lease, self._clock())
         self._slices[account.tenant, limits] = slice_
         self._locks[slice_] = asyncio.Lock()

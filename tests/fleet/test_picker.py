@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.picker import MAX_PLACED, Knowledge, LeastPredicted, Picker, Routing, make_picker
+from fleet.picker import MAX_PLACED_BEGINNINGS, Knowledge, LeastPredicted, Picker, Routing, make_picker
 from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
@@ -106,7 +106,7 @@ def test_new_beginnings_spread_evenly_over_idle_replicas_and_each_stays_where_it
     counts = Counter(places.values())
     assert len(counts) == min(num_replicas, num_prefixes)
     assert max(counts.values()) - min(counts.values()) <= 2
-    assert sum(picker._placed.num_at.values()) == min(num_prefixes, MAX_PLACED)
+    assert sum(picker._placed.num_at.values()) == min(num_prefixes, MAX_PLACED_BEGINNINGS)
 
 
 def test_a_new_beginning_goes_where_fewer_requests_are(knowledge: Knowledge) -> None:

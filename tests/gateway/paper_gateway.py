@@ -151,7 +151,7 @@ class Gateway:
         self.metrics = Metrics(sources)
         names = BlockNames(bytes(32), CONFIG.block_size)
         core.scheduler.name_blocks_by(names.name)
-        with patch("gateway.api.prompt_names.BLOCKS_AT_ONCE", 4):  # so that prompts of a few words take turns, too
+        with patch("gateway.api.prompt_names.BLOCKS_PER_TURN", 4):  # so that prompts of a few words take turns, too
             prompt_names = PromptNames(names, CONFIG.block_size)
         self.outcomes: Counter[Outcome | None] = Counter()
         telemetry.on_end.append(lambda request_record: self.outcomes.update([request_record.outcome]))

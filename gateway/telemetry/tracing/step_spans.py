@@ -18,8 +18,8 @@ from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.attributes import of_step
 from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
 
-PATIENCE_SECONDS = 60.0  # for the requests of a step to end
-MAX_STEPS = 32  # linked to one request, the first ones
+MAX_WAIT_SECONDS = 60.0  # for the requests of a step to end
+MAX_LINKED_STEPS = 32  # linked to one request, the first ones
 MAX_LINKS = 64  # of one step
 
 
@@ -66,7 +66,7 @@ class StepSpans:
                 self._wait(request_record, record)
         if record.num_open:
             self._kept.append(record)
-        self._finish_until(step.completed - PATIENCE_SECONDS)
+        self._finish_until(step.completed - MAX_WAIT_SECONDS)
 
     def ended(self, request_record: RequestRecord, is_traced: bool) -> None:
         """Record the end of a request. Steps that waited for it alone are sent, if any of their requests is traced."""
@@ -83,7 +83,7 @@ class StepSpans:
 
     def _wait(self, request_record: RequestRecord, record: StepRecord) -> None:
         records = self._of.setdefault(request_record, [])
-        if len(records) < MAX_STEPS:
+        if len(records) < MAX_LINKED_STEPS:
             records.append(record)
             record.num_open += 1
 

@@ -54,8 +54,8 @@ async def test_most_work_comes_first_and_what_is_left_out_is_counted(
     three: Three, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [*await by_name(three)] == ["acme", "bolt"]
-    monkeypatch.setattr(tenants_module, "MAX_ROWS", 1)
-    monkeypatch.setattr(tenants_module, "MAX_PLACES", 2)
+    monkeypatch.setattr(tenants_module, "MAX_TENANT_ROWS", 1)
+    monkeypatch.setattr(tenants_module, "MAX_ROW_REPLICAS", 2)
     answer = await tenants(three).listed()
     (row,) = answer["tenants"]
     assert (row["name"], len(row["replicas"]), row["num_replicas"], answer["truncated"]) == ("acme", 2, 3, 1)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.series import NUMBERS, SECONDS, Gauges, RecentSeries, median_and_p99
+from gateway.admin.series import HISTORY_SECONDS, NUMBERS, Gauges, RecentSeries, median_and_p99
 from tests.gateway.admin.clock import Clock
 
 Tick = Callable[..., None]
@@ -44,7 +44,7 @@ def last(series: RecentSeries, name: str) -> Any:
 def test_before_anything_happened_every_second_is_unknown(series: RecentSeries) -> None:
     shown = points(series)
     for name in NUMBERS:
-        assert shown[name] == [None] * SECONDS
+        assert shown[name] == [None] * HISTORY_SECONDS
     assert shown["waiting"] == {}
 
 
@@ -113,7 +113,7 @@ def test_seconds_in_which_nobody_looked_are_unknown(series: RecentSeries, tick: 
 def test_a_long_stop_leaves_nothing_of_before(series: RecentSeries, tick: Tick) -> None:
     tick(101.0, Gauges(running=1))
     tick(1e6, Gauges(running=2))
-    assert points(series)["running"] == [None] * (SECONDS - 1) + [2]
+    assert points(series)["running"] == [None] * (HISTORY_SECONDS - 1) + [2]
 
 
 def test_gaps_count_for_each_sequence_that_had_them(series: RecentSeries, tick: Tick) -> None:

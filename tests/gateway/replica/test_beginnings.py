@@ -120,7 +120,7 @@ def test_what_is_behind_a_digest_is_given_up_with_its_last_block(replica: Replic
 
 
 def test_it_is_bounded(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginnings_module, "MAX_KNOWN", 6)
+    monkeypatch.setattr(beginnings_module, "MAX_KNOWN_DIGESTS", 6)
     for prompt in (1, 2, 3):
         replica.serve(prompt)
     replica.ask()
