@@ -152,7 +152,7 @@ def test_lines_for_a_policy_file_let_in_a_key_that_is_stored_nowhere(
     [
         ("tenants: {acme: }", 'does not name acmee (key {id}): nothing limits it; did you mean "acme"?'),
         ("tenants: {globex: }\ndefaults: {limits: {requests: 5/s}}", "acmee (key {id}): the defaults hold for it"),
-        ("tenants: {acme: }\nunnamed_tenants: refuse", "its keys open nothing (unnamed_tenants: refuse); did you"),
+        ("tenants: {acme: }\nunnamed_tenants: refuse", "its keys are refused (unnamed_tenants: refuse); did you"),
         ("tenants: {acme: {wieght: 2}}", "whether the policy names acmee cannot be told"),
     ],
 )
