@@ -118,7 +118,7 @@ def test_a_trouble_that_others_come_of_counts_once_and_stands_above_them(
 
 @pytest.mark.parametrize("width", [500, *(pytest.param(width, marks=pytest.mark.nightly) for width in (800, 1280))])
 def test_the_words_of_a_trouble_are_not_cut(gateway: FakeGateway, open_board: PageMaker, width: int) -> None:
-    words = "this replica does not know what others serve: tenants have their shares of each replica alone"
+    words = "this replica does not know the others' service: fairness holds on each replica alone"
     gateway.answers["diagnosis"]["findings"][0]["trouble"] = words
     board = open_board(width=width)
     board.until_reads("#problems", f"{words}.")

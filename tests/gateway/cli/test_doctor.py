@@ -179,7 +179,7 @@ def test_findings_as_json(serve: Any, key: str, printed: Printed) -> None:
 @pytest.mark.parametrize(
     ("behind", "said"),
     [
-        (lambda request: httpx.Response(401), "does not take this key"),
+        (lambda request: httpx.Response(401), "does not accept this key"),
         (lambda request: httpx.Response(404), "the tenants' port?"),
         (lambda request: httpx.Response(200, text="hello"), "is no JSON"),
         (lambda request: httpx.Response(200, json={}), "answers as no gateway of this version does"),
