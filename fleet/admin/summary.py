@@ -16,7 +16,7 @@ class ToldSummary:
     version: str  # of Sluice; empty: it is too old to tell
     policy: str  # the version in force; empty likewise
     running: int
-    seats: int  # the most that run at once
+    seats: int  # most sequences at once
     waiting: int
     work_seconds: float  # of all that runs and waits
     kv_share: float  # of its KV memory, what requests hold

@@ -29,7 +29,7 @@ _REASONS: Mapping[ReplyFinishReason, str] = {"stop": "end_turn", "length": "max_
 
 @dataclass(slots=True)
 class MessageIdentity(Identity):
-    """What a message says before it has anything."""
+    """The fields of a message at its beginning."""
 
     @classmethod
     def of_message(cls, model: str) -> "MessageIdentity":
@@ -52,7 +52,7 @@ def usage_of_message(usage: TokenUsage) -> Json:
 
 
 def _ended(reason: ReplyFinishReason | None, stop_string: str | None) -> Json:
-    """Returns why a message has ended; nulls while it has not."""
+    """The end of a message; nulls while it has not ended."""
     if stop_string is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
     return {"stop_reason": None if reason is None else _REASONS[reason], "stop_sequence": None}
@@ -72,12 +72,12 @@ def _whole(block: ContentBlock) -> Json:
 
 
 def _input(arguments: str) -> Any:
-    """Returns a call's arguments as the object that they are; {} for those that a limit of length has cut."""
+    """A call's arguments as an object; {} if a limit of length cut them."""
     try:
         is_object = isinstance(orjson.loads(arguments), dict)
     except orjson.JSONDecodeError:
         is_object = False
-    return orjson.Fragment(arguments) if is_object else {}  # which may be nested more deeply than the library writes
+    return orjson.Fragment(arguments) if is_object else {}  # may be nested too deeply for the library
 
 
 _DELTAS: Mapping[Kind, tuple[str, str]] = {
@@ -97,7 +97,7 @@ class MessageEvents(BlockEncoder):
         self._ended: Json = {}
 
     def start(self, usage: TokenUsage | None = None, beside: Mapping[str, Any] | None = None) -> bytes:
-        return b""  # a message begins with its usage, of which the first token is a part
+        return b""  # a message begins with its usage, known at the first token
 
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
         return self._begun(usage) + super().text(text, usage, told)

@@ -55,7 +55,7 @@ def cache_never_hits(window: Window) -> Finding | None:
         f"{found:,.0f} of {asked:,.0f} prompt tokens were found since the start; "
         f"{samples.total('sluice_kv_blocks_cached'):,.0f} idle blocks are cached",
         "see that clients send the same cache_salt with each request of a conversation, or none, and that prompts do "
-        "not begin with a changing text, such as a date or an id; if all prompts differ, --prefix-cache off saves the work",
+        "not begin with a changing text, such as a date; if all prompts differ, --prefix-cache off saves the work",
     )
 
 

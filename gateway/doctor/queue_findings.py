@@ -107,9 +107,9 @@ def flood_of_work(window: Window) -> Finding | None:
     return Finding(
         "flooding_tenant",
         f"tenant {top['name']} floods the queue",
-        f"{top['waiting']} of {waiting} waiting requests are its own, and {top['running']} of its requests are running; it "
-        f"had {top['share']:.0%} of the engine's time in the last minute; no other tenant's request waits for longer than "
-        f"{others:.1f} s",
+        f"{top['waiting']} of {waiting} waiting requests are its own, and {top['running']} of its requests are "
+        f"running; it had {top['share']:.0%} of the engine's time in the last minute; no other tenant's request waits "
+        f"longer than {others:.1f} s",
         "other tenants still get their shares; bound this one in the policy with queued_requests, "
         "concurrent_requests or a rate, and ask its owner about the traffic",
     )
@@ -188,7 +188,7 @@ def promises_broken(window: Window) -> Finding | None:
         "promises_broken",
         "first tokens come later than these tenants' estimates",
         f"of their last 100 estimates held: {names}; nine in ten are meant to. {len(broken)} of {len(after)} tenants",
-        "few tenants: their prompts or bursts have changed; bound them by rate or queued_requests. Most tenants: the "
+        "few tenants: their prompts or bursts have changed; bound them by rate or queued_requests. Most tenants: "
         "look for causes outside: other processes on its cores, a throttled device",
     )
 

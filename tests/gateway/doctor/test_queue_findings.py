@@ -85,7 +85,7 @@ def test_a_tenant_that_floods() -> None:
         "40 of 41 waiting requests are its own, and 6 of its requests are running; it had 50% of the engine's time"
         in finding.evidence
     )
-    assert finding.evidence.endswith("no other tenant's request waits for longer than 0.3 s")
+    assert finding.evidence.endswith("no other tenant's request waits longer than 0.3 s")
     assert "flooding_tenant" not in found(tenants=(noisy,))
     assert "flooding_tenant" not in found(tenants=(noisy, quiet | {"waiting": 30}))
 
