@@ -1,4 +1,4 @@
-"""Diagnoses a fleet: a pure function of two looks at it, and of what its replicas say of themselves."""
+"""Diagnoses a fleet: a pure function of two looks at it, and of its replicas' own diagnoses."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding, Severity
 from quotas.policy.units import show_wait
 
-BACKLOG_RATIO = 3.0  # to the mean of the others: prompts that go to where they are cached may well leave twice
-MIN_BACKLOG_SECONDS = 5.0  # above that mean: less is one long prompt, or a burst that has just come
-MAX_NAMED_REPLICAS = 3  # replicas whose evidence is told
-OWN = frozenset({"draining"})  # findings of replicas that the router has better ones for
+BACKLOG_RATIO = 3.0  # to the mean of the others: cache affinity alone may make it 2
+MIN_BACKLOG_SECONDS = 5.0  # above that mean: less is one long prompt, or a fresh burst
+MAX_NAMED_REPLICAS = 3  # replicas with evidence in a finding
+OWN = frozenset({"draining"})  # replicas' findings that the router's own replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Look:
 
     at: float
     replicas: tuple[ReplicaSummary, ...]
-    num_available: int  # that requests may go to
-    retries_left: bool  # second attempts may be made, for every tenant
+    num_available: int  # replicas available to requests
+    retries_left: bool  # every tenant has second attempts left
 
     def those(self, condition: Condition) -> list[ReplicaSummary]:
         return [one for one in self.replicas if one.condition is condition]
@@ -41,14 +41,14 @@ class FleetWindow:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The diagnoses that replicas make of themselves, by the replica's name, and why others made none."""
+    """The replicas' own diagnoses, by the replica's name, and the reasons of missing ones."""
 
     findings: Mapping[str, Sequence[Finding]]
     problems: Mapping[str, str]
 
 
 def fleet_findings(window: FleetWindow, answers: Answers) -> list[Finding]:
-    """Return the troubles of a fleet and of its replicas, `ranked`; of what is as serious, those of the fleet first."""
+    """The troubles of a fleet and of its replicas, `ranked`; the fleet's first among equally serious ones."""
     found = [finding for judge in _JUDGES if (finding := judge(window)) is not None]
     own = {
         name: [one for one in findings if one.name not in OWN]
@@ -62,7 +62,7 @@ def fleet_findings(window: FleetWindow, answers: Answers) -> list[Finding]:
 
 
 def together(own: Mapping[str, Iterable[Finding]]) -> list[Finding]:
-    """Return the findings of replicas, those that several share as one that names them all."""
+    """The findings of replicas; equal ones are joined into one that names its replicas."""
     shared: dict[tuple[str, str, str], dict[str, Finding]] = {}
     for replica, findings in own.items():
         for finding in findings:
@@ -98,7 +98,7 @@ def no_replica(window: FleetWindow) -> Finding | None:
 
 
 def all_silent(window: FleetWindow) -> Finding | None:
-    """Find a router that hears nobody, and goes by what it knew last: it is more likely to be late itself."""
+    """Find a router without recent states, which routes by old ones: more likely its own delay than all replicas'."""
     look = window.after
     if not look.num_available or len(look.those(Condition.SILENT)) < len(look.replicas):
         return None
@@ -106,7 +106,7 @@ def all_silent(window: FleetWindow) -> Finding | None:
         "all_silent",
         "no replica has told its state lately, and the router goes by their last states",
         _each({one.name: _silence(one) for one in look.replicas}),
-        "see that the router has a core of its own, and reaches the replicas' admin ports",
+        "reserve a core for the router, and see that it reaches the replicas' admin ports",
         Severity.SERIOUS,
     )
 
@@ -117,7 +117,7 @@ def silent(window: FleetWindow) -> Finding | None:
     return _of_those(
         silent if len(silent) < len(look.replicas) or not look.num_available else [],
         "replica_silent",
-        "no state is told, and no requests are sent there",
+        "no recent state, so no requests are sent there",
         _silence,
         "see that they run, and that the router reaches their admin ports with their SLUICE_ADMIN_KEY; if they are "
         "gone for good, take them out of the file of --replicas",
@@ -139,7 +139,7 @@ def ejected(window: FleetWindow) -> Finding | None:
     return _of_those(
         out,
         "replica_ejected",
-        "left out for a while, because requests fail there",
+        "ejected for a while, because requests fail there",
         lambda one: f"{show_wait(one.left_out_seconds)} more, {one.ejections} times so far",
         "their logs have the errors; a replica that fails again and again should be restarted",
     )
@@ -151,12 +151,12 @@ def replica_draining(window: FleetWindow) -> Finding | None:
         "replica_draining",
         "draining: nothing new is sent there",
         lambda one: f"{one.told.running + one.told.waiting if one.told else 0} requests are left",
-        "nothing, if they are meant to stop; others have their load meanwhile",
+        "none, if they are meant to stop; the others take their load meanwhile",
     )
 
 
 def imbalance(window: FleetWindow) -> Finding | None:
-    """Find a replica that has had far more work than the others at both looks."""
+    """Find a replica with far more work than the others at both looks."""
     earlier = _work(window.before)
     work = {name: min(seconds, earlier[name]) for name, seconds in _work(window.after).items() if name in earlier}
     if len(work) < 2:
@@ -168,7 +168,7 @@ def imbalance(window: FleetWindow) -> Finding | None:
         return None
     return Finding(
         "imbalance",
-        "far more work than the other replicas have",
+        "far more work than the other replicas",
         f"{most:.1f} s of work, where the other {len(work)} have {mean:.1f} s on average",
         f"/admin/v1/fleet/replicas/{name} has the tenants that wait there. It may be slower than the others, or have "
         "work that came past this router, or what prompts begin with: --routing predicted, the default, weighs that",
@@ -184,7 +184,7 @@ def models_differ(window: FleetWindow) -> Finding | None:
     return _differ(
         _told(window.after, lambda one: one.model),
         "models_differ",
-        "another model than that of the other replicas, and requests go to any of them",
+        "another model than the other replicas, and requests go to all of them",
         "route to replicas of one model: a router for each",
         Severity.SERIOUS,
     )
@@ -194,8 +194,8 @@ def versions_differ(window: FleetWindow) -> Finding | None:
     return _differ(
         _told(window.after, lambda one: one.version),
         "versions_differ",
-        "another version of Sluice than that of the other replicas",
-        "it passes with a rolling update; if it stays, update the older replicas",
+        "another version of Sluice than the other replicas",
+        "this passes with a rolling update; if it stays, update the older replicas",
     )
 
 
@@ -206,13 +206,13 @@ def policies_differ(window: FleetWindow) -> Finding | None:
     return _differ(
         lasting,
         "policies_differ",
-        "another policy in force than on the other replicas: weights and limits depend on where a tenant is served",
-        "give all the same policy files; a replica whose edit was not valid says invalid_policy",
+        "another policy than the other replicas: a tenant's weight and limits depend on the replica",
+        "give all replicas the same policy files; one with an invalid edit has the finding invalid_policy",
     )
 
 
 def _told(look: Look, what: Callable[[ToldSummary], str]) -> dict[str, str]:
-    """Return what each replica has told, but for those that are too old to tell it."""
+    """A fact of each replica's state, without outdated states."""
     told = {one.name: what(one.told) for one in look.replicas if one.told is not None}
     return {name: text for name, text in told.items() if text}
 
@@ -220,7 +220,7 @@ def _told(look: Look, what: Callable[[ToldSummary], str]) -> dict[str, str]:
 def _differ(
     told: Mapping[str, str], name: str, trouble: str, remedy: str, severity: Severity = Severity.WARNING
 ) -> Finding | None:
-    """Make a finding where not all have told the same; it names those that differ from most."""
+    """A finding if replicas differ; it names those that differ from the majority."""
     counts = Counter(told.values())
     if len(counts) < 2:
         return None
@@ -241,7 +241,7 @@ def _of_those(
 
 
 def _each(told: Mapping[str, str]) -> str:
-    """Return what is told of the only replica, or of each of the first ones."""
+    """The fact of the only replica, or of each of the first ones."""
     if len(told) == 1:
         return next(iter(told.values()))
     more = [f"and {len(told) - MAX_NAMED_REPLICAS} more"] if len(told) > MAX_NAMED_REPLICAS else []
@@ -254,9 +254,9 @@ def _undiagnosed(unasked: Mapping[str, str]) -> list[Finding]:
     return [
         Finding(
             "replica_undiagnosed",
-            "no diagnosis is to be had, though states are told",
+            "no diagnosis, though states arrive",
             _each(unasked),
-            "ask them: sluice doctor --live with the address of their admin port",
+            "run `sluice doctor --live` with the address of their admin port",
             replicas=tuple(unasked),
         )
     ]
@@ -269,7 +269,7 @@ def retries_spent(window: FleetWindow) -> Finding | None:
     retried = ", ".join(f"{one.retried} of {one.attempts} at {one.name}" for one in most if one.retried)
     return Finding(
         "retries_spent",
-        "a tenant's second attempts are used up: what a replica refuses or loses of it is not sent to another",
+        "a tenant's second attempts are used up: requests that one replica refuses or loses are not sent to another",
         f"tried again elsewhere: {retried or 0}",
         "replicas are overloaded or fail: add replicas, and see what their own findings and logs say",
     )

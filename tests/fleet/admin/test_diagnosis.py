@@ -79,9 +79,9 @@ async def test_all_who_ask_within_seconds_share_an_answer_and_a_later_look_needs
     [
         (failing, "reset"),
         (lambda request: httpx.Response(404), "its admin port answers 404"),
-        (lambda request: httpx.Response(200, text="hello"), "its answer is not understood (JSONDecodeError"),
-        (lambda request: httpx.Response(200, json={"findings": [{}]}), "its answer is not understood (KeyError"),
-        (lambda request: httpx.Response(200, json=[]), "its answer is not understood (TypeError"),
+        (lambda request: httpx.Response(200, text="hello"), "its answer is invalid (JSONDecodeError"),
+        (lambda request: httpx.Response(200, json={"findings": [{}]}), "its answer is invalid (KeyError"),
+        (lambda request: httpx.Response(200, json=[]), "its answer is invalid (TypeError"),
     ],
 )
 async def test_a_replica_that_gives_no_diagnosis_is_named_with_why(
