@@ -83,7 +83,7 @@ def size(text: str, least: int = 1) -> int:
 
 @lru_cache(_CACHED_TEXTS)
 def duration(text: str) -> float:
-    """Read a duration in seconds; zero is only written as 0s and the like."""
+    """Read a duration in seconds; zero needs a unit, as 0s."""
     seconds = _scaled(text, DURATIONS, _NOT_A_DURATION)
     if seconds > MAX_SECONDS:
         raise ValueError(f"is above the longest duration, {MAX_SECONDS // 86_400}d")
@@ -173,7 +173,7 @@ def _scaled(text: str, units: Mapping[str, Decimal], complaint: str) -> Decimal:
 
 
 def _too_long(text: str) -> str:
-    """Return the end of a sentence about a number with more digits than NUMBER allows, else an empty text."""
+    """The end of a sentence about a number with too many digits, else an empty text."""
     too_long = re.search(r"[0-9]{17}|\.[0-9]{10}", text)
     return "; it has too many digits: at most 16 before the point and 9 after it" if too_long else ""
 
@@ -195,7 +195,7 @@ def _near_rate(text: str) -> str:
 
 
 def _meant(text: str, units: Iterable[str]) -> str | None:
-    """Return the number with one of these units that the text is a slip for, or None."""
+    """The number with one of these units that the text is probably a typing error for, or None."""
     match = _LENIENT.fullmatch(text.strip()[:80])
     unit = _nearest((match[2] or "").strip(), units) if match else None
     meant = f"{re.sub(r'[_,]|^0+(?=[0-9])', '', match[1])}{unit}" if match and unit is not None else ""
@@ -203,7 +203,7 @@ def _meant(text: str, units: Iterable[str]) -> str | None:
 
 
 def _nearest(unit: str, units: Iterable[str]) -> str | None:
-    """Return the unit that this one is another case of, another word for, short of a B, or a slip for."""
+    """The unit that this one resembles: another case, another word, a missing B, or a typing error."""
     folded = {name.lower(): name for name in units}
     words = [unit.lower(), f"{unit.lower()}b", *(word for same in _SYNONYMS if unit.lower() in same for word in same)]
     for word in words if unit else [""]:

@@ -50,9 +50,9 @@ key_id = partial(_matching, KEY_ID, "is no id of a key: 1 to 64 letters and digi
 model = partial(_matching, MODEL, "is no name of a model: 1 to 256 characters of ASCII")
 currency = partial(_matching, CURRENCY, "is no currency such as USD (ISO 4217)")
 scope = one_of(SCOPES, "a scope")
-outage = one_of(OUTAGES, "a way to go on")
-lateness = one_of(LATENESS, "a way to treat what is late")
-unnamed = one_of(UNNAMED, "a way to treat tenants that are not named")
+outage = one_of(OUTAGES, "an outage policy")
+lateness = one_of(LATENESS, "a treatment of late requests")
+unnamed = one_of(UNNAMED, "a treatment of unnamed tenants")
 
 
 def service_tier(text: str) -> str:
@@ -95,4 +95,4 @@ def expires(text: str) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError("is in no year from 1 to 9999 in UTC: leave it out for what never expires") from None
+        raise ValueError("is in no year from 1 to 9999 in UTC: leave it out for no expiry") from None

@@ -1,4 +1,4 @@
-"""This process's reservations at the store, and how the two agree again after a crash, an outage or a loss."""
+"""This process's reservations at the store, and their reconciliation after a crash, an outage or a loss."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -10,16 +10,18 @@ from quotas.store.account import Levels, QuotaAccount, TrackedReservation, repli
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
-MAX_ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
+MAX_ATTEMPTS = 4  # of a call that needs another one first
 NO_ASK = Ask(0, 0, 0)
-CHARGE_RECLAIMED, CHARGE_ALL = 0, -1  # how lua/restore.lua charges: what a reclaim gave back, or all
+CHARGE_RECLAIMED, CHARGE_ALL = 0, -1  # charge of lua/restore.lua: the reclaimed part, or all
 DAY_MICROSECONDS = 86_400_000_000  # microseconds
 
 
 class ReplicaReservations:
-    """The reservations of one process. The store knows them by the process's name and an ordinal that only grows, so
-    that a reservation in the store that this replica does not name is known to be abandoned: by this life of it, or by
-    one before, whose slices are given back with the first call about a tenant.
+    """The reservations of one process.
+
+    The store names them by the process and an ascending ordinal, so that a reservation in the store unknown to this
+    replica is abandoned: by this life of it, or by an earlier one, whose slices are given back with the first call
+    about a tenant.
     """
 
     def __init__(self, runner: ScriptRunner, lease: float, name: ReplicaName) -> None:
@@ -27,9 +29,9 @@ class ReplicaReservations:
         self.lease = lease
         self._runner = runner
         self._first = self._ordinal = name.first_ordinal
-        self._met: set[bytes] = set()  # states in which nothing is left of an earlier life
+        self._met: set[bytes] = set()  # states cleared of earlier lives' reservations
         self._reservations: dict[str, tuple[QuotaAccount, TrackedReservation]] = {}
-        self._uncertain: set[bytes] = set()  # states that may keep a reservation of ours that nobody holds
+        self._uncertain: set[bytes] = set()  # states that may hold an abandoned reservation of ours
 
     def next_id(self, attempt: Attempt | None = None) -> str:
         self._ordinal += 1
@@ -41,7 +43,7 @@ class ReplicaReservations:
         return len(self._reservations)
 
     def find(self, reservation_id: str) -> tuple[QuotaAccount, TrackedReservation] | None:
-        """Return the account and the state of a reservation that is not settled yet."""
+        """The account and state of an unsettled reservation."""
         return self._reservations.get(reservation_id)
 
     async def reserve(self, account: QuotaAccount, tracked: TrackedReservation) -> tuple[bool, Levels]:
@@ -67,7 +69,7 @@ class ReplicaReservations:
         await self._runner.call(Script.SUPERSEDE, (account.state,), attempt.request.encode())
 
     def add_local(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
-        """Grant a reservation without the store, which is to `adopt` it later."""
+        """Grant a reservation without the store; `adopt` hands it over later."""
         tracked.is_local = True
         self._reservations[tracked.reservation.id] = account, tracked
         account.reservations[tracked.reservation.id] = tracked
@@ -91,7 +93,7 @@ class ReplicaReservations:
         return Levels.of(await self._decide(Script.SLICE, account, NO_ASK, field, _numbers(*numbers))).numbers
 
     async def charge(self, account: QuotaAccount, sender: bytes, ordinal: int, used: Usage) -> None:
-        """Charge and book usage that the store was not asked for, once for each ordinal of the sender."""
+        """Charge and book usage that was not reserved, once for each ordinal of the sender."""
         ask = Ask(used.requests, used.input_tokens, used.output_tokens)
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
@@ -114,13 +116,13 @@ class ReplicaReservations:
         return taken
 
     async def settle_ended(self, account: QuotaAccount, taken: Iterable[TrackedReservation]) -> None:
-        """Settle those that ended before the store had taken them over. What cannot be, the next heartbeat does."""
+        """Settle reservations that ended before the store took them over; the next heartbeat retries failures."""
         await all_of(self.settle(account, tracked) for tracked in taken if tracked.used is not None)
 
     async def _decide(
         self, script: Script, account: QuotaAccount, ask: Ask, field: bytes, rest: Sequence[bytes] = ()
     ) -> list[bytes]:
-        """Run a script of an account, after doing what the store asks for first."""
+        """Run a script of an account, after the calls that the store demands first."""
         if self._first and account.state not in self._met:
             await self.reclaim(account.state)
             self._met.add(account.state)
@@ -142,7 +144,7 @@ class ReplicaReservations:
         raise StoreFault(f"the quota store did not {script} in {MAX_ATTEMPTS} attempts")
 
     async def settle(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
-        """Settle a reservation that is over. If this is interrupted, the next heartbeat does it."""
+        """Settle an ended reservation. If this is interrupted, the next heartbeat does it."""
         try:
             if await self._settled(account, tracked) == b"GONE" and not tracked.settling:
                 await self.renew(account, tracked)
@@ -159,14 +161,15 @@ class ReplicaReservations:
         done: Callable[[QuotaError | None], object],
         again: Callable[[], object],
     ) -> bool:
-        """Settle a reservation that is over, without a task that waits. `done` is called if nothing is left to do now,
-        with an error that is worth a warning, and `again` if `settle` has to be called. Returns whether there is a
-        connection.
+        """Settle an ended reservation without a task that waits.
+
+        `done` is called if nothing is left to do now, with an error worth a warning, and `again` if `settle` has to be
+        called. Returns whether there is a connection.
         """
 
         def answered(answer: list[bytes] | Exception) -> None:
             if isinstance(answer, QuotaError):
-                tracked.settling = True  # it may have been executed
+                tracked.settling = True  # it may have run
             match answer:
                 case [b"OK"]:
                     self.forget(account, tracked)
@@ -187,9 +190,9 @@ class ReplicaReservations:
         await all_of(self.reclaim(state) for state in list(self._uncertain))
 
     async def renew(self, account: QuotaAccount, ending: TrackedReservation | None = None) -> None:
-        """Renew the lease, report progress, and put back the reservations that the store does not have.
+        """Renew the lease, report progress, and restore reservations that the store lacks.
 
-        A reservation that is being settled is left out, unless it is `ending`: the store may rightly have it no more.
+        A reservation being settled is left out, unless it is `ending`: the store may rightly lack it.
         """
         named = {
             tracked.field: tracked
@@ -212,7 +215,7 @@ class ReplicaReservations:
             await self._restore(account, lost=False, ending=ending, only=unknown)
 
     async def reclaim(self, state: bytes) -> None:
-        """Settle what dead replicas held of this tenant, and what the store has in our name and we do not know."""
+        """Settle dead replicas' reservations of this tenant, and unknown ones in our name."""
         self._uncertain.discard(state)
         live = [tracked.field for account, tracked in self._reservations.values() if account.state == state]
         bounds = _numbers(round(self.lease * 1e6), self._ordinal + 1, self._first)

@@ -140,7 +140,7 @@ async def test_a_store_that_lets_nobody_in_is_told_so(tmp_path: Path, monkeypatc
         deaf.bind(str(path))
         deaf.listen()
         store = RedisStore.at(f"unix://{path}")
-        with pytest.raises(StoreUnavailable, match=r"it takes no connection within 0\.05 s"):
+        with pytest.raises(StoreUnavailable, match=r"no connection within 0\.05 s"):
             await store.connect()
         await store.close()
 
@@ -318,7 +318,7 @@ async def test_what_the_store_lacks_is_said_once_and_that_it_serves_again(
             await until_connected(store)
     said = [record.getMessage() for record in caplog.records if record.name.startswith("quotas")]
     assert len(said) == 2, said
-    assert re.match("tenants are served as their policies say of outages: .* does not serve: .*'maxmemory'", said[0])
+    assert re.match("each tenant's on_store_outage applies: .* does not serve: .*'maxmemory'", said[0])
     assert said[1] == "the quota store serves again"
 
 
