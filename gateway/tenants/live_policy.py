@@ -46,9 +46,7 @@ class Edition:
 
     version: str
     at: float  # Unix seconds
-    changes: tuple[
-        str, ...
-    ]  # as `policy_diff` tells them, the first `MAX_CHANGE_LINES` lines; none of the first edition
+    changes: tuple[str, ...]  # lines of `policy_diff`, the first `MAX_CHANGE_LINES`; none of the first edition
 
 
 class LivePolicy:

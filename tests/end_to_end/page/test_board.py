@@ -62,7 +62,7 @@ def test_a_gateway_that_is_gone_is_not_a_wrong_key(open_page: PageMaker, gateway
     page = open_page()
     gateway.stop()
     page.sign_in(KEY)
-    page.until_reads("#sign-in-problem", "The gateway cannot be asked: no answer.")
+    page.until_reads("#sign-in-problem", "The gateway cannot be reached: no answer.")
     gateway.start()
 
 
@@ -215,7 +215,7 @@ def test_one_part_that_fails_is_named_and_the_rest_goes_on(board: Page, gateway:
     board.click("#problems summary")
     board.until_reads("#problems", "What is shown of kv is old: kv is broken.")
     gateway.show_requests(recent=(ended(1, "newcomer"),))
-    board.until_reads("#live", "No request is being served.")
+    board.until_reads("#live", "No request is live.")
     assert "Live" in board.text("#freshness")
 
 

@@ -91,7 +91,7 @@ def test_a_tenant_opens_with_its_limits_what_is_left_of_them_and_its_requests(
     ]
     titles = board.texts("#tenant-dialog h3")
     assert titles == ["Limits", "Its requests now", "Its last requests"]
-    assert "None has ended lately." in board.text("#tenant-dialog")
+    assert "No recent request." in board.text("#tenant-dialog")
     running = board.texts("#tenant-dialog h3:nth-of-type(2) + .scroller tbody tr")
     assert [row.split("\t")[1] for row in running] == ["decoding", "waiting"]
     board.click("#tenant-dialog h3:nth-of-type(2) + .scroller button")

@@ -190,7 +190,7 @@ def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open
     assert page.count("main img") == 0
     gateway.answers |= {"usage": page_data.usage(()), "budgets": {"budgets": [], "truncated": 0}}
     page.js("document.querySelector('[name=usage-by][value=key]').click()")
-    page.until_reads("#usage-table", "Nothing was used in these days.")
+    page.until_reads("#usage-table", "No use on these days.")
 
 
 def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProcess, open_view: PageMaker) -> None:

@@ -39,7 +39,7 @@ def test_a_request_is_found_by_either_id_while_it_lives_and_after(found: Found) 
     assert found.requests.shown("cmpl-1")["state"] == "ending"
     found.end(record)
     assert found.requests.shown("mine")["outcome"] == "completed"
-    with pytest.raises(RequestNotFound, match="'mine' is being served"):
+    with pytest.raises(RequestNotFound, match="'mine' is live"):
         found.requests.live("mine")
 
 
