@@ -59,7 +59,7 @@ def test_a_request_opens_with_its_timeline_as_a_picture_and_in_words_while_it_is
     board.press("Escape")
     board.until_gone("#request-dialog")
     board.click("#refusals tbody tr:first-child button")
-    board.until_reads("#request-dialog", "does not remember it")
+    board.until_reads("#request-dialog", "has no record of it")
 
 
 def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page, gateway: FakeGateway) -> None:
@@ -72,7 +72,7 @@ def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page
     board.until_reads("#request-dialog", "8 of 512 tokens")
     board.click("#request-dialog .danger")
     board.click("#cancel-dialog .danger")
-    board.until_reads("#request-dialog", "does not remember it")
+    board.until_reads("#request-dialog", "has no record of it")
     assert gateway.cancelled == [row["id"]]
 
 
