@@ -10,7 +10,7 @@ PAIRS_COEFFICIENT = 5  # index among the coefficients of the step-time model
 
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
-    """One tenant's backlog."""
+    """The backlog of one tenant."""
 
     requests: int
     prefill_seconds: float  # predicted, of its prompts' uncached tokens

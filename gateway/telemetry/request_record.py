@@ -101,7 +101,7 @@ class SequenceTimeline:
 
 
 class Granted(Protocol):
-    """What a request may use of its limits; see `Grant`."""
+    """The amounts a request may use of its limits; see `Grant`."""
 
     reservation: Reservation | None
     settlement: asyncio.Future[None] | None

@@ -16,7 +16,7 @@ from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.pools.link import Link
 from labs.simulation.pools.pools import Split, simulate_split, splits
 from labs.simulation.recorder import Objective
-from labs.simulation.search.sweep import GOOD
+from labs.simulation.search.sweep import KNEE_GOODPUT
 from labs.simulation.study import SimulatedRun, capacity, simulate_run
 from labs.simulation.summary import Summary
 from labs.simulation.workload import Workload
@@ -406,8 +406,8 @@ def _largest_loads(traffic: Traffic, good: Objective, seed: int, share: float) -
         for load in (one / 10 for one in range(1, 12)):
             requests = _poisson(seed, 4 * load, 60 * share, traffic=traffic)
             now = simulate_split(split, policy, requests, DEVICE, Link(100e9 / 8), good).goodput
-            if now < GOOD:
-                most[name] += 0.1 * (before - GOOD) / (before - now)
+            if now < KNEE_GOODPUT:
+                most[name] += 0.1 * (before - KNEE_GOODPUT) / (before - now)
                 break
             most[name], before = load, now
     whole, chunked, *apart = most.values()

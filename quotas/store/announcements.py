@@ -37,7 +37,6 @@ class Announcements:
         return await self._ask(replica, 0, b"")
 
     async def read(self) -> Announced:
-        """Return all announcements."""
         return await self._ask("", 0, b"")
 
     async def _ask(self, replica: str, life: int, said: bytes) -> Announced:

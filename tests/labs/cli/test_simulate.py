@@ -273,7 +273,7 @@ def test_a_device_on_which_work_costs_nothing_shares_its_steps_evenly(
         (["--device", "abacus"], "--device: must be one of"),
         (["--compare", ""], "--compare: must be one of fair"),
         (["--policy", "no/such"], "no/such"),
-        (["--compare", "policies/default.yaml,weights=a:4"], "--compare: weights are said in the policy file"),
+        (["--compare", "policies/default.yaml,weights=a:4"], "--compare: weights are set in the policy file"),
         (["--compare", "policies/default.yaml,seats=4"], "--compare: there is no setting seats"),
         (["--compare", "fcfs"] * 4, "at most 4 policies"),
     ],

@@ -16,8 +16,8 @@ from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence
 from labs.orderings.learned_rank import LearnedRank
 from labs.orderings.length_groups import LengthGroups
-from labs.orderings.length_predictor import LEAST_ANSWERS
-from labs.orderings.magnus import MOST_WASTED, Magnus
+from labs.orderings.length_predictor import MIN_ANSWERS
+from labs.orderings.magnus import MAX_WASTED_TOKENS, Magnus
 from labs.orderings.ordering import Ordering, PublishedOrder
 from labs.orderings.response_ratio import HighestResponseRatioNext
 from tests.backend.sequences import make_sequence
@@ -118,7 +118,7 @@ def test_every_published_order_is_one_of_the_registry() -> None:
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.CANCELLED])
 def test_lengths_are_learned_from_answers_that_are_complete(reason: FinishReason) -> None:
     order = order_of("response_ratio")
-    for number in range(LEAST_ANSWERS):
+    for number in range(MIN_ANSWERS):
         ended = make_sequence(str(number), output=100)
         ended.output, ended.finish_reason = [7] * 30, reason
         order.ended(ended)
@@ -161,7 +161,7 @@ def test_magnus_batches_those_that_waste_little_memory_together() -> None:
     for number, name in enumerate(("long", "short", "nearly", "shorter")):
         ordering.add(make_sequence(name, prompt=100, arrival=float(number)))
     assert sorted(map(sorted, batches_of(ordering))) == [["long", "nearly"], ["short", "shorter"]]
-    assert 400 * (100 + (101 + 500) / 2) > MOST_WASTED > 50 * (100 + (451 + 500) / 2)
+    assert 400 * (100 + (101 + 500) / 2) > MAX_WASTED_TOKENS > 50 * (100 + (451 + 500) / 2)
 
 
 def test_the_padding_of_prompts_is_waste_too() -> None:
