@@ -38,7 +38,7 @@ SECONDS = 400.0
 SHAPES = {"llama": LLAMA_3_8B, "qwen": QWEN3_06B}
 
 Way = tuple[str, ModuleType, dict[str, Any]]
-"""What it is called, and what is changed in which module."""
+"""The name of a tiling, and its changes by module."""
 
 
 def ways_to_decode() -> Iterator[Way]:
@@ -76,7 +76,7 @@ def _attention(bench: Bench, workload: Workload) -> float:
 def compare(
     bench: Bench, ways: Iterable[Way], workloads: Sequence[Workload], deadline: float
 ) -> Iterator[dict[str, Any]]:
-    """Print a line for each way, and give it as figures."""
+    """Print a line for each tiling, and yield its figures."""
     labels = [str(workload) for workload in workloads]
     print(f"{bench.name:48}{'  '.join(labels)}")
     for way in ways:

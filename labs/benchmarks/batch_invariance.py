@@ -18,7 +18,7 @@ from labs.benchmarks.memory import MIB, Growth, resident_bytes
 from labs.benchmarks.report import Report, scenario_parser
 
 KV_BYTES = 24 * MIB
-BURST = 100  # requests at once, of those that the process is weighed after
+BURST = 100  # concurrent requests before each weighing of the process
 WARM = 500  # requests after which memory no longer grows
 MAX_GROWTH = 8  # MiB
 SHORT, LONG = 120, 450  # tokens of a prompt, at most; one in ten is long
@@ -35,7 +35,7 @@ BESIDE = {
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What is asked for: prompts as token ids, and how each is sampled."""
+    """Requests: prompts as token ids, and their sampling parameters."""
 
     prompts: list[list[int]]
     sampling: list[SamplingParams]

@@ -40,7 +40,7 @@ NUM_TOKENS = 512  # of a prompt of ids; of one of words it is about this
 NUM_WORDS = 62
 PAIRS_PER_SALTED = 10  # one pair in ten tries a salt
 LEVEL = 0.01  # of the test; the confidence of intervals is its complement
-FRACTION = 0.05  # of a hit's effect, beyond which a difference would be called a leak
+FRACTION = 0.05  # of a hit's effect: a larger difference is a leak
 RESAMPLES = 1000
 QUICK_PAIRS = 8
 SHIFTS = (0.0, 0.005, 0.01, 0.02, FRACTION)
@@ -50,7 +50,7 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A server, and what else it does."""
+    """A server, and its load beside the measurement."""
 
     name: str
     http_workers: int = 0
@@ -70,7 +70,7 @@ MODES = {
 
 @dataclass(slots=True)
 class Answer:
-    """What the client of a stream sees."""
+    """The client's view of a stream."""
 
     first: float  # seconds to the first event
     cached: int  # as its usage says
@@ -129,7 +129,7 @@ class Series:
 
     @property
     def hits(self) -> list[float]:
-        """How much sooner an answer began that was found, in each pair."""
+        """The gain of a hit in each pair: the seconds by which its answer began earlier."""
         return [miss.first - hit.first for miss, hit in zip(self.cached_by_nobody, self.own, strict=True)]
 
     @property
@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _text(random: Random) -> str:
-    """Words that nobody has said."""
+    """Random new words."""
     return " ".join("".join(random.choices(string.ascii_lowercase, k=8)) for _ in range(NUM_WORDS))
 
 
@@ -261,7 +261,7 @@ def _tell(report: Report, mode: Mode, measured: dict[str, Series]) -> None:
 
 
 def _tell_counts(report: Report, mode: Mode, kind: str, series: Series) -> None:
-    """Counts have no noise: each is right or it is a leak."""
+    """Check the counts, which have no noise: each wrong one is a leak."""
     missed = [*series.cached_by_other, *series.cached_by_nobody, *series.salted]
     found = [*series.own, *series.of_victim, *series.of_friend]
     whole = sum(answer.cached >= answer.prompt_tokens - 1 - 16 for answer in found)

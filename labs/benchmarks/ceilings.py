@@ -32,14 +32,14 @@ from labs.simulation.recorder import AttemptOutcome
 BUDGET = 512  # tokens of a step, as `overload_loads.ENGINE` has it
 FIXED = DEVICE.seconds(StepWork()) / BUDGET  # seconds of each token, in steps that are full
 EARLIEST = "order=earliest_deadline,overload=unbounded"
-SPEEDS = (0.96, 0.98, 1.0)  # times those of the least times, at which requests are chosen; the best counts
-ANSWERS = 40  # quantiles of the answers, by which unknown ones are judged
-REPAIRS = 2  # runs again without those that were late
+SPEEDS = (0.96, 0.98, 1.0)  # multiples of the least times by which requests are chosen; the best counts
+ANSWERS = 40  # quantiles of the answers, for unknown lengths
+REPAIRS = 2  # reruns without late requests
 HORIZONS = (0.0, 4.0, 8.0)  # seconds after the last deadline for a first token, up to which time is counted
 
 
 def least_seconds(arrival: Arrival) -> tuple[float, float]:
-    """Returns the engine time that the prompt takes at the least, and that of the tokens after the first."""
+    """The least engine time of the prompt, and of the tokens after the first."""
     rates, prompt, more = DEVICE.rates, arrival.prompt_tokens, arrival.output_tokens - 1
     chunks = prompt // BUDGET
     behind = BUDGET * chunks * (chunks - 1) / 2  # tokens that chunks have before them
@@ -80,12 +80,12 @@ class Bound:
         return self._filled(self._tokens) / sum(self._tokens)
 
     def _filled(self, values: Sequence[float]) -> float:
-        """Returns the value at the most of requests that have their time together."""
+        """The largest total value of requests that fit the time together."""
         return min(_best(end, seconds, values) for end, seconds in zip(self._ends, self._seconds, strict=True))
 
 
 def _seconds_by(end: float, arrival: Arrival) -> float:
-    """Returns the engine time that a request takes before then at the least, if it is good."""
+    """The least engine time of a good request before `end`."""
     prompt, more = least_seconds(arrival)
     due = _due(arrival)
     part = max(0.0, min(1.0, (end - due) / (PER_TOKEN * max(1, arrival.output_tokens - 1))))
@@ -109,7 +109,7 @@ class Chosen:
     """Requests that can all be in time on one machine."""
 
     def __init__(self) -> None:
-        self._jobs: list[tuple[float, float, float]] = []  # when each comes, its seconds, and when it is due
+        self._jobs: list[tuple[float, float, float]] = []  # arrival, seconds and deadline of each
 
     def add(self, came: float, seconds: float, due: float) -> bool:
         """Choose one more, if all can still be in time; returns whether they can."""
@@ -152,7 +152,7 @@ class Chosen:
 
 
 def look_ahead(arrivals: Sequence[Arrival], speed: float, first: Iterable[str] = ()) -> Run:
-    """Returns the run of those who are chosen; requests of the tenants `first` are chosen before all others."""
+    """The run of the chosen requests; requests of the tenants `first` are chosen before all others."""
     before, chosen, taken = frozenset(first), Chosen(), list[Arrival]()
     for one in sorted(arrivals, key=lambda one: (one.tenant not in before, one.prompt_tokens)):
         if chosen.add(one.time, sum(least_seconds(one)) / speed, _due(one)):

@@ -24,7 +24,7 @@ SECONDS = 150.0
 ASKING = (3, 1, 1, 1)  # by tenant
 PER_TOKEN = 0.1
 WHOLE_PROMPTS = "prefill_chunk=off,max_num_batched_tokens=16384,kv_tokens=430000,max_model_len=16384,max_num_seqs=192"
-AS_PUBLISHED = {  # the settings beside which a choice is meant; the others come first, come first served
+AS_PUBLISHED = {  # the settings that a choice needs; default: first come, first served
     Batching.PREFILL_FIRST: f"fcfs,batching=prefill_first,{WHOLE_PROMPTS}",
     Batching.STATIC_PADDED: f"magnus,batching=static_padded,{ENGINE}",
     Batching.SLAI: f"shortest_first,batching=slai,{ENGINE}",
@@ -36,10 +36,10 @@ TRAFFIC = {"conversations": Traffic.conversations, "code": Traffic.code, "short"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a choice makes of one kind of traffic."""
+    """The figures of a choice on one kind of traffic."""
 
     good: float  # share of the requests
-    light: float  # the same of the tenants who ask for no more than their share, the least of theirs
+    light: float  # the least share of good requests of a tenant within its share
     gap: float  # seconds
 
 
@@ -65,7 +65,7 @@ def beside(seed: int, share: float) -> dict[str, dict[str, Figures]]:
 
 
 def lines(found: dict[str, dict[str, Figures]]) -> Iterator[str]:
-    """Yields the table, and what it says of the default."""
+    """Yields the table, and its verdict on the default."""
     kinds = list(TRAFFIC)
     yield f"| choice | {' | '.join(f'{kind}: good | light | gap' for kind in kinds)} |\n"
     yield f"|---|{'---|' * 3 * len(kinds)}\n"
@@ -79,7 +79,7 @@ def lines(found: dict[str, dict[str, Figures]]) -> Iterator[str]:
 
 
 def verdict(kind: str, found: dict[str, Figures]) -> str:
-    """Returns where the default is beaten on one kind of traffic, by whom, and what they lose by it."""
+    """The choices that beat the default on one kind of traffic, and their losses."""
     (_, ours), *others = found.items()
     more = [choice for choice, one in others if one.good > ours.good]
     smaller = [choice for choice, one in others if one.gap < ours.gap]

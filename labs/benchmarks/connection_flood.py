@@ -73,7 +73,7 @@ def storm(port: int, count: int, stop: Event) -> None:
 
 
 def _has_parent() -> bool:
-    """Return False once who attacks was left alone: its parent was killed."""
+    """False once the attacker's parent was killed."""
     parent = multiprocessing.parent_process()
     return parent is not None and parent.is_alive()
 
@@ -97,7 +97,7 @@ def attack(name: str, port: int, count: int, core: int) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Seen:
-    """By a tenant, and by who asks probes, in one period."""
+    """The observations of a tenant and of a prober in one period."""
 
     lost: int = 0
     seconds: list[float] = field(default_factory=list)  # until an answer on a connection of its own was there

@@ -40,7 +40,7 @@ from labs.simulation.recorder import Objective, Recorder
 DEVICE = DEVICES["llama3-8b-a100"]
 MEMORY = "kv_tokens=10000,max_model_len=4096,max_num_seqs=64,max_waiting=1000000"
 STANDARD = 300.0  # seconds of a run
-UNSEEN = 101  # the first of the seeds that nothing was tuned with
+UNSEEN = 101  # the first seed beyond those used for tuning
 FAIR, FCFS = "order=fair", "order=fcfs"
 ORDERS = {
     "fair": FAIR,

@@ -33,7 +33,7 @@ END_SECONDS = 60.0
 PATIENCE = 3600.0  # a slow network
 SIZE = ".venv, MiB"
 SERVE = "start to the first token"
-PARTS = {  # by what a command line has; the processes that such a one starts are counted with it
+PARTS = {  # by a part of the command line; child processes count with it
     "virtual environment": r" -m venv |\buv venv ",
     "packages": r" -m pip |\buv pip ",
     "C++ kernels": r" -m backend\.kernels\.build",
@@ -108,7 +108,7 @@ def _part(pid: int) -> str | None:
 
 
 def first_run(commit: str, place: Path, caches: Path, uv: Path | None) -> dict[str, object]:
-    """Return what the first start of a commit took: seconds by part, and sizes in MiB."""
+    """The cost of a commit's first start: seconds by part, and sizes in MiB."""
     checkout = place / "sluice"
     checkout.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout

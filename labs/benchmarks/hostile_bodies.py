@@ -1,13 +1,11 @@
-"""What hostile requests do to a neighbour, live: python -m labs.benchmarks.hostile_bodies
+"""Hostile requests' effect on a neighbour, live: python -m labs.benchmarks.hostile_bodies
 
 `sluice serve` with the embedded model on one core, clients on another, real HTTP. A tenant sends short chats on a
-timetable. Beside it eight connections send what is refused, one kind after the other: bodies of 4 MiB with very many
-elements, wrong keys, small bad requests. Quiet and hostile windows alternate, so that what else the machine does falls
-on both.
-
-Then beside it, in turn: a tenant that keeps all slots busy in closed loops, one with four times as many clients, and
-the same clients with 64 stop strings each, which the text always begins and never ends. These are admitted, and their
-bound is that of fairness: at most twice what a tenant costs that only keeps the slots busy, as in `flood`.
+timetable. Beside it eight connections send refused requests, one kind after the other: bodies of 4 MiB with very many
+elements, wrong keys, small bad requests. Quiet and hostile windows alternate, so that the machine's other work falls on
+both. Then beside it, in turn: a tenant that keeps all slots busy in closed loops, one with four times as many clients,
+and the same clients with 64 stop strings each, which the text always begins and never ends. These are admitted, and
+their bound is that of fairness: at most twice the cost of a tenant that only keeps the slots busy, as in `flood`.
 """
 
 import os

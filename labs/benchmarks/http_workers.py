@@ -86,7 +86,7 @@ class _Window:
         self._before = self._now()
 
     def end(self) -> dict[str, float]:
-        """Returns by how much each figure has risen."""
+        """The increase of each figure."""
         return {name: value - self._before[name] for name, value in self._now().items()}
 
     def _now(self) -> dict[str, float]:
@@ -160,7 +160,7 @@ def _requests(report: Report, runs: int, seconds: float) -> None:
 
 
 def _loaded(server: Worker, connections: int, tokens: int, seconds: float) -> dict[str, float]:
-    """Returns what a window took in which every answer that ends is followed by a request."""
+    """The cost of a window in which each answer is followed by a request."""
     requests = _fresh(server, stream=True, tokens=tokens)
     with Clients(server.ready["port"], connections) as clients:
         clients.send(requests)

@@ -45,7 +45,7 @@ GIB = 1 << 30
 CORE = "order=fair,overload=unbounded"
 ENGINE = "max_num_batched_tokens=512,max_num_seqs=256,prefill_chunk=512"
 BANDWIDTH = 25e9  # bytes a second of a copy to the host or back
-MAX_TOKENS = 1024  # what everyone declares
+MAX_TOKENS = 1024  # declared by every request
 SHARES = [0.5**n for n in range(8)]  # of tenants, in the sessions
 SEED = 7
 MOST_WASTE = 0.01
@@ -85,12 +85,12 @@ Slots = Mapping[str, float]  # of tokens, by tenant
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the memory is used for at one moment."""
+    """The use of the memory at one moment."""
 
     held: Slots
     unused: Slots
     written: Slots  # by the steps in flight
-    leaving: Slots  # of those that have ended, and are named by steps in flight
+    leaving: Slots  # of ended sequences named by steps in flight
     idle: Slots
     swapped: Slots
 
@@ -138,7 +138,7 @@ class Weighed:
 
     @property
     def worst_window(self) -> float:
-        """Returns its waste, of those windows in which at least a tenth of what is usual was held."""
+        """The waste of the worst window with at least a tenth of the usual memory held."""
         least = sum(self.held.values()) / len(self.held) / 10
         return max(self.unused[window] / held for window, held in self.held.items() if held >= least)
 

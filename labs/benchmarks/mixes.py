@@ -40,11 +40,11 @@ KINDS = {
 
 
 class Asking(NamedTuple):
-    """What one tenant asks for."""
+    """The demand of one tenant."""
 
     tenant: str
     weight: float
-    load: float  # times what the machine completes
+    load: float  # of the machine's capacity
     kind: str
     deadlines: tuple[float | None, ...]
     priority_class: int
@@ -52,7 +52,7 @@ class Asking(NamedTuple):
 
 
 class World(NamedTuple):
-    """Who asks, and the machine."""
+    """The tenants and the machine of a world."""
 
     number: int
     tenants: list[Asking]
@@ -81,7 +81,7 @@ class World(NamedTuple):
         return cls(number, tenants, engine)
 
     def within_share(self) -> set[str]:
-        """Return the tenants that ask for no more than their part of the machine by weight."""
+        """The tenants that ask for at most their weight's part of the machine."""
         weight = sum(one.weight for one in self.tenants)
         return {one.tenant for one in self.tenants if one.load <= one.weight / weight}
 
@@ -123,7 +123,7 @@ class Outcome(NamedTuple):
     """One order in one world."""
 
     good: float  # of all requests
-    good_within: float  # of those of tenants within their share; 1 where there are too few
+    good_within: float  # of tenants within their share; 1 if they are too few
     idle: int
     open: int  # requests that have not ended
 

@@ -52,7 +52,7 @@ PLAIN = {
     "earliest deadline with ours": "order=earliest_deadline,overload=deadline",
     "fair with deadlines": OURS,
 }
-LOOKED_INTO = 4  # every such refusal is replayed as an admission
+LOOKED_INTO = 4  # every n-th refusal is replayed as an admission
 WORST_TENANT, WORST_WINDOW = 0.95, 0.85  # of the mean; where only chance made them differ, 0.98 and 0.96
 ALONE_P99, BESIDE_P99 = 0.27, 0.6  # seconds; what light tenants may wait beside a flood grows with what they wait alone
 
@@ -188,7 +188,7 @@ def compare_neighbours(bench: Bench, report: Report) -> None:
 
 
 def _compare_patient(bench: Bench, report: Report) -> None:
-    """Shows what light tenants wait of whom nobody is refused."""
+    """Shows the waits of light tenants without refusals."""
     runs = {load.name: bench.runs(load) for load in (ALONE, BESIDE_4X, BESIDE_PATIENT)}
     p99s: dict[str, Callable[[Run], float]] = {"p99 of first tokens, s": lambda run: run.p99_of(LIGHT)}
     rows = [row(name, each, p99s, "light tenants") for name, each in runs.items()]

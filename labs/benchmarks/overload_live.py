@@ -57,7 +57,7 @@ class Asked(NamedTuple):
     output_tokens: int
 
     def is_good(self, exchange: Exchange) -> bool:
-        """Whether its whole answer came, and its tokens in time."""
+        """True if its whole answer came, with its tokens in time."""
         if exchange.first is None or exchange.done is None:
             return False
         interval = (exchange.done - exchange.first) / max(1, self.output_tokens - 1)
@@ -71,12 +71,12 @@ class Conversations:
         self._server, self._trace, self._random = server, trace, Random(seed)
 
     def patient(self, tenant: str) -> Iterator[bytes]:
-        """Those that wait for as long as it takes."""
+        """Requests without deadlines."""
         while True:
             yield self._next(0.0, tenant).due.request
 
     def poisson(self, rate: float, seconds: float) -> list[Asked]:
-        """A timetable of those that do not."""
+        """A timetable of requests with deadlines."""
         asked, at = [], 0.0
         while (at := at + self._random.expovariate(rate)) < seconds:
             asked.append(self._next(at, self._random.choice(TENANTS), **IMPATIENT))
@@ -123,7 +123,7 @@ def _measure(options: Namespace, core: int, trace: Sequence[Arrival], run: int, 
 
 
 def capacity_of(server: Served, conversations: Conversations, seconds: float) -> float:
-    """Of the second half of that time; or of twice as long, where nobody was served by then."""
+    """The capacity over the second half of that time; or over twice as long if no request was served by then."""
     loops = {tenant: ClosedLoop(CROWD // len(TENANTS), conversations.patient(tenant)) for tenant in TENANTS}
     with Traffic(server.port) as clients:
         heard = clients.run(seconds, loops=loops)
@@ -144,7 +144,9 @@ def offer(server: Served, asked: Sequence[Asked], seconds: float) -> Heard:
 
 
 def figures_of(asked: Sequence[Asked], heard: Heard, seconds: float) -> dict[str, float]:
-    """Of what was due after the uncounted time, which may be nothing; exchanges are in the order of their timetable."""
+    """The figures of requests due after the uncounted time, perhaps none; exchanges are in the order of their
+    timetable.
+    """
     start = UNCOUNTED * seconds
     pairs = [pair for pair in zip(asked, heard.exchanges, strict=True) if pair[0].due.at >= start]
     good = [one for one, exchange in pairs if one.is_good(exchange)]

@@ -31,7 +31,7 @@ GOOD, REFUSED, EXPIRED = AttemptOutcome.GOOD, AttemptOutcome.REFUSED, AttemptOut
 
 
 class KeptPromise(NamedTuple):
-    """What an admitted request was told, and when its tokens came; seconds from its arrival."""
+    """The promise of an admitted request, and its times; in seconds from its arrival."""
 
     number: int  # in the order in which they were given
     tenant: str
@@ -53,7 +53,7 @@ class PromiseRecorder(Recorder):
 
     @property
     def promises(self) -> list[KeptPromise]:
-        """Returns those of which it is known what became of them, in the order in which they were given."""
+        """The promises with known outcomes, in the order in which they were given."""
         return sorted(self.kept)
 
     def queued(self, sequence: Running, arrival: Arrival, promise: Promise) -> None:
@@ -86,7 +86,7 @@ class Run:
     by_session: Mapping[int, AttemptOutcome]
     attempts: float  # for each request
     promises: list[KeptPromise]
-    first_tokens: Mapping[str, Sequence[float]]  # seconds, of those that were completed, by tenant
+    first_tokens: Mapping[str, Sequence[float]]  # seconds, of completed requests, by tenant
     regrets: Regrets = field(default_factory=Regrets)
 
     @cached_property
@@ -94,7 +94,7 @@ class Run:
         return [(arrival, self.by_session[arrival.session]) for arrival in self.arrivals]
 
     def share(self, *outcomes: AttemptOutcome, of: Callable[[Arrival], bool] = lambda _: True) -> float:
-        """Returns the share of such outcomes among the requests `of` a kind; 1 where there is none."""
+        """The share of these outcomes among the requests `of` a kind; 1 without any."""
         found = [outcome in outcomes for arrival, outcome in self.outcomes if of(arrival)]
         return sum(found) / len(found) if found else 1.0
 
@@ -229,8 +229,8 @@ def simulate(
     make_loop: type[ForkingLoop] = ForkingLoop,
     device: Device = DEVICE,
 ) -> Run:
-    """`look_into`: every such refusal is replayed as an admission; 0: none. A `device` may be slower than `DEVICE`, of
-    whose memory it has as much.
+    """`look_into`: every n-th refusal is replayed as an admission; 0: none. A `device` may be slower than `DEVICE`,
+    with its memory.
     """
     simulated = parse_simulated_policy(f"{policy},{ENGINE}", DEVICE)
     recorder = PromiseRecorder()

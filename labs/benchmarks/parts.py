@@ -1,4 +1,4 @@
-"""Samples what the event loop's thread does, by the part of the gateway that does it."""
+"""Samples the work of the event loop's thread, by part of the gateway."""
 
 import inspect
 import signal

@@ -168,7 +168,9 @@ class Turns:
 
 
 def _serve(number: int) -> tuple[dict[str, object], dict[str, float]]:
-    """Run a gateway in this process until it has answered; return what coming into force took, and the holds in ms."""
+    """Run a gateway in this process until it has answered; returns the cost of applying the policy, and the loop's
+    holds in ms.
+    """
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
         asked, asking = _Asked(Path(folder), number), list[Future[None]]()
 

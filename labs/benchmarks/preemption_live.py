@@ -38,7 +38,7 @@ SAMPLING = SamplingParams(temperature=0, ignore_eos=True)
 
 @dataclass(slots=True)
 class LiveRun:
-    """What one run took, and what came of it."""
+    """The cost and the results of one run."""
 
     seconds: float  # of the CPU, and of waiting for copies
     tokens: list[list[int]]  # of each answer

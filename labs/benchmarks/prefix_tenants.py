@@ -44,7 +44,7 @@ WORST = 0.9  # of the LRU's hits, for the lengths that fare worst
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of one request."""
+    """The result of one request."""
 
     arrival: Arrival
     first_token: float  # seconds

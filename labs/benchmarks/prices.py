@@ -36,12 +36,12 @@ NAMES = ("fixed", "prefill", "decode", "decode context", "prefill context", "pre
 
 
 class Truth(Protocol):
-    """A device of which it is known what everything costs."""
+    """A device with known true costs."""
 
     def seconds(self, amounts: Amounts) -> float: ...
 
     def rates(self, amounts: Amounts) -> tuple[float, ...]:
-        """What a unit of each amount adds to a step of these, on average while the step grows."""
+        """The marginal cost of each amount's unit, averaged while the step grows."""
         ...
 
 
@@ -289,7 +289,7 @@ def _column(place: int, works: list[StepWork], truth: Truth) -> list[float]:
 
 
 class _Noisy:
-    """What steps take that vary and stall."""
+    """Step times with variation and stalls."""
 
     def __init__(self, truth: Truth, random: Random) -> None:
         self._truth, self._random = truth, random

@@ -45,7 +45,7 @@ OURS = "order=fair,overload=deadline"
 STARVED_SPEED, STARVED_SECONDS = 0.5, 4.0
 LEARNED = 50  # promises, before those of a starved machine are judged
 CONFIDENCE = 0.9
-WITHIN_ORACLE = 1.15  # times what the oracle tells
+WITHIN_ORACLE = 1.15  # of the oracle's bounds
 LOADS = (UNDERLOAD, OVERLOAD, BURST, MIXED, BESIDE_2X)
 STARVED = (UNDERLOAD, OVERLOAD, BURST)
 
@@ -59,7 +59,7 @@ class Starvation:
         self._switches = [0.0]  # to and from its own speed
 
     def seconds(self, work: StepWork) -> float:
-        """Returns what a step takes that begins now."""
+        """The duration of a step that begins now."""
         while self._switches[-1] <= self.now:
             self._switches.append(self._switches[-1] + self._random.expovariate(1 / STARVED_SECONDS))
         is_slow = bisect_right(self._switches, self.now) % 2 == 0
@@ -109,7 +109,7 @@ class Promised:
 
     @cached_property
     def oracle_over_true(self) -> float:
-        """What is told over true by who knows the distribution of lengths, and all else of each request."""
+        """The oracle's told over true: it knows the distribution of lengths, and all else of each request."""
         lengths = sorted(arrival.output_tokens for arrival in self.run.arrivals)
         most = quantile(lengths, CONFIDENCE)
         told = []

@@ -44,7 +44,7 @@ TIMEOUT = 60.0
 
 @dataclass(slots=True)
 class Answers:
-    """Of one tenant, while one fault lasted and healed."""
+    """The answers of one tenant during one fault and its healing."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     slowest: float = 0.0  # seconds
@@ -66,7 +66,7 @@ class Clients:
         }
 
     def turn(self) -> dict[str, Answers]:
-        """What came since the last turn."""
+        """The answers since the last turn."""
         past, self.answers = self.answers, {AMPLE: Answers(), TIGHT: Answers()}
         return past
 

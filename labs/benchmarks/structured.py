@@ -176,7 +176,7 @@ def _cost(llm: LLM, grammars: list[Grammar], runs: int) -> dict[str, Measured]:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a row is to say: a valid instance of its grammar."""
+    """The script of a row: a valid instance of its grammar."""
 
     grammar: Grammar
     token_ids: list[int]
@@ -215,8 +215,8 @@ def find_scripts(
 
 
 def _tokens(matcher: SlotMatcher, tokenizer: Any, text: bytes, vocab_size: int) -> list[int]:
-    """Returns the tokens by which a text is said: those that the grammar forces, and otherwise the tokenizer's; none if
-    the grammar does not allow them.
+    """The tokens that spell a text: the grammar's forced ones, otherwise the tokenizer's; none if the grammar does not
+    allow them.
     """
     said: list[int] = []
     mask = ctypes.create_string_buffer(4 * -(-vocab_size // 32))

@@ -1,9 +1,9 @@
-"""Whether what `sluice tune` promises holds live: python -m labs.benchmarks.tune_live [--seconds 30] [--runs 3]
+"""The promises of `sluice tune`, live: python -m labs.benchmarks.tune_live [--seconds 30] [--runs 3]
 
-The load of `overload_live` at `LOAD` times capacity meets `sluice serve`, with settings that suit it badly
-and with its own, which writes an event log. `sluice tune --log` searches better ones in it, and the server is started
-again with the flags that it prints, for the same requests. Shown are the shares of good requests that the simulator
-gives the present settings and those that it promises, beside those that there were.
+The load of `overload_live` at `LOAD` times capacity meets `sluice serve`, with settings that suit it badly and with its
+own, which writes an event log. `sluice tune --log` searches better ones in it, and the server is started again with the
+flags that it prints, for the same requests. Shown are the simulator's shares of good requests for the present settings
+and its promises, beside the measured ones.
 """
 
 import os

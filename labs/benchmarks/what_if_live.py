@@ -98,7 +98,7 @@ def _timetable(server: Served, run: int, seconds: float) -> Iterator[Due]:
 
 
 def _compared(tenant: str, heard: Heard, again: TenantSummary) -> dict[str, float]:
-    """Live and simulated; of a tenant's requests, and of the first tokens of those that were let in."""
+    """The live and simulated figures of a tenant's requests, and of the first tokens of admitted ones."""
     offered, waits = len(heard.of(tenant)), heard.waits(tenant)
     live = heard.refused(tenant) / offered
     return {

@@ -32,7 +32,7 @@ def check(device: torch.device) -> Iterator[Finding]:
 
 
 def comparisons(device: torch.device, gpu: bool) -> dict[str, Callable[[], list[str] | int]]:
-    """What is compared on a GPU, or what an interpreter has time for; each says what differs, or how much does."""
+    """The comparisons for a GPU, or for an interpreter's patience; each returns its differences."""
     found: dict[str, Callable[[], list[str] | int]] = {}
     for dtype in (torch.float32, torch.float16, torch.bfloat16) if gpu else (torch.float32,):
         what = f"kernels that differ from their reference, {_name(dtype)}"
@@ -114,8 +114,9 @@ def _agrees(pool: Tensor, workload: Workload, window: int | None) -> bool:
 
 
 def _sampling(device: torch.device, vocab: int) -> int:
-    """How many of the rows' tokens are not those that torch draws with the same seeds, or within `NEAR` of them: a GPU
-    rounds weights in its own way, and where a draw is that near to where one token ends, either follows.
+    """The number of wrong tokens: neither torch's with the same seeds, nor within `NEAR` of them.
+
+    A GPU rounds weights in its own way, so near the boundary of two tokens either is right.
     """
     kinds = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.2, 0, 0.9, 0.0), (0.9, 50, 0.8, 0.02)]
     kinds += [(1.0, vocab // 3, 1.0, 0.0), (2.0, vocab, 0.99, 0.0), (1.0, 150, 0.95, 1e-3)]

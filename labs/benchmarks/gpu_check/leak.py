@@ -207,7 +207,7 @@ class Traffic:
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """Bytes that torch has allocated and reserved on a GPU; on a CPU twice those of all tensors that are alive."""
+    """Bytes allocated and reserved by torch on a GPU; on a CPU twice the bytes of all live tensors."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)

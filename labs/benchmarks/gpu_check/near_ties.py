@@ -1,8 +1,8 @@
-"""Where two ways to compute one model part: whether both tokens could have been chosen, or one of them is wrong.
+"""Judges where two computations of one model differ: either token is right, or one of them is wrong.
 
 Sums in another order differ in their last digits. Where the two most likely tokens are nearer to each other than that,
-or a draw is that near to where one token ends and the next begins, either is right, and all that follows differs. Near
-is as near as `agreement` has it: of a logit, and of the mass that is drawn from.
+or a draw is that near to the boundary of two tokens, either is right, and all that follows differs. The tolerance is
+`agreement`'s: of a logit, and of the mass that is drawn from.
 """
 
 from dataclasses import dataclass, replace
@@ -61,7 +61,7 @@ class Reference:
         return self._decoder.logits(self._decoder.forward(step, kv)[-1:])
 
     def could_choose(self, request: Request, output: list[int], token: int) -> bool:
-        """Whether `token` may follow on `output`."""
+        """True if `token` may follow `output`."""
         logits = self.logits(request.prompt + output)
         nudges = (0.0,) if request.sampling.greedy else (-NEAR, 0.0, NEAR)
         return any(self._chosen(request, output, logits.clone(), nudge)[token] for nudge in nudges)
@@ -82,7 +82,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What became of answers that were computed in another way."""
+    """The differences of answers computed in another way."""
 
     wrong: int  # answers that part where they may not
     near: int  # answers that part at a near tie

@@ -166,8 +166,8 @@ def _ours(drawn: Attention, device: torch.device) -> Attend:
 def _flash(drawn: Attention, size: int | None, *, is_planned: bool = False) -> Attend:
     """FlashAttention 3 over pages of `size` tokens, or over contiguous memory for None.
 
-    With `is_planned` the division of work is computed before, as vLLM does once for all layers. Raises `OSError` where
-    the library is missing.
+    With `is_planned` the division of work is computed before, as vLLM does once for all layers. Raises `OSError`
+    without the library.
     """
     load_library()
     work, device = drawn.work, drawn.queries.device

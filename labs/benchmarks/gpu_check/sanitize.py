@@ -103,9 +103,9 @@ class Run:
 
 
 def under(own: str | None, carried: str | None) -> Iterator[Finding]:
-    """Yield what both tools find, of a compute-sanitizer of the machine's own or one that is carried; one is there.
+    """Yield the findings of both tools, the machine's own compute-sanitizer or a carried one; one is there.
 
-    Raises `RuntimeError` for tools that do not come to their ends.
+    Raises `RuntimeError` for tools that do not end.
     """
     began, running, failures = time.monotonic(), list[Run](), list[str]()
     with TemporaryDirectory() as folder:
@@ -124,7 +124,7 @@ def under(own: str | None, carried: str | None) -> Iterator[Finding]:
 
 
 def starts(tool: str) -> bool:
-    """Whether a program under it comes to its end, in a few seconds."""
+    """True if a program under it ends within a few seconds."""
     with TemporaryDirectory() as folder:
         said = Path(folder) / "said"
         command = [tool, "--tool", "racecheck", sys.executable, "-c", STARTS]

@@ -26,7 +26,7 @@ DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=50)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured of a shape."""
+    """The measurements of a shape."""
 
     shape: str
     batches: tuple[int, ...]
