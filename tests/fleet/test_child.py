@@ -76,10 +76,10 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--admin-port=off"], "--admin-port off: a replica is asked"),
+        (["--admin-port=off"], "--admin-port off: a replica's state"),
         (["--prot=80"], "--prot=80: no flags of `sluice serve`"),
         (["--max-num-seqs=0"], "--max-num-seqs"),
-        ([f"--tls-cert-file={__file__}", f"--tls-key-file={__file__}"], "--tls-cert-file: TLS is for"),
+        ([f"--tls-cert-file={__file__}", f"--tls-key-file={__file__}"], "--tls-cert-file: TLS ends at"),
     ],
 )
 def test_flags_that_no_child_could_start_with_are_refused(flags: list[str], said: str) -> None:

@@ -119,8 +119,8 @@ MISTAKES = [
     ("tenants: {a: {weight: 0}}", "is not within 0.001 and 1000"),
     ("tenants: {a: {max_n: 0}}", 'tenants.a.max_n: "0" is'),
     ("tenants: {a: {max_n: 129}}", "a.yaml:1:22: tenants.a.max_n: is above 128, the server's limit: lower it"),
-    ("tenants: {a: {max_schema_bytes: 300000}}", "max_schema_bytes: is above 262144, the most of any request"),
-    ("tenants: {a: {max_top_logprobs: 21}}", "max_top_logprobs: is above 20, the most of any request"),
+    ("tenants: {a: {max_schema_bytes: 300000}}", "max_schema_bytes: is above 262144, the server's limit"),
+    ("tenants: {a: {max_top_logprobs: 21}}", "max_top_logprobs: is above 20, the server's limit"),
     ("tenants: {a: {weight: 1e400}}", "is not a number such as"),
     ("tenants: {a: {weight: [1]}}", "should have one value, got a list"),
     ("tenants: {a: {weight: }}", "should have one value, got nothing"),
@@ -205,8 +205,8 @@ MISTAKES_THAT_NO_SCHEMA_SEES = [
      'prefix_sharing.x: "acme_eu" is no tenant of this policy: name it under tenants; did you mean "acme-eu"?'),
     ("prefix_sharing: {x: [a, b], y: [b, c]}\ntenants: {a: , b: , c: }",
      'a.yaml:1:33: prefix_sharing.y: "b" is in group x already: a tenant shares with one group'),
-    ("", "a.yaml: holds nothing"),
-    ("# nothing\n", "a.yaml: holds nothing"),
+    ("", "a.yaml: is empty"),
+    ("# nothing\n", "a.yaml: is empty"),
 ]  # fmt: skip
 
 
