@@ -104,7 +104,7 @@ def sglang_router(gateway: Served, folder: Path) -> Iterator[dict[str, object]]:
 
 
 def _told_load(gateway: Served, folder: Path) -> int:
-    """Returns of how many workers the router knows the load, where the only one is registered as SGLang's."""
+    """The number of workers whose load the router knows; the only one is registered as SGLang's."""
     key, port = gateway.keys[TENANT], free_port()
     command = [str(own_environment(SMG) / "smg"), "launch", "--api-key", key, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--prometheus-port", str(free_port()), "--load-monitor-interval", "1"]
@@ -165,7 +165,7 @@ def _flags(arguments: Mapping[str, str]) -> list[str]:
 
 
 def _run(command: list[str], environ: Mapping[str, str], folder: Path) -> None:
-    """With what it says on the terminal only if it fails. Nothing is fetched from the hub."""
+    """Run a command, with its output on the terminal only if it fails. Nothing is fetched from the hub."""
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | environ
     done = run_within(PATIENCE, command, cwd=folder, env=environ, check=False)
     if done.returncode:
@@ -174,7 +174,7 @@ def _run(command: list[str], environ: Mapping[str, str], folder: Path) -> None:
 
 
 def _found(router: httpx.Client) -> bool:
-    """Whether it has taken the server for one of its workers, and learnt its model."""
+    """True once the router has registered the server, with its model."""
     with suppress(httpx.TransportError):
         workers = router.get("/workers").json().get("workers", [])
         return bool([worker for worker in workers if worker["model_id"] == MODEL and worker["is_healthy"]])

@@ -20,7 +20,7 @@ from scripts.diagnosis.clients import clients, deaf_client
 from scripts.diagnosis.observatory import observatory
 from scripts.diagnosis.slow_proxy import slow_proxy
 
-SECONDS = 14.0  # of trouble before somebody looks: more than the dashboard's interval of 10 s
+SECONDS = 14.0  # of trouble before the diagnosis: more than the dashboard's interval of 10 s
 
 
 def noisy_tenant(directory: Path) -> None:

@@ -140,9 +140,9 @@ class Fuzzer:
         self._dialects = dialects
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
-        self.used = [0, 0]  # tokens of input and output, by the usage that answers tell
+        self.used = [0, 0]  # tokens of input and output, by the answers' usage
         self.params: Counter[str] = Counter()  # of refusals
-        self.unknown = 0  # streams that told no usage
+        self.unknown = 0  # streams without usage
         self._server = server
         self._headers = {"authorization": f"Bearer {key}"}
 
@@ -220,7 +220,7 @@ async def fuzz(fuzzer: Fuzzer, requests: int) -> None:
 
 
 def left_behind(server: ServerProcess) -> dict[str, float]:
-    """Returns what is left once the server has had time to end everything, by metric."""
+    """Returns the server's leftovers after time to end everything, by metric."""
     deadline = time.monotonic() + 10
     while True:
         left = {name: value for name in LEFT if (value := server.metric(name))}

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Violation(Exception):
-    """What did not hold, and for which seed."""
+    """A violated invariant, and its seed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from typing import Any
 
 KEY = "sk-sluice-structure-0123456789"
 READY = re.compile(r"ready at http://127\.0\.0\.1:(\d+)")
-WARM_UP = 3  # requests that fill caches and import what is imported late
+WARM_UP = 3  # requests that fill caches and trigger late imports
 TOKENS = 40  # of each answer
 EDGE = 5  # steps at both ends of an answer that do more than decode
 PAUSE = 0.05  # seconds between requests, in which the step that was planned ahead of the last one's end comes back
@@ -161,7 +161,7 @@ class Paths:
 
 
 def with_limits(root: Path, packages: Iterable[str], requests: int) -> Paths:
-    """Do as `with_defaults` does, with limits on every tenant and an event log."""
+    """As `with_defaults`, with limits on every tenant and an event log."""
     with TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.yaml"
         policy.write_text(LIMITS)
@@ -186,7 +186,7 @@ def _serve(trips: Trips, requests: int, *flags: str) -> Paths:
             trips.ended = True
             os.kill(os.getpid(), signal.SIGINT)
 
-    for name in [name for name in os.environ if name.startswith(("SLUICE_", "OTEL_"))]:  # they would change a default
+    for name in [name for name in os.environ if name.startswith(("SLUICE_", "OTEL_"))]:  # they would change defaults
         del os.environ[name]
     os.environ["SLUICE_DEMO_KEY"] = KEY
     import_module("admission.controller")  # what is there before the command is not compiled, and can be listened to

@@ -67,7 +67,7 @@ class Gate:
     empty: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def close(self) -> None:
-        """Returns when everyone has come out."""
+        """Close the gate, and return once no client is inside."""
         self.opened.clear()
         await self.empty.wait()
 
@@ -150,7 +150,7 @@ async def come_and_go(visitor: Visitor, gate: Gate) -> None:
 
 
 async def settled(visitor: Visitor) -> Row:
-    """The metrics when nothing is left, or when there was time enough for that."""
+    """The metrics once no leftovers are left, or after `SETTLE_SECONDS`."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         found = await metrics(visitor)

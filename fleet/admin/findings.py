@@ -62,7 +62,7 @@ def fleet_findings(window: FleetWindow, answers: Answers) -> list[Finding]:
 
 
 def together(own: Mapping[str, Iterable[Finding]]) -> list[Finding]:
-    """The findings of replicas; equal ones are joined into one that names its replicas."""
+    """The findings of replicas; equal findings are joined, naming all their replicas."""
     shared: dict[tuple[str, str, str], dict[str, Finding]] = {}
     for replica, findings in own.items():
         for finding in findings:
@@ -220,7 +220,7 @@ def _told(look: Look, what: Callable[[ToldSummary], str]) -> dict[str, str]:
 def _differ(
     told: Mapping[str, str], name: str, trouble: str, remedy: str, severity: Severity = Severity.WARNING
 ) -> Finding | None:
-    """A finding if replicas differ; it names those that differ from the majority."""
+    """A finding if replicas differ; it names the minority."""
     counts = Counter(told.values())
     if len(counts) < 2:
         return None

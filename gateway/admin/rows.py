@@ -25,7 +25,7 @@ class State(StrEnum):
 
 
 def state_of(record: RequestRecord) -> State:
-    """The state of a request: of several sequences, of the one that is furthest."""
+    """The state of a request: the state of its furthest sequence."""
     if record.body_read is None:
         return State.READING
     if record.engine.settling is not None:

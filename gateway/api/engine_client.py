@@ -114,7 +114,7 @@ class EngineClient(Protocol):
         ...
 
     async def refuse_spent(self, policy: EffectivePolicy) -> None:
-        """Refuse if a limit of the key is spent. A store that does not answer refuses nobody."""
+        """Refuse if a limit of the key is spent. An unreachable store refuses no request."""
         ...
 
     async def check_refusals(self, policy: EffectivePolicy) -> None:

@@ -24,7 +24,7 @@ class ClientDeadlines:
 
 @dataclass(slots=True)
 class EngineRequest:
-    """A request to generate, checked and tokenized. Nobody changes it. Moments are in seconds of the engine's clock."""
+    """A request to generate, checked, tokenized and frozen. Moments are in seconds of the engine's clock."""
 
     id: str  # of the response
     tenant: str

@@ -20,7 +20,7 @@ from gateway.table import printable
 from gateway.tenants.key_store import KeyStore
 
 ADMIN_URL = "http://127.0.0.1:8001"
-MAX_NAMED_REPLICAS = 3  # of those that share a trouble
+MAX_NAMED_REPLICAS = 3  # named replicas of a shared trouble
 KEY_VARIABLE = "SLUICE_ADMIN_KEY"
 
 NOTES = """\

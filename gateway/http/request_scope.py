@@ -114,7 +114,7 @@ class Exchange:
             self._flow.resume_reading()
 
     def forget(self) -> None:
-        """Call nobody back any more."""
+        """Remove the callback, if there is one."""
         self._callback = None
 
     def end(self) -> None:

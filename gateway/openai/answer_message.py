@@ -40,7 +40,7 @@ class AnswerMessage:
         self._shows_reasoning = shows_reasoning
         self.is_single = is_single
         self._id_length = id_length
-        self.are_content: list[bool] | None = None  # of each token so far; None: nobody asks
+        self.are_content: list[bool] | None = None  # of each token so far; None: not requested
         self._blocks: list[tuple[ContentBlock, list[str]]] = []  # and the pieces of their texts
         self._num_calls = 0
         self._new: list[dict[str, Any]] = []  # deltas not yet returned by `deltas`

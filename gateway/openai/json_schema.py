@@ -413,7 +413,7 @@ def _fault(place: _Place, keyword: str) -> str:
     match keyword:
         case "format":
             form = shown(place.value[keyword])
-            return f"has the format {form} {at}; those that are known here, of texts or of numbers, are {KNOWN}."
+            return f"has the format {form} {at}; known formats, of texts or of numbers, are {KNOWN}."
         case "pattern":
             within = "a word boundary, a back-reference, or an anchor or look-around within"
             return f"has a pattern {at} that is not enforced here, for {within}."

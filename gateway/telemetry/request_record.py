@@ -271,7 +271,7 @@ Listener = Callable[[RequestRecord], object]
 
 
 class Telemetry:
-    """Keeps the records of live requests and calls listeners with each one that has ended. `clock` is the engine's."""
+    """Keeps the records of live requests, and calls listeners at each end. `clock` is the engine's."""
 
     def __init__(self, clock: Callable[[], float], unix_ns: Callable[[], int] = time.time_ns) -> None:
         self.clock = clock
@@ -280,7 +280,7 @@ class Telemetry:
         self._unix_ns = unix_ns
 
     def begin(self, scope: Scope, response: ResponseWriter) -> RequestRecord:
-        """Make the record of a request, which the running task and those that it starts find in `current`."""
+        """Make the record of a request, which its task and child tasks find in `current`."""
         retries = response.request_header(b"x-stainless-retry-count") or b""
         record = RequestRecord(
             response.request_id.decode(),

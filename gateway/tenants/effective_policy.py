@@ -58,7 +58,7 @@ class EffectivePolicy:
         return self.models is None or model in self.models
 
     def check_model(self, model: str) -> None:
-        """Raise `ModelNotFound` for a model that the tenant may not use, as for one that does not exist."""
+        """Raise `ModelNotFound` for a model denied to the tenant, as for an unknown one."""
         if not self.allows_model(model):
             raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
 

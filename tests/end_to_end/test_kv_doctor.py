@@ -79,7 +79,7 @@ def test_prompts_of_which_none_begins_like_another(tmp_path: Path) -> None:
         assert site.told(lambda: None) == {}, "nobody asks for anything"
 
 
-def test_a_floor_beside_those_who_wait_for_memory(tmp_path: Path) -> None:
+def test_a_floor_beside_requests_that_wait_for_memory(tmp_path: Path) -> None:
     with serving(tmp_path, "10MiB") as site:
         for prompt in prompts(3):
             site.ask(prompt, "keeper")

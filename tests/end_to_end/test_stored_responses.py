@@ -93,7 +93,7 @@ def test_what_is_not_stored_is_said_not_to_be(site: TenantSite) -> None:
             client.responses.retrieve(unstored.id)
 
 
-def test_a_response_of_another_tenant_is_answered_as_one_that_never_was(site: TenantSite) -> None:
+def test_a_response_of_another_tenant_is_answered_as_an_unknown_one(site: TenantSite) -> None:
     with site.client("globex") as client:
         foreign = client.responses.create(input=ASK, **ASKED)
     for method, path, body in (

@@ -22,7 +22,7 @@ PROGRAM = "tests.fleet.paper_child"
 
 @asynccontextmanager
 async def child(folder: Path) -> AsyncIterator[tuple[ChildReplica, asyncio.Event]]:
-    """One that serves, and what is set once it is lost."""
+    """A serving child, and the event set once it is lost."""
     lost = asyncio.Event()
     replica = ChildReplica([f"--state-dir={folder}"], lost.set, PROGRAM)
     await replica.start()

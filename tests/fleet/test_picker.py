@@ -35,7 +35,7 @@ def picks(picker: Picker, request: RoutedRequest, views: list[ReplicaView], coun
 
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=6), st.integers(0, 9))
-def test_nobody_waits_much_longer_than_where_it_is_best(backlogs: list[float], seed: int) -> None:
+def test_no_request_waits_much_longer_than_at_its_best_replica(backlogs: list[float], seed: int) -> None:
     knowledge = Knowledge(PrefixMap(), lambda tenant: 1.0)
     views = [view(str(number), prefill_seconds=seconds) for number, seconds in enumerate(backlogs)]
     for request in (SHORT, LONG):

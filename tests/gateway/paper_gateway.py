@@ -200,7 +200,7 @@ class Gateway:
 
 @dataclass
 class Client:
-    """One request over ASGI. What is sent to a client that has left vanishes; one that stops reading blocks."""
+    """One request over ASGI. Messages to a client that has left vanish; a client that stops reading blocks."""
 
     path: str
     parts: list[bytes]

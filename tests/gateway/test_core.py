@@ -34,7 +34,7 @@ def test_the_defaults_are_the_cores() -> None:
     assert core_config(Settings()) == CoreConfig()
 
 
-def test_an_order_that_nobody_offers_is_refused_with_those_that_are() -> None:
+def test_an_unknown_order_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="--order random: must be one of fair, fcfs"):
         core_config(Settings(order="random"))
 

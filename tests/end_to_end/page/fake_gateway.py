@@ -59,7 +59,7 @@ class FakeGateway:
         return f"http://127.0.0.1:{self.port}"
 
     def show_requests(self, *live: Json, recent: tuple[Json, ...] = ()) -> None:
-        """Replaces the requests that are served and those that have ended."""
+        """Replaces the live and the ended requests."""
         self.answers["requests"] = {"live": list(live), "recent": list(recent), "truncated": 0}
 
     def use_key(self, key: str) -> None:

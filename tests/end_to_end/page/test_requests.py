@@ -98,7 +98,7 @@ def test_a_tenant_opens_with_its_limits_what_is_left_of_them_and_its_requests(
     board.until_shown("#request-dialog")
 
 
-def test_who_waits_has_a_place_in_the_queue_and_two_requests_of_one_id_are_two_rows(
+def test_a_queued_request_has_its_place_and_two_requests_of_one_id_are_two_rows(
     board: Page, gateway: FakeGateway
 ) -> None:
     row = live(0, "acme") | {"state": "waiting"}

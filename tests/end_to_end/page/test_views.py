@@ -212,7 +212,7 @@ HEARD = """(checked => { window.heard = [];
 
 @pytest.fixture
 def young_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """One that has served nobody: every request of the last minutes would be simulated."""
+    """A gateway without requests: every request of the last minutes would be simulated."""
     with running_server(tmp_path, "--threads", "1") as server:
         yield server
 

@@ -74,7 +74,7 @@ async def test_an_answer_of_long_ago_is_nothing_to_compare_with(site: Site) -> N
     assert site.compared[-1] == (200.0 + STALE_SNAPSHOT_SECONDS, 200.0 + STALE_SNAPSHOT_SECONDS + WINDOW_SECONDS)
 
 
-async def test_those_who_ask_at_once_have_one_answer(site: Site) -> None:
+async def test_concurrent_questions_share_one_answer(site: Site) -> None:
     first, *others = await asyncio.gather(*(site.diagnosis.report() for _ in range(3)))
     assert others == [first, first]
     assert site.compared == [(100.0, 100.0 + WINDOW_SECONDS)]

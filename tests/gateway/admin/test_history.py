@@ -158,7 +158,7 @@ def test_refusals_come_newest_first_and_are_bounded(site: Site) -> None:
     assert ids[:2] == [f"r{MAX_REFUSALS + 9}", f"r{MAX_REFUSALS + 8}"]
 
 
-def test_who_has_no_key_cannot_push_out_the_refusals_of_tenants(site: Site) -> None:
+def test_refusals_without_a_key_cannot_push_out_the_refusals_of_tenants(site: Site) -> None:
     site.history.request_ended(refused(request_id="ours", ended=100.0))
     for number in range(10_000):
         error = InvalidApiKey("Incorrect API key provided.")

@@ -76,7 +76,7 @@ def test_percentiles_are_of_the_last_ten_seconds_so_that_few_requests_tell_them_
     assert (last(series, "gap_p50"), last(series, "gap_p99")) == pytest.approx((0.08, 0.13))
 
 
-def test_who_still_waits_counts_in_the_time_to_first_token(series: RecentSeries, tick: Tick) -> None:
+def test_pending_waits_count_in_the_time_to_first_token(series: RecentSeries, tick: Tick) -> None:
     for seconds in (0.1, 0.1, 0.1):
         series.first_token(seconds)
     tick(101.0, Gauges(waits=[0.01, 31.0]))
@@ -103,7 +103,7 @@ def test_tokens_are_the_growth_of_totals(series: RecentSeries, tick: Tick) -> No
     assert points(series)["output_tokens"][-3:] == [20, 30, 0]
 
 
-def test_seconds_in_which_nobody_looked_are_unknown(series: RecentSeries, tick: Tick) -> None:
+def test_seconds_without_a_reading_are_unknown(series: RecentSeries, tick: Tick) -> None:
     tick(101.0)
     series.request_ended(False)
     tick(104.5)
@@ -150,7 +150,7 @@ def test_the_end_of_the_series_is_told_in_unix_seconds(series: RecentSeries) -> 
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=50))
-def test_quantiles_are_those_of_the_samples_written_out(samples: list[tuple[float, int]]) -> None:
+def test_quantiles_equal_the_quantiles_of_the_samples_written_out(samples: list[tuple[float, int]]) -> None:
     written = sorted(value for value, times in samples for _ in range(times))
     median, p99 = median_and_p99(samples)
     assert median == written[-(-len(written) // 2) - 1]

@@ -123,7 +123,7 @@ def test_the_least_request_and_one_of_nulls_are_the_same() -> None:
     assert asked(limits=REFUSES, **dict.fromkeys(names)) == asked()
 
 
-def test_what_a_server_would_run_and_what_nobody_knows_is_ignored_and_told() -> None:
+def test_server_tools_and_unknown_fields_are_ignored_and_told() -> None:
     request = asked({**user({**text("Hi"), "mood": 1}), "mood": 1}, tools=[SEARCH, TOOL], container="x", mood=1)
     assert request.ignored is not None
     assert {*request.ignored} == {

@@ -89,7 +89,7 @@ def test_one_refusal_costs_what_was_read_and_no_more_than_its_part_of_the_longes
     assert site.is_read()
 
 
-def test_quotas_that_are_spent_and_what_is_our_own_fault_keep_nobody_out(site: Site) -> None:
+def test_spent_quotas_and_our_own_faults_keep_no_key_out(site: Site) -> None:
     for _ in range(1000):
         site.rate.count(SPENT, "t", "k", "", 0)
         assert site.rate.count(Overloaded("busy."), "t", "k", "", 0) == 0

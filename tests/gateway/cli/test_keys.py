@@ -196,9 +196,7 @@ def test_keys_stored_before_there_were_scopes_have_all_of_them(store: KeyStore, 
     assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
 
 
-def test_a_file_that_somebody_else_wrote_cannot_steer_the_terminal(
-    store: KeyStore, made: Printed, sluice: Sluice
-) -> None:
+def test_a_foreign_file_cannot_steer_the_terminal(store: KeyStore, made: Printed, sluice: Sluice) -> None:
     made("create", "acme")
     version, text = store.path.read_text().splitlines()
     entry = json.loads(text) | {"name": "\x1b]0;x\x07\u202eevil\nsk-sluice-"}

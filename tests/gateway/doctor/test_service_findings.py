@@ -64,7 +64,7 @@ def test_an_edited_policy_that_is_not_valid() -> None:
     assert found(policy={"problem": problem})["invalid_policy"].evidence == "policy.yaml:3:1: no such field"
 
 
-def test_orphans_and_reservations_that_nobody_settles() -> None:
+def test_orphans_and_unsettled_reservations() -> None:
     orphaned = {"sluice_orphans": 2.0}
     assert "orphans" not in found(orphaned)
     assert "orphans" in found(orphaned, orphaned)

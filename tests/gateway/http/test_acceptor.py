@@ -103,7 +103,7 @@ def test_tenants_are_served_while_connections_come_and_go_by_the_thousand(server
             thread.join()
 
 
-def test_a_tenant_that_uploads_on_every_connection_locks_nobody_out(server: ServerProcess) -> None:
+def test_a_tenant_that_uploads_on_every_connection_locks_no_other_out(server: ServerProcess) -> None:
     with ExitStack() as stack:
         for _ in range(2 * CAP):
             stack.enter_context(connected(server)).send(request(server, b"{", "/v1/completions", content_length="1000"))

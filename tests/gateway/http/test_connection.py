@@ -423,7 +423,7 @@ async def test_a_connection_stands_as_its_requests_do() -> None:
     ("sent", "said"),
     [(b"", b""), (POST, b"HTTP/1.1 200 OK"), (b"GET / HT", b"HTTP/1.1 503"), (POST[:-5], b"HTTP/1.1 503")],
 )
-async def test_who_makes_room_is_told_why_if_it_has_asked_for_anything(sent: bytes, said: bytes) -> None:
+async def test_an_evicted_client_is_told_why_if_it_has_begun_a_request(sent: bytes, said: bytes) -> None:
     table = ConnectionTable(1)
     wire = Wire(table)
     await wire.send(sent)

@@ -135,7 +135,7 @@ def test_what_is_wrong_is_refused_by_the_names_of_this_api(fields: Any, param: s
     assert error.param == param and message in error.message
 
 
-def test_a_tool_is_repeated_whatever_it_holds() -> None:
+def test_a_tool_of_any_content_is_repeated() -> None:
     deep: Any = {}
     for _ in range(245):
         deep = {"a": deep}

@@ -28,7 +28,7 @@ def test_full_blocks_are_no_waste_and_contiguous_memory_is_held_for_all_that_is_
     assert last == pytest.approx(1 / 201, rel=0.1), "of what has ended memory is held for one step more"
 
 
-def test_what_nobody_holds_is_idle_if_it_can_be_found_again() -> None:
+def test_unheld_blocks_are_idle_if_they_can_be_found_again() -> None:
     first = Arrival(0.0, 32, 1, tenant="acme", content=Content((1,), None))
     later = Arrival(100.0, 32, 1, tenant="beta", content=Content((2,), None))
     run = simulate([first, later], KNOWN)

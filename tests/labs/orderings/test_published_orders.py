@@ -58,7 +58,7 @@ def test_of_several_that_were_passed_over_the_shortest_goes_first() -> None:
     assert drain(ordering) == ["long", "longest", "short"]
 
 
-def test_who_was_preempted_is_not_promoted_for_the_time_that_it_ran() -> None:
+def test_a_preempted_sequence_is_not_promoted_for_its_running_time() -> None:
     ordering = LearnedRank(by_name({"long": 500.0, "short": 1.0}), passed_over=3)
     long = make_sequence("long")
     ordering.add(long)
@@ -153,7 +153,7 @@ def batches_of(ordering: Magnus, now: float = 0.0) -> list[list[str]]:
     return batches
 
 
-def test_magnus_batches_those_that_waste_little_memory_together() -> None:
+def test_magnus_batches_requests_that_waste_little_memory_together() -> None:
     """Beside an answer of 500 one of 100 wastes 400 reads of 100 + 300 tokens and more: 120,100, beyond the authors'
     50,000; one of 450 wastes 50 reads of 575 and more.
     """

@@ -12,7 +12,7 @@ from tests.examples import examples
 from tests.quotas.policies import parsed, policies
 
 
-def test_the_tenants_that_differ_are_those_whose_content_does() -> None:
+def test_tenants_differ_by_their_content() -> None:
     old = parsed("tenants: {a: {weight: 2}, b: {keys: {k: {scopes: [limits]}}}, c: , gone: }")
     new = parsed("tenants: {a: {weight: 3}, b: {keys: {k: {scopes: [inference]}}}, c: {weight: 1}, came: }")
     for _ in range(2):  # the second is remembered
@@ -33,7 +33,7 @@ def test_an_edit_makes_the_later_policy_of_the_earlier_one_and_of_itself(edition
         assert edit.of(old) == edit.of(new) == new
 
 
-def test_what_differs_between_policies_of_many_tenants_is_looked_for_in_those_that_differ(
+def test_the_diff_of_policies_of_many_tenants_reads_changed_ones_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written: list[str] = []

@@ -240,7 +240,7 @@ def test_cached_memory_has_a_floor_and_a_ceiling_each_as_the_defaults_have_it_wh
     assert parsed("tenants: {a: }").tenant("a").prefix_cache == CacheLimits()
 
 
-def test_pinned_prompts_are_word_for_word_those_of_the_defaults_or_of_the_tenant() -> None:
+def test_pinned_prompts_are_word_for_word_the_defaults_or_the_tenants() -> None:
     found = parsed(
         "defaults: {prefix_cache: {pinned: [Be brief.]}}\n"
         "tenants:\n  a:\n  b: {prefix_cache: {pinned: none}}\n  c:\n    prefix_cache:\n      pinned:\n"

@@ -62,7 +62,7 @@ def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("swapped")
-def test_answers_through_swapped_blocks_are_those_of_each_request_alone() -> None:
+def test_answers_through_swapped_blocks_equal_each_request_alone() -> None:
     found = {finding.what: finding for finding in same.check(CPU)}
     assert found["answers that differ, swapped"].value == 0
     assert found["swapped: blocks copied back"].met
