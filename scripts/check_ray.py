@@ -36,10 +36,10 @@ from labs.benchmarks.report import RESULTS, Report
 from labs.benchmarks.served import make_keys
 from scripts.fleet_checks import (
     LONG,
-    PATIENCE,
     POLICY,
     SHORT,
     SOME,
+    TIMEOUT_SECONDS,
     Replica,
     Site,
     asking,
@@ -113,7 +113,7 @@ class RaySite(Site):
         return all(self._ended(one) > past for one, past in zip(up, before, strict=True))
 
     def _ended(self, replica: Replica) -> float:
-        text = httpx.get(f"{replica.admin}/metrics", headers=self.admin, timeout=PATIENCE).text
+        text = httpx.get(f"{replica.admin}/metrics", headers=self.admin, timeout=TIMEOUT_SECONDS).text
         return sum(map(float, re.findall(r"^sluice_requests_total\{.*\} (\S+)$", text, re.MULTILINE)))
 
 
@@ -202,7 +202,7 @@ def serving(folder: Path) -> Iterator[RaySite]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT_SECONDS)
         finally:
             end_group(process)
 

@@ -16,7 +16,7 @@ from labs.benchmarks.tool_skill.turns import ToolBox
 from scripts.embedded_tokenizer import ASSISTANT, BEGIN, END, SYSTEM, TOOL, USER
 
 IGNORED = -100  # the label that the loss leaves out
-WINDOW = 64  # conversations that wait to be packed into a row
+WINDOW_CONVERSATIONS = 64  # conversations that wait to be packed into a row
 MIN_ROW_LENGTH = 512
 SMALL_TALK_SHARE = 0.06
 SYSTEM_SHARE = 0.25
@@ -82,7 +82,7 @@ class Corpus:
 
     def _take(self, room: int, max_length: int) -> Conversation | None:
         """The longest-waiting conversation that fits into `room` tokens."""
-        while len(self._waiting) < WINDOW:
+        while len(self._waiting) < WINDOW_CONVERSATIONS:
             conversation = self._conversation()
             if len(conversation.tokens) <= max_length:
                 self._waiting.append(conversation)

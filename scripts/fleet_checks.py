@@ -19,7 +19,7 @@ import httpx
 from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import Report
 
-PATIENCE = 180.0  # seconds for processes to start, each replica loading torch
+TIMEOUT_SECONDS = 180.0  # for processes to start, each replica loading torch
 MODEL, TENANT, LIMITED = "embedded", "acme", "limited"
 POLICY = {"tenants": {TENANT: {}, LIMITED: {"limits": {"requests": "5/month"}}}}
 SHORT = {"model": MODEL, "messages": [{"role": "user", "content": "Count from 3 to 12."}], "temperature": 0}
@@ -55,7 +55,12 @@ class Site:
     def request(self, body: dict[str, Any], url: str = "", tenant: str = TENANT) -> dict[str, Any]:
         """The arguments of httpx for a request through the front or to one replica."""
         headers = {"authorization": f"Bearer {self._keys[tenant]}"}
-        return {"url": f"{url or self.url}/v1/chat/completions", "json": body, "headers": headers, "timeout": PATIENCE}
+        return {
+            "url": f"{url or self.url}/v1/chat/completions",
+            "json": body,
+            "headers": headers,
+            "timeout": TIMEOUT_SECONDS,
+        }
 
     def post(self, body: dict[str, Any], url: str = "", tenant: str = TENANT) -> httpx.Response:
         return httpx.post(**self.request(body, url, tenant))
@@ -65,7 +70,7 @@ class Site:
 
     def is_busy(self, replica: Replica) -> bool:
         """True while a request lives there, or holds KV memory."""
-        text = httpx.get(f"{replica.admin}/metrics", headers=self.admin, timeout=PATIENCE).text
+        text = httpx.get(f"{replica.admin}/metrics", headers=self.admin, timeout=TIMEOUT_SECONDS).text
         return any(map(float, re.findall(GAUGES, text, re.MULTILINE)))
 
 
@@ -185,7 +190,7 @@ def told(ends: Counter[str]) -> str:
 def seconds_until(condition: Callable[[], bool]) -> float:
     """Wait until the condition holds, and return the seconds. A failing question counts as False."""
     began = time.monotonic()
-    while time.monotonic() < began + PATIENCE:
+    while time.monotonic() < began + TIMEOUT_SECONDS:
         with suppress(httpx.HTTPError):
             if condition():
                 return time.monotonic() - began

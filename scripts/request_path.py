@@ -39,8 +39,10 @@ KEY = "sk-sluice-structure-0123456789"
 READY = re.compile(r"ready at http://127\.0\.0\.1:(\d+)")
 WARM_UP = 3  # requests that fill caches and trigger late imports
 TOKENS = 40  # of each answer
-EDGE = 5  # steps at both ends of an answer that do more than decode
-PAUSE = 0.05  # seconds between requests, in which the step that was planned ahead of the last one's end comes back
+EDGE_STEPS = 5  # steps at both ends of an answer that do more than decode
+PAUSE_SECONDS = (
+    0.05  # seconds between requests, in which the step that was planned ahead of the last one's end comes back
+)
 FLAGS = ("--port=0", "--admin-port=0", "--device=cpu", "--threads=1", "--log-level=error")
 LIMITS = """\
 defaults:
@@ -203,7 +205,7 @@ def _serve(trips: Trips, requests: int, *flags: str) -> Paths:
 
 
 def _paths(trips: Trips, requests: int) -> Paths:
-    steps = [steps[EDGE:-EDGE] for steps in trips.steps[WARM_UP:]]
+    steps = [steps[EDGE_STEPS:-EDGE_STEPS] for steps in trips.steps[WARM_UP:]]
     streamed, whole = chain(*steps[:requests]), chain(*steps[requests:])
     return Paths(_median(trips.requests[WARM_UP:-requests]), _median(streamed), _median(whole))
 
@@ -232,5 +234,5 @@ def _ask(port: int, streams: Iterable[bool]) -> None:
         answer = response.read()
         if response.status != 200:
             raise SystemExit(f"the server answered {response.status}: {answer.decode()}")
-        time.sleep(PAUSE)
+        time.sleep(PAUSE_SECONDS)
     connection.close()

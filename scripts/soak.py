@@ -29,7 +29,7 @@ import httpx
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import Report, scenario_parser
-from scripts.soak_load import MANNERS, PATIENCE, POLICY, TENANTS, Visitor
+from scripts.soak_load import ANSWER_TIMEOUT_SECONDS, MANNERS, POLICY, TENANTS, Visitor
 from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
 
@@ -108,7 +108,7 @@ def gateway(directory: Path, collector: Receiver) -> Iterator[tuple[ServerProces
 
 
 def new_client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=PATIENCE, limits=httpx.Limits(max_connections=None))
+    return httpx.AsyncClient(timeout=ANSWER_TIMEOUT_SECONDS, limits=httpx.Limits(max_connections=None))
 
 
 async def soak(visitor: Visitor, collector: Receiver, seconds: float) -> list[Row]:
@@ -161,7 +161,7 @@ async def settled(visitor: Visitor) -> Row:
 
 async def metrics(visitor: Visitor) -> Row:
     """By name, summed over labels."""
-    async with httpx.AsyncClient(timeout=PATIENCE) as client:
+    async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_SECONDS) as client:
         reply = await client.get(f"{visitor.server.admin_url}/metrics", headers=visitor.server.admin_headers)
     found: Row = {}
     for line in reply.text.splitlines():

@@ -16,7 +16,7 @@ import httpx
 
 from tests.gateway.server_process import ServerProcess
 
-PATIENCE = 120.0  # seconds until an answer counts as not coming
+ANSWER_TIMEOUT_SECONDS = 120.0  # until an answer counts as not coming
 
 POLICY = """
 classes:

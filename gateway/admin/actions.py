@@ -18,8 +18,8 @@ from quotas.policy.policy_file import PolicyError
 
 log = logging.getLogger(__name__)
 
-MAX_TARGET_CHARS = 200  # characters
-MAX_ID_CHARS = 2000  # characters
+MAX_TARGET_CHARS = 200
+MAX_ID_CHARS = 2000
 FILES = "files"  # the actor of an edit
 
 

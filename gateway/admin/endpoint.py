@@ -17,9 +17,9 @@ from gateway.http.request_scope import read_body
 from gateway.http.responses import ResponseWriter, encode_headers
 
 MAX_BODY_BYTES = 4096  # default for all handlers
-BODY_TIMEOUT_SECONDS = 5.0  # seconds
+BODY_TIMEOUT_SECONDS = 5.0
 MAX_QUERY_FIELDS = 16  # fields
-MAX_SEARCH_CHARS = 200  # characters
+MAX_SEARCH_CHARS = 200
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from backend.scheduler.sequence import Sequence, SequenceStatus
 from gateway.admin.request_summary import MAX_TEXT_CHARS, RequestSummary
 from gateway.telemetry.request_record import RequestRecord
 
-SLOW_CLIENT_SECONDS = 0.5  # seconds without progress of a write: its client counts as slow
+SLOW_CLIENT_SECONDS = 0.5  # without progress of a write: its client counts as slow
 _WAITS = frozenset({SequenceStatus.WAITING, SequenceStatus.PREEMPTED})
 
 

@@ -24,7 +24,7 @@ from gateway.http.json_body import BLOCK_BYTES
 from quotas.policy.units import show_wait
 
 BURST_SECONDS = 1.0  # of a rate, as its burst
-MAX_DELAY_SECONDS = 30.0  # seconds that a refusal is delayed
+MAX_DELAY_SECONDS = 30.0  # that a refusal is delayed
 MAX_BODY_COST_SECONDS = 10.0  # of a rate: the maximum cost of one refused body
 REFUSALS_PER_FAULT = 2.0  # refusals of any kind, for each faulty request
 KEY_RATES_PER_TENANT = 2  # a tenant's rate, in rates of a key

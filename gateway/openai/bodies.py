@@ -22,10 +22,10 @@ from quotas.policy.policy import MAX_N
 
 MAX_PROMPTS = MAX_ANSWERS = MAX_N  # in one request
 MAX_WORDS = MAX_BAD_WORDS // 2  # each may begin with a space, or not
-MAX_WORD_CHARS = 256  # characters
-MAX_SUFFIX_CHARS = 2**20  # characters
-MAX_THINKING_TOKENS = 2**24  # tokens
-MAX_SALT_CHARS = 256  # characters
+MAX_WORD_CHARS = 256
+MAX_SUFFIX_CHARS = 2**20
+MAX_THINKING_TOKENS = 2**24
+MAX_SALT_CHARS = 256
 
 Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 

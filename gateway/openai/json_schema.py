@@ -15,7 +15,7 @@ from gateway.openai.formats import KNOWN, PATTERNS, keep_bounds_small, said_by_f
 from gateway.openai.look_around import LookArounds
 
 MAX_ADDED_BYTES = 2**19  # that rewriting adds to a schema, or reads besides it
-MAX_REFERENCE_CHARS = 1_000  # characters
+MAX_REFERENCE_CHARS = 1_000
 _WITH_SOURCE = re.compile(r"At \d+\(\d+\): (?:failed to compile JSON schema: )?(.*?)\s\d+ \| .*", re.DOTALL)
 _CONTAINERS = frozenset((dict, list))
 _SCHEMA = frozenset(("additionalItems", "additionalProperties", "items"))  # keywords whose value is a schema

@@ -40,7 +40,7 @@ SYSTEM = 1008  # tokens of a system prompt, common to a tenant's agents
 COPY = 16 * 131_072 / 25e9  # seconds, of a block at 25 GB/s
 AGENTS = 60
 BETTER, WORST, LOST = 1.2, 0.97, 0.01
-JUDGED = 1000  # the first judged seed; no setting was tuned with them
+FIRST_JUDGED_SEED = 1000  # the first judged seed; no setting was tuned with them
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,9 @@ def beside_a_liar(run: Run) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     options = scenario_parser(__doc__, runs=3).parse_args(arguments)
-    seeds, count = ((1,), 6) if options.quick else (tuple(range(JUDGED, JUDGED + options.runs)), AGENTS)
+    seeds, count = (
+        ((1,), 6) if options.quick else (tuple(range(FIRST_JUDGED_SEED, FIRST_JUDGED_SEED + options.runs)), AGENTS)
+    )
     report = Report("agents", options.quick)
     with process_pool(2) as pool:
         cases = [(name, blocks, host) for name, load in LOADS.items() for blocks, host in _memory(load)]

@@ -34,7 +34,7 @@ from labs.benchmarks.kernels_gpu import (
 )
 
 GPU = torch.cuda.is_available()
-SECONDS = 400.0
+MAX_RUN_SECONDS = 400.0
 SHAPES = {"llama": LLAMA_3_8B, "qwen": QWEN3_06B}
 
 Way = tuple[str, ModuleType, dict[str, Any]]
@@ -91,7 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--shape", choices=SHAPES, default="llama")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="begin no way after these")
+    parser.add_argument("--seconds", type=float, default=MAX_RUN_SECONDS, help="begin no way after these")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     device, dtype = (torch.device("cuda"), torch.bfloat16) if GPU else (torch.device("cpu"), torch.float32)

@@ -39,11 +39,11 @@ TENANTS, NEIGHBOUR = ("attacker", "victim", "friend"), "neighbour"
 NUM_TOKENS = 512  # of a prompt of ids; of one of words it is about this
 NUM_WORDS = 62
 PAIRS_PER_SALTED = 10  # one pair in ten tries a salt
-LEVEL = 0.01  # of the test; the confidence of intervals is its complement
-FRACTION = 0.05  # of a hit's effect: a larger difference is a leak
+SIGNIFICANCE_LEVEL = 0.01  # of the test; the confidence of intervals is its complement
+LEAK_SHARE_OF_HIT = 0.05  # of a hit's effect: a larger difference is a leak
 RESAMPLES = 1000
 QUICK_PAIRS = 8
-SHIFTS = (0.0, 0.005, 0.01, 0.02, FRACTION)
+SHIFTS = (0.0, 0.005, 0.01, 0.02, LEAK_SHARE_OF_HIT)
 
 Prompt = str | list[int]
 
@@ -218,7 +218,7 @@ def _measure_pair(clients: dict[str, Client], random: Random, prompt: Callable[[
 
 
 def _tell(report: Report, mode: Mode, measured: dict[str, Series]) -> None:
-    confidence = 1 - LEVEL
+    confidence = 1 - SIGNIFICANCE_LEVEL
     rows: list[dict[str, object]] = []
     powers: list[dict[str, object]] = []
     for kind, series in measured.items():
@@ -240,22 +240,22 @@ def _tell(report: Report, mode: Mode, measured: dict[str, Series]) -> None:
                 "in a group, ms": 1e3 * group.estimate,
             }
         )
-        found = [power(series.differences, shift * effect.estimate, LEVEL, RESAMPLES) for shift in SHIFTS]
+        found = [power(series.differences, shift * effect.estimate, SIGNIFICANCE_LEVEL, RESAMPLES) for shift in SHIFTS]
         powers.append({"prompts": kind} | {f"{shift:.1%}": each for shift, each in zip(SHIFTS, found, strict=True)})
-        report.at_least(f"p of a difference, {kind}, {mode.name}", p, LEVEL)
+        report.at_least(f"p of a difference, {kind}, {mode.name}", p, SIGNIFICANCE_LEVEL)
         farthest = between.farthest / effect.estimate
         report.at_most(
             f"farthest end of its {confidence:.0%} interval, in effects of a hit, {kind}, {mode.name}",
             farthest,
-            FRACTION,
+            LEAK_SHARE_OF_HIT,
         )
-        report.at_least(f"power at {FRACTION:.0%} of a hit, {kind}, {mode.name}", found[-1], 0.9)
+        report.at_least(f"power at {LEAK_SHARE_OF_HIT:.0%} of a hit, {kind}, {mode.name}", found[-1], 0.9)
         report.at_least(
             f"sooner in a sharing group, in effects of a hit, {kind}, {mode.name}", group.low / effect.estimate, 0.9
         )
         _tell_counts(report, mode, kind, series)
     report.add_table(f"{mode.name}: time to the first event; intervals of {confidence:.0%}", rows)
-    title = f"{mode.name}: how often the test at {LEVEL} rejects a difference of so much of a hit's effect"
+    title = f"{mode.name}: how often the test at {SIGNIFICANCE_LEVEL} rejects a difference of so much of a hit's effect"
     report.add_table(title, powers)
     report.notes = ["difference: the attacker's wait for what another tenant has cached, less that for what nobody has"]
 

@@ -24,29 +24,29 @@ from statistics import mean
 from admission.step_times.step_time import StepWork
 from labs.benchmarks.overload import OURS
 from labs.benchmarks.overload_loads import BESIDE_2X, DEVICE, FIRST_TOKEN, LIGHT, MIXED, OVERLOAD, Load, Traffic
-from labs.benchmarks.overload_runs import PER_TOKEN, Run, simulate
+from labs.benchmarks.overload_runs import PER_TOKEN_SECONDS, Run, simulate
 from labs.benchmarks.report import Report, quantile, scenario_parser
 from labs.simulation.arrival import Arrival
 from labs.simulation.recorder import AttemptOutcome
 
-BUDGET = 512  # tokens of a step, as `overload_loads.ENGINE` has it
-FIXED = DEVICE.seconds(StepWork()) / BUDGET  # seconds of each token, in steps that are full
+STEP_TOKENS = 512  # tokens of a step, as `overload_loads.ENGINE` has it
+FIXED_SECONDS_PER_TOKEN = DEVICE.seconds(StepWork()) / STEP_TOKENS  # seconds of each token, in steps that are full
 EARLIEST = "order=earliest_deadline,overload=unbounded"
-SPEEDS = (0.96, 0.98, 1.0)  # multiples of the least times by which requests are chosen; the best counts
+TIME_FACTORS = (0.96, 0.98, 1.0)  # multiples of the least times by which requests are chosen; the best counts
 ANSWERS = 40  # quantiles of the answers, for unknown lengths
-REPAIRS = 2  # reruns without late requests
+MAX_RERUNS = 2  # reruns without late requests
 HORIZONS = (0.0, 4.0, 8.0)  # seconds after the last deadline for a first token, up to which time is counted
 
 
 def least_seconds(arrival: Arrival) -> tuple[float, float]:
     """The least engine time of the prompt, and of the tokens after the first."""
     rates, prompt, more = DEVICE.rates, arrival.prompt_tokens, arrival.output_tokens - 1
-    chunks = prompt // BUDGET
-    behind = BUDGET * chunks * (chunks - 1) / 2  # tokens that chunks have before them
+    chunks = prompt // STEP_TOKENS
+    behind = STEP_TOKENS * chunks * (chunks - 1) / 2  # tokens that chunks have before them
     context = more * prompt + more * (more + 1) / 2
     return (
-        (FIXED + rates.prefill) * prompt + rates.prefill_context * behind,
-        (FIXED + rates.decode) * more + rates.decode_context * context,
+        (FIXED_SECONDS_PER_TOKEN + rates.prefill) * prompt + rates.prefill_context * behind,
+        (FIXED_SECONDS_PER_TOKEN + rates.decode) * more + rates.decode_context * context,
     )
 
 
@@ -88,7 +88,7 @@ def _seconds_by(end: float, arrival: Arrival) -> float:
     """The least engine time of a good request before `end`."""
     prompt, more = least_seconds(arrival)
     due = _due(arrival)
-    part = max(0.0, min(1.0, (end - due) / (PER_TOKEN * max(1, arrival.output_tokens - 1))))
+    part = max(0.0, min(1.0, (end - due) / (PER_TOKEN_SECONDS * max(1, arrival.output_tokens - 1))))
     return prompt + more * part * part  # later tokens take longer: the square is a lower bound
 
 
@@ -158,7 +158,7 @@ def look_ahead(arrivals: Sequence[Arrival], speed: float, first: Iterable[str] =
         if chosen.add(one.time, sum(least_seconds(one)) / speed, _due(one)):
             taken.append(one)
     run = simulate(EARLIEST, sorted(taken))
-    for _ in range(REPAIRS):
+    for _ in range(MAX_RERUNS):
         taken = [one for one, outcome in run.outcomes if outcome is AttemptOutcome.GOOD]
         run = simulate(EARLIEST, taken)
     outcomes = {one.session: AttemptOutcome.REFUSED for one in arrivals} | dict(run.by_session)
@@ -180,7 +180,7 @@ def show(traffic: Traffic, load: Load, seeds: Sequence[int], shorter: float) -> 
     for seed in seeds:
         arrivals = load.shortened(shorter).arrivals(traffic, seed)
         known, unknown = Bound(arrivals), Bound(arrivals, [round(length) for length in answers])
-        runs = [look_ahead(arrivals, speed, LIGHT) for speed in SPEEDS]
+        runs = [look_ahead(arrivals, speed, LIGHT) for speed in TIME_FACTORS]
         for what, value in (
             ("good, at most", known.good),
             ("good, answers unknown", unknown.good),

@@ -19,8 +19,8 @@ from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective
 from labs.simulation.study import simulate_run
 
-LOAD = 1.4
-SECONDS = 150.0
+LOAD_SHARE_OF_CAPACITY = 1.4
+RUN_SECONDS = 150.0
 ASKING = (3, 1, 1, 1)  # by tenant
 PER_TOKEN = 0.1
 WHOLE_PROMPTS = "prefill_chunk=off,max_num_batched_tokens=16384,kv_tokens=430000,max_model_len=16384,max_num_seqs=192"
@@ -58,7 +58,7 @@ def choices() -> Iterator[tuple[str, str]]:
 
 def beside(seed: int, share: float) -> dict[str, dict[str, Figures]]:
     """Returns the figures of each choice, by kind of traffic."""
-    loads = {name: _requests(traffic(), seed, SECONDS * share) for name, traffic in TRAFFIC.items()}
+    loads = {name: _requests(traffic(), seed, RUN_SECONDS * share) for name, traffic in TRAFFIC.items()}
     return {
         choice: {name: _figures(policy, requests) for name, requests in loads.items()} for choice, policy in choices()
     }
@@ -94,7 +94,7 @@ def verdict(kind: str, found: dict[str, Figures]) -> str:
 
 def _requests(traffic: Traffic, seed: int, seconds: float) -> list[Arrival]:
     random, now, made = Random(seed), 0.0, list[Arrival]()
-    while (now := now + random.expovariate(LOAD * traffic.capacity)) < seconds:
+    while (now := now + random.expovariate(LOAD_SHARE_OF_CAPACITY * traffic.capacity)) < seconds:
         (tenant,), (drawn,) = random.choices(TENANTS, ASKING), random.choices(traffic.trace)
         one = drawn._replace(time=now, tenant=tenant, max_tokens=traffic.max_tokens, deadline=FIRST_TOKEN)
         made.append(one._replace(session=len(made)))

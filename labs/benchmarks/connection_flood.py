@@ -31,8 +31,8 @@ from labs.benchmarks.served import Served, served_afresh
 
 CONNECTIONS = 4096
 REOPENED_PER_SECOND = 900
-PERIOD, SETTLING = 10.0, 3.0  # seconds
-RATE = 10.0  # requests of the tenant a second, each on a connection of its own
+PERIOD_SECONDS, SETTLING_SECONDS = 10.0, 3.0  # seconds
+REQUESTS_PER_SECOND = 10.0  # requests of the tenant a second, each on a connection of its own
 TIMEOUT = 20.0
 TENANT = "tenant"
 BODY = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}], "max_tokens": 8}
@@ -139,7 +139,7 @@ class Tenant:
             while due < until:
                 await asyncio.sleep(due - time.monotonic())
                 group.create_task(self._ask_one(seen, due))
-                due += 1 / RATE
+                due += 1 / REQUESTS_PER_SECOND
 
     async def _ask_one(self, seen: Seen, due: float) -> None:
         async with _client() as client:
@@ -195,7 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ATTACKS:
         rows, flooded, ratios = [], [], []
         for _ in range(1 if options.quick else options.runs):
-            quiet, seen, memory = _measure(name, count, PERIOD / 10 if options.quick else PERIOD)
+            quiet, seen, memory = _measure(name, count, PERIOD_SECONDS / 10 if options.quick else PERIOD_SECONDS)
             rows += [_row("quiet", quiet, None), _row("flooded", seen, memory / count)]
             flooded.append(seen)
             ratios.append(seen.p50 / quiet.p50)
@@ -218,7 +218,7 @@ def _measure(name: str, count: int, seconds: float) -> tuple[Seen, Seen, float]:
             quiet = asyncio.run(tenant.watch(seconds))
             before = _memory(gateway.pid)
             with attack(name, gateway.port, count, other):
-                time.sleep(seconds if name == "held" else SETTLING)
+                time.sleep(seconds if name == "held" else SETTLING_SECONDS)
                 grown = _memory(gateway.pid) - before
                 return quiet, asyncio.run(tenant.watch(seconds)), grown
 

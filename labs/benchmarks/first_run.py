@@ -30,7 +30,7 @@ SAMPLE_SECONDS = 0.2
 MOST_CPU_SECONDS = {"pip": 60.0, "uv": 40.0}
 MOST_MEBIBYTES = 1240.0  # 1.3 GB
 END_SECONDS = 60.0
-PATIENCE = 3600.0  # a slow network
+TIMEOUT_SECONDS = 3600.0  # a slow network
 SIZE = ".venv, MiB"
 SERVE = "start to the first token"
 PARTS = {  # by a part of the command line; child processes count with it
@@ -169,7 +169,7 @@ def _stream(said: str) -> None:
     """Send the request that was shown, and wait for the first text."""
     address, path = re.search(r"curl -N http://([^/\s]+)(\S+)", said).groups()
     key, body = re.search(r"Bearer (\S+?)'", said)[1], re.search(r"-d '(.*)'", said)[1]
-    connection = HTTPConnection(address, timeout=PATIENCE)
+    connection = HTTPConnection(address, timeout=TIMEOUT_SECONDS)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     connection.request("POST", path, body=body, headers=headers)
     for line in connection.getresponse():

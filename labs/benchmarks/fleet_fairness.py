@@ -44,7 +44,7 @@ from quotas.store.redis_store import RedisStore
 DEVICE = DEVICES["llama3-8b-a100"]
 POLICY = f"order=fair,overload=unbounded,{MEMORY}"
 WAITING = 96  # requests of each tenant on each replica, beyond one slice's admissions
-SLICE = 0.1  # seconds between two exchanges of a replica
+SLICE_SECONDS = 0.1  # between two exchanges of a replica
 LATE: Mapping[str, int | None] = {"0.1 s late": 1, "0.5 s late": 5, "never": None}  # in slices
 NAMES = [tenant.name for tenant in TENANTS]
 EQUAL = dict.fromkeys(NAMES, 1.0)
@@ -142,7 +142,7 @@ class Fleet:
         self._let_live(frozenset[int]().union(*reach.values()))
         shares, before, began, largest = max_min_shares(reach, self._weights), self.served, self.now, 0.0
         heaviest = max(self._weights.values())
-        while self.now < began + seconds - SLICE / 2:
+        while self.now < began + seconds - SLICE_SECONDS / 2:
             self._slice(reach)
             served = self.served
             for name, share in shares.items():
@@ -157,7 +157,7 @@ class Fleet:
             self.replicas[number] = Replica(number, self._seed, self._weights, self.now)
 
     def _slice(self, reach: Reach) -> None:
-        self.now += SLICE
+        self.now += SLICE_SECONDS
         for replica in self.replicas.values():
             replica.advance(self.now, reach)
         if self._late is None:

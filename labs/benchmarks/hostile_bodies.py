@@ -29,11 +29,11 @@ from labs.benchmarks.traffic import ClosedLoop, Due, Traffic
 
 SLOTS = 16
 NEIGHBOUR, HOSTILE = "neighbour", "hostile"
-RATE = 12.0  # chats of the neighbour a second
+CHATS_PER_SECOND = 12.0  # chats of the neighbour a second
 CLIENTS = {"behaved": SLOTS, "decode flood": 4 * SLOTS, "many stops": 4 * SLOTS}
 REFUSALS = (400, 401, 413, 429, 503)
 SETTINGS = {"max_num_seqs": SLOTS, "max_waiting": 100_000, "overload": "unbounded"}
-MARGIN = 1.25  # of many stops beside none: noise, and the one automaton
+MAX_STOPS_RATIO = 1.25  # of many stops beside none: noise, and the one automaton
 
 Figure = Callable[[list[float]], float]
 
@@ -94,7 +94,7 @@ def _tell_admitted(report: Report, options: Namespace, server: Served) -> None:
     behaved, flood, stops = waits.values()
     report.at_most("p99 beside a decode flood, times that beside a behaved tenant", _ratio(flood, behaved, _p99), 2)
     report.at_most("p99 beside a flood of many stops, likewise", _ratio(stops, behaved, _p99), 2)
-    report.at_most("p50 beside many stops, times that beside none", _ratio(stops, flood, median), MARGIN)
+    report.at_most("p50 beside many stops, times that beside none", _ratio(stops, flood, median), MAX_STOPS_RATIO)
 
 
 def _window(server: Served, seconds: float, seed: int, loops: dict[str, ClosedLoop] | None = None) -> list[float]:
@@ -106,7 +106,7 @@ def _window(server: Served, seconds: float, seed: int, loops: dict[str, ClosedLo
 def _chats(server: Served, seconds: float, seed: int) -> Iterator[Due]:
     random, at = Random(seed), 0.0
     requests = _chats_of(server.keys[NEIGHBOUR], f"{MARK}: count from 3 to 6.", max_tokens=8)
-    while (at := at + random.expovariate(RATE)) < seconds:
+    while (at := at + random.expovariate(CHATS_PER_SECOND)) < seconds:
         yield Due(at, NEIGHBOUR, next(requests))
 
 

@@ -49,8 +49,10 @@ MAX_TOKENS = 1024  # declared by every request
 SHARES = [0.5**n for n in range(8)]  # of tenants, in the sessions
 SEED = 7
 MOST_WASTE = 0.01
-WINDOW = 60.0  # seconds
-SLOWER = 1.5  # times as long as Azure's takes to come: one machine serves it, and is behind only in bursts
+WINDOW_SECONDS = 60.0
+AZURE_SLOWDOWN_RATIO = (
+    1.5  # times as long as Azure's takes to come: one machine serves it, and is behind only in bursts
+)
 MOONCAKE_SLOWER, MOONCAKE_REQUESTS = 12.0, 4_000
 DRAWN, DRAWN_RATE, SESSIONS = 5_000, 3.5, 600
 
@@ -116,8 +118,8 @@ class Weighed:
                 slot_seconds[tenant] += slots * (end - start)
         held, unused = sum(use.held.values()), sum(use.unused.values())
         while start < end:
-            window = int(start // WINDOW)
-            until = min(end, (window + 1) * WINDOW)
+            window = int(start // WINDOW_SECONDS)
+            until = min(end, (window + 1) * WINDOW_SECONDS)
             self.held[window] += held * (until - start)
             self.unused[window] += unused * (until - start)
             start = until
@@ -221,7 +223,7 @@ def _workloads(traces: list[Path], quick: bool) -> dict[str, list[Arrival]]:
 def _traced(path: Path, quick: bool) -> list[Arrival]:
     arrivals = read_trace(path)
     has_contents = arrivals[0].content is not None
-    slower = MOONCAKE_SLOWER if has_contents else SLOWER
+    slower = MOONCAKE_SLOWER if has_contents else AZURE_SLOWDOWN_RATIO
     most = 100 if quick else MOONCAKE_REQUESTS if has_contents else len(arrivals)
     return with_tenants([one._replace(time=one.time * slower) for one in arrivals[:most]], SHARES, SEED)
 

@@ -17,7 +17,7 @@ from admission.scheduling_policy import SchedulingPolicy
 from backend.scheduler.scheduled_step import ScheduledStep
 from labs.benchmarks.counterfactual import by_session
 from labs.benchmarks.overload_loads import DEVICE, MAX_TOKENS, SHORT_PROMPTS, Traffic, drawn_trace
-from labs.benchmarks.overload_runs import FIRST_TOKEN, PER_TOKEN
+from labs.benchmarks.overload_runs import FIRST_TOKEN, PER_TOKEN_SECONDS
 from labs.benchmarks.report import Report, Spread, scenario_parser
 from labs.simulation.arrival import Arrival
 from labs.simulation.loop import Loop
@@ -25,7 +25,7 @@ from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.recorder import AttemptOutcome, Objective, Recorder
 
 PLAIN = ("fcfs", "earliest_deadline", "shortest_first")
-SECONDS = 120.0
+RUN_SECONDS = 120.0
 LEAST_OF_BEST = 0.9  # of the good requests of the best plain order, by tenants within their share
 FEWEST_REQUESTS = 30  # of tenants within their share, for a world to be judged
 ANSWERS = (1, 5, 20, 60, 120, 250, 400, 500, 600, 700, 750, 800, 850, 900, 950, 1000, 1024)
@@ -130,7 +130,7 @@ class Outcome(NamedTuple):
 
 def run(world: World, order: str, seconds: float) -> Outcome:
     policy, arrivals = world.policy(order), world.arrivals(seconds)
-    core, recorder = policy.make_core(), Recorder(DEVICE, Objective(FIRST_TOKEN, PER_TOKEN), {})
+    core, recorder = policy.make_core(), Recorder(DEVICE, Objective(FIRST_TOKEN, PER_TOKEN_SECONDS), {})
     core.observers.append(watch := IdleWatch(core))
     Loop(core, DEVICE, recorder, policy.engine.max_model_len).run(arrivals)
     outcomes = by_session(recorder.outcomes)
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = scenario_parser(__doc__, runs=300)
     parser.add_argument("--first", type=int, default=1, help="number of the first world")
     options = parser.parse_args(arguments)
-    count, seconds = (2, 20.0) if options.quick else (options.runs, SECONDS)
+    count, seconds = (2, 20.0) if options.quick else (options.runs, RUN_SECONDS)
     report, rows = Report("mixes", options.quick), list[dict[str, object]]()
     ratios, idle, left, below = list[float](), 0, 0, 0
     for number in range(options.first, options.first + count):

@@ -5,9 +5,9 @@ lengths drawn from quantiles of Azure's conversations of 2023 (see `overload`) a
 the model's context. Every request is a stream, says in its headers how long it will wait for its first token and
 between two, and is good when both held; waits are counted from the moment it was due.
 
-Capacity is what the server completes a second while `CROWD` requests are always there. As many are then offered, and
-twice as many, in an open loop; requests due in the first tenth of that time are not counted. A refusal takes from
-before its request is written, over a connection that is there already, until its last byte is read.
+Capacity is what the server completes a second while `CROWD_REQUESTS` requests are always there. As many are then
+offered, and twice as many, in an open loop; requests due in the first tenth of that time are not counted. A refusal
+takes from before its request is written, over a connection that is there already, until its last byte is read.
 """
 
 import gc
@@ -35,13 +35,18 @@ SCALE = 8  # the longest conversation has 15,050 tokens, the model's context 2,0
 FIRST_TOKEN, INTERVAL = 1.0, 0.1  # seconds, until the first token and on average between two
 IMPATIENT = {"x_sluice_ttft_ms": FIRST_TOKEN * 1e3, "x_llm_d_slo_tpot_ms": INTERVAL * 1e3}
 WORDS = range(16, 1024)  # token ids behind the special ones
-CROWD = 128  # twice as many as run at once
+CROWD_REQUESTS = 128  # twice as many as run at once
 LOADS = {"1x": 1.0, "2x": 2.0}
-UNCOUNTED = 0.1  # of the time
+UNCOUNTED_SHARE_OF_TIME = 0.1  # of the time
 TOO_MANY, UNAVAILABLE, GIVEN_UP = 429, 503, 504
 CONNECTIONS = 512  # made before the first request
 DRAIN = 60.0  # seconds, for what is in flight when the time is over
-SETTINGS = {"max_num_seqs": CROWD // 2, "max_waiting": 10_000, "max_connections": 16_000, "header_timeout": 600}
+SETTINGS = {
+    "max_num_seqs": CROWD_REQUESTS // 2,
+    "max_waiting": 10_000,
+    "max_connections": 16_000,
+    "header_timeout": 600,
+}
 
 GOOD, TOKENS = "good a second", "good tokens a second"
 REFUSAL_P50, REFUSAL_P99 = "refusal p50, ms", "refusal p99, ms"
@@ -124,7 +129,7 @@ def _measure(options: Namespace, core: int, trace: Sequence[Arrival], run: int, 
 
 def capacity_of(server: Served, conversations: Conversations, seconds: float) -> float:
     """The capacity over the second half of that time; or over twice as long if no request was served by then."""
-    loops = {tenant: ClosedLoop(CROWD // len(TENANTS), conversations.patient(tenant)) for tenant in TENANTS}
+    loops = {tenant: ClosedLoop(CROWD_REQUESTS // len(TENANTS), conversations.patient(tenant)) for tenant in TENANTS}
     with Traffic(server.port) as clients:
         heard = clients.run(seconds, loops=loops)
     late = [one for one in heard.exchanges if one.done is not None and one.done > seconds / 2]
@@ -147,7 +152,7 @@ def figures_of(asked: Sequence[Asked], heard: Heard, seconds: float) -> dict[str
     """The figures of requests due after the uncounted time, perhaps none; exchanges are in the order of their
     timetable.
     """
-    start = UNCOUNTED * seconds
+    start = UNCOUNTED_SHARE_OF_TIME * seconds
     pairs = [pair for pair in zip(asked, heard.exchanges, strict=True) if pair[0].due.at >= start]
     good = [one for one, exchange in pairs if one.is_good(exchange)]
     exchanges = [exchange for _, exchange in pairs]

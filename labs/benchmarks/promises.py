@@ -37,13 +37,13 @@ from labs.benchmarks.overload_loads import (
     Load,
     Traffic,
 )
-from labs.benchmarks.overload_runs import PROMISES, KeptPromise, Run, simulate
+from labs.benchmarks.overload_runs import WINDOW_PROMISES, KeptPromise, Run, simulate
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
 from labs.simulation.arrival import Arrival
 
 OURS = "order=fair,overload=deadline"
 STARVED_SPEED, STARVED_SECONDS = 0.5, 4.0
-LEARNED = 50  # promises, before those of a starved machine are judged
+WARM_UP_PROMISES = 50  # promises, before those of a starved machine are judged
 CONFIDENCE = 0.9
 WITHIN_ORACLE = 1.15  # of the oracle's bounds
 LOADS = (UNDERLOAD, OVERLOAD, BURST, MIXED, BESIDE_2X)
@@ -96,7 +96,7 @@ class Promised:
 
     @property
     def once_learned(self) -> float:
-        held = [_holds(promise) for promise in self.promises[LEARNED:]]
+        held = [_holds(promise) for promise in self.promises[WARM_UP_PROMISES:]]
         return mean(held) if held else 1.0
 
     @property
@@ -168,7 +168,7 @@ def show(traffic: Traffic, loads: Sequence[Load], seeds: Sequence[int], options:
 
 
 def _judge(report: Report, name: str, runs: Sequence[Promised]) -> None:
-    report.at_least(f"{name}: windows of {PROMISES} covered", mean(one.run.covered() for one in runs), 0.95)
+    report.at_least(f"{name}: windows of {WINDOW_PROMISES} covered", mean(one.run.covered() for one in runs), 0.95)
     report.at_least(f"{name}: the worst tenant in any run", min(one.run.worst_covered_tenant for one in runs), 0.82)
     told, oracle = mean(one.told_over_true for one in runs), mean(one.oracle_over_true for one in runs)
     what = f"{name}: completions told / true, where an oracle of lengths tells {oracle:.2f}"
@@ -183,7 +183,9 @@ def show_starved(traffic: Traffic, seeds: Sequence[int], options: Namespace, rep
         runs = [promised(_arrivals(load, traffic, seed, options), settings, Starvation(seed)) for seed in seeds]
         rows.append(row(load.name, runs))
         worst = min(one.once_learned for one in runs)
-        report.at_least(f"{traffic.name}, {load.name}, starved: coverage after {LEARNED} in any run", worst, 0.85)
+        report.at_least(
+            f"{traffic.name}, {load.name}, starved: coverage after {WARM_UP_PROMISES} in any run", worst, 0.85
+        )
     report.add_table(f"{traffic.name}, on a starved machine: promises", rows)
 
 

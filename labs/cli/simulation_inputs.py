@@ -29,7 +29,7 @@ from quotas.policy.policy import Policy
 from quotas.policy.policy_file import SUFFIXES, field_places, parse_policy, read_sources
 from quotas.policy.problems import Mark
 
-PROGRESS_DELAY_SECONDS = 1.0  # seconds
+PROGRESS_DELAY_SECONDS = 1.0
 
 
 def read_traffic_of(namespace: Namespace) -> Traffic:

@@ -22,7 +22,7 @@ from labs.simulation.workload import Workload
 
 CAPACITY_REQUESTS = 2000
 
-PROGRESS_INTERVAL_SECONDS = 1.0  # seconds of simulated time, between two reports of progress
+PROGRESS_INTERVAL_SECONDS = 1.0  # of simulated time, between two reports of progress
 
 Task = tuple[SimulatedPolicy, int]  # and the seed
 Progress = Callable[[int], object]  # called with the number of newly ended requests

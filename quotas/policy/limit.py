@@ -6,7 +6,7 @@ from enum import StrEnum
 
 MAX_AMOUNT = 10**15  # the store's scripts count in doubles, exact to 2**53; this leaves room for sums
 MAX_RATE = 4 * 10**9  # of a rate and its burst: the scripts count their refills in 1e-6 of a unit
-DAY_MICROSECONDS = 86_400 * 10**6  # microseconds
+DAY_MICROSECONDS = 86_400 * 10**6
 EPOCH = date(1970, 1, 1)
 
 

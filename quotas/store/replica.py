@@ -13,7 +13,7 @@ from quotas.store.scripts import Script, ScriptRunner
 MAX_ATTEMPTS = 4  # of a call that needs another one first
 NO_ASK = Ask(0, 0, 0)
 CHARGE_RECLAIMED, CHARGE_ALL = 0, -1  # charge of lua/restore.lua: the reclaimed part, or all
-DAY_MICROSECONDS = 86_400_000_000  # microseconds
+DAY_MICROSECONDS = 86_400_000_000
 
 
 class ReplicaReservations:

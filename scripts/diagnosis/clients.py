@@ -13,7 +13,7 @@ import httpx
 
 from tests.gateway.server_process import ServerProcess
 
-PATIENCE = 120.0  # seconds
+TIMEOUT_SECONDS = 120.0
 RECEIVE_BYTES = 4096  # of a slow socket
 
 
@@ -45,7 +45,7 @@ def clients(server: ServerProcess, key: str, number: int, **body: Any) -> Iterat
 
 
 def _ask(server: ServerProcess, key: str, body: dict[str, Any], answers: Answers, stop: threading.Event) -> None:
-    with httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE) as client:
+    with httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT_SECONDS) as client:
         while not stop.is_set():
             began = time.perf_counter()
             with client.stream("POST", f"{server.url}/v1/completions", json=request(**body)) as answer:

@@ -20,7 +20,7 @@ from labs.benchmarks.kernels_gpu import BLOCK_SIZE, Workload, step_of
 WORKLOADS = (Workload(5, 1, 333), Workload(3, 77, 200))
 BEYOND_32_BITS = 150_000  # blocks of 2 * 8 * 16 * 128 numbers: more than 2**31
 FAR_BLOCKS = 20
-NEAR = 1e-5  # of the mass that is drawn from
+NEAR_TIE_MASS = 1e-5  # of the mass that is drawn from
 
 
 def check(device: torch.device) -> Iterator[Finding]:
@@ -114,7 +114,7 @@ def _agrees(pool: Tensor, workload: Workload, window: int | None) -> bool:
 
 
 def _sampling(device: torch.device, vocab: int) -> int:
-    """The number of wrong tokens: neither torch's with the same seeds, nor within `NEAR` of them.
+    """The number of wrong tokens: neither torch's with the same seeds, nor within `NEAR_TIE_MASS` of them.
 
     A GPU rounds weights in its own way, so near the boundary of two tokens either is right.
     """
@@ -151,7 +151,7 @@ def _sampling(device: torch.device, vocab: int) -> int:
 
     penalties = _on_device(_penalties(len(rows), vocab), device)
     found = TritonOps().sample(logits.to(device, copy=True), on_device, penalties).cpu()
-    return int(((found < drawn(-NEAR)) | (found > drawn(NEAR))).sum())
+    return int(((found < drawn(-NEAR_TIE_MASS)) | (found > drawn(NEAR_TIE_MASS))).sum())
 
 
 def _penalties(rows: int, vocab: int) -> Penalties:

@@ -21,7 +21,7 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NewSequence
 from backend.worker.sampler import SlotSampler, sample
-from labs.benchmarks.gpu_check.agreement import NEAR
+from labs.benchmarks.gpu_check.agreement import NEAR_TIE_LOGITS
 
 CPU = torch.device("cpu")
 
@@ -63,7 +63,7 @@ class Reference:
     def could_choose(self, request: Request, output: list[int], token: int) -> bool:
         """True if `token` may follow `output`."""
         logits = self.logits(request.prompt + output)
-        nudges = (0.0,) if request.sampling.greedy else (-NEAR, 0.0, NEAR)
+        nudges = (0.0,) if request.sampling.greedy else (-NEAR_TIE_LOGITS, 0.0, NEAR_TIE_LOGITS)
         return any(self._chosen(request, output, logits.clone(), nudge)[token] for nudge in nudges)
 
     def _chosen(self, request: Request, output: list[int], logits: Tensor, nudge: float) -> Tensor:
@@ -76,7 +76,7 @@ class Reference:
             batch = replace(batch, uniforms=(batch.uniforms + nudge).clamp(0, 1 - 1e-12))
         drawn = sample(logits, batch)
         if request.sampling.greedy:
-            return logits[0] >= logits.max() - NEAR  # by now they are processed
+            return logits[0] >= logits.max() - NEAR_TIE_LOGITS  # by now they are processed
         return torch.arange(self.config.vocab_size) == drawn
 
 

@@ -27,7 +27,7 @@ from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.processes import ROOT
 
 CARRIED = ROOT / ".gpu" / "sanitizer.txz"
-SECONDS = {"memcheck": 35.0, "racecheck": 40.0}  # from the start of both
+TOOL_SECONDS = {"memcheck": 35.0, "racecheck": 40.0}  # from the start of both
 SECONDS_TO_END = 5.0  # of them, in which no step begins
 SECONDS_TO_START = 8.0  # for a tool of which it is not known whether it can
 SUMMARIES = {
@@ -93,7 +93,7 @@ class Run:
         over = self.process.poll() is None
         self.kill()
         said = self.said.read_text(errors="replace")
-        return f"{said}\nended after {SECONDS[self.name]:g} s\n" if over else said
+        return f"{said}\nended after {TOOL_SECONDS[self.name]:g} s\n" if over else said
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -137,14 +137,14 @@ def _start(tool: str, name: str, began: float, folder: Path) -> Run:
     filters = [word for kernel in KERNELS for word in ("--kernel-name", f"kne={kernel}")]
     options = ["--tool", name, "--report-api-errors", "no", "--show-backtrace", "no", *filters]
     program = [sys.executable, "-m", "labs.benchmarks.gpu_check.sanitized"]
-    limits = [f"--began={began}", f"--seconds={SECONDS[name] - SECONDS_TO_END}"]
+    limits = [f"--began={began}", f"--seconds={TOOL_SECONDS[name] - SECONDS_TO_END}"]
     environ = {"PYTHONUNBUFFERED": "1"}
     if name == "racecheck":
         limits.append(f"--numbers={RACES_NUMBERS}")
     else:
         environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     said = folder / name
-    return Run(name, _popen([tool, *options, *program, *limits], said, environ), said, began + SECONDS[name])
+    return Run(name, _popen([tool, *options, *program, *limits], said, environ), said, began + TOOL_SECONDS[name])
 
 
 def _popen(command: list[str], said: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:

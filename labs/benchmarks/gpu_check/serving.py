@@ -18,7 +18,7 @@ from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.kernels_gpu import BLOCK_SIZE
 
-ERROR = 0.02  # of a row's length; bf16 rounds to 1/256
+MAX_ROW_ERROR_SHARE = 0.02  # of a row's length; bf16 rounds to 1/256
 KV_HEADS = 2
 SHARPENED = 3  # times the queries, so that some keys weigh more than others
 PADDING = 3  # places without a sequence, and tokens of none, in a step of a graph
@@ -58,7 +58,7 @@ def check(device: torch.device) -> Iterator[Finding]:
         head_dim, group, kv_dtype = shape
         cache = "bf16" if kv_dtype == torch.bfloat16 else "8-bit"
         what = f"heads of {head_dim}, groups of {group}, bf16 over a {cache} cache: error of a row"
-        yield Finding(what, largest_error(device, shape, LONG if gpu else SHORT), bound=ERROR, exact=True)
+        yield Finding(what, largest_error(device, shape, LONG if gpu else SHORT), bound=MAX_ROW_ERROR_SHARE, exact=True)
 
 
 def largest_error(device: torch.device, shape: Shape, steps: tuple[Serving, ...]) -> float:

@@ -6,7 +6,7 @@ import torch
 from backend.sampling_params import SamplingParams
 from backend.worker.swapper import Swapper
 from labs.benchmarks.gpu_check import near_ties, same
-from labs.benchmarks.gpu_check.agreement import NEAR
+from labs.benchmarks.gpu_check.agreement import NEAR_TIE_LOGITS
 from labs.benchmarks.gpu_check.models import TINY, write_checkpoint
 from labs.benchmarks.gpu_check.near_ties import Difference, Reference, Request, difference
 
@@ -27,7 +27,7 @@ class Known(Reference):
 
 
 def test_answers_may_part_where_two_tokens_are_as_likely_and_nowhere_else() -> None:
-    request, near = Request([5], GREEDY, 0), Known([1.0, 1.0 - NEAR / 2, 0.9])
+    request, near = Request([5], GREEDY, 0), Known([1.0, 1.0 - NEAR_TIE_LOGITS / 2, 0.9])
     assert difference(near, [request], [[0, 7]], [[1, 8]]) == Difference(wrong=0, near=1)
     assert difference(near, [request], [[0, 7]], [[2, 8]]) == Difference(wrong=1, near=0)
     assert difference(near, [request], [[0, 7]], [[0]]) == Difference(wrong=1, near=0)
