@@ -40,9 +40,7 @@ READY = re.compile(r"ready at http://127\.0\.0\.1:(\d+)")
 WARM_UP = 3  # requests that fill caches and trigger late imports
 TOKENS = 40  # of each answer
 EDGE_STEPS = 5  # steps at both ends of an answer that do more than decode
-PAUSE_SECONDS = (
-    0.05  # seconds between requests, in which the step that was planned ahead of the last one's end comes back
-)
+PAUSE_SECONDS = 0.05  # between requests, for the step planned ahead of the last one's end to come back
 FLAGS = ("--port=0", "--admin-port=0", "--device=cpu", "--threads=1", "--log-level=error")
 LIMITS = """\
 defaults:

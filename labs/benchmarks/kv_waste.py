@@ -50,9 +50,7 @@ SHARES = [0.5**n for n in range(8)]  # of tenants, in the sessions
 SEED = 7
 MOST_WASTE = 0.01
 WINDOW_SECONDS = 60.0
-AZURE_SLOWDOWN_RATIO = (
-    1.5  # times as long as Azure's takes to come: one machine serves it, and is behind only in bursts
-)
+AZURE_SLOWDOWN_RATIO = 1.5  # of the trace: one machine serves it, with backlogs only in bursts
 MOONCAKE_SLOWER, MOONCAKE_REQUESTS = 12.0, 4_000
 DRAWN, DRAWN_RATE, SESSIONS = 5_000, 3.5, 600
 

@@ -32,9 +32,7 @@ PROMPTS, OUTPUTS = (60, 260), (20, 60)  # tokens of a turn
 STEP_TOKENS = 128  # tokens of a step
 KV_BYTES = SWAP_BYTES = 2**26
 LONGEST = TURNS * (PROMPTS[1] + OUTPUTS[1])
-POOL_SHARE_OF_NEED = (
-    1 / 8
-)  # of what all conversations come to need: a quarter of what the half of them need that may run
+POOL_SHARE_OF_NEED = 1 / 8  # of all conversations: a quarter of the need of the half that may run
 SAMPLING = SamplingParams(temperature=0, ignore_eos=True)
 
 

@@ -7,9 +7,7 @@ from typing import Any
 from admission.event_logs.numbers import in_seconds
 from admission.step_times.least_squares import Evidence, solve_non_negative
 
-RIDGE_SHARE_OF_SQUARES = (
-    0.05  # of the sums of squares: rows that vary by less than a quarter of their mean carry hardly any information
-)
+RIDGE_SHARE_OF_SQUARES = 0.05  # rows that vary by less than a quarter of their mean are hardly informative
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def test_a_draw_may_part_where_one_token_ends_and_the_next_begins(monkeypatch: p
     request, even = Request([5], DRAWN, 0), Known([1.0, 1.0])
     drawn = next(token for token in (0, 1) if even.could_choose(request, [], token))
     assert not even.could_choose(request, [], 1 - drawn)
-    monkeypatch.setattr(near_ties, "NEAR", 0.999)
+    monkeypatch.setattr(near_ties, "NEAR_TIE_LOGITS", 0.999)
     assert even.could_choose(request, [], 1 - drawn)
 
 
