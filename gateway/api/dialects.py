@@ -110,8 +110,8 @@ class Dialect:
             if most < 1:
                 field = request.length_field
                 raise ContextLengthExceeded(
-                    f"truncate_prompt_tokens = -1 keeps of the prompt what {field} leaves of the context, which are "
-                    f"{model.limits.max_model_len} tokens, and {answer} leave nothing: lower {field}.",
+                    f"truncate_prompt_tokens = -1 keeps the end of the prompt that fits beside {field} in the context "
+                    f"of {model.limits.max_model_len} tokens, and {answer} leave no room: lower {field}.",
                     field,
                 )
         return token_ids[-most:]

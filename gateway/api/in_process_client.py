@@ -157,7 +157,7 @@ class InProcessClient:
     def _prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
         """The sequences of a request, limited at first to the reservation of an answer of undeclared length.
 
-        Announces the longest of them if the tenant's KV memory is limited, or was at its last request, and the tenant.
+        Announces the tenant, and its longest sequence if its KV memory is limited or was at its last request.
         """
         service, sequences = self.service, request.sequences(self.service.end_tokens, self.service.draw_seed)
         if request.sampling.max_tokens is None:

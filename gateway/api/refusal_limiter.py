@@ -47,9 +47,9 @@ class RefusalLimiter:
         """Raises `TooManyRefused` if a key has had too many requests refused."""
         if wait := self._requests.wait(tenant, key, self._clock()):
             raise TooManyRefused(
-                f"Too many requests of your API key were refused: {self._requests.rate:g} a second may be, and each "
-                f"counts one more for {BLOCK_BYTES} bytes that were read of its body. Correct what they were refused "
-                f"for; try again in {show_wait(wait)}.",
+                f"Too many requests of your API key were refused: at most {self._requests.rate:g} a second, each "
+                f"counting one more for {BLOCK_BYTES} bytes read of its body. Correct them; try again in "
+                f"{show_wait(wait)}.",
                 retry_after=wait,
             )
 
