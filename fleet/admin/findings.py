@@ -170,8 +170,9 @@ def imbalance(window: FleetWindow) -> Finding | None:
         "imbalance",
         "far more work than the other replicas",
         f"{most:.1f} s of work, where the other {len(work)} have {mean:.1f} s on average",
-        f"/admin/v1/fleet/replicas/{name} has the tenants that wait there. It may be slower than the others, or have "
-        "work that came past this router, or what prompts begin with: --routing predicted, the default, weighs that",
+        f"see /admin/v1/fleet/replicas/{name} for the tenants that wait there. It may be slower than the others, have "
+        "work from past this router, or have most prompts' beginnings cached: --routing predicted, the default, "
+        "weighs that",
         replicas=(name,),
     )
 

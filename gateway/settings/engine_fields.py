@@ -164,8 +164,8 @@ class EngineFields(BaseSettings):
         "engine",
         "HOW",
         "forecast",
-        "when a request gets KV memory: by a forecast of what those running will need, while --min-free-blocks are "
-        "free, or whenever its prompt fits",
+        "admission test for KV memory: by a forecast of the running requests' need, while --min-free-blocks are "
+        "free, or whenever the prompt fits",
     )
     min_free_blocks: int = setting("engine", "N", 0, "KV blocks kept free by --admit minimum_free", ge=0)
     overload: Literal["deadline", "controlled_delay", "bounded", "unbounded"] = setting(
@@ -288,8 +288,8 @@ class EngineFields(BaseSettings):
         "memory",
         "on|off",
         "on",
-        "on: requests of a tenant share the KV memory of what their prompts begin with, and find there what earlier "
-        "ones have left; --kv-allocation contiguous shares nothing",
+        "on: requests of a tenant share the KV memory of common beginnings of their prompts, also with earlier ones; "
+        "--kv-allocation contiguous shares nothing",
     )
     swap_space_bytes: ByteSize = setting(
         "memory",

@@ -148,8 +148,8 @@ class SettingFields(EngineFields):
         "network",
         "N",
         20.0,
-        "most requests of an API key that are refused in a second; further ones are answered 429 unread. For an "
-        "address without a good key, further answers wait. 64KiB that were read of a body count one more",
+        "most refused requests of an API key in a second; further ones are answered 429 unread. For an address "
+        "without a valid key, further answers wait. Each 64KiB read of a body counts one more",
         ge=1,
         le=1_000_000,
     )
