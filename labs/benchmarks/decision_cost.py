@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(waiting: int, tenants: int, runs: int, steps: int) -> dict[str, Any]:
-    """A row, in microseconds: of a step when nobody joins and when somebody does in every fourth, and of a refusal."""
+    """A row, in microseconds: of a step without newcomers, of one with a newcomer in every fourth, and of a refusal."""
     steady, turnover, refusals = [], [], []
     for _ in range(runs):
         machine = Machine(waiting, tenants)

@@ -89,7 +89,7 @@ class Processes:
 
 
 def _stats() -> Iterator[tuple[int, tuple[int, float]]]:
-    """Parent and CPU seconds of each process, with those of its children that have ended."""
+    """Parent and CPU seconds of each process, its ended children included."""
     ticks = os.sysconf("SC_CLK_TCK")
     for path in Path("/proc").glob("[0-9]*"):
         try:

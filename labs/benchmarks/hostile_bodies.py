@@ -98,7 +98,7 @@ def _tell_admitted(report: Report, options: Namespace, server: Served) -> None:
 
 
 def _window(server: Served, seconds: float, seed: int, loops: dict[str, ClosedLoop] | None = None) -> list[float]:
-    """The neighbour's waits in seconds; one that had no token in the window counts with its wait until its end."""
+    """The neighbour's waits in seconds; a request without a token in the window counts with its wait until its end."""
     with Traffic(server.port, REFUSALS) as clients:
         return clients.run(seconds, _chats(server, seconds, seed), loops).waits(NEIGHBOUR)
 

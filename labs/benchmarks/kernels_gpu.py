@@ -125,7 +125,7 @@ class Bench:
         yield self._measure("SiLU and multiply", workload, lambda: self.ops.silu_mul(next(inputs)), moved, turns=copies)
 
     def products(self, workload: Workload) -> Iterator[Measured]:
-        """Those of a layer and, where every row is sampled, the last; each weight is read once."""
+        """The products of a layer and, if every row is sampled, the last one; each weight is read once."""
         shape = self.shape
         query, inner = shape.num_heads * shape.head_dim, shape.intermediate_size
         sizes = {

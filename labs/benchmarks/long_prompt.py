@@ -43,7 +43,7 @@ LOAD, SECONDS, TENANTS = 0.7, 300.0, 4
 
 
 class _Queueing(CoreObserver):
-    """Counts the steps that are planned while a prompt waits for its last chunk, and those that its chunks take."""
+    """Counts the steps planned while a prompt waits for its last chunk, and the steps of its chunks."""
 
     def __init__(self) -> None:
         self.steps: dict[Sequence, int] = {}  # planned without it

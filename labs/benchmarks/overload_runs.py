@@ -157,7 +157,7 @@ class Run:
 
     @property
     def recovery(self) -> float:
-        """Seconds after the burst until those who arrive in a window fare 95 % as well as before it."""
+        """Seconds after the burst until arrivals of a window fare 95 % as well as before it."""
         before = self._good_between(WARM_UP, BURST_START)
         time = BURST_END
         while self._good_between(time, time + RECOVERY_WINDOW_SECONDS) < 0.95 * before and time < BURST_SECONDS:

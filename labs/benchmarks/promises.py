@@ -139,7 +139,7 @@ def _holds(promise: KeptPromise) -> bool:
 
 
 def predictable() -> Traffic:
-    """Returns conversations whose answers have 170 to 230 tokens, of which nobody says so."""
+    """Conversations whose answers have 170 to 230 tokens, unknown to the scheduler."""
     random = Random(0)
     trace = [one._replace(output_tokens=random.randint(170, 230)) for one in Traffic.conversations().trace]
     return Traffic("predictable answers", trace, MAX_TOKENS)

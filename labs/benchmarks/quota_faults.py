@@ -201,7 +201,7 @@ async def _kill(clients: Clients, victim: Served, other: Served) -> float:
         return await clients.held(other, AMPLE) == STREAMS
 
     async def is_free() -> bool:
-        """The next request of a tenant finds out who has died."""
+        """The next request of a tenant reclaims dead replicas' reservations."""
         return await clients.status(other, AMPLE) == 200 and await clients.held(other, AMPLE) == 0
 
     await _until(is_held)

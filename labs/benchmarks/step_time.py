@@ -200,7 +200,7 @@ def _compare(seen: Path, unseen: Path) -> Figures:
 
 
 def _spread(steps: list[Step]) -> float:
-    """Median relative distance of a step from the median of those that do nearly the same work."""
+    """The median relative distance of a step from the median of its like."""
     alike = defaultdict(list)
     for work, seconds in steps:
         alike[work.prefill_tokens // 16, work.decode_tokens, work.decode_context // 128].append(seconds)

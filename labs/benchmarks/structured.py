@@ -200,7 +200,7 @@ class Vocabulary:
 def find_scripts(
     folder: Path, taken: list[tuple[str, Any, Grammar]], kind: GrammarKind, vocabulary: Vocabulary
 ) -> list[Script]:
-    """Returns an instance for each of `ROWS` schemas, of those of which one is neither short nor long."""
+    """An instance for each of `ROWS` schemas, of the schemas with one neither short nor long."""
     tokenizer = make_tokenizer(vocabulary.path.read_text(), vocabulary.size, vocabulary.end_tokens)
     scripts: list[Script] = []
     for name, _, asked in taken:

@@ -58,5 +58,5 @@ class LengthGroups(Indifferent):
 
     def _oldest(self, group: int) -> float:
         entry = self._groups[group].first_entry()
-        assert entry is not None, "a group has somebody waiting"
+        assert entry is not None, "a group has a waiting sequence"
         return entry[0]

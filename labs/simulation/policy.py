@@ -58,7 +58,7 @@ class SimulatedPolicy:
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The weights by tenant; "" stands for those that are not named."""
+        """The weights by tenant; "" stands for unnamed tenants."""
         return self.core.weights if self.scheduling_policy is None else self.scheduling_policy.weights
 
     def target(self, priority_class: int) -> ClassTarget:

@@ -42,7 +42,7 @@ GREEDY = SamplingParams(temperature=0)
 FILLING = 12  # tokens of each answer, while all seats are taken by one kind
 BLOCK_SIZE = 16
 FORKS = 3  # answers to one prompt
-CANCELLED = 0.05  # of steps, in which somebody leaves
+CANCELLED = 0.05  # of steps with a cancellation
 FITS = 0.98  # of the KV memory of the first load
 
 

@@ -68,7 +68,7 @@ def largest_error(device: torch.device, shape: Shape, steps: tuple[Serving, ...]
 
 
 def _step(serving: Serving, device: torch.device, padded: bool) -> StepInputs:
-    """Blocks are dealt in an order of their own; block 0 is nobody's. Padded as a graph's step is."""
+    """A step with shuffled blocks; block 0 belongs to no sequence. Padded as a graph's step is."""
     spans = list(serving.spans)
     if padded:
         spans[serving.num_decodes : serving.num_decodes] = [(0, 0)] * (PADDING if serving.num_decodes else 0)
@@ -140,7 +140,7 @@ def _row_error(found: Tensor, expected: Tensor) -> float:
 
 
 def _stored_error(found: Tensor, expected: Tensor) -> float:
-    """In 8 bits a number may be the next one, because the ones that were rounded differ by next to nothing."""
+    """The error of stored values; in 8 bits a value may be the next one, because of rounding."""
     if expected.dtype != FP8:
         return _row_error(found, expected)
     apart = (found.float() - expected.float()).abs() > expected.float().abs() / 8 + 2**-9
