@@ -1,4 +1,4 @@
-"""The router's ASGI application: which paths replicas answer, and which it answers itself."""
+"""The router's ASGI application: paths answered by replicas, and its own."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 MODELS = "/v1/models"
 RESPONSE = "/v1/responses/*"
 _ONE_RESPONSE = re.compile(r"/v1/responses/[^/]+")
-ROUTES = {  # with the scope that a key needs; a replica looks again
+ROUTES = {  # with the scope required of a key; a replica checks again
     ("POST", "/v1/chat/completions"): "inference",
     ("POST", "/v1/completions"): "inference",
     ("POST", "/v1/responses"): "inference",

@@ -1,7 +1,9 @@
-"""Runs a module as a child that is told to stop when its parent dies: -m fleet.bound_to_parent PARENT MODULE ARGUMENTS
+"""Runs a module as a child process that is told to stop when its parent dies.
 
-The kernel sends the signal, so that it comes where the parent is killed as well. `sluice serve` then drains: requests
-whose clients went with the parent end at once, and what they have used is settled.
+Usage: python -m fleet.bound_to_parent PARENT MODULE ARGUMENTS.
+
+The kernel sends the signal, so it comes even if the parent is killed. `sluice serve` then drains: requests whose
+clients went with the parent end at once, and their use is settled.
 """
 
 import ctypes
@@ -16,7 +18,7 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 def main() -> None:
     parent = int(sys.argv.pop(1))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == parent:  # else it died before it could be watched
+    if os.getppid() == parent:  # else the parent died before the signal was set
         runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 

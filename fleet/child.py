@@ -1,8 +1,8 @@
-"""A replica on this machine as a child process: starts `sluice serve`, asks how it is, and stops it in an orderly way.
+"""A replica on this machine as a child process: starts `sluice serve`, polls its state, and stops it in order.
 
-It is a process of its own, and not an application in the one that owns it, because a gateway needs the process's
-signals, collector, switch interval and loop for itself; because a device that fails ends it; and because it outlives an
-owner that is killed for as long as it takes to settle what its requests have used.
+It is a process of its own, and not an application in its owner's, because a gateway needs the process's signals,
+collector, switch interval and loop for itself; because a failed device ends the process; and because the child outlives
+a killed owner until its requests' use is settled.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from gateway.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
-OWN_PORTS = ("--host=127.0.0.1", "--port=0", "--admin-port=0")  # which flags of the user's may change
-ASK_SECONDS = 5.0  # that an answer of its probes and its state may take
-STOP_SECONDS = 15.0  # beyond its drain, after which it is killed
+OWN_PORTS = ("--host=127.0.0.1", "--port=0", "--admin-port=0")  # defaults, which the user's flags may change
+ASK_SECONDS = 5.0  # for an answer of its probes or its state
+STOP_SECONDS = 15.0  # beyond its drain timeout, then it is killed
 _READY = re.compile(r" is ready at (http://\S+)$")
 _ADMIN = re.compile(r"^  admin +(http://[^\s,]+)")
 
 
 class ChildFailed(Exception):
-    """A replica does not serve; the message says why."""
+    """A replica does not serve; the message has the reason."""
 
 
 def settings_of(flags: Sequence[str]) -> Settings:
-    """Return the settings that a child with these flags has. Raises `SettingsError`."""
+    """The settings of a child with these flags. Raises `SettingsError`."""
     parser = ArgumentParser(prog="sluice serve", allow_abbrev=False, exit_on_error=False)
     add_flags(parser)
     namespace, unknown = parser.parse_known_args([*OWN_PORTS, *flags])
@@ -45,14 +45,14 @@ def settings_of(flags: Sequence[str]) -> Settings:
         raise SettingsError(f"{' '.join(unknown)}: no flags of `sluice serve`, see its --help")
     settings = load(namespace)
     if settings.admin_port == "off":
-        raise SettingsError("--admin-port off: a replica is asked for its state there; leave the flag out")
+        raise SettingsError("--admin-port off: a replica's state is read there; leave the flag out")
     if settings.tls_cert_file is not None:
-        raise SettingsError("--tls-cert-file: TLS is for the proxy in front of a replica; leave it out")
+        raise SettingsError("--tls-cert-file: TLS ends at the proxy in front of a replica; leave it out")
     return settings
 
 
 class ChildReplica:
-    """One `sluice serve` with these flags; `on_lost` is called when it ends without having been told to.
+    """One `sluice serve` with these flags; `on_lost` is called when it ends unasked.
 
     It belongs to the loop, and the thread, that starts it, and is told to stop when that thread is gone.
     """
@@ -74,7 +74,7 @@ class ChildReplica:
     async def start(self) -> None:
         """Return once it serves. Raises `ChildFailed`."""
         command = [sys.executable, "-m", "fleet.bound_to_parent", str(os.getpid()), *self._arguments]
-        self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - by this thread, which the kernel takes for the parent
+        self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - this thread is the parent for the kernel
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         await asyncio.to_thread(self._read_announcement)
@@ -99,11 +99,11 @@ class ChildReplica:
             self._on_lost()
 
     async def check(self) -> None:
-        """Raises `ChildFailed` if it does not answer that it is alive."""
+        """Raise `ChildFailed` if its liveness probe fails."""
         await self._ask(f"{self.url}/livez")
 
     async def state(self) -> ReplicaState:
-        """Return what it tells of itself. Raises `ChildFailed` and `StateError`."""
+        """The replica's state. Raises `ChildFailed` and `StateError`."""
         key = admin_secret(self.settings)
         reply = await self._ask(f"{self.admin_url}/admin/v1/state", {"authorization": f"Bearer {key}"})
         return parse_state(reply.content)
@@ -118,7 +118,7 @@ class ChildReplica:
         return reply
 
     async def stop(self) -> None:
-        """Have it drain; return when it has ended, by force where it takes longer than it should."""
+        """Drain it, and return when it has ended; kill it after its timeout."""
         self._is_stopping = True
         self._process.terminate()
         patience = self.settings.drain_delay + self.settings.drain_timeout + STOP_SECONDS

@@ -1,6 +1,7 @@
-"""Serves one request at the edge of a fleet: authenticates it, reads its body, and refuses what no replica need see.
+"""Serves one request at the edge of a fleet: authenticates it, reads its body, and refuses it if no replica need see
+it.
 
-What becomes of it then, a subclass says: a router sends it on, an endpoint picker says where it goes.
+Subclasses do the rest: a router relays the request, an endpoint picker names a replica.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FleetServices:
-    """All that serving requests takes."""
+    """The services shared by all requests."""
 
     keys: KeyRing
     policies: EffectivePolicies
@@ -64,7 +65,7 @@ class FleetEndpoint:
             outcome = await self._answer(scope, receive, response, record)
         except ClientGone:
             outcome = Outcome.DISCONNECTED
-        except asyncio.CancelledError:  # the server gave up the client
+        except asyncio.CancelledError:  # the server dropped the client
             outcome = Outcome.DISCONNECTED
             raise
         except Exception as error:
@@ -107,12 +108,12 @@ class FleetEndpoint:
         return request_scope.outcome or _outcome_of(response.status)
 
     def _read(self, policy: EffectivePolicy, body: JsonBody) -> tuple[bytes, RoutedRequest]:
-        """Return a body, and what the choice goes by."""
+        """A body, and the request as the picker sees it."""
         digests, num_bytes = self._services.keys.fleet.beginnings(body.raw, policy.cache_scope)
         return body.raw, RoutedRequest(policy.name, num_bytes, digests)
 
     async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
-        """Have the request answered. Raises `ApiError`."""
+        """Answer the request. Raises `ApiError`."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""The replicas that a router chooses among, as they come, go, fail and tell their states."""
+"""The replicas of a router: membership, failures and states."""
 
 import logging
 from collections import Counter
@@ -13,7 +13,7 @@ from gateway.replica.state import ReplicaState, WaitingWork
 
 log = logging.getLogger(__name__)
 
-MAX_SHARE_LEFT_OUT = 0.5  # of the replicas, that may be left out for their failures at once
+MAX_SHARE_LEFT_OUT = 0.5  # of the replicas, ejected at once
 
 
 class Fleet:
@@ -22,13 +22,13 @@ class Fleet:
     def __init__(self, picker: Picker, knowledge: Knowledge, clock: Callable[[], float]) -> None:
         self.views: dict[str, ReplicaView] = {}  # by name
         self.clock = clock
-        self.has_heard = False  # of any replica, since the start
-        self.picks: Counter[str] = Counter()  # by name, of all replicas that there ever were
-        self.retried: Counter[str] = Counter()  # likewise, attempts after which another replica was asked
+        self.has_heard = False  # of any replica's state, since the start
+        self.picks: Counter[str] = Counter()  # by name, of all replicas ever known
+        self.retried: Counter[str] = Counter()  # likewise, attempts followed by one at another replica
         self._picker, self._knowledge, self._prefixes = picker, knowledge, knowledge.prefixes
 
     def set_replicas(self, replicas: Iterable[ReplicaAddress]) -> None:
-        """Choose among these from now on. What was sent to others goes on."""
+        """Choose among these replicas from now on. Open requests to others go on."""
         before, named = self.views, {one.name: one for one in replicas}
         kept = {name: before.get(name) for name in named}
         self.views = {
@@ -39,7 +39,7 @@ class Fleet:
             self._prefixes.forget(name)
 
     def available(self, besides: Collection[str] = (), among: Callable[[str], bool] | None = None) -> list[ReplicaView]:
-        """Return the replicas that may get new requests, without the excluded ones and only among the named ones.
+        """The replicas available to new requests, without those in `besides`, and within `among`.
 
         Silence of all replicas, or failures of more than `MAX_SHARE_LEFT_OUT` of them, have a common cause and exclude
         no replica.
@@ -54,23 +54,23 @@ class Fleet:
     def pick(
         self, request: RoutedRequest, besides: Collection[str] = (), among: Callable[[str], bool] | None = None
     ) -> ReplicaView | None:
-        """Return the replica for a request; None if none is available. The others are as in `available`."""
+        """The replica for a request; None if none is available. Arguments are as in `available`."""
         views = self.available(besides, among)
         return self._picker.pick(request, views, self.clock()) if views else None
 
     def earliest(self, request: RoutedRequest, among: Callable[[str], bool] | None = None) -> ReplicaView | None:
-        """Return the replica with the earliest predicted first token, without regard to the delay of other requests;
-        None if none is available. `among` is as in `available`.
+        """The replica with the earliest predicted first token, without regard to the delay of other requests; None if
+        none is available. `among` is as in `available`.
         """
         return min(self.available(among=among), key=lambda view: self.first_token(request, view), default=None)
 
     def first_token(self, request: RoutedRequest, view: ReplicaView) -> float:
-        """Return the predicted seconds until the first token from a replica that has told its state."""
+        """The predicted seconds until the first token of a replica with a state."""
         return self._knowledge.first_token(request, view, self.clock())
 
     @contextmanager
     def attempt(self, request: RoutedRequest, view: ReplicaView) -> Iterator[OpenRequest]:
-        """Count a request as being with the replica while the block runs."""
+        """Count a request as open at the replica while the block runs."""
         self.picks[view.name] += 1
         one = self.sent(request, view)
         try:
@@ -79,7 +79,7 @@ class Fleet:
             view.ended(one)
 
     def sent(self, request: RoutedRequest, view: ReplicaView) -> OpenRequest:
-        """Count a request as being with the replica, until `view.ended`."""
+        """Count a request as open at the replica, until `view.ended`."""
         assert view.state is not None
         now = self.clock()
         own = own_prefill(request, view.state, self._knowledge.cached_share(request, view, now))
@@ -87,21 +87,21 @@ class Fleet:
         return view.sent(request.tenant, WaitingWork(1, own, own), now)
 
     def answered(self, request: RoutedRequest, view: ReplicaView) -> None:
-        """Note that an answer has begun: the prompt has been computed there."""
+        """Record that an answer has begun: the prompt is computed there."""
         view.ejection.succeeded()
         self._prefixes.learn(view.name, request.digests, self.clock())
 
     def failed(self, view: ReplicaView, is_unreachable: bool) -> None:
-        """Note that an attempt failed. Nothing goes to a replica that cannot be reached until it tells its state."""
+        """Record a failed attempt. An unreachable replica gets no requests before its next state."""
         before = view.ejection.times
         view.ejection.failed(self.clock())
         if view.ejection.times > before:
-            log.warning("replica %s is left out for a while: its requests fail", view.name)
+            log.warning("replica %s is ejected for a while: its requests fail", view.name)
         if is_unreachable:
             self.lost(view)
 
     def told(self, view: ReplicaView, state: ReplicaState, asked: float) -> None:
-        """Take a state that a replica was asked for at a moment."""
+        """Take a state polled from a replica at the moment `asked`."""
         was_silent = view.is_silent(self.clock())
         is_new = view.state is None
         changes, now = state.beginnings, self.clock()
@@ -115,13 +115,13 @@ class Fleet:
             log.info("replica %s answers", view.name)
 
     def silent(self, view: ReplicaView) -> None:
-        """Note that a replica has not told its state; after a while it counts as lost, if others have."""
+        """Record a failed poll; after a while the replica counts as lost, if others answer."""
         now = self.clock()
         if view.is_silent(now) and not all(other.is_silent(now) for other in self.views.values()):
             self.lost(view)
 
     def lost(self, view: ReplicaView) -> None:
-        """Give up a replica until it tells its state again, with what it has cached and has not begun to answer."""
+        """Give up a replica until its next state, with its cache entries and its attempts without an answer."""
         if view.state is None:
             return
         log.warning("replica %s does not answer", view.name)

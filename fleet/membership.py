@@ -1,4 +1,4 @@
-"""A router's sources of its list of replicas: a file, a name in DNS, or announcements in the quota store."""
+"""The sources of a router's replicas: a file, a name in DNS, or announcements in the quota store."""
 
 import asyncio
 import logging
@@ -16,23 +16,23 @@ from quotas.errors import QuotaError
 
 log = logging.getLogger(__name__)
 
-DNS_SECONDS = 1.0  # between two questions
+DNS_SECONDS = 1.0  # between lookups
 STORE_SECONDS = 0.5  # likewise
-GRACE_SECONDS = 5.0  # that replicas have to announce themselves again, once the store has lost what they said
+GRACE_SECONDS = 5.0  # for replicas to announce themselves again after the store lost its data
 
 SetReplicas = Callable[[Iterable[ReplicaAddress]], object]
 
 
 class Membership(Protocol):
-    """Tells a router of replicas."""
+    """A source of a router's list of replicas."""
 
     async def watch(self, set_replicas: SetReplicas) -> None:
-        """Name the replicas that there are, and name all again when they have changed, as long as the router runs."""
+        """Report the present replicas, and all again after each change, as long as the router runs."""
         ...
 
 
 class FileMembership:
-    """A file, whose edits are taken up; one that makes no sense changes nothing. Raises `ReplicasError` at first."""
+    """A file, whose edits are followed; an invalid edit changes nothing. Raises `ReplicasError` at first."""
 
     def __init__(self, path: Path, by_address: bool = False) -> None:
         """With `by_address` a host has to be an IP address."""
@@ -56,14 +56,15 @@ class FileMembership:
 
 
 class DnsMembership:
-    """A name, each of whose addresses is a replica's, such as that of a headless service of Kubernetes. While it cannot
-    be resolved, the replicas stay as they were.
+    """A name whose addresses are the replicas', such as a headless service's in Kubernetes.
+
+    While it cannot be resolved, the replicas stay as they were.
     """
 
     def __init__(self, name: str, port: int, admin_port: int) -> None:
         self._name, self._port, self._admin_port = name, port, admin_port
         self._addresses: list[str] = []
-        self._problem = ""  # of the last question
+        self._problem = ""  # of the last lookup
 
     async def watch(self, set_replicas: SetReplicas) -> None:
         while True:
@@ -96,13 +97,14 @@ class AnnouncementReader(Protocol):
     """The announcements of a fleet, as the quota store keeps them."""
 
     async def read(self) -> tuple[str, Sequence[bytes]]:
-        """Return since when there are any, and what all say. Raises `QuotaError`."""
+        """The begin of the announcements, and all of them. Raises `QuotaError`."""
         ...
 
 
 class StoreMembership:
-    """Replicas that announce themselves in the quota store (`--advertise`). While that is away, and until they have had
-    the time to come back into one that has lost its data, the replicas stay as they were.
+    """Replicas that announce themselves in the quota store (`--advertise`).
+
+    While the store is away, and for `GRACE_SECONDS` after it lost its data, the replicas stay as they were.
     """
 
     def __init__(
@@ -112,15 +114,15 @@ class StoreMembership:
         by_address: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`opened` connects to the store. `unsealed` returns what is said, or None where no replica of ours says it.
-        With `by_address` a host has to be an IP address.
+        """`opened` connects to the store. `unsealed` verifies an announcement, None if it is not of our fleet. With
+        `by_address` a host has to be an IP address.
         """
         self._opened, self._unsealed, self._by_address, self._clock = opened, unsealed, by_address, clock
         self._known: dict[str, ReplicaAddress] = {}  # by name
         self._since = ""
-        self._kept_until = 0.0  # before which nobody is taken off the list
-        self._problem = ""  # of the last question
-        self._refused: set[bytes] = set()  # what was said that is no address of a replica of ours
+        self._kept_until = 0.0  # moment before which no replica is removed
+        self._problem = ""  # of the last lookup
+        self._refused: set[bytes] = set()  # announcements that are invalid or not of our fleet
 
     async def watch(self, set_replicas: SetReplicas) -> None:
         async with self._opened() as announcements:
@@ -129,7 +131,7 @@ class StoreMembership:
                 await asyncio.sleep(STORE_SECONDS)
 
     async def ask(self, announcements: AnnouncementReader, set_replicas: SetReplicas) -> None:
-        """Read once who is there."""
+        """Read the announcements once."""
         try:
             since, said = await announcements.read()
         except QuotaError as error:
@@ -155,6 +157,8 @@ class StoreMembership:
         address = parse_replica(opened, self._by_address) if opened is not None else None
         if address is None and said not in self._refused:
             self._refused.add(said)
-            why = "not one of ours: its pepper is another one" if opened is None else "no address that a gateway takes"
-            log.warning("a replica that is announced is left out: %s", why)
+            why = (
+                "signed with another pepper than ours" if opened is None else "not an address that the gateway accepts"
+            )
+            log.warning("an announced replica is ignored: %s", why)
         return address

@@ -15,7 +15,7 @@ FIRST_BYTE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 
 
 class RouterMetrics:
-    """Counts requests as they end, and reads the fleet when it is asked."""
+    """Counts ended requests, and reads the fleet on demand."""
 
     def __init__(self, fleet: Fleet, budget: RetryBudget) -> None:
         self._fleet = fleet
@@ -36,7 +36,7 @@ class RouterMetrics:
         registry.read(work, self._of_each(lambda view: view.state.work_seconds if view.state else 0.0))
 
     def count_losses(self, tracing: RouteTracing) -> None:
-        """Let the metrics read what the traces lost, by the names that they have on a replica."""
+        """Register the losses of traces, under a replica's names."""
         exporter, sampler = tracing.exporter, tracing.sampler
         if exporter is not None:
             self._registry.total(
@@ -46,7 +46,7 @@ class RouterMetrics:
             self._registry.total("sluice.traces.capped", "Requests not traced: too many.", lambda: sampler.num_capped)
 
     def count_settlements(self, settlements: Settlements) -> None:
-        """Let the metrics read what became of requests whose replica was lost."""
+        """Register the settlements of lost replicas' requests."""
         family = Family("sluice.route.settlements", Kind.COUNTER, "", "Requests of lost replicas.", ("result",))
         read = settlements
         self._registry.read(family, lambda: [(("settled",), read.num_settled), (("left",), read.num_left)])

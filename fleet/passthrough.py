@@ -1,4 +1,4 @@
-"""Has one replica answer all that comes to an ASGI server which is not ours, such as Ray Serve's."""
+"""Passes all requests of a foreign ASGI server, such as Ray Serve's, to one replica."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -14,14 +14,14 @@ from gateway.errors import ApiError
 from gateway.http.request_scope import ClientGone, RequestScope, read_body
 from gateway.http.responses import encode_headers
 
-_MADE_ANEW = HOP_BY_HOP - {b"content-length"} | {b"date", b"server", b"x-request-id"}  # by the server before us
+_MADE_ANEW = HOP_BY_HOP - {b"content-length"} | {b"date", b"server", b"x-request-id"}  # set by the server before us
 
 
 class Passthrough:
     """An ASGI application over a child process, which starts and stops with its lifespan.
 
-    A request is handed on with its headers, the answer in the parts in which it comes. A client that leaves closes the
-    connection to the replica, by which the request ends there. A replica that is lost before its answer begins is an
+    A request is handed on with its headers, the answer in the parts in which it comes. If the client leaves, the
+    connection to the replica is closed, which ends the request there. A replica lost before its answer begins is an
     error with status 503, and afterwards an error event without [DONE].
     """
 
@@ -62,10 +62,10 @@ class Passthrough:
             await send(_part(error.to_body(), more=False))
 
     async def _apart(self, relay: Coroutine[object, object, None]) -> None:
-        """Run it as a task that is cancelled once, however often this one is.
+        """Run the relay as a task that is cancelled once, even if this one is cancelled again.
 
-        Ray cancels a request whose client has left, and tells of the client as well. Closing a connection waits, and a
-        cancellation in the middle of it would leave it open: the replica would go on for nobody.
+        Ray cancels a request whose client has left, and reports the disconnect as well. Closing a connection waits, and
+        a cancellation in the middle of it would leave it open: the replica would go on without a client.
         """
         task = asyncio.create_task(relay)
         self._relaying.add(task)
@@ -77,10 +77,10 @@ class Passthrough:
                 task.cancel()
 
     async def _relay(self, scope: Scope, send: Send, body: bytes) -> None:
-        """Hand the request on, and its answer back. Raises `ReplicaLost` where that has not begun."""
+        """Hand the request on, and its answer back. Raises `ReplicaLost` before the answer begins."""
         async with aclosing(await self._sent_on(scope, body)) as answer:
             parts, headers = answer.aiter_raw(), answer.headers
-            is_whole = "content-length" in headers  # then no part of it is handed on where the replica is lost
+            is_whole = "content-length" in headers  # no part of it is handed on if the replica is lost
             try:
                 first = b"".join([part async for part in parts]) if is_whole else await anext(parts, b"")
             except httpx.TransportError:

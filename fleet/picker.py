@@ -1,5 +1,6 @@
-"""Picks an available replica for a request. Pure except for the random numbers that it is given: a router asks it, and
-so does an endpoint picker of Kubernetes.
+"""Picks an available replica for a request.
+
+Pure except for the random numbers that it is given: for a router, and for a Kubernetes endpoint picker.
 """
 
 from collections import Counter, OrderedDict
@@ -13,17 +14,17 @@ from fleet.prediction import RoutedRequest, first_token_seconds, own_prefill
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
 
-TIE_SECONDS, TIE_SHARE = 0.005, 0.1  # predictions closer than either tell nothing apart
+TIE_SECONDS, TIE_SHARE = 0.005, 0.1  # predictions closer than either are equal
 SCORE_WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `WeightedSum`
-MIN_CACHED_SHARE = 0.3  # the cached share from which `CacheAware` goes by it
+MIN_CACHED_SHARE = 0.3  # the cached share above which `CacheAware` follows the cache
 RECENT_SECONDS = 20.0
-MAX_BUSY_SHARE = 0.95  # of the time: beyond capacity no queue ever empties, for an unknown time
-MAX_PLACED = 256  # beginnings of prompts whose place a router remembers before any replica has told of them
-UNBALANCED_REQUESTS, UNBALANCED_RATIO = 64, 1.5  # largest load over the least, from which `CacheAware` goes by load
+MAX_BUSY_SHARE = 0.95  # of the time: beyond capacity a queue never empties
+MAX_PLACED_BEGINNINGS = 256  # remembered places of prompts before a replica reports them cached
+UNBALANCED_REQUESTS, UNBALANCED_RATIO = 64, 1.5  # largest load over the least, above which `CacheAware` balances load
 
 
 class Routing(StrEnum):
-    """The ways to pick; all but the first are there to be measured against."""
+    """The routing policies; all but the first are baselines."""
 
     PREDICTED = "predicted"
     ROUND_ROBIN = "round_robin"
@@ -34,25 +35,25 @@ class Routing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """The knowledge that a pick goes by, besides the replicas themselves."""
+    """Knowledge of a pick besides the replicas' views."""
 
     prefixes: PrefixMap
     weight: Callable[[str], float]  # of a tenant
 
     def cached_share(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
-        """Return the share of the prompt that the replica has cached, as far as is known."""
+        """The known cached share of the prompt at the replica."""
         known = self.prefixes.cached_bytes(view.name, request.digests, now)
         return min(1.0, known / max(request.num_bytes, 1))
 
     def first_token(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
-        """Return the predicted seconds until the first token from this replica."""
+        """The predicted seconds until the first token from this replica."""
         assert view.state is not None, "only replicas that have told their state are picked from"
         cached = self.cached_share(request, view, now)
         return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
 
     def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: float) -> float:
-        """Return the predicted seconds until this replica's first token, plus the seconds that the prompt's prefill
-        costs there to each of `delayed` other requests.
+        """The predicted seconds until this replica's first token, plus the prefill seconds there as a delay of each of
+        `delayed` other requests.
         """
         assert view.state is not None, "only replicas that have told their state are picked from"
         cached = self.cached_share(request, view, now)
@@ -61,14 +62,14 @@ class Knowledge:
 
 
 class Picker:
-    """Picks one of several replicas. Asking changes nothing but dice; what comes of it is told by `sent`."""
+    """Picks one of several replicas. `pick` changes random state alone; `sent` records the result."""
 
     def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        """Return one of the views, of which there is at least one."""
+        """Pick one of the views, at least one."""
         raise NotImplementedError
 
     def sent(self, request: RoutedRequest, view: ReplicaView, prefill: float, now: float) -> None:
-        """Note that a request is being sent to a replica, where it takes `prefill` seconds of prefill."""
+        """Record that a request is sent to a replica, where it takes `prefill` seconds of prefill."""
 
 
 class RoundRobin(Picker):
@@ -83,7 +84,7 @@ class RoundRobin(Picker):
 
 
 class LeastLoad(Picker):
-    """The one with the fewest requests; of several, any."""
+    """The replica with the fewest requests, ties at random."""
 
     def __init__(self, dice: Random) -> None:
         self._dice = dice
@@ -117,8 +118,8 @@ class WeightedSum(Picker):
 
 
 class CacheAware(Picker):
-    """Where most of the prompt is cached if that is enough of it, else where most memory is free; by load alone while
-    loads are far apart: the rule of SGLang's router.
+    """The replica with most of the prompt cached if that is enough of it, else with most free memory; by load alone
+    while loads are far apart: the rule of SGLang's router.
     """
 
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:
@@ -135,16 +136,14 @@ class CacheAware(Picker):
 
 
 class RecentRequests:
-    """Rates of sent requests and of their seconds of prefill over the last `RECENT_SECONDS`, with exponentially falling
-    weights.
-    """
+    """Rates of requests and of their prefill seconds over the last `RECENT_SECONDS`, exponentially weighted."""
 
     def __init__(self) -> None:
         self.requests = self.prefill = 0.0  # a second
         self._at = -inf
 
     def add(self, prefill: float, now: float) -> None:
-        """Note a request that is sent now and takes `prefill` seconds of prefill."""
+        """Record a request sent now with `prefill` seconds of prefill."""
         kept = exp((self._at - now) / RECENT_SECONDS)
         self.requests = self.requests * kept + 1 / RECENT_SECONDS
         self.prefill = self.prefill * kept + prefill / RECENT_SECONDS
@@ -152,7 +151,7 @@ class RecentRequests:
 
 
 class PlacedBeginnings:
-    """Where prompts were sent last, by their beginnings."""
+    """The last destinations of prompts, by their beginnings."""
 
     def __init__(self) -> None:
         self.num_at: Counter[str] = Counter()  # by replica
@@ -162,9 +161,9 @@ class PlacedBeginnings:
         return self._names.get(locality)
 
     def put(self, locality: bytes, name: str) -> None:
-        """Note that prompts that begin so are sent there."""
+        """Record the destination of prompts with this beginning."""
         before = self._names.pop(locality, None)
-        if before is None and len(self._names) >= MAX_PLACED:
+        if before is None and len(self._names) >= MAX_PLACED_BEGINNINGS:
             _, before = self._names.popitem(last=False)
         if before is not None:
             self.num_at[before] -= 1
@@ -199,7 +198,9 @@ class LeastPredicted(Picker):
             self._placed.put(request.locality, view.name)
 
     def num_delayed(self, views: Sequence[ReplicaView]) -> float:
-        """Return how many others a second more of prefill delays by as much: the next, and those who come in time."""
+        """The number of requests delayed by a second more of prefill: the next one, and arrivals before the queue is
+        empty.
+        """
         busy = min(MAX_BUSY_SHARE, self._recent.prefill / len(views))
         backlog = min(view.prefill_seconds for view in views)
         return 1 + self._recent.requests / len(views) * backlog / (1 - busy)
@@ -221,7 +222,7 @@ class LeastPredicted(Picker):
         return min(self._dice.sample(tied, 2), key=lambda view: view.load)
 
     def _emptiest(self, views: list[ReplicaView]) -> ReplicaView:
-        """Return one of those with the fewest requests and beginnings of prompts that were sent there."""
+        """A replica with the fewest requests and remembered beginnings, ties at random."""
         loads = [view.load + self._placed.num_at[view.name] for view in views]
         least = min(loads)
         return self._dice.choice([view for view, load in zip(views, loads, strict=True) if load == least])

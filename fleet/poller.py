@@ -1,4 +1,4 @@
-"""Asks replicas for their states, as long as the router runs."""
+"""Polls the replicas' states, as long as the router runs."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ PATH = "/admin/v1/state"
 
 
 class Poller:
-    """Asks each replica every `interval` seconds, or when its last answer is there if that comes later."""
+    """Polls each replica every `interval` seconds, or after its last answer if that is later."""
 
     def __init__(self, fleet: Fleet, client: httpx.AsyncClient, key: str, interval: float) -> None:
         self._fleet, self._client, self._interval = fleet, client, interval
@@ -48,7 +48,7 @@ class Poller:
             if reply.status_code != httpx.codes.OK:
                 raise StateError(f"its admin port answers {reply.status_code}: {reply.text[:200]}")
             self._fleet.told(view, parse_state(reply.content), asked)
-        except httpx.ConnectError as error:  # nobody listens: the process is gone
+        except httpx.ConnectError as error:  # the port is closed: the process is gone
             self._say(view, str(error))
             self._fleet.lost(view)
         except (httpx.HTTPError, StateError) as error:
@@ -58,10 +58,10 @@ class Poller:
     def _asked(self, view: ReplicaView, task: asyncio.Task[None]) -> None:
         del self._asking[view]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a replica's state was not understood", exc_info=error)
+            log.error("a replica's state is invalid", exc_info=error)
 
     def _say(self, view: ReplicaView, why: str) -> None:
-        """Note why a replica tells no state, and log it once as long as that is the same."""
+        """Record why a poll failed, and log the reason once while it lasts."""
         if view.problem != why:
             view.problem = why
-            log.warning("replica %s tells no state: %s", view.name, why)
+            log.warning("no state from replica %s: %s", view.name, why)

@@ -19,7 +19,7 @@ NOTHING = WaitingWork(0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """A request, as far as it decides where it is served best."""
+    """The properties of a request that decide its replica."""
 
     tenant: str
     num_bytes: int  # of its prompt
@@ -27,12 +27,12 @@ class RoutedRequest:
 
     @property
     def locality(self) -> bytes | None:
-        """A key that requests have in common that begin alike; None: it is too short to have anything cached."""
+        """A key shared by requests with the same beginning; None for one too short to be cached."""
         return self.digests[0] if self.digests else None
 
 
 def add_work(waiting: Mapping[str, WaitingWork], more: Iterable[tuple[str, WaitingWork]]) -> dict[str, WaitingWork]:
-    """Return the waiting work of each tenant, with more of it."""
+    """Each tenant's queued work, with `more` of it added."""
     total = dict(waiting)
     for tenant, work in more:
         before = total.get(tenant, NOTHING)
@@ -47,8 +47,8 @@ def add_work(waiting: Mapping[str, WaitingWork], more: Iterable[tuple[str, Waiti
 def ahead_of(
     tenant: str, own: float, waiting: Mapping[str, WaitingWork], weight: Callable[[str], float]
 ) -> tuple[float, float, float]:
-    """Return the requests, seconds of prompts and seconds in all that shares have served before a new request of the
-    tenant, which takes `own` seconds itself.
+    """Requests, prompt seconds and total seconds that shares serve before a new request of the tenant, whose own work
+    is `own` seconds.
     """
     mine = waiting.get(tenant, NOTHING)
     requests, prefill, seconds = float(mine.requests), mine.prefill_seconds, mine.seconds
@@ -69,8 +69,8 @@ def first_token_seconds(
     cached: float,
     weight: Callable[[str], float],
 ) -> float:
-    """Return the seconds until the first token; `waiting` is the state's, with what the router knows to be on its way,
-    and `cached` the share of the prompt that the replica need not compute.
+    """Seconds until the first token; `waiting` is the state's, plus requests on their way, and `cached` the prompt's
+    cached share.
     """
     own = own_prefill(request, state, cached)
     requests, prefill, seconds = ahead_of(request.tenant, own, waiting, weight)
@@ -80,7 +80,7 @@ def first_token_seconds(
 
 
 def own_prefill(request: RoutedRequest, state: ReplicaState, cached: float) -> float:
-    """Return the seconds to compute what of the prompt is not cached; its last token always is computed."""
+    """Seconds to compute the uncached part of the prompt; its last token always is computed."""
     whole = request.num_bytes / max(state.bytes_per_token, 0.1)
     tokens = max(1.0, whole * (1 - cached))
     pairs = tokens * max(0.0, whole - tokens / 2)  # each attends to all before it

@@ -1,8 +1,9 @@
-"""Remembers which replica has which beginnings of prompts cached, as far as requests that went there let it know.
+"""Maps beginnings of prompts to the replicas that have them cached, as far as requests there revealed them.
 
-An entry counts until it is evicted there, the replica restarts or falls silent, or no request has asked for it for
-`LIFETIME_SECONDS`. The map is bounded and evicts the least recently used entry. Bytes cached behind a prompt's last
-digest count for prompts whose last known digest is the same.
+An entry counts until it is evicted there, the replica restarts or falls silent, or no request has looked it up for
+`LIFETIME_SECONDS`. The map is bounded and evicts the least recently used entry.
+
+Bytes cached behind a prompt's last digest count for prompts whose last known digest is the same.
 """
 
 from collections import OrderedDict
@@ -10,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.replica.digests import BLOCK_BYTES
 
-MAX_ENTRIES = 200_000
+MAX_BLOCK_ENTRIES = 200_000
 LIFETIME_SECONDS = 3600.0
 
 
 class PrefixMap:
     """Maps digests of beginnings to replicas; `now` is in seconds of any one clock."""
 
-    def __init__(self, most: int = MAX_ENTRIES, lifetime: float = LIFETIME_SECONDS) -> None:
+    def __init__(self, most: int = MAX_BLOCK_ENTRIES, lifetime: float = LIFETIME_SECONDS) -> None:
         self._most, self._lifetime = most, lifetime
-        self._epochs: dict[str, int] = {}  # by replica; what was learned before the present one counts no more
+        self._epochs: dict[str, int] = {}  # by replica; entries of earlier epochs are invalid
         self._seen: OrderedDict[tuple[str, bytes], tuple[int, float, int]] = OrderedDict()  # with the bytes behind it
 
     def __len__(self) -> int:
@@ -28,9 +29,8 @@ class PrefixMap:
     def learn(
         self, replica: str, digests: Iterable[bytes], now: float, behind: Mapping[bytes, int] | None = None
     ) -> None:
-        """Note that the replica has these beginnings cached, and the bytes that are cached `behind` each of them.
-
-        None: the bytes behind them are unchanged.
+        """Record cached beginnings of the replica, and the bytes cached `behind` each of them. None: the bytes behind
+        them are unchanged.
         """
         epoch = self._epochs.setdefault(replica, 0)
         for digest in digests:
@@ -46,17 +46,17 @@ class PrefixMap:
             self._seen.popitem(last=False)
 
     def evicted(self, replica: str, digests: Iterable[bytes]) -> None:
-        """Note that the replica has these no more."""
+        """Record evictions at the replica."""
         for digest in digests:
             self._seen.pop((replica, digest), None)
 
     def forget(self, replica: str) -> None:
-        """Note that nothing is known any more of what the replica has cached."""
+        """Forget the replica's cache."""
         self._epochs[replica] = self._epochs.get(replica, 0) + 1
 
     def cached_bytes(self, replica: str, digests: Sequence[bytes], now: float) -> int:
-        """Return how many bytes, from the first on, the replica has cached of a prompt with these digests; they may be
-        more than it has.
+        """Bytes that the replica has cached of a prompt with these digests, from its beginning; perhaps more than the
+        prompt has.
         """
         epoch, seen, found, behind = self._epochs.get(replica, 0), self._seen, 0, 0
         for digest in digests:

@@ -45,7 +45,7 @@ from gateway.tenants.key_source import KeySource
 from gateway.tenants.live_policy import LivePolicy
 from gateway.version import VERSION
 
-MAX_IDS = 2**20  # tokens of a context, more than any that is served
+MAX_IDS = 2**20  # tokens of a context, above any served one
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ class FleetOptions:
 
     membership: Membership
     routing: Routing = Routing.PREDICTED
-    state_interval: float = 0.1  # seconds between two questions for a replica's state
-    ca_file: Path | None = None  # that signs the replicas' certificates; None: whom the system trusts
+    state_interval: float = 0.1  # seconds between polls of a replica's state
+    ca_file: Path | None = None  # authority of the replicas' certificates; None: the system's
 
 
 class Serving(NamedTuple):
-    """What serving takes, while the fleet is watched."""
+    """The parts that serve while the fleet is watched."""
 
     services: FleetServices
     probes: Mapping[str, ASGIApp]  # by path
 
 
 class FleetProcess:
-    """Raises what makes it impossible to serve: `ListenError`, `PolicyError`, `KeyStoreError`."""
+    """The process of a router or picker. Raises `ListenError`, `PolicyError`, `KeyStoreError` before serving."""
 
     def __init__(self, settings: Settings, options: FleetOptions) -> None:
         check_tls(settings)
@@ -81,7 +81,7 @@ class FleetProcess:
 
     @asynccontextmanager
     async def watching(self, admin: AdminPort | None, is_ready: Callable[[], bool]) -> AsyncIterator[Serving]:
-        """Follow the policy, the keys and the replicas, and answer the admin port, while the block runs."""
+        """Follow the policy, the keys and the replicas, and serve the admin port, while the block runs."""
         settings, clock = self.settings, self.fleet.clock
         telemetry, budget = Telemetry(clock), RetryBudget()
         metrics = RouterMetrics(self.fleet, budget)
@@ -147,7 +147,7 @@ def _probes(services: FleetServices, is_ready: Callable[[], bool]) -> Mapping[st
 
 
 def run(serving_: Coroutine[object, object, None]) -> None:
-    """Run to its end what serves, on a loop made for it."""
+    """Run the server on a loop made for it, to its end."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -155,7 +155,7 @@ def run(serving_: Coroutine[object, object, None]) -> None:
 
 
 def announcement(settings: Settings, does: str, scheme: str, port: int, admin: AdminPort | None) -> str:
-    """Return the lines that say where it serves."""
+    """The lines that announce its addresses."""
     tls = "s" if settings.tls_cert_file else ""
     lines = [f"Sluice {VERSION} {does} at {scheme}{tls}://{settings.host}:{port}"]
     if admin is not None:

@@ -1,4 +1,4 @@
-"""The addresses of the replicas of a fleet, as a file names them, which may be edited, or a replica itself."""
+"""The addresses of the replicas of a fleet, from an editable file or a replica's announcement."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MAX_REPLICAS = 256
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAddress:
-    """The addresses of one replica; it goes by the host and port of the first."""
+    """The addresses of one replica; the first's host and port are its name."""
 
     url: str  # of its API
     admin: str  # of its admin port
@@ -25,11 +25,11 @@ class ReplicaAddress:
 
 
 class ReplicasError(ValueError):
-    """A file names no replicas; each line of the message says where, what is wrong and what would work."""
+    """A file of replicas is invalid; each line of the message names the place, the problem and the remedy."""
 
 
 def read_replicas(path: Path, by_address: bool = False) -> tuple[ReplicaAddress, ...]:
-    """Return the replicas that a file names, whose hosts may have to be IP addresses. Raises `ReplicasError`."""
+    """The replicas in a file; with `by_address` their hosts have to be IP addresses. Raises `ReplicasError`."""
     try:
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:
@@ -53,7 +53,7 @@ def read_replicas(path: Path, by_address: bool = False) -> tuple[ReplicaAddress,
 
 
 def parse_replica(document: bytes, by_address: bool = False) -> ReplicaAddress | None:
-    """Return the replica that a JSON document names; None where it names none, or not by IP address and has to."""
+    """The replica in a JSON document; None if it is invalid, or a required IP address is missing."""
     try:
         row = json.loads(document)
     except ValueError:

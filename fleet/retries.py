@@ -1,38 +1,37 @@
-"""Bounds on second attempts, and on how long a replica that fails is left out. Pure: a moment is given, not read."""
+"""Bounds on second attempts, and on the ejection of failing replicas. Pure: moments are arguments."""
 
-RETRY_SHARE = 0.1  # of requests that may be tried again
-RESERVE_ATTEMPTS = 10.0  # attempts, beyond that share
-MAX_FAILURES_IN_A_ROW = 2  # in a row, from which a replica is left out
-FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0  # of being left out: twice as long each time
+RETRY_SHARE = 0.1  # of requests
+RESERVE_ATTEMPTS = 10.0  # beyond that share
+MAX_FAILURES_IN_A_ROW = 2  # in a row, after which a replica is ejected
+FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0  # of an ejection, doubled each time
 
 
 class RetryBudget:
-    """Allows a tenant one second attempt for every ten requests, and a reserve for the first that fail together. A
-    tenant whose requests fail by its own doing, such as deadlines that no replica can keep, uses up only its own
-    reserve.
+    """Allows a tenant one second attempt for every ten requests, and a reserve for the first that fail together.
+
+    A tenant whose requests fail by its own fault, such as unmeetable deadlines, uses up its own reserve only.
     """
 
     def __init__(self, share: float = RETRY_SHARE, reserve: float = RESERVE_ATTEMPTS) -> None:
         self._share, self._reserve = share, reserve
-        self._owed: dict[str, float] = {}  # by tenant, second attempts that its requests have yet to make up for
+        self._owed: dict[str, float] = {}  # second attempts not yet earned by requests, by tenant
         self.taken = 0
 
     def requested(self, tenant: str) -> None:
-        """Note a first attempt."""
         if owed := max(0.0, self._owed.pop(tenant, 0.0) - self._share):
             self._owed[tenant] = owed
 
     @property
     def is_left_for_all(self) -> bool:
-        """Whether every tenant may have a second attempt made."""
+        """True if every tenant has a second attempt left."""
         return all(map(self.is_left, self._owed))
 
     def is_left(self, tenant: str) -> bool:
-        """Return whether the tenant may have a second attempt made."""
+        """True if the tenant has a second attempt left."""
         return self._owed.get(tenant, 0.0) <= self._reserve - 1
 
     def take(self, tenant: str) -> bool:
-        """Return whether the tenant may have a second attempt made, and count it."""
+        """Count a second attempt of the tenant; returns False if none is left."""
         if not self.is_left(tenant):
             return False
         self._owed[tenant] = self._owed.get(tenant, 0.0) + 1
@@ -41,13 +40,14 @@ class RetryBudget:
 
 
 class Ejection:
-    """Leaves out a replica whose requests fail in a row. It comes back by itself, and at its next failure is left out
-    for twice as long; a success makes all forgotten.
+    """Ejects a replica whose requests fail in a row.
+
+    It returns by itself, and is ejected for twice as long at its next failure; a success resets it.
     """
 
     def __init__(self) -> None:
-        self.until = 0.0  # left out before this moment
-        self.times = 0  # that it was, since the start
+        self.until = 0.0  # the end of the ejection
+        self.times = 0  # ejections since the start
         self._failures = 0
         self._seconds = FIRST_SECONDS
 

@@ -1,8 +1,8 @@
-"""Has one request answered by a replica: picks one, sends it on, and hands back the answer as it comes.
+"""Routes one request: picks a replica, sends the request on, and relays the answer as it comes.
 
-Leaving the scope, also by an error, closes the replica's connection, by which the replica ends the request. A second
-attempt is made only where the first was refused for the replica's own reasons, or its connection was lost, before any
-part of an answer came.
+Leaving the scope, also by an error, closes the replica's connection, which ends the request there. A second attempt is
+made only if the first was refused for the replica's own reasons, or its connection was lost, before any part of an
+answer came.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from gateway.sse import last_progress
 from quotas.reservation import Attempt, Delivered
 
 MAX_ATTEMPTS = 2
-PROGRESS_SUFFIX = b" tokens\n\n"  # the end of what a replica says of a stream
-MAX_SAID = 32  # bytes of it, which may come in two parts
-MAX_TAIL = 8_192  # bytes that may lie behind it
+PROGRESS_SUFFIX = b" tokens\n\n"  # the end of a replica's progress comment
+MAX_PROGRESS_BYTES = 32  # of a progress comment, which may come in two parts
+MAX_TAIL_BYTES = 8_192  # behind a progress comment
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
-"""The words of `x-sluice-dropped-reason` in a refusal that another replica might not give."""
+"""Values of `x-sluice-dropped-reason` in a refusal that another replica might not give."""
 UNAVAILABLE = frozenset({503, OVERLOADED})
 
 
@@ -43,7 +43,7 @@ class Relayed(NamedTuple):
 
 
 class SentOn(NamedTuple):
-    """One attempt: a request, where it went, its span, and the id that all attempts of it have."""
+    """One attempt: a request, its replica, its span, and the id shared by all its attempts."""
 
     request: RoutedRequest
     view: ReplicaView
@@ -52,7 +52,7 @@ class SentOn(NamedTuple):
 
 
 class StreamTail:
-    """The end of a stream so far, from where its replica last said how many tokens were sent (`sse.progress`)."""
+    """The end of a stream so far, from the replica's last progress comment (`sse.progress`)."""
 
     __slots__ = ("_tail", "has_begun")
 
@@ -62,19 +62,19 @@ class StreamTail:
 
     def add(self, part: bytes) -> None:
         self.has_begun = True
-        self._tail = (self._tail[-MAX_SAID:] if PROGRESS_SUFFIX in part else self._tail[-MAX_TAIL:]) + part
+        self._tail = (
+            self._tail[-MAX_PROGRESS_BYTES:] if PROGRESS_SUFFIX in part else self._tail[-MAX_TAIL_BYTES:]
+        ) + part
 
     @property
     def num_tokens(self) -> int | None:
-        """The tokens that were sent, as the replica said; None: it did not say."""
+        """The tokens sent, by the replica's progress comment; None without one."""
         return last_progress(self._tail)
 
 
 class RouteEndpoint(FleetEndpoint):
-    """Sends requests on."""
-
     async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
-        """Have a replica answer, or a second one. Raises `ApiError`."""
+        """Relay the answer of a replica, or of a second one. Raises `ApiError`."""
         fleet, budget, tracing = self._services.fleet, self._services.budget, self._services.tracing
         failure: ApiError | Relayed = NoReplica()
         tried, lost = list[str](), None
@@ -107,8 +107,9 @@ class RouteEndpoint(FleetEndpoint):
     async def _served(
         self, scope: Scope, response: ResponseWriter, headers: Headers, body: bytes, sent_on: SentOn
     ) -> ApiError | Relayed | None:
-        """Hand a replica's answer to the client, or return why another replica may be asked. Raises `ReplicaLost` where
-        none may, because an answer had begun.
+        """Relay a replica's answer to the client, or return why another replica may be tried.
+
+        Raises `ReplicaLost` if an answer had begun.
         """
         fleet, (request, view, span, request_id) = self._services.fleet, sent_on
         with fleet.attempt(request, view) as attempt:
@@ -138,8 +139,8 @@ class RouteEndpoint(FleetEndpoint):
     async def _relay(
         self, answer: httpx.Response, response: ResponseWriter, sent_on: SentOn, tail: StreamTail
     ) -> Relayed | None:
-        """Hand an answer on: in parts as they come, or whole where its length is known; return one that another replica
-        might not give.
+        """Relay an answer, in parts as they come, or whole if its length is known; return a refusal that another
+        replica might not give.
         """
         parts, headers, status = answer.aiter_raw(), answered(answer), answer.status_code
         if "content-length" in answer.headers:
@@ -160,14 +161,14 @@ class RouteEndpoint(FleetEndpoint):
         return None
 
     def _cut(self, request: RoutedRequest, lost: str, request_id: str, tail: StreamTail | None) -> None:
-        """Have a request settled whose replica was lost, by what was delivered of its answer; None: nothing."""
+        """Settle a request of a lost replica by the delivered part of its answer; None: nothing."""
         has_begun = tail is not None and tail.has_begun
         delivered = Delivered(request_id, has_begun, tail.num_tokens if tail is not None and has_begun else None)
         self._services.settlements.cut(request.tenant, lost, delivered)
 
 
 def _reason(failure: ApiError | Relayed) -> str:
-    """Returns why an attempt failed, in one word."""
+    """The reason of a failed attempt, in one word."""
     if isinstance(failure, ApiError):
         return failure.code or failure.type
     return dict(failure.headers).get(b"x-sluice-dropped-reason", b"").decode("latin-1")

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def run_router(settings: Settings, options: FleetOptions, announce: Callable[[str], object]) -> int:
-    """Route until a signal. Returns the exit status; raises what makes that impossible, before the port opens."""
+    """Route until a signal. Returns the exit status; raises any error before the port opens."""
     process = FleetProcess(settings, options)
     with open_port(settings.host, settings.port) as sock, open_admin_port(settings) as admin:
         said = announcement(settings, "routes", "http", sock.getsockname()[1], admin)

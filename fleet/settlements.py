@@ -1,7 +1,7 @@
-"""Has the requests settled that a lost replica leaves behind, by what the router has delivered of their answers.
+"""Settles the requests of a lost replica by the delivered parts of their answers.
 
-The replica cannot: what it charged would stay until its lease is over, and then count as far as it had booked, which is
-not what anybody got. Any other replica asks the store in its place, or the same one once it is back.
+The replica cannot: its charge would stay until its lease expires, and then count as far as it had booked, which is not
+what the client got. Any other replica settles with the store in its place, or the same one once it is back.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from quotas.reservation import Delivered
 log = logging.getLogger(__name__)
 
 PATH = "/admin/v1/cut-requests"
-PAUSE_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # before the replicas are asked, again and again
-MAX_PENDING_REQUESTS = 10_000  # that wait to be settled; more are left to their leases
+PAUSE_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # before each round of asking the replicas
+MAX_PENDING_REQUESTS = 10_000  # pending settlements; more are left to their leases
 ASK_SECONDS = 5.0  # for one answer
-CLOSE_SECONDS = 2.0  # that a stopping router gives those that wait
+CLOSE_SECONDS = 2.0  # for pending settlements of a stopping router
 
 
 class Settlements:
-    """Asks the replicas, one after the other, until one has settled a request. `key` is that of their admin ports."""
+    """Asks the replicas, one after the other, until one has settled a request. `key` is their admin key."""
 
     def __init__(self, fleet: Fleet, client: httpx.AsyncClient, key: str) -> None:
         self.num_settled = self.num_left = 0  # requests: settled, or left to their leases
@@ -32,7 +32,7 @@ class Settlements:
         self._waiting: set[asyncio.Task[None]] = set()
 
     def cut(self, tenant: str, lost: str, delivered: Delivered) -> None:
-        """Have a request settled, whose answer the replica `lost` has not given to its end. Nobody waits for it."""
+        """Settle a request whose answer the replica `lost` did not finish, in the background."""
         if len(self._waiting) >= MAX_PENDING_REQUESTS:
             self.num_left += 1
             return
@@ -41,7 +41,7 @@ class Settlements:
         task.add_done_callback(self._waiting.discard)
 
     async def close(self) -> None:
-        """Give those that wait a moment, and leave the others to their leases."""
+        """Give pending settlements a moment, and leave the rest to their leases."""
         if self._waiting:
             await asyncio.wait(self._waiting, timeout=CLOSE_SECONDS)
         for task in self._waiting:

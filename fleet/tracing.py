@@ -36,22 +36,22 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(slots=True, eq=False)
 class AttemptSpan:
-    """One attempt to have a request answered; moments are of the router's clock."""
+    """One attempt of a request; moments are of the router's clock."""
 
     replica: str  # its name
     number: int  # the first is 1
     predicted: float | None  # seconds until the first token
-    because: str | None  # why there is a second one, in one word
+    because: str | None  # the reason of a second attempt, in one word
     began: float
     span_id: int
     first_byte: float | None = None
     ended: float | None = None
     status: int | None = None  # of its answer
-    error: str | None = None  # why it failed, in one word
+    error: str | None = None  # the reason of its failure, in one word
 
 
 class RouteTracing:
-    """Keeps the attempts of requests that are being served, and makes the spans of those that are sampled."""
+    """Keeps the attempts of live requests, and makes the spans of sampled ones."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class RouteTracing:
     def attempt(
         self, view: ReplicaView, number: int, predict: Callable[[], float], because: str | None
     ) -> Iterator[AttemptSpan]:
-        """Note an attempt of the running task's request at a replica, for as long as the block runs; who serves it
-        fills it in.
+        """Record an attempt of the running task's request at a replica, while the block runs; the caller fills in its
+        result.
         """
         record = current.get()
         predicted = None if self.exporter is None else predict()
@@ -85,7 +85,7 @@ class RouteTracing:
             span.ended = self._clock()
 
     def carried(self, headers: Iterable[tuple[bytes, bytes]], span: AttemptSpan) -> Iterable[tuple[bytes, bytes]]:
-        """Return the headers with which a replica continues the trace below an attempt."""
+        """The headers by which a replica continues the trace below an attempt."""
         record = current.get()
         if self.exporter is None or record is None:
             return headers
@@ -109,7 +109,7 @@ class RouteTracing:
 
 
 def waited(record: RequestRecord) -> float:
-    """Returns how long a request has waited for the first byte of its answer, in seconds."""
+    """Seconds that a request waited for the first byte of its answer."""
     ended = record.began if record.ended is None else record.ended
     return (ended if record.first_byte is None else record.first_byte) - record.began
 
@@ -167,7 +167,7 @@ def _add_attempt(tree: SpanTree, record: RequestRecord, span: AttemptSpan) -> No
 
 @asynccontextmanager
 async def open_route_tracing(settings: Settings, telemetry: Telemetry) -> AsyncIterator[RouteTracing]:
-    """Trace requests while the block runs, if a collector is set, and then send the spans that are left."""
+    """Trace requests while the block runs, if a collector is set, and then send the remaining spans."""
     collector = Collector.of(settings)
     if collector is None:
         yield RouteTracing(telemetry.clock)

@@ -16,7 +16,7 @@ class Ready:
 
     version: str
     host: str
-    port: int  # the one that was bound
+    port: int  # the bound port
     tls: bool
     model: str  # the served name
     num_parameters: int

@@ -1,4 +1,4 @@
-"""Makes everything that lives as long as the server, and runs it."""
+"""Makes the objects that live as long as the server, and runs it."""
 
 import asyncio
 import atexit
@@ -102,8 +102,8 @@ async def open_service(
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
-    Raises `StoreUnsuitable`, and `PolicyError` for a policy whose floors leave no room to serve, or that pins what
-    cannot stay.
+    Raises `StoreUnsuitable`, and `PolicyError` for a policy whose floors leave no room to serve, or whose pins do not
+    fit.
     """
     kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
     kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
@@ -170,7 +170,7 @@ async def open_service(
 
 
 def served_model(settings: Settings, model: LoadedModel, service: Service) -> ServedModel:
-    """Returns what the API's clients see of a model."""
+    """The model as the API's clients see it."""
     limits = Limits(
         model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults, settings.unknown_fields
     )
@@ -188,18 +188,18 @@ def served_model(settings: Settings, model: LoadedModel, service: Service) -> Se
 
 
 CALIBRATION_SECONDS = 1.0  # before the first request
-EXIT_SECONDS = 10.0  # in which the rest is closed after a failure of the device
+EXIT_SECONDS = 10.0  # to close the rest after a failure of the device
 SWITCH_INTERVAL_SECONDS = 1e-4  # torch on a CPU re-takes the interpreter lock at every op
 
 Announce = Callable[[Ready], object]
 
 
 def run_gateway(settings: Settings, announce: Announce) -> int:
-    """Serve until a signal. Returns the exit status; raises what makes serving impossible, before the port opens.
+    """Serve until a signal. Returns the exit status; raises any error before the port opens.
 
     `announce` is called once, when requests are accepted.
     """
-    faulthandler.enable(STDERR)  # what a crash of native code leaves behind
+    faulthandler.enable(STDERR)  # a traceback for crashes of native code
     check_tls(settings)
     gc.set_threshold(*GC_THRESHOLDS)  # before a policy of many tenants is read
     policies = LivePolicy(settings.policy)
@@ -343,7 +343,7 @@ def _setup(
     client: InProcessClient,
     encoders: Mapping[str, LoadedEncoder],
 ) -> Setup:
-    """Returns what an HTTP worker that starts now has to know."""
+    """The setup of an HTTP worker that starts now."""
     return Setup(
         settings=settings,
         model=served,

@@ -11,9 +11,9 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Run coroutines while the block runs; they have ended when it is left, before what they use is closed.
+    """Run coroutines while the block runs; they have ended before it is left, so that their resources can be closed.
 
-    One that ends with an error is logged: nothing else would report it.
+    A failing one is logged, as its error would not be reported elsewhere.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     for task in tasks:
@@ -39,7 +39,7 @@ ITEMS_PER_TURN = 50  # at a time: some tenths of a millisecond
 
 
 async def map_in_slices(items: Iterable[Item], make: Callable[[Item], Made]) -> list[Made]:
-    """Return `make` of each item, letting other work run after every few. `items` are read at once."""
+    """Return `make` of each item, yielding to the event loop after every few. `items` are read at once."""
     taken = list(items)
     made: list[Made] = []
     for start in range(0, len(taken), ITEMS_PER_TURN):

@@ -1,4 +1,4 @@
-"""Opens the core of a running gateway by its settings, with what earlier runs learned of step times."""
+"""Opens the core of a running gateway, with the step times learned by earlier runs."""
 
 import asyncio
 import json
@@ -33,9 +33,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
-    """Yield a core for the running event loop; its step times are saved when the block is left.
-
-    Raises `EventLogError` if its events are to be recorded and cannot be.
+    """Yield a core for the running event loop; its step times are saved when the block is left. Raises `EventLogError`
+    if its events cannot be recorded.
     """
     name = f"{_file_name(model, settings)}.json"
     path = settings.state_dir / "step_time" / name
@@ -68,7 +67,7 @@ def _report(error: Exception) -> None:
 def core_config(settings: Settings) -> CoreConfig:
     """Return the core's configuration as the settings choose it. Raises `ConfigError`."""
     for extension in extensions():
-        import_module(extension.CHOICES)  # which adds orders
+        import_module(extension.CHOICES)  # adds orders
     if settings.order not in ORDERS:
         raise ConfigError(f"--order {settings.order}: must be one of {', '.join(ORDERS)}")
     return CoreConfig(
@@ -83,8 +82,8 @@ def core_config(settings: Settings) -> CoreConfig:
 
 
 def _file_name(model: LoadedModel, settings: Settings) -> str:
-    """Returns a name that differs by all that step times depend on: the model's shape, its precision, device, kernels
-    and threads. It begins with the name of the model's folder, for people.
+    """A file name that covers all factors of step times: the model's shape, its precision, device, kernels and threads.
+    It begins with the name of the model's folder, for people.
     """
     dtype = str(model.dtype).removeprefix("torch.")
     said = json.dumps([asdict(model.config), settings.kernels], sort_keys=True, default=sorted)
@@ -113,9 +112,9 @@ def _save(path: Path, state: dict[str, Any]) -> None:
 
 
 def make_prompt_names(model: LoadedModel, core: Controller) -> PromptNames | None:
-    """Returns who names the blocks of prompts, and has those of answers named like them; None: no block is shared.
+    """The names of prompts' blocks, also applied to answers' blocks; None: no block is shared.
 
-    The secret of the names is of this process alone, as is the cache: nobody outside can tell what a name stands for.
+    The secret of the names is private to this process, as is the cache: a name reveals nothing.
     """
     if not model.engine_config.shares_blocks:
         return None
@@ -125,7 +124,7 @@ def make_prompt_names(model: LoadedModel, core: Controller) -> PromptNames | Non
 
 
 def make_grammar_compiler(settings: Settings, model: LoadedModel) -> GrammarCompiler | None:
-    """Returns who has grammars compiled; None where no answer can be constrained."""
+    """The compiler of grammars; None without structured output."""
     masks = model.runner.masks
     return None if masks is None else GrammarCompiler(masks.processes, settings.grammar_cache_bytes)
 

@@ -1,4 +1,4 @@
-"""Loads the models that embed and score, beside the one that generates."""
+"""Loads the embedding and score models, beside the generating one."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class LoadedEncoder:
         return [row.numpy().tobytes() for row in rows.reshape(len(inputs), -1)]
 
 
-MEASURED_INPUTS, MEASURED_TOKENS = (1, 16), 16  # of the batches that are run at the start, and of each input
+MEASURED_INPUTS, MEASURED_TOKENS = (1, 16), 16  # sizes of the batches measured at startup, and tokens of each input
 NO_ENCODERS: Mapping[str, LoadedEncoder] = MappingProxyType({})
 
 
@@ -60,7 +60,7 @@ def load_encoders(settings: Settings, device: torch.device, dtype: torch.dtype) 
 
 
 def _measured(encoder: Encoder, count: int) -> tuple[int, float]:
-    """Run a batch of `count` inputs, twice; returns its tokens and what the second run took."""
+    """Run a batch of `count` inputs twice; returns its tokens and the second run's seconds."""
     tokens = min(MEASURED_TOKENS, encoder.config.max_tokens)
     for _ in range(2):
         began = time.perf_counter()

@@ -67,7 +67,7 @@ class ApiError(Exception):
     status: int
     type: ClassVar[str] = "invalid_request_error"
     code: ClassVar[str | None] = None
-    outcome: ClassVar[Outcome] = Outcome.INVALID  # of the request that it ends
+    outcome: ClassVar[Outcome] = Outcome.INVALID  # outcome of the request
     dropped_reason: ClassVar[str | None] = None  # one low-cardinality word for refusals under load or by policy
     should_retry: bool | None = None  # None: the client's own rule
 
@@ -84,17 +84,17 @@ class ApiError(Exception):
         self.param = None if param is None else masked(param)
         self.retry_after = None if retry_after is None else min(max(retry_after, 0.001), MAX_RETRY_AFTER_S)
         self.details = details or {}
-        self.rate_headers: Mapping[str, str] = {}  # what is left of the limits that were looked at
-        self.logged_as: str | None = None  # by which the event log has the refusal, and `sluice explain` finds it
+        self.rate_headers: Mapping[str, str] = {}  # the rest of the checked limits
+        self.logged_as: str | None = None  # the refusal's id in the event log, for `sluice explain`
 
     @property
     def discreet_param(self) -> str | None:
-        """Returns the field that the error is about, for logs; None if the client may have made its name up."""
+        """The field at fault, for logs; None if the client may have made its name up."""
         return self.param if self.param and _FIELD.fullmatch(self.param) else None
 
     @property
     def discreet_message(self) -> str:
-        """Returns the message for logs, without anything that it may quote of the request."""
+        """The message for logs, without quotes of the request."""
         return self.message
 
     def to_body(self) -> bytes:
@@ -121,11 +121,11 @@ class ApiError(Exception):
 
 class BadRequest(ApiError):
     status = 400
-    rule: str | None = None  # that was broken, in a sentence that quotes nothing of the request
+    rule: str | None = None  # the broken rule, in a sentence without quotes of the request
 
     @property
     def discreet_message(self) -> str:
-        """Returns the rule that was broken, without what was found instead of it."""
+        """The broken rule, without the value found."""
         if self.param and not self.discreet_param:
             return "The body is not valid."
         if self.rule is not None:
@@ -194,7 +194,7 @@ class KeyNotFound(ApiError):
 
 
 class TenantNotNamed(ApiError):
-    """A key was asked for a tenant that no policy names: the name may be mistyped, and would then have no limits."""
+    """A key was requested for a tenant outside the policy: the name may be mistyped, and would then have no limits."""
 
     status = 400
     code = "tenant_not_named"
@@ -347,7 +347,7 @@ class ShuttingDown(ApiError):
         super().__init__(message, retry_after=1)
 
     def headers(self) -> dict[str, str]:
-        """Returns headers that make the client open another connection, perhaps to another server, and try again."""
+        """Headers that make the client reconnect, perhaps to another server, and try again."""
         return super().headers() | {"connection": "close"}
 
 

@@ -1,4 +1,4 @@
-"""Refusals and failures of constrained answers, which are of the tree in `gateway.errors`."""
+"""Refusals and failures of constrained answers, part of the tree in `gateway.errors`."""
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError, BadRequest
@@ -15,7 +15,7 @@ class InvalidGrammar(BadRequest):
 
 
 class TooComplexGrammar(InvalidGrammar):
-    """Compiling it takes more than it may, or following it did, after the first tokens perhaps."""
+    """Compiling it exceeds its time limit, or following it did, after the first tokens perhaps."""
 
     code = "grammar_too_complex"
 
@@ -41,7 +41,7 @@ class NoTokenAllowed(ApiError):
 
 
 class GrammarsUnavailable(ApiError):
-    """No grammar at all can be compiled at present."""
+    """No grammar can be compiled at present."""
 
     status = 503
     type = "service_unavailable_error"

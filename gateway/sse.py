@@ -22,13 +22,13 @@ def named_event(name: str, data: bytes) -> bytes:
 
 
 def progress(num_tokens: int) -> bytes:
-    """Returns a comment that says how many tokens of an answer were sent before it."""
+    """A progress comment: the number of an answer's tokens sent before it."""
     return b": %d tokens\n\n" % num_tokens
 
 
 def last_progress(stream: bytes) -> int | None:
-    """Returns what the last such comment in a part of a stream says; None if there is none. No event looks like one, as
-    JSON has no bare line break.
+    """The number in the last progress comment of a part of a stream; None without one. No event looks like a comment,
+    as JSON has no bare line break.
     """
     said = _PROGRESS.findall(stream)
     return int(said[-1]) if said else None

@@ -1,4 +1,4 @@
-"""Adds what measures, compares and explores to the product, where `labs` is installed."""
+"""Adds measurements, comparisons and baselines to the product, if `labs` is installed."""
 
 COMMANDS = {
     "simulate": "labs.cli.simulate:add_simulate_command",

@@ -8,7 +8,7 @@ from threading import Thread
 
 
 def process_pool(jobs: int, context: BaseContext | None = None) -> ProcessPoolExecutor:
-    """Make a pool whose processes end with this one, also where it is killed: they would wait for work for ever."""
+    """Make a pool whose processes end with this one, even if it is killed: they would wait for work forever."""
     return ProcessPoolExecutor(jobs, context, initializer=_end_with_the_parent)
 
 

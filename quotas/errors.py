@@ -24,10 +24,10 @@ class QuotaError(Exception):
 
 
 class QuotaRefused(QuotaError):
-    """A limit has less left than was asked for. `asked` and `left` are in the units of the limit's resource; `left` is
-    never negative.
+    """A limit has less left than was asked for.
 
-    `measure` returns the state of each limit that the request would have been charged to, if the store reported it.
+    `asked` and `left` are in the units of the limit's resource; `left` is never negative. `measure` returns the state
+    of each limit that the request would have been charged to, if the store reported it.
     """
 
     def __init__(self, limit: Limit, asked: int, left: int, when: str) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
-from quotas.policy.limit import DAY, Budget, Limit, Rate
+from quotas.policy.limit import DAY_MICROSECONDS, Budget, Limit, Rate
 from quotas.reservation import Ask, LimitState, Usage
 
 
 def refusals(states: Iterable[LimitState], ask: Ask, now: float) -> list[QuotaRefused]:
-    """Return one refusal for each limit that has less left than is asked; `now` is the Unix time of the states."""
+    """A refusal for each limit with less left than is asked; `now` is the Unix time of the states."""
     found = (_forecast_refusal(state, ask.of(state.limit.resource), now) for state in states)
     return [refusal for refusal in found if refusal is not None]
 
@@ -25,23 +25,23 @@ def _forecast_refusal(state: LimitState, asked: int, now: float) -> QuotaRefused
         return None
     match limit.window:
         case Rate(seconds=seconds):
-            since_then = (limit.capacity - asked) * seconds / limit.amount  # from when it suffices until it is full
+            since_then = (limit.capacity - asked) * seconds / limit.amount  # from the refill of `asked` to a full burst
             return LimitExceeded(limit, asked, left, max(state.reset - since_then, 0.0))
         case Budget():
             return BudgetSpent(limit, asked, left, round(now + state.reset))
     return LimitExceeded(limit, asked, left, None)
 
 
-MICRO = 10**6
+MICROSECONDS_PER_SECOND = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The used part of one limit, in fractions of a unit that the limit's rate refills in whole numbers."""
+    """The used part of one limit, in fractions of a unit of which the limit's rate refills whole numbers."""
 
     used: int = 0
-    at: int = 0  # microsecond that a rate was refilled at; first day of the period that a budget counts in
-    part: int = 0  # millionths of such a fraction that a rate has refilled beyond
+    at: int = 0  # microsecond of a rate's last refill; first day of a budget's period
+    part: int = 0  # refill beyond `used`, in millionths of such a fraction
 
 
 @dataclass(slots=True, eq=False)
@@ -50,17 +50,15 @@ class Charge:
 
     tenant: str
     limits: tuple[Limit, ...]
-    ask: Ask  # with what was added since
+    ask: Ask  # extensions included
     first_day: int  # day of the charge, counted from the Unix epoch
     last_day: int  # of the newest extension on a later day; else as `first_day`
-    last_day_output: int = 0  # tokens that were added on a later `last_day`
+    last_day_output: int = 0  # tokens added on a later `last_day`
     is_settled: bool = field(default=False, init=False)
 
 
 class Limiter:
-    """All levels of one gateway. Every call carries its time in Unix seconds, never earlier than that of the call
-    before.
-    """
+    """All levels of one gateway. Every call carries its time in Unix seconds, in ascending order."""
 
     def __init__(self) -> None:
         self._levels: dict[tuple[str, str], Level] = {}  # by tenant and name of the limit
@@ -70,12 +68,12 @@ class Limiter:
         with the longest wait.
         """
         self._charge(tenant, limits, ask, now)
-        today = _micros(now) // DAY
+        today = _micros(now) // DAY_MICROSECONDS
         return Charge(tenant, limits, ask, today, today)
 
     def extend(self, charge: Charge, output_tokens: int, now: float) -> None:
         """Charge more output to every limit, or charge nothing and raise `QuotaRefused`."""
-        more, today = Ask(0, 0, output_tokens), _micros(now) // DAY
+        more, today = Ask(0, 0, output_tokens), _micros(now) // DAY_MICROSECONDS
         self._charge(charge.tenant, charge.limits, more, now)
         if today != charge.first_day:
             charge.last_day_output = (charge.last_day_output if today == charge.last_day else 0) + output_tokens
@@ -84,7 +82,7 @@ class Limiter:
         charge.ask = Ask(ask.requests, ask.input_tokens, ask.output_tokens + output_tokens)
 
     def settle(self, charge: Charge, used: Usage) -> None:
-        """Give back what was not used, and all that was held at once. A second call does nothing."""
+        """Return the unused part of spent resources, and all of held ones. Idempotent."""
         if charge.is_settled:
             return
         charge.is_settled = True
@@ -124,18 +122,19 @@ class Limiter:
             case None:
                 return level
             case Budget(period=period):
-                first = period.first_day(micros // DAY)
+                first = period.first_day(micros // DAY_MICROSECONDS)
                 return Level(level.used if level.at == first else 0, first)
-        seconds, rest = divmod(max(micros - level.at, 0), MICRO)
+        seconds, rest = divmod(max(micros - level.at, 0), MICROSECONDS_PER_SECOND)
         part = level.part + rest * limit.amount
-        used = level.used - seconds * limit.amount - part // MICRO
+        used = level.used - seconds * limit.amount - part // MICROSECONDS_PER_SECOND
         at = max(micros, level.at)
-        return Level(used, at, part % MICRO) if used > 0 else Level(0, at)
+        return Level(used, at, part % MICROSECONDS_PER_SECOND) if used > 0 else Level(0, at)
 
 
 def _refundable(charge: Charge, limit: Limit, level: Level, back: int) -> int:
-    """Return how much of `back` the limit gets. A budget gets back what was taken from its present period: all of it,
-    or the output that was added on the last day.
+    """The part of `back` that returns to the limit.
+
+    A budget gets back the charges of its present period: all, or the output added on the last day.
     """
     if not isinstance(limit.window, Budget) or limit.window.period.first_day(charge.first_day) == level.at:
         return back
@@ -175,4 +174,4 @@ def _scale(limit: Limit) -> int:
 
 
 def _micros(now: float) -> int:
-    return round(now * MICRO)
+    return round(now * MICROSECONDS_PER_SECOND)

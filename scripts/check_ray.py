@@ -36,10 +36,10 @@ from labs.benchmarks.report import RESULTS, Report
 from labs.benchmarks.served import make_keys
 from scripts.fleet_checks import (
     LONG,
-    PATIENCE,
     POLICY,
     SHORT,
     SOME,
+    TIMEOUT_SECONDS,
     Replica,
     Site,
     asking,
@@ -98,12 +98,12 @@ class RaySite(Site):
         )
 
     def replicas(self) -> list[OwnedReplica]:
-        """Return those that run."""
+        """Return the running replicas."""
         started = STARTED.findall(self.log.read_text())
         return [OwnedReplica(pids[0], *urls, int(one)) for one, *urls in started if (pids := _gateways(int(one)))]
 
     def answers(self, count: int) -> bool:
-        """Whether `count` replicas run and each is reached through Ray."""
+        """True if `count` replicas run and each is reached through Ray."""
         up = self.replicas()
         if len(up) != count:
             return False
@@ -113,7 +113,7 @@ class RaySite(Site):
         return all(self._ended(one) > past for one, past in zip(up, before, strict=True))
 
     def _ended(self, replica: Replica) -> float:
-        text = httpx.get(f"{replica.admin}/metrics", headers=self.admin, timeout=PATIENCE).text
+        text = httpx.get(f"{replica.admin}/metrics", headers=self.admin, timeout=TIMEOUT_SECONDS).text
         return sum(map(float, re.findall(r"^sluice_requests_total\{.*\} (\S+)$", text, re.MULTILINE)))
 
 
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def killed(site: RaySite, report: Report, what: str, pid: Callable[[OwnedReplica], int]) -> dict[str, object]:
-    """SIGKILL one of all while they stream; return how all that was asked ended until there are as many again."""
+    """SIGKILL one replica while all stream; returns the ends of all requests until there are as many replicas again."""
     victim = site.replicas()[0]
     with ThreadPoolExecutor(STREAMS) as pool, asking(site) as ends:
         streams = [pool.submit(end, site, LONG | {"n": 2}) for _ in range(STREAMS)]
@@ -156,7 +156,7 @@ def killed(site: RaySite, report: Report, what: str, pid: Callable[[OwnedReplica
 
 
 def rolling_update(site: RaySite, report: Report) -> None:
-    """Deploy another configuration while all replicas stream: those of the old one end what they have begun."""
+    """Deploy another configuration while all replicas stream: the old ones end their open requests."""
     before = {one.pid for one in site.replicas()}
     with ThreadPoolExecutor(8) as pool, asking(site) as ends:
         streams = [pool.submit(end, site, SOME) for _ in range(8)]
@@ -202,7 +202,7 @@ def serving(folder: Path) -> Iterator[RaySite]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT_SECONDS)
         finally:
             end_group(process)
 

@@ -51,7 +51,7 @@ ATTENTION = ("prefill", "decode")
 PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
 LAUNCH_FLAGS = ("PDL", "launch_pdl")  # where an architecture has it
 FIRST_ARCH_FILLED_BY_PROGRAMS = 90  # from here on, decodes keep copies in flight by more programs, not by more stages
-BLOCK_ID_BYTES = 4  # that a decode copies beside keys and values
+BLOCK_ID_BYTES = 4  # copied by a decode beside keys and values
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def run_launchers(variant: Variant) -> None:
 
 
 def run_products(dtype: torch.dtype) -> None:
-    """Those of few rows: plain, gated and added to a residual."""
+    """Run the products of few rows: plain, gated and added to a residual."""
 
     def meta(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=META)
@@ -175,7 +175,7 @@ def run_sampling() -> None:
 
 
 def compile_variant(variant: Variant, kernels: tuple[str, ...] = ()) -> list[Compiled]:
-    """Those of `kernels` (as they are printed) that the variant launches, or all."""
+    """Compile the variant's kernels, or only `kernels`, by their printed names."""
     results: dict[str, Compiled] = {}
 
     def on_launch(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ def compile_variant(variant: Variant, kernels: tuple[str, ...] = ()) -> list[Com
 
 
 def told_apart_by(constants: Mapping[str, Any]) -> str:
-    """What is on."""
+    """The names of the set constants."""
     on = [name.lower() for name, value in constants.items() if value is True and name not in LAUNCH_FLAGS]
     return "".join(f" {name}" for name in on)
 
@@ -277,7 +277,7 @@ def main() -> int:
 
 
 def fill(cache: Path, archs: list[int], jobs: int) -> int:
-    """What `scripts/check_gpu.py` launches, on a GPU of each architecture."""
+    """Compile all launches of `scripts/check_gpu.py`, for a GPU of each architecture."""
     os.environ["TRITON_CACHE_DIR"] = str(cache)
     return max([compiling.main([f"--arch={arch}", f"--jobs={jobs}"]) for arch in archs])
 

@@ -20,7 +20,7 @@ from scripts.diagnosis.clients import clients, deaf_client
 from scripts.diagnosis.observatory import observatory
 from scripts.diagnosis.slow_proxy import slow_proxy
 
-SECONDS = 14.0  # of trouble before somebody looks: more than the dashboard's interval of 10 s
+TROUBLE_SECONDS = 14.0  # of trouble before the diagnosis: more than the dashboard's interval of 10 s
 
 
 def noisy_tenant(directory: Path) -> None:
@@ -28,7 +28,7 @@ def noisy_tenant(directory: Path) -> None:
     with observatory(directory, "--max-num-seqs", "8", tenants=("noisy", "quiet")) as seen:
         noise = clients(seen.server, seen.keys["noisy"], 40, max_tokens=200)
         with noise as noisy, clients(seen.server, seen.keys["quiet"], 1, max_tokens=20) as quiet:
-            time.sleep(SECONDS)
+            time.sleep(TROUBLE_SECONDS)
             show(seen.panel("Waiting, by tenant"), seen.panel("Engine time, by tenant"), doctor=seen.doctor())
         say(f"median time to the first byte: noisy {noisy.median:.2f} s, quiet {quiet.median:.2f} s")
         show(seen.trace("noisy", "sluice.queue"))
@@ -39,7 +39,7 @@ def kv_pressure(directory: Path) -> None:
     flags = ("--kv-memory-bytes", "3686400", "--max-model-len", "512", "--max-num-seqs", "64", "--admit", "optimistic")
     with observatory(directory, *flags) as seen:
         with clients(seen.server, seen.keys["demo"], 24, prompt_tokens=40, max_tokens=160):
-            time.sleep(SECONDS)
+            time.sleep(TROUBLE_SECONDS)
             show(
                 seen.panel("KV memory"),
                 seen.panel("Batch size"),
@@ -59,7 +59,7 @@ def long_prefill(directory: Path) -> None:
     with observatory(directory, *flags, tenants=("reader", "writer")) as seen:
         prompts = clients(seen.server, seen.keys["writer"], 1, prompt_tokens=1900, max_tokens=1)
         with prompts, clients(seen.server, seen.keys["reader"], 4, max_tokens=150):
-            time.sleep(SECONDS)
+            time.sleep(TROUBLE_SECONDS)
             show(seen.panel("Time of a step, by kind"), seen.panel("Jitter between tokens"), doctor=seen.doctor())
         show(seen.trace("reader", "sluice.decode"))
 
@@ -74,7 +74,7 @@ def slow_redis(directory: Path) -> None:
         observatory(directory, "--redis-url", f"redis://127.0.0.1:{slow}/0", "--policy", str(policy)) as seen,
     ):
         with clients(seen.server, seen.keys["demo"], 4, max_tokens=20):
-            time.sleep(SECONDS)
+            time.sleep(TROUBLE_SECONDS)
             show(seen.panel("Latency, by script"), doctor=seen.doctor())
         show(seen.trace("demo", "sluice.quota.reserve"))
 
@@ -84,9 +84,9 @@ def slow_client(directory: Path) -> None:
     with observatory(directory, "--write-timeout", "20", tenants=("deaf",)) as seen:
         deaf = deaf_client(seen.server, seen.keys["deaf"], max_tokens=1900)
         with clients(seen.server, seen.keys["demo"], 3, max_tokens=60), deaf:
-            time.sleep(SECONDS)
+            time.sleep(TROUBLE_SECONDS)
             show(seen.panel("Live requests"), seen.panel("KV bytes, by tenant"), doctor=seen.doctor())
-            time.sleep(SECONDS)
+            time.sleep(TROUBLE_SECONDS)
         show(seen.trace("deaf", "POST"))
 
 

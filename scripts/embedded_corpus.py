@@ -16,7 +16,7 @@ from labs.benchmarks.tool_skill.turns import ToolBox
 from scripts.embedded_tokenizer import ASSISTANT, BEGIN, END, SYSTEM, TOOL, USER
 
 IGNORED = -100  # the label that the loss leaves out
-WINDOW = 64  # conversations that wait for room in a row
+WINDOW_CONVERSATIONS = 64  # conversations that wait to be packed into a row
 MIN_ROW_LENGTH = 512
 SMALL_TALK_SHARE = 0.06
 SYSTEM_SHARE = 0.25
@@ -81,8 +81,8 @@ class Corpus:
         return tokens + [self._padding] * rest, labels + [IGNORED] * rest, positions + list(range(rest))
 
     def _take(self, room: int, max_length: int) -> Conversation | None:
-        """The one that has waited longest of those that fit into `room` tokens."""
-        while len(self._waiting) < WINDOW:
+        """The longest-waiting conversation that fits into `room` tokens."""
+        while len(self._waiting) < WINDOW_CONVERSATIONS:
             conversation = self._conversation()
             if len(conversation.tokens) <= max_length:
                 self._waiting.append(conversation)
@@ -119,7 +119,7 @@ class Corpus:
         return self._render(parts)
 
     def _render(self, parts: list[tuple[str, bool]]) -> Conversation:
-        """Parts of text, each with whether the model is to learn it."""
+        """Render parts of text, each with True if the model is to learn it."""
         encodings = self._tokenizer.encode_batch([text for text, _ in parts], add_special_tokens=False)
         tokens: list[int] = []
         labels: list[int] = []

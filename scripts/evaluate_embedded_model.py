@@ -30,7 +30,7 @@ ALL_SKILLS = (*SKILLS, UNTRAINED, *TOOL_SKILLS)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model wrote, and whether it ended by an end token of its own."""
+    """A model's answer; `ended` is true if it ended by its own end token."""
 
     text: str
     ended: bool
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A conversation, the tools it comes with, a right answer, and what tells right ones."""
+    """A conversation, its tools, a right answer, and the check of an answer."""
 
     messages: list[dict[str, object]]
     tools: list[dict[str, object]]

@@ -1,4 +1,4 @@
-"""What a fleet owes its clients behind every kind of router: checks that several scripts share."""
+"""The promises of a fleet to its clients behind every kind of router: checks that several scripts share."""
 
 import json
 import re
@@ -19,7 +19,7 @@ import httpx
 from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import Report
 
-PATIENCE = 180.0  # seconds for what takes some: processes start, and each replica loads torch
+TIMEOUT_SECONDS = 180.0  # for processes to start, each replica loading torch
 MODEL, TENANT, LIMITED = "embedded", "acme", "limited"
 POLICY = {"tenants": {TENANT: {}, LIMITED: {"limits": {"requests": "5/month"}}}}
 SHORT = {"model": MODEL, "messages": [{"role": "user", "content": "Count from 3 to 12."}], "temperature": 0}
@@ -39,23 +39,28 @@ class Replica:
 
 
 class Site:
-    """A fleet behind one address, as its users and its operator see it."""
+    """A fleet behind one address, for its users and its operator."""
 
     def __init__(self, front: str, folder: Path, port: int, keys: Mapping[str, str]) -> None:
-        """`front`: what stands at `port`; `folder` has the state of all replicas."""
+        """`front` is the name of the server at `port`; `folder` has the state of all replicas."""
         self.front = front
         self.url = f"http://127.0.0.1:{port}"
         self._folder, self._port, self._keys = folder, port, keys
         self.admin = {"authorization": f"Bearer {KeyStore(folder / 'state').admin_key()}"}
 
     def replicas(self) -> Sequence[Replica]:
-        """Return those that run."""
+        """Return the running replicas."""
         raise NotImplementedError
 
     def request(self, body: dict[str, Any], url: str = "", tenant: str = TENANT) -> dict[str, Any]:
-        """Return what httpx takes, for a request through the front or to one replica."""
+        """The arguments of httpx for a request through the front or to one replica."""
         headers = {"authorization": f"Bearer {self._keys[tenant]}"}
-        return {"url": f"{url or self.url}/v1/chat/completions", "json": body, "headers": headers, "timeout": PATIENCE}
+        return {
+            "url": f"{url or self.url}/v1/chat/completions",
+            "json": body,
+            "headers": headers,
+            "timeout": TIMEOUT_SECONDS,
+        }
 
     def post(self, body: dict[str, Any], url: str = "", tenant: str = TENANT) -> httpx.Response:
         return httpx.post(**self.request(body, url, tenant))
@@ -64,8 +69,8 @@ class Site:
         return httpx.stream("POST", **self.request(body, url))
 
     def is_busy(self, replica: Replica) -> bool:
-        """A request lives there, or holds KV memory."""
-        text = httpx.get(f"{replica.admin}/metrics", headers=self.admin, timeout=PATIENCE).text
+        """True while a request lives there, or holds KV memory."""
+        text = httpx.get(f"{replica.admin}/metrics", headers=self.admin, timeout=TIMEOUT_SECONDS).text
         return any(map(float, re.findall(GAUGES, text, re.MULTILINE)))
 
 
@@ -100,7 +105,7 @@ def limits(site: Site, report: Report) -> None:
 
 
 def disconnects(site: Site, report: Report) -> None:
-    """Measure how long after a client has left anything of its request is left on any replica."""
+    """Measure the time from a client's leaving until no replica holds anything of its request."""
     for when, begin in (("while it streams", _leave_stream), ("before its answer", _leave_early)):
         waited = []
         for _ in range(10):
@@ -164,7 +169,7 @@ def asking(site: Site) -> Iterator[Counter[str]]:
 
 
 def end(site: Site, body: dict[str, Any]) -> str:
-    """Return how a request ended: complete, the code of its error, its status if that has none, or that it was cut."""
+    """The end of a request: complete, the code of its error, its status without one, or cut."""
     try:
         with site.stream(body) as response:
             text = response.read().decode()
@@ -183,9 +188,9 @@ def told(ends: Counter[str]) -> str:
 
 
 def seconds_until(condition: Callable[[], bool]) -> float:
-    """Wait until it holds, and return for how long. What cannot be asked does not hold."""
+    """Wait until the condition holds, and return the seconds. A failing question counts as False."""
     began = time.monotonic()
-    while time.monotonic() < began + PATIENCE:
+    while time.monotonic() < began + TIMEOUT_SECONDS:
         with suppress(httpx.HTTPError):
             if condition():
                 return time.monotonic() - began

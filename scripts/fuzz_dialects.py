@@ -1,8 +1,8 @@
-"""Requests at random to /v1/responses and /v1/messages, and what their answers have to be.
+"""Random requests to /v1/responses and /v1/messages, and the checks of their answers.
 
-A request begins as one that is served: a conversation of items or blocks of every type, with tools, formats and limits.
-Then some of its places, anywhere, are given another value, left out, repeated, nested deeply, or have a field beside
-them that another API has. A refusal has to name a place of the request.
+A request begins as a valid one: a conversation of items or blocks of every type, with tools, formats and limits. Then
+some of its places, anywhere, are given another value, left out, repeated, nested deeply, or get a field of another API.
+A refusal has to name a place of the request.
 """
 
 import json
@@ -137,7 +137,7 @@ def some_of(random: Random, fields: Json) -> Json:
 
 
 def holders(value: Any) -> list[Any]:
-    """The arrays and objects of a value that hold anything, itself first."""
+    """The nonempty arrays and objects of a value, itself first."""
     found = [value] if isinstance(value, dict | list) and value else []
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         found += holders(inner)
@@ -178,7 +178,7 @@ REQUIRED = {"model", "input", "messages", "max_tokens"}
 
 
 def check_refusal(path: str, body: Json, reply: httpx.Response) -> str:
-    """Returns the field that a refusal is about, which has to be one of the request, and in no other API's words."""
+    """Returns the field of a refusal, which has to be in the request, and in no other API's words."""
     told = reply.json()
     error, param = told["error"], told["error"]["param"]
     assert (told.get("type") == "error") == path.startswith("/v1/messages"), told
@@ -194,7 +194,7 @@ def check_refusal(path: str, body: Json, reply: httpx.Response) -> str:
 
 
 def judge(path: str, body: Json, reply: httpx.Response) -> Usage:
-    """Returns the tokens that an answer says it has cost."""
+    """Returns the tokens of an answer's usage."""
     assert reply.status_code == 200, reply.text[:300]
     if path == COUNT:
         assert reply.json()["input_tokens"] > 0

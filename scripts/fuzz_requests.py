@@ -29,7 +29,7 @@ from tests.gateway.tenant_site import make_keys
 POLICY = "tenants: {fuzz: {limits: {input_tokens: 100M/day, output_tokens: 100M/day}}}\n"
 FLAGS = ("--threads", "1", "--refused-per-second", "1000000", "--max-waiting", "512")
 CLIENTS = 16  # at a time
-PATIENCE = 60.0  # seconds until an answer counts as not coming
+ANSWER_TIMEOUT_SECONDS = 60.0  # until an answer counts as not coming
 LEFT = ("sluice_live_requests", "sluice_kv_blocks_used", "sluice_reservations_outstanding", "vllm:num_requests_running")
 
 Make = Callable[[Random], Any]
@@ -140,9 +140,9 @@ class Fuzzer:
         self._dialects = dialects
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
-        self.used = [0, 0]  # tokens of input and output, by the usage that answers tell
+        self.used = [0, 0]  # tokens of input and output, by the answers' usage
         self.params: Counter[str] = Counter()  # of refusals
-        self.unknown = 0  # streams that told no usage
+        self.unknown = 0  # streams without usage
         self._server = server
         self._headers = {"authorization": f"Bearer {key}"}
 
@@ -213,14 +213,14 @@ class Fuzzer:
 
 async def fuzz(fuzzer: Fuzzer, requests: int) -> None:
     limits = httpx.Limits(max_connections=CLIENTS, max_keepalive_connections=CLIENTS)
-    async with httpx.AsyncClient(timeout=PATIENCE, limits=limits) as client, asyncio.TaskGroup() as group:
+    async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_SECONDS, limits=limits) as client, asyncio.TaskGroup() as group:
         for number_of_client in range(CLIENTS):
             share = requests // CLIENTS + (number_of_client < requests % CLIENTS)
             group.create_task(fuzzer.send(client, share))
 
 
 def left_behind(server: ServerProcess) -> dict[str, float]:
-    """Returns what is left once the server has had time to end everything, by metric."""
+    """Returns the server's leftovers after time to end everything, by metric."""
     deadline = time.monotonic() + 10
     while True:
         left = {name: value for name in LEFT if (value := server.metric(name))}

@@ -54,7 +54,9 @@ NEEDS = (
     "pydantic-extra-types==2.11.1", "python-json-logger==4.2.0", "python-multipart==0.0.34", "pyzmq==27.3.0",
     "setproctitle==1.3.8", "sniffio==1.3.1", "starlette==1.10.0", "typing-inspection==0.4.5", "xgrammar==0.2.3",
 )  # fmt: skip
-"""What its engine imports and the machine lacks, as was seen; of tvm-ffi the newest, which torch 2.11 needs."""
+"""The packages that its engine imports and the machine lacks, as observed; of tvm-ffi the newest, which torch 2.11
+needs.
+"""
 PIP = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
 FOR = ("--implementation=cp", "--python-version=3.12")
 PLATFORMS = tuple(f"--platform=manylinux_2_{minor}_x86_64" for minor in range(35, 16, -1))
@@ -110,7 +112,7 @@ def pack(folder: Path, target: Path) -> None:
 
 
 def for_one_arch(library: bytes) -> bytes:
-    """The same with zeros in the place of kernels for other GPUs than `ARCH`, and of those still to be compiled."""
+    """The library with zeros in place of kernels for other GPUs than `ARCH`, and of kernels still to be compiled."""
     kept = bytearray(library)
     for start, size, kind, arch in kernels(library):
         if (kind, arch) != (MACHINE_CODE, ARCH):
@@ -119,7 +121,7 @@ def for_one_arch(library: bytes) -> bytes:
 
 
 def kernels(library: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Where each file of kernels in a library lies, how long it is, of which kind, and for which GPUs."""
+    """The place, length, kind and GPUs of each file of kernels in a library."""
     at = -8
     while (at := library.find(FATBIN.to_bytes(4, "little"), at + 8)) >= 0:
         _, version, header, length = FATBIN_HEADER.unpack_from(library, at)

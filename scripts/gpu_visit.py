@@ -39,11 +39,11 @@ GATHERED = ROOT / ".gpu"
 RESULTS = ROOT / "labs" / "benchmarks" / "results" / "gpu"
 TRITON_CACHE = Path("/tmp/sluice-gpu/triton")  # as in scripts/gpu_box: a cache serves at the path where it was made
 MOST_BYTES = 40 << 20
-THERE = {"torch", "triton"}  # in any version: they are what is checked
+THERE = {"torch", "triton"}  # in any version: they are under test
 FOR_TESTS = ("pytest-asyncio",)
 ALWAYS = {"protobuf", "typing-extensions"}  # others ask for their newest versions
 GLIBC = range(35, 16, -1)  # minor versions that wheels may ask for: Ubuntu 22.04 has 2.35
-KEPT = {".cubin", ".json", ".so"}  # of Triton's cache, what it looks for
+KEPT = {".cubin", ".json", ".so"}  # suffixes of Triton's cache
 
 
 def gather(python: str, arch: int) -> None:
@@ -60,7 +60,9 @@ def gather(python: str, arch: int) -> None:
 
 
 def lacking(there: dict[str, str]) -> list[str]:
-    """What the project and its tests need besides what is there (versions by name), in the versions that are tested."""
+    """The packages that the project and its tests need besides the present ones (versions by name), in the tested
+    versions.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     versions = {canonicalize_name(name): version for name, version in pinned.items()}
@@ -78,7 +80,7 @@ def lacking(there: dict[str, str]) -> list[str]:
 
 
 def _needs(name: str, extras: Iterable[str]) -> Iterator[str]:
-    """What a package needs, as it is installed beside this script."""
+    """The requirements of a package, as it is installed beside this script."""
     try:
         every = requires(name) or []
     except PackageNotFoundError:
@@ -113,7 +115,7 @@ def _fetch_wheels(python: str, folder: Path) -> None:
 
 
 def _compile_core(python: str, archive: Path) -> None:
-    """Unless it is there, as the sources are now."""
+    """Compile the core, unless it is up to date."""
     name = "from backend.compiled_core import directory_name, sources; print(directory_name(sources()))"
     directory = _run(python, "-c", name).strip()
     if archive.exists():
@@ -132,7 +134,7 @@ def _compile_core(python: str, archive: Path) -> None:
 
 
 def _fill_cache(python: str, arch: int, archive: Path) -> None:
-    """What a visit before brought back is taken over."""
+    """Fill Triton's cache, reusing the last visit's."""
     TRITON_CACHE.mkdir(parents=True, exist_ok=True)
     if archive.exists():
         with tarfile.open(archive) as packed:
@@ -267,7 +269,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _told(failure: str) -> str:
-    """The last line of a failure, without the paths of whichever machine it was."""
+    """The last line of a failure, without the machine's paths."""
     last = next((line for line in reversed(failure.splitlines()) if line.strip()), "")
     return re.sub(r"/[\w./-]+/", "", last)
 

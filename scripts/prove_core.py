@@ -26,14 +26,14 @@ from labs.process_pool import process_pool
 from tests.labs.core.core_machine import CoreMachine
 from tests.labs.core.random_runs import random_cancellations, random_schedule
 
-CHUNK = 200  # seeds a process takes at a time
-CANCELLATIONS = 100  # a run
+SEEDS_PER_CHUNK = 200  # seeds a process takes at a time
+CANCELLATIONS_PER_RUN = 100  # a run
 
 T = TypeVar("T")
 
 
 class Violation(Exception):
-    """What did not hold, and for which seed."""
+    """A violated invariant, and its seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     first = options.first_seed
     schedules = range(first, first + options.schedules)
-    runs = range(first, first + ceil(options.cancellations / CANCELLATIONS))
+    runs = range(first, first + ceil(options.cancellations / CANCELLATIONS_PER_RUN))
     print(f"{'what':38}{'runs':>26}{'seconds':>9}  found")
     try:
         with process_pool(options.jobs) as pool:
@@ -85,7 +85,7 @@ def prove_fairness(pool: ProcessPoolExecutor, seeds: range) -> Row:
 def prove_cancellations(pool: ProcessPoolExecutor, seeds: range) -> Row:
     start = perf_counter()
     met: Counter[str] = Counter()
-    for states in spread(pool, partial(random_cancellations, count=CANCELLATIONS), seeds):
+    for states in spread(pool, partial(random_cancellations, count=CANCELLATIONS_PER_RUN), seeds):
         met += states
     found = "nothing left; " + ", ".join(f"{state} {number:,}" for state, number in met.most_common())
     return Row("cancelled in any state", f"{met.total():,} cancellations", perf_counter() - start, found)
@@ -101,7 +101,7 @@ def prove_machine(examples: int) -> Row:
 
 def spread(pool: ProcessPoolExecutor, run: Callable[[int], T], seeds: range) -> Iterable[T]:
     """The outcomes, in the order of the seeds. Raises `Violation`."""
-    return pool.map(partial(_named, run), seeds, chunksize=CHUNK)
+    return pool.map(partial(_named, run), seeds, chunksize=SEEDS_PER_CHUNK)
 
 
 def _named(run: Callable[[int], T], seed: int) -> T:

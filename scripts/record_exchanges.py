@@ -33,13 +33,13 @@ KEY = "sk-sluice-demo-0123456789"
 ASK = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}]}
 LARGE = ASK | {"messages": [{"role": "user", "content": "word " * 30_000}]}  # bytes: more than a message may have
 LONG = ASK | {"stream": True, "ignore_eos": True, "max_tokens": 1900}
-ENDED = 5.0  # seconds in which Envoy tells the last of an exchange
+END_SECONDS = 5.0  # for Envoy's last messages of an exchange
 
 Exchanges = list[list[tuple[str, str]]]
 
 
 class Copier:
-    """Passes exchanges on to a picker, and keeps all messages: who has said each, and its bytes."""
+    """Passes exchanges on to a picker, and keeps all messages with their senders."""
 
     def __init__(self, picker_port: int) -> None:
         self.exchanges: Exchanges = []
@@ -89,7 +89,7 @@ async def _record(folder: Path) -> dict[str, list[tuple[str, str]]]:
         for name, request in _requests(url).items():
             before = len(copier.exchanges)
             await asyncio.to_thread(_ask, request, leaves=name == "a client that leaves")
-            await asyncio.sleep(ENDED)
+            await asyncio.sleep(END_SECONDS)
             (recorded[name],) = copier.exchanges[before:]
     await server.stop(None)
     return recorded

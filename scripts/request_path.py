@@ -37,10 +37,10 @@ from typing import Any
 
 KEY = "sk-sluice-structure-0123456789"
 READY = re.compile(r"ready at http://127\.0\.0\.1:(\d+)")
-WARM_UP = 3  # requests that fill caches and import what is imported late
+WARM_UP = 3  # requests that fill caches and trigger late imports
 TOKENS = 40  # of each answer
-EDGE = 5  # steps at both ends of an answer that do more than decode
-PAUSE = 0.05  # seconds between requests, in which the step that was planned ahead of the last one's end comes back
+EDGE_STEPS = 5  # steps at both ends of an answer that do more than decode
+PAUSE_SECONDS = 0.05  # between requests, for the step planned ahead of the last one's end to come back
 FLAGS = ("--port=0", "--admin-port=0", "--device=cpu", "--threads=1", "--log-level=error")
 LIMITS = """\
 defaults:
@@ -161,7 +161,7 @@ class Paths:
 
 
 def with_limits(root: Path, packages: Iterable[str], requests: int) -> Paths:
-    """Do as `with_defaults` does, with limits on every tenant and an event log."""
+    """As `with_defaults`, with limits on every tenant and an event log."""
     with TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.yaml"
         policy.write_text(LIMITS)
@@ -186,7 +186,7 @@ def _serve(trips: Trips, requests: int, *flags: str) -> Paths:
             trips.ended = True
             os.kill(os.getpid(), signal.SIGINT)
 
-    for name in [name for name in os.environ if name.startswith(("SLUICE_", "OTEL_"))]:  # they would change a default
+    for name in [name for name in os.environ if name.startswith(("SLUICE_", "OTEL_"))]:  # they would change defaults
         del os.environ[name]
     os.environ["SLUICE_DEMO_KEY"] = KEY
     import_module("admission.controller")  # what is there before the command is not compiled, and can be listened to
@@ -203,7 +203,7 @@ def _serve(trips: Trips, requests: int, *flags: str) -> Paths:
 
 
 def _paths(trips: Trips, requests: int) -> Paths:
-    steps = [steps[EDGE:-EDGE] for steps in trips.steps[WARM_UP:]]
+    steps = [steps[EDGE_STEPS:-EDGE_STEPS] for steps in trips.steps[WARM_UP:]]
     streamed, whole = chain(*steps[:requests]), chain(*steps[requests:])
     return Paths(_median(trips.requests[WARM_UP:-requests]), _median(streamed), _median(whole))
 
@@ -232,5 +232,5 @@ def _ask(port: int, streams: Iterable[bool]) -> None:
         answer = response.read()
         if response.status != 200:
             raise SystemExit(f"the server answered {response.status}: {answer.decode()}")
-        time.sleep(PAUSE)
+        time.sleep(PAUSE_SECONDS)
     connection.close()

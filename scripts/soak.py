@@ -29,7 +29,7 @@ import httpx
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import Report, scenario_parser
-from scripts.soak_load import MANNERS, PATIENCE, POLICY, TENANTS, Visitor
+from scripts.soak_load import ANSWER_TIMEOUT_SECONDS, MANNERS, POLICY, TENANTS, Visitor
 from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
 
@@ -67,7 +67,7 @@ class Gate:
     empty: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def close(self) -> None:
-        """Returns when everyone has come out."""
+        """Close the gate, and return once no client is inside."""
         self.opened.clear()
         await self.empty.wait()
 
@@ -108,7 +108,7 @@ def gateway(directory: Path, collector: Receiver) -> Iterator[tuple[ServerProces
 
 
 def new_client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=PATIENCE, limits=httpx.Limits(max_connections=None))
+    return httpx.AsyncClient(timeout=ANSWER_TIMEOUT_SECONDS, limits=httpx.Limits(max_connections=None))
 
 
 async def soak(visitor: Visitor, collector: Receiver, seconds: float) -> list[Row]:
@@ -150,7 +150,7 @@ async def come_and_go(visitor: Visitor, gate: Gate) -> None:
 
 
 async def settled(visitor: Visitor) -> Row:
-    """The metrics when nothing is left, or when there was time enough for that."""
+    """The metrics once no leftovers are left, or after `SETTLE_SECONDS`."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         found = await metrics(visitor)
@@ -161,7 +161,7 @@ async def settled(visitor: Visitor) -> Row:
 
 async def metrics(visitor: Visitor) -> Row:
     """By name, summed over labels."""
-    async with httpx.AsyncClient(timeout=PATIENCE) as client:
+    async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_SECONDS) as client:
         reply = await client.get(f"{visitor.server.admin_url}/metrics", headers=visitor.server.admin_headers)
     found: Row = {}
     for line in reply.text.splitlines():

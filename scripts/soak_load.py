@@ -1,4 +1,4 @@
-"""What the clients of a soak do: every manner of request that a gateway meets, at random."""
+"""The clients of a soak: every manner of request that a gateway meets, at random."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ import httpx
 
 from tests.gateway.server_process import ServerProcess
 
-PATIENCE = 120.0  # seconds until an answer counts as not coming
+ANSWER_TIMEOUT_SECONDS = 120.0  # until an answer counts as not coming
 
 POLICY = """
 classes:
@@ -36,7 +36,7 @@ ADMIN = ("overview", "tenants", "tenants/steady", "requests", "queue", "kv", "po
 
 SERVED = {200, 429, 503, 504}  # an answer, or the refusal of a busy gateway
 REFUSED = {400, 401, 403, 404, 405, 411, 413, 415, 422, 429, 503}
-CUT = 0  # in place of a status: the client did not stay for one
+CUT = 0  # in place of a status: the client left before it
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Visitor:
     wrong: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def headers(self, tenant: str = "") -> dict[str, str]:
-        """Of a tenant at random, where none is named; some with a trace of their own, some with a deadline."""
+        """The headers of a random tenant by default; some with a trace of their own, some with a deadline."""
         tenant = tenant or self.random.choice(TENANTS)
         headers = {"authorization": f"Bearer {self.keys[tenant]}"}
         if self.random.random() < 0.3:
@@ -149,7 +149,7 @@ async def malformed(visitor: Visitor) -> None:
 
 
 async def too_large(visitor: Visitor) -> None:
-    """More than a body may have, from a client that has to notice it while it still sends."""
+    """A body beyond the limit, from a client that has to notice the refusal while it still sends."""
     try:
         url = f"{visitor.server.url}/v1/completions"
         reply = await visitor.http.post(url, content=b" " * (5 << 20), headers=visitor.headers())
@@ -179,7 +179,7 @@ async def tokenize(visitor: Visitor) -> None:
 
 
 async def admin(visitor: Visitor) -> None:
-    """Somebody looks at everything, and ends a request now and then."""
+    """An admin looks at everything, and ends a request now and then."""
     headers, url = visitor.server.admin_headers, visitor.server.admin_url
     path = visitor.random.choice((*(f"/admin/v1/{part}" for part in ADMIN), "/metrics", "/admin/v1/nothing"))
     reply = await visitor.http.get(url + path, headers=headers)
@@ -191,7 +191,7 @@ async def admin(visitor: Visitor) -> None:
 
 
 async def edit_policy(visitor: Visitor) -> None:
-    """An edit that is taken up, or one that is not valid."""
+    """An edit of the policy, valid or not."""
     text = POLICY.format(weight=visitor.random.choice((1, 2, 3, "heavy")))
     fresh = visitor.policy.with_suffix(f".{visitor.random.randbytes(4).hex()}")
     fresh.write_text(text)

@@ -40,7 +40,7 @@ class Figure:
 
     name: str
     value: float
-    places: Collection[str] = ()  # what was counted, and where it is
+    places: Collection[str] = ()  # the counted items, with their places
 
 
 # The layout -----------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def _importers(modules: list[Module]) -> dict[str, set[str]]:
 
 
 def _functions(modules: list[Module]) -> Iterator[Figure]:
-    """From `def` to the last line, docstring and nested functions included."""
+    """The lengths of functions, from `def` to the last line, docstring and nested functions included."""
     lengths = sorted(
         (1 + (node.end_lineno or node.lineno) - node.lineno, f"{module.place(node)} {node.name}")
         for module in modules
@@ -388,14 +388,20 @@ def _riddles(root: Path) -> Figure:
 
 CLAUSE = frozenset({"what", "who", "whose", "which", "whether", "that", "how", "why", "or", "and", "nor", "of", "than"})
 CLAUSE_UNLESS_COMMA = frozenset({"where", "when", "whatever", "whoever", "as", "if", "while", "until", "unless"})
+RIDDLE = re.compile(  # a pronoun in place of a noun
+    r"\b(so (many|much|few)(?! as)|whoever|whatever|anybody|somebody|nobody|those (that|who|which)|such(?! as)"
+    r"|ones? that|what is not|who (has|have|is|are))\b",
+    re.IGNORECASE,
+)
 
 
 def fault_of(docstring: str) -> str | None:
-    """Why a docstring's first paragraph is no sentence, by a rule that needs no grammar; None: it passes.
+    """The reason why a docstring's first paragraph is no sentence, by a rule that needs no grammar; None: it passes.
 
     It has fewer than four words; or it does not end with a full stop, a colon or the like; or it opens with a word that
     makes it a clause on its own ("What is asked for."): a whole sentence that opens so can begin with its subject. For
-    words that open many a sentence ("Where it is full, it waits.") a comma decides. Noun phrases of four words pass.
+    words that open many a sentence ("Where it is full, it waits.") a comma decides. A subject without a noun ("Those
+    that wait.") or a riddle ("so many") is a fault as well. Noun phrases of four words pass.
     """
     paragraph = " ".join(inspect.cleandoc(docstring).partition("\n\n")[0].split())
     words = [word for word in paragraph.split() if re.search(r"\w", word)]
@@ -406,11 +412,13 @@ def fault_of(docstring: str) -> str | None:
     first = words[0].lower().rstrip(",")
     if first in CLAUSE or (first in CLAUSE_UNLESS_COMMA and "," not in paragraph):
         return "a clause on its own"
+    if riddle := RIDDLE.search(paragraph):
+        return f"a riddle, {riddle[0]!r}"
     return None
 
 
 def _docstrings(modules: list[Module]) -> Iterator[Figure]:
-    """Of modules, classes, functions and, below an assignment, of what was assigned."""
+    """The docstrings of modules, classes, functions and, below an assignment, of the assigned name."""
     found = [
         (module.place(node), node.value.value)
         for module in modules
@@ -441,7 +449,7 @@ def _tests(root: Path, modules: list[Module]) -> Iterator[Figure]:
 
 
 def travel(requests: int) -> Iterator[Figure]:
-    """Serve requests, and count what one crosses up to the first step handed to the device, and what a step does."""
+    """Serve requests, and count the calls of one up to the first step handed to the device, and of a step."""
     for settings, serve in (("", with_defaults), (", limits and event log", with_limits)):
         paths = serve(ROOT, PACKAGES, requests)
         yield from _of_trip(f"endpoint to device{settings}", paths.request)

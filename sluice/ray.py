@@ -21,7 +21,7 @@ from fleet.passthrough import Passthrough
 log = logging.getLogger(__name__)
 
 MAX_ONGOING_REQUESTS = 4096  # of one replica: they wait in Sluice's queues, whose order is fair, and not in Ray's
-LINGER_SECONDS = 1.0  # in which errors reach those who wait for a replica that is lost
+LINGER_SECONDS = 1.0  # for errors to reach the waiters of a lost replica
 KILL_SECONDS = 30.0  # beyond a drain, after which Ray kills a replica
 WANTED = "sluice_replicas_wanted"
 

@@ -21,7 +21,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def _wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One wheel in the place of those that would be fetched, and places of its own to gather in."""
+    """One wheel in place of the fetched ones, and folders of its own to gather in."""
 
     def fetched(folder: str, *wanted: str) -> list[Path]:
         path = Path(folder) / "vllm.whl"

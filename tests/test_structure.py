@@ -192,6 +192,9 @@ def test_docstrings_that_are_no_sentence(figures: dict[str, Figure]) -> None:
         ("Where it is full.", "a clause on its own"),
         ("Of a request, that has ended.", "a clause on its own"),
         ("The tokens of a prompt\n\nThey are counted.", "no full stop"),
+        ("Return so many tokens of a prompt.", "a riddle, 'so many'"),
+        ("Serve nobody who has waited.", "a riddle, 'nobody'"),
+        ("Limits such as tokens per minute.", None),
     ],
 )
 def test_a_sentence(docstring: str, fault: str | None) -> None:
@@ -209,7 +212,7 @@ def test_tests_mirror_modules(figures: dict[str, Figure]) -> None:
     assert figures["lines of tests"].value == 3
 
 
-def test_a_call_is_a_function_that_begins_and_a_frame_is_also_one_that_goes_on(tmp_path: Path) -> None:
+def test_a_call_is_a_beginning_function_and_a_frame_also_a_continuing_one(tmp_path: Path) -> None:
     files = {"gateway/served.py": SERVED, "backend/device.py": HANDED_OVER}
     written(tmp_path, files)
     names: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The admin API of a router: the fleet as it sees it. docs/fleet.md describes each answer."""
+"""The admin API of a router: the router's view of its fleet. docs/fleet.md describes each answer."""
 
 import time
 from collections.abc import Callable
@@ -22,9 +22,9 @@ PREFIX = "/admin/v1"
 
 
 class FleetApi:
-    """Handles requests by reading the fleet as it is at that moment; nothing is asked of a replica but its diagnosis.
+    """Answers from the router's present view; replicas are asked for their diagnoses alone.
 
-    `weight` is a tenant's by the router's policy, and `is_draining` says whether the router is about to stop.
+    `weight` is a tenant's by the router's policy, and `is_draining` is true while the router is about to stop.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FleetApi:
         self._started = time.time()
 
     def routes(self) -> list[Route]:
-        """Make the routes of the API, of which the first that matches a request answers it."""
+        """The routes of the API; the first match answers a request."""
         return [
             admin_route("GET", f"{PREFIX}/overview", self.overview),
             admin_route("GET", f"{PREFIX}/fleet", self.fleet),
@@ -95,7 +95,7 @@ class FleetApi:
         return await self._diagnosis.report()
 
     def _report(self, view: ReplicaView) -> dict[str, Any]:
-        """Return one replica as the router sees it, with the last state that it told."""
+        """The router's view of one replica, with its last state."""
         summary = asdict(summarized(self._fleet, view))
         return summary | {
             "available": view.is_available(self._fleet.clock()),

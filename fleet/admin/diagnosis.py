@@ -1,4 +1,4 @@
-"""The diagnosis that a router makes of its fleet, with what each replica says of itself."""
+"""The router's diagnosis of its fleet, with the replicas' own diagnoses."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import orjson
 
-from fleet.admin.findings import Answers, Look, Window, fleet_findings
+from fleet.admin.findings import Answers, FleetWindow, Look, fleet_findings
 from fleet.admin.summary import summarized
 from fleet.fleet import Fleet
 from fleet.retries import RetryBudget
@@ -15,14 +15,14 @@ from gateway.doctor.finding import Finding
 from gateway.doctor.snapshot import WINDOW_SECONDS
 
 PATH = "/admin/v1/diagnosis"
-ANSWER_SECONDS = 8.0  # for a replica's answer, of which its first takes 3; the doctor waits 10 for the router's
-STALE_SECONDS = 60.0  # after which a look is too old to compare with
+ANSWER_SECONDS = 8.0  # for a replica's answer, the first of which takes 3; the doctor waits 10 for the router's
+STALE_SECONDS = 60.0  # after which a look is too old to compare
 
 
 class FleetDiagnosis:
-    """Compares two looks at the fleet that are `WINDOW_SECONDS` apart or more, and asks every replica meanwhile.
+    """Compares two looks at the fleet, `WINDOW_SECONDS` apart or more, and asks every replica meanwhile.
 
-    The later look is kept for the next comparison, and its findings for questions within `WINDOW_SECONDS` of it.
+    The later look is kept for the next comparison, and its findings for calls within `WINDOW_SECONDS`.
     """
 
     def __init__(self, fleet: Fleet, budget: RetryBudget, client: httpx.AsyncClient, key: str) -> None:
@@ -33,8 +33,8 @@ class FleetDiagnosis:
         self._found: list[Finding] = []
 
     async def report(self) -> dict[str, Any]:
-        """Return the findings: as soon as replicas have answered where they were asked for lately, else after
-        `WINDOW_SECONDS` at least.
+        """Return the findings: with a recent report, once the replicas have answered, else after `WINDOW_SECONDS` at
+        least.
         """
         async with self._lock:
             if self._last is None or self._fleet.clock() - self._last.at >= WINDOW_SECONDS:
@@ -44,7 +44,7 @@ class FleetDiagnosis:
     async def _diagnose(self) -> None:
         before, answers = await asyncio.gather(self._before(), self._ask_all())
         after = self._look()
-        self._found = fleet_findings(Window(before, after), answers)
+        self._found = fleet_findings(FleetWindow(before, after), answers)
         self._last = after
 
     async def _before(self) -> Look:
@@ -61,7 +61,7 @@ class FleetDiagnosis:
         return Look(fleet.clock(), replicas, len(fleet.available()), self._budget.is_left_for_all)
 
     async def _ask_all(self) -> Answers:
-        """Ask all replicas at once, but for those that are lost, whose admin ports would not answer either."""
+        """Ask all replicas at once, except lost ones, whose admin ports would not answer either."""
         views = [view for view in self._fleet.views.values() if view.state is not None]
         answers = await asyncio.gather(*map(self._ask, views))
         named = {view.name: answer for view, answer in zip(views, answers, strict=True)}
@@ -71,7 +71,7 @@ class FleetDiagnosis:
         )
 
     async def _ask(self, view: ReplicaView) -> list[Finding] | str:
-        """Return the findings of one replica, or why there are none to be had."""
+        """The findings of one replica, or the reason why it gave none."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 reply = await self._client.get(f"{view.replica.admin}{PATH}", headers=self._headers)
@@ -83,4 +83,4 @@ class FleetDiagnosis:
         except httpx.HTTPError as error:
             return str(error) or type(error).__name__
         except (KeyError, TypeError, ValueError) as error:
-            return f"its answer is not understood ({type(error).__name__}: {error})"
+            return f"its answer is invalid ({type(error).__name__}: {error})"

@@ -1,4 +1,4 @@
-"""Diagnoses a fleet: a pure function of two looks at it, and of what its replicas say of themselves."""
+"""Diagnoses a fleet: a pure function of two looks at it, and of its replicas' own diagnoses."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding, Severity
 from quotas.policy.units import show_wait
 
-BACKLOG_RATIO = 3.0  # to the mean of the others: prompts that go to where they are cached may well leave twice
-MIN_BACKLOG_SECONDS = 5.0  # above that mean: less is one long prompt, or a burst that has just come
-MAX_NAMED_REPLICAS = 3  # replicas whose evidence is told
-OWN = frozenset({"draining"})  # findings of replicas that the router has better ones for
+BACKLOG_RATIO = 3.0  # to the mean of the others: cache affinity alone may make it 2
+MIN_BACKLOG_SECONDS = 5.0  # above that mean: less is one long prompt, or a fresh burst
+MAX_NAMED_REPLICAS = 3  # replicas with evidence in a finding
+OWN = frozenset({"draining"})  # replicas' findings that the router's own replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class Look:
 
     at: float
     replicas: tuple[ReplicaSummary, ...]
-    num_available: int  # that requests may go to
-    retries_left: bool  # second attempts may be made, for every tenant
+    num_available: int  # replicas available to requests
+    retries_left: bool  # every tenant has second attempts left
 
     def those(self, condition: Condition) -> list[ReplicaSummary]:
         return [one for one in self.replicas if one.condition is condition]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class FleetWindow:
     """The time between two looks."""
 
     before: Look
@@ -41,14 +41,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The diagnoses that replicas make of themselves, by the replica's name, and why others made none."""
+    """The replicas' own diagnoses, by the replica's name, and the reasons of missing ones."""
 
     findings: Mapping[str, Sequence[Finding]]
     problems: Mapping[str, str]
 
 
-def fleet_findings(window: Window, answers: Answers) -> list[Finding]:
-    """Return the troubles of a fleet and of its replicas, `ranked`; of what is as serious, those of the fleet first."""
+def fleet_findings(window: FleetWindow, answers: Answers) -> list[Finding]:
+    """The troubles of a fleet and of its replicas, `ranked`; the fleet's first among equally serious ones."""
     found = [finding for judge in _JUDGES if (finding := judge(window)) is not None]
     own = {
         name: [one for one in findings if one.name not in OWN]
@@ -62,7 +62,7 @@ def fleet_findings(window: Window, answers: Answers) -> list[Finding]:
 
 
 def together(own: Mapping[str, Iterable[Finding]]) -> list[Finding]:
-    """Return the findings of replicas, those that several share as one that names them all."""
+    """The findings of replicas; equal findings are joined, naming all their replicas."""
     shared: dict[tuple[str, str, str], dict[str, Finding]] = {}
     for replica, findings in own.items():
         for finding in findings:
@@ -81,7 +81,7 @@ def _joined(by_replica: Mapping[str, Finding]) -> Finding:
     )
 
 
-def no_replica(window: Window) -> Finding | None:
+def no_replica(window: FleetWindow) -> Finding | None:
     if window.before.num_available or window.after.num_available:
         return None
     num_replicas = len(window.after.replicas)
@@ -97,8 +97,8 @@ def no_replica(window: Window) -> Finding | None:
     )
 
 
-def all_silent(window: Window) -> Finding | None:
-    """Find a router that hears nobody, and goes by what it knew last: it is more likely to be late itself."""
+def all_silent(window: FleetWindow) -> Finding | None:
+    """Find a router without recent states, which routes by old ones: more likely its own delay than all replicas'."""
     look = window.after
     if not look.num_available or len(look.those(Condition.SILENT)) < len(look.replicas):
         return None
@@ -106,18 +106,18 @@ def all_silent(window: Window) -> Finding | None:
         "all_silent",
         "no replica has told its state lately, and the router goes by their last states",
         _each({one.name: _silence(one) for one in look.replicas}),
-        "see that the router has a core of its own, and reaches the replicas' admin ports",
+        "reserve a core for the router, and see that it reaches the replicas' admin ports",
         Severity.SERIOUS,
     )
 
 
-def silent(window: Window) -> Finding | None:
+def silent(window: FleetWindow) -> Finding | None:
     look = window.after
     silent = look.those(Condition.SILENT)
     return _of_those(
         silent if len(silent) < len(look.replicas) or not look.num_available else [],
         "replica_silent",
-        "no state is told, and no requests are sent there",
+        "no recent state, so no requests are sent there",
         _silence,
         "see that they run, and that the router reaches their admin ports with their SLUICE_ADMIN_KEY; if they are "
         "gone for good, take them out of the file of --replicas",
@@ -129,7 +129,7 @@ def _silence(one: ReplicaSummary) -> str:
     return f"{since} ({one.problem})" if one.problem else since
 
 
-def ejected(window: Window) -> Finding | None:
+def ejected(window: FleetWindow) -> Finding | None:
     times = {one.name: one.ejections for one in window.before.replicas}
     out = [
         one
@@ -139,24 +139,24 @@ def ejected(window: Window) -> Finding | None:
     return _of_those(
         out,
         "replica_ejected",
-        "left out for a while, because requests fail there",
+        "ejected for a while, because requests fail there",
         lambda one: f"{show_wait(one.left_out_seconds)} more, {one.ejections} times so far",
         "their logs have the errors; a replica that fails again and again should be restarted",
     )
 
 
-def draining(window: Window) -> Finding | None:
+def replica_draining(window: FleetWindow) -> Finding | None:
     return _of_those(
         window.after.those(Condition.DRAINING),
         "replica_draining",
         "draining: nothing new is sent there",
         lambda one: f"{one.told.running + one.told.waiting if one.told else 0} requests are left",
-        "nothing, if they are meant to stop; others have their load meanwhile",
+        "none, if they are meant to stop; the others take their load meanwhile",
     )
 
 
-def imbalance(window: Window) -> Finding | None:
-    """Find a replica that has had far more work than the others at both looks."""
+def imbalance(window: FleetWindow) -> Finding | None:
+    """Find a replica with far more work than the others at both looks."""
     earlier = _work(window.before)
     work = {name: min(seconds, earlier[name]) for name, seconds in _work(window.after).items() if name in earlier}
     if len(work) < 2:
@@ -168,10 +168,11 @@ def imbalance(window: Window) -> Finding | None:
         return None
     return Finding(
         "imbalance",
-        "far more work than the other replicas have",
+        "far more work than the other replicas",
         f"{most:.1f} s of work, where the other {len(work)} have {mean:.1f} s on average",
-        f"/admin/v1/fleet/replicas/{name} has the tenants that wait there. It may be slower than the others, or have "
-        "work that came past this router, or what prompts begin with: --routing predicted, the default, weighs that",
+        f"see /admin/v1/fleet/replicas/{name} for the tenants that wait there. It may be slower than the others, have "
+        "work from past this router, or have most prompts' beginnings cached: --routing predicted, the default, "
+        "weighs that",
         replicas=(name,),
     )
 
@@ -180,39 +181,39 @@ def _work(look: Look) -> dict[str, float]:
     return {one.name: one.told.work_seconds for one in look.those(Condition.SERVING) if one.told is not None}
 
 
-def models_differ(window: Window) -> Finding | None:
+def models_differ(window: FleetWindow) -> Finding | None:
     return _differ(
         _told(window.after, lambda one: one.model),
         "models_differ",
-        "another model than that of the other replicas, and requests go to any of them",
+        "another model than the other replicas, and requests go to all of them",
         "route to replicas of one model: a router for each",
         Severity.SERIOUS,
     )
 
 
-def versions_differ(window: Window) -> Finding | None:
+def versions_differ(window: FleetWindow) -> Finding | None:
     return _differ(
         _told(window.after, lambda one: one.version),
         "versions_differ",
-        "another version of Sluice than that of the other replicas",
-        "it passes with a rolling update; if it stays, update the older replicas",
+        "another version of Sluice than the other replicas",
+        "this passes with a rolling update; if it stays, update the older replicas",
     )
 
 
-def policies_differ(window: Window) -> Finding | None:
+def policies_differ(window: FleetWindow) -> Finding | None:
     earlier = _told(window.before, lambda one: one.policy)
     now = _told(window.after, lambda one: one.policy)
     lasting = {name: policy for name, policy in now.items() if earlier.get(name) == policy}  # an edit takes a second
     return _differ(
         lasting,
         "policies_differ",
-        "another policy in force than on the other replicas: weights and limits depend on where a tenant is served",
-        "give all the same policy files; a replica whose edit was not valid says invalid_policy",
+        "another policy than the other replicas: a tenant's weight and limits depend on the replica",
+        "give all replicas the same policy files; one with an invalid edit has the finding invalid_policy",
     )
 
 
 def _told(look: Look, what: Callable[[ToldSummary], str]) -> dict[str, str]:
-    """Return what each replica has told, but for those that are too old to tell it."""
+    """A fact of each replica's state, without outdated states."""
     told = {one.name: what(one.told) for one in look.replicas if one.told is not None}
     return {name: text for name, text in told.items() if text}
 
@@ -220,7 +221,7 @@ def _told(look: Look, what: Callable[[ToldSummary], str]) -> dict[str, str]:
 def _differ(
     told: Mapping[str, str], name: str, trouble: str, remedy: str, severity: Severity = Severity.WARNING
 ) -> Finding | None:
-    """Make a finding where not all have told the same; it names those that differ from most."""
+    """A finding if replicas differ; it names the minority."""
     counts = Counter(told.values())
     if len(counts) < 2:
         return None
@@ -241,7 +242,7 @@ def _of_those(
 
 
 def _each(told: Mapping[str, str]) -> str:
-    """Return what is told of the only replica, or of each of the first ones."""
+    """The fact of the only replica, or of each of the first ones."""
     if len(told) == 1:
         return next(iter(told.values()))
     more = [f"and {len(told) - MAX_NAMED_REPLICAS} more"] if len(told) > MAX_NAMED_REPLICAS else []
@@ -254,34 +255,34 @@ def _undiagnosed(unasked: Mapping[str, str]) -> list[Finding]:
     return [
         Finding(
             "replica_undiagnosed",
-            "no diagnosis is to be had, though states are told",
+            "no diagnosis, though states arrive",
             _each(unasked),
-            "ask them: sluice doctor --live with the address of their admin port",
+            "run `sluice doctor --live` with the address of their admin port",
             replicas=tuple(unasked),
         )
     ]
 
 
-def retries_spent(window: Window) -> Finding | None:
+def retries_spent(window: FleetWindow) -> Finding | None:
     if window.before.retries_left or window.after.retries_left:
         return None
     most = nlargest(MAX_NAMED_REPLICAS, window.after.replicas, key=lambda one: one.retried)
     retried = ", ".join(f"{one.retried} of {one.attempts} at {one.name}" for one in most if one.retried)
     return Finding(
         "retries_spent",
-        "a tenant's second attempts are used up: what a replica refuses or loses of it is not sent to another",
+        "a tenant's second attempts are used up: requests that one replica refuses or loses are not sent to another",
         f"tried again elsewhere: {retried or 0}",
         "replicas are overloaded or fail: add replicas, and see what their own findings and logs say",
     )
 
 
-_JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
+_JUDGES: tuple[Callable[[FleetWindow], Finding | None], ...] = (
     no_replica,
     all_silent,
     models_differ,
     silent,
     ejected,
-    draining,
+    replica_draining,
     retries_spent,
     imbalance,
     policies_differ,

@@ -1,4 +1,4 @@
-"""The replicas of a fleet side by side, in the figures by which they are compared. Reading them changes nothing."""
+"""The replicas of a fleet side by side, in comparable figures. Reading them changes nothing."""
 
 from dataclasses import dataclass
 
@@ -9,42 +9,42 @@ from gateway.replica.state import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class ToldSummary:
-    """The figures of the state that a replica told last."""
+    """Figures of a replica's last state."""
 
-    instance: str  # another one after each start
+    instance: str  # changes with each start
     model: str
-    version: str  # of Sluice; empty: it is too old to tell
-    policy: str  # the version in force; empty likewise
+    version: str  # of Sluice; empty from an old replica
+    policy: str  # version in force; empty from an old replica
     running: int
-    seats: int  # the most that run at once
+    seats: int  # most sequences at once
     waiting: int
-    work_seconds: float  # of all that runs and waits
-    kv_share: float  # of its KV memory, what requests hold
-    kv_tokens: int  # for which that has room
-    hit_share: float | None  # of its prompts' tokens since its start, those found in its cache; None: it had no prompt
+    work_seconds: float  # of running and queued requests
+    kv_share: float  # of its KV memory, held by requests
+    kv_tokens: int  # capacity of its KV memory
+    hit_share: float | None  # of its prompt tokens since its start; None without any
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSummary:
-    """One replica as the router sees it at one moment."""
+    """The router's view of one replica at one moment."""
 
     name: str
     url: str
     admin: str
     condition: Condition
-    problem: str  # why it did not tell its state when it was asked last; empty: it did
-    silent_seconds: float | None  # since it told its state last; None: it never did
-    left_out_seconds: float  # until it is asked again, where its requests have failed
-    ejections: int  # times it was left out, since the router knows it
-    attempts: int  # requests that were sent there, since the router's start
-    retried: int  # those of them after which another replica was asked
+    problem: str  # why the last poll failed; empty: it did not
+    silent_seconds: float | None  # since its last state; None: there was none
+    left_out_seconds: float  # until its ejection ends
+    ejections: int  # in all
+    attempts: int  # requests sent there since the router's start
+    retried: int  # attempts followed by one at another replica
     open_requests: int  # not answered to the end
-    on_the_way: int  # those of them of which its state does not tell yet
-    told: ToldSummary | None  # None: it has not told its state lately
+    on_the_way: int  # open requests not yet in its state
+    told: ToldSummary | None  # None without a recent state
 
 
 def summarized(fleet: Fleet, view: ReplicaView) -> ReplicaSummary:
-    """Return one of the fleet's replicas as it is seen now."""
+    """The present view of one of the fleet's replicas."""
     now, name = fleet.clock(), view.name
     return ReplicaSummary(
         name=name,

@@ -1,4 +1,4 @@
-"""Tenants summed over the replicas of a fleet: what each has running and waiting, and where."""
+"""Tenants summed over the replicas of a fleet: their running and queued requests, by replica."""
 
 import asyncio
 from collections import Counter
@@ -11,8 +11,8 @@ from fleet.fleet import Fleet
 from fleet.view import ReplicaView
 from gateway.background import map_in_slices
 
-MAX_ROWS = 300  # tenants of the list: 100 KB, which a router writes in a millisecond
-MAX_PLACES = 4  # replicas that a row of the list names; one tenant alone is shown with all
+MAX_TENANT_ROWS = 300  # in a list: 100 KB, written in a millisecond
+MAX_ROW_REPLICAS = 4  # replicas in a row of the list; a single tenant is shown with all
 
 Row = dict[str, Any]
 
@@ -24,8 +24,8 @@ class Place:
     name: str
     waiting: int = 0
     running: int = 0
-    prefill_seconds: float = 0.0  # predicted, of prompts that wait
-    seconds: float = 0.0  # predicted, of the engine's time, of all that waits
+    prefill_seconds: float = 0.0  # predicted, of queued prompts
+    seconds: float = 0.0  # predicted engine time of all queued work
 
     def add(self, other: "Place") -> None:
         self.waiting += other.waiting
@@ -44,7 +44,7 @@ class TenantWork:
 
     places: list[Place] = field(default_factory=list)
     total: Place = field(default_factory=lambda: Place(""))  # their sum
-    open_requests: int = 0  # that came through this router
+    open_requests: int = 0  # through this router
 
     def add(self, place: Place) -> None:
         self.places.append(place)
@@ -52,25 +52,25 @@ class TenantWork:
 
 
 class FleetTenants:
-    """Lists the tenants that have work anywhere; `weight` is a tenant's by the router's policy."""
+    """Lists the tenants with work on any replica; `weight` is a tenant's by the router's policy."""
 
     def __init__(self, fleet: Fleet, weight: Callable[[str], float]) -> None:
         self._fleet, self._weight = fleet, weight
 
     async def listed(self) -> Row:
-        """List the tenants, those with the most seconds of work waiting first."""
+        """List the tenants by their seconds of queued work, descending."""
         found = await self._work()
-        shown = nlargest(MAX_ROWS, found, key=lambda name: found[name].total.rank)
-        rows = await map_in_slices(shown, lambda name: self._row(name, found[name], MAX_PLACES))
+        shown = nlargest(MAX_TENANT_ROWS, found, key=lambda name: found[name].total.rank)
+        rows = await map_in_slices(shown, lambda name: self._row(name, found[name], MAX_ROW_REPLICAS))
         return {"tenants": rows, "truncated": len(found) - len(shown)}
 
     async def shown(self, name: str) -> Row:
-        """Return one tenant with all replicas on which it has work; one that has none anywhere is all zeros."""
+        """One tenant with all replicas that have its work; zeros without any."""
         work = (await self._work()).get(name, TenantWork())
         return self._row(name, work, len(work.places))
 
     async def _work(self) -> dict[str, TenantWork]:
-        """Return the work by tenant. Other tasks run after each replica, of which there may be hundreds."""
+        """The work by tenant. Other tasks run after each replica, of which there may be hundreds."""
         found: dict[str, TenantWork] = {}
         for view in [*self._fleet.views.values()]:
             for name, place in _places(view).items():
@@ -96,7 +96,7 @@ class FleetTenants:
 
 
 def _places(view: ReplicaView) -> dict[str, Place]:
-    """Return what each tenant has on a replica."""
+    """Each tenant's work on a replica."""
     places = {
         name: Place(view.name, one.requests, 0, one.prefill_seconds, one.seconds) for name, one in view.waiting.items()
     }

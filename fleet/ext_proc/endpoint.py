@@ -1,7 +1,7 @@
-"""Says where one request goes, and follows its answer as far as the gateway tells of it.
+"""Picks the endpoint of one request, and follows its answer as far as the gateway reports it.
 
-The gateway makes the attempts, one after the other, down the endpoints that it is given; the header that signs them is
-the same for all. So each is signed as one that may not be the first: a replica takes back what any before it charged.
+The gateway makes the attempts, one after the other, down the list of endpoints; the header that signs them is the same
+for all. So each is signed as one that may not be the first: a replica takes back the charge of any before it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from starlette.types import Scope
 from fleet.app import ROUTES
 from fleet.endpoint import FleetEndpoint, FleetServices
 from fleet.errors import NoReplica
-from fleet.ext_proc.exchange import AnswerHead, Exchange
+from fleet.ext_proc.exchange import AnswerHead, GatewayExchange
 from fleet.prediction import RoutedRequest
 from fleet.view import ReplicaView
 from gateway.api.client_deadlines import read_deadlines
@@ -26,20 +26,18 @@ from gateway.replica.fleet_secret import ATTEMPT_HEADER
 from quotas.policy.units import show_wait
 from quotas.reservation import Attempt
 
-ANY_ATTEMPT = 2  # in a signature: it may not be the first
-LOST = frozenset({502, 503})  # with which a gateway answers where a replica has not
+ANY_ATTEMPT = 2  # in a signature: perhaps not the first
+LOST = frozenset({502, 503})  # statuses of the gateway's own answers
 
 
 class PickEndpoint(FleetEndpoint):
-    """Serves one exchange."""
-
-    def __init__(self, services: FleetServices, exchange: Exchange) -> None:
+    def __init__(self, services: FleetServices, exchange: GatewayExchange) -> None:
         scope = exchange.scope
         super().__init__(services, ROUTES.get((scope["method"], scope["path"]), "inference"))
         self._exchange = exchange
 
     async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
-        """Name the replica, and the one to fall back on. Raises `NoReplica` and `DeadlineUnmeetable`."""
+        """Name the replica and its fallback. Raises `NoReplica` and `DeadlineUnmeetable`."""
         fleet, exchange = self._services.fleet, self._exchange
         self._services.budget.requested(request.tenant)
         view = self._pick(scope, request)
@@ -62,9 +60,9 @@ class PickEndpoint(FleetEndpoint):
             await self._follow()
 
     def _pick(self, scope: Scope, request: RoutedRequest) -> ReplicaView:
-        """Return the replica for a request: where that one would be late for its client, the one that is earliest.
+        """The replica for a request; if that one would be late for the client, the earliest one.
 
-        Raises `NoReplica`, and `DeadlineUnmeetable` (429) where the client will not wait for any.
+        Raises `NoReplica`, and `DeadlineUnmeetable` (429) if the client will not wait for any.
         """
         fleet, subset = self._services.fleet, self._exchange.subset
         picked = fleet.pick(request, among=subset)
@@ -88,14 +86,14 @@ class PickEndpoint(FleetEndpoint):
         return earliest
 
     def _fallback(self, request: RoutedRequest, view: ReplicaView) -> list[str]:
-        """Return the replica for a second attempt, where the budget allows one."""
+        """The replica for a second attempt, if the budget allows one."""
         if not self._services.budget.is_left(request.tenant):
             return []
         other = self._services.fleet.pick(request, [view.name], self._exchange.subset)
         return [] if other is None else [other.name]
 
     def _answered(self, request: RoutedRequest, view: ReplicaView, head: AnswerHead) -> None:
-        """Note what an answer says of its replica: nothing if that has refused, and that it failed if it has none."""
+        """Record a replica's success or failure by its answer: a refusal is neither, a missing answer a failure."""
         if b"x-sluice-dropped-reason" in head.headers:
             return
         if head.status in LOST and b"x-request-id" not in head.headers:
@@ -104,10 +102,10 @@ class PickEndpoint(FleetEndpoint):
             self._services.fleet.answered(request, view)
 
     async def _follow(self) -> None:
-        """Hand the rest of the answer back. Raises `ClientGone` where its end has not been seen."""
+        """Hand the rest of the answer back. Raises `ClientGone` if its end does not come."""
         try:
             await self._exchange.answer_rest()
-        except asyncio.CancelledError:  # which is how a gateway may end an exchange that is over
+        except asyncio.CancelledError:  # a gateway may end a finished exchange by it
             if not self._exchange.is_over:
                 raise
         if not self._exchange.is_over:

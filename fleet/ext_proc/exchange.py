@@ -1,8 +1,8 @@
-"""One request and its answer, as a gateway such as Envoy tells of them: in messages, each of which is answered in turn.
+"""One request and its answer as a gateway such as Envoy streams them: in messages, each answered in turn.
 
-Where bodies go both ways (`FULL_DUPLEX_STREAMED`, which endpoint pickers are asked for), the gateway keeps nothing of
-what it has told: the head of a request is answered once its body is here, the body is handed back in pieces, and so is
-that of the answer. In any other mode it wants a word for each message, the head's first.
+With bodies in both directions (`FULL_DUPLEX_STREAMED`, the mode required of endpoint pickers), the gateway keeps no
+part of a body: the head of a request is answered once its body is here, the body is handed back in pieces, and so is
+that of the answer. In any other mode each message takes a reply, the head's first.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from starlette.types import Message, Scope
 from fleet.ext_proc.messages import KIND, ProcessingResponse
 from gateway.http.responses import Headers
 
-MAX_CACHED_CLIENTS = 4096  # addresses that need not be read again
+MAX_CACHED_CLIENTS = 4096  # parsed addresses
 FULL_DUPLEX_STREAMED = 4
-OVERWRITE = 2  # what a header was before
-PIECE_BYTES = 60 * 1024  # of a body: some gateways take no more than 64 KiB in a message
+OVERWRITE = 2  # append action of a header: replace its value
+PIECE_BYTES = 60 * 1024  # of a body: some gateways limit a message to 64 KiB
 DESTINATION = "x-gateway-destination-endpoint"
 LOAD_BALANCING, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"  # namespaces of metadata
 ACKNOWLEDGED = {
@@ -34,20 +34,20 @@ ACKNOWLEDGED = {
     )
 }
 
-Read = Callable[[], Awaitable[Any]]  # the next message; None once there is none
+Read = Callable[[], Awaitable[Any]]  # the next message; None at the end
 Write = Callable[[Any], Awaitable[None]]
 
 
 class AnswerHead(NamedTuple):
-    """The head of an answer that a replica has begun, or the gateway in its place."""
+    """The head of an answer, of a replica or of the gateway in its place."""
 
     status: int
     headers: dict[bytes, bytes]
-    served: str | None  # the endpoint whose answer it is, where the gateway tells
+    served: str | None  # the endpoint that answered, if the gateway tells
 
 
-class Exchange:
-    """Speaks to the gateway of one request; `first` is the message of its headers."""
+class GatewayExchange:
+    """One request's dialogue with the gateway; `first` is the message of its headers."""
 
     def __init__(self, first: Any, read: Read, write: Write) -> None:
         self.scope = _scope(first.request_headers.headers.headers)
@@ -59,14 +59,14 @@ class Exchange:
         self._is_over = False  # the end of the answer has been seen
         self._tells_answer = config is None or config.response_body_mode != 0
         self._has_body = self._is_duplex and not first.request_headers.end_of_stream
-        self._more = True  # of the body is to be told
+        self._more = True  # the body goes on
         self._has_trailers = self._is_sent_on = False
         self._refusal: Message = {}
 
     # The request, in the words of ASGI
 
     async def receive(self) -> Message:
-        """Return the next part of the body, or that the client is gone before its last. There is none after that."""
+        """The next part of the body, or a disconnect if the client leaves before the last part; blocks behind it."""
         if not self._more:
             await asyncio.get_running_loop().create_future()
         if not self._has_body:
@@ -81,7 +81,7 @@ class Exchange:
         return {"type": "http.request", "body": message.request_body.body, "more_body": self._more}
 
     async def send(self, message: Message) -> None:
-        """Refuse the request, unless it has been sent on: then it is the replica that answers."""
+        """Refuse the request, unless it was sent on: then the replica answers."""
         if message["type"] == "http.response.start":
             self._refusal = message
         elif not self._is_sent_on:
@@ -91,12 +91,12 @@ class Exchange:
             await self._write(ProcessingResponse(immediate_response=refusal))
 
     async def send_on(self, endpoints: Iterable[str], headers: Headers, body: bytes) -> None:
-        """Have the request go to the first of the endpoints, to the others if that fails, and with these headers."""
+        """Send the request to the first of the endpoints, falling back on the others, with these headers."""
         self._is_sent_on = True
         destination = ",".join(endpoints)
         given = [(DESTINATION.encode(), destination.encode()), *headers]
         if self._has_body and not self._has_trailers:
-            given.append((b"content-length", str(len(body)).encode()))  # which the gateway leaves out in this mode
+            given.append((b"content-length", str(len(body)).encode()))  # the gateway omits it in this mode
         head = {"response": {"header_mutation": {"set_headers": _options(given)}, "clear_route_cache": True}}
         response = ProcessingResponse(request_headers=head)
         metadata = response.dynamic_metadata.fields[LOAD_BALANCING].struct_value
@@ -110,7 +110,7 @@ class Exchange:
     # The answer
 
     async def answer_head(self) -> AnswerHead | None:
-        """Return the head of the answer; None where there is none, because the gateway ends the exchange."""
+        """The head of the answer; None if the gateway ends the exchange without one."""
         while (message := await self._read()) is not None:
             kind = message.WhichOneof(KIND)
             await self._acknowledge(kind, message)
@@ -125,7 +125,7 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
-        """Whether the gateway has told all of the answer that it will tell."""
+        """True once the gateway will send no more of the answer."""
         return self._is_over or not self._tells_answer
 
     async def answer_rest(self) -> None:
@@ -164,7 +164,7 @@ def _options(headers: Headers) -> list[dict[str, object]]:
 
 
 def _scope(given: Iterable[Any]) -> Scope:
-    """Return the request's head as ASGI has it."""
+    """The request's head as an ASGI scope."""
     pairs = _pairs(given)
     pseudo = {name: value.decode("latin-1") for name, value in pairs if name.startswith(b":")}
     headers = [pair for pair in pairs if not pair[0].startswith(b":")]
@@ -181,7 +181,7 @@ def _scope(given: Iterable[Any]) -> Scope:
 
 @lru_cache(MAX_CACHED_CLIENTS)
 def _client(forwarded: bytes) -> str:
-    """Return the address that the gateway itself has added; "" where that is none."""
+    """The client's address, as added by the gateway; "" without one."""
     last = forwarded.rpartition(b",")[2].strip().decode("latin-1")
     try:
         return str(ip_address(last))
@@ -197,7 +197,7 @@ def _metadata(message: Any, namespace: str) -> dict[str, Any]:
 
 
 def _subset(message: Any) -> Callable[[str], bool] | None:
-    """Return whether an endpoint is among those that the gateway allows; None where it allows all.
+    """A test for the endpoints that the gateway allows; None if it allows all.
 
     It names them with their port or without, in a list or in one text between commas.
     """

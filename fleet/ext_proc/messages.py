@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, st
 PACKAGE = "sluice.ext_proc"
 STRUCT = "google.protobuf.Struct"
 
-# Each field: its type, its name and its number; `*` one that repeats, `|` one of which a message has exactly one.
+# Each field: its type, name and number; `*` marks a repeated one, `|` a member of the message's oneof.
 SCHEMA: dict[str, tuple[str, ...]] = {
     "HeaderValue": ("string key 1", "string value 2", "bytes raw_value 3"),
     "HeaderMap": ("*HeaderValue headers 1",),
@@ -61,7 +61,7 @@ SCHEMA: dict[str, tuple[str, ...]] = {
     "HealthCheckRequest": ("string service 1",),
     "HealthCheckResponse": ("int32 status 1",),
 }
-KIND = "kind"  # of a message, the name of the field of which it has exactly one
+KIND = "kind"  # name of a message's oneof
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {"string": _Field.TYPE_STRING, "bytes": _Field.TYPE_BYTES}
@@ -84,7 +84,7 @@ def _add_field(message: Any, line: str) -> None:
 
 
 def _classes() -> dict[str, Any]:
-    """Return the class of each message, in a pool of their own, so that Envoy's may be loaded beside them."""
+    """The class of each message, in a pool of their own, so that Envoy's may be loaded beside them."""
     file = descriptor_pb2.FileDescriptorProto(name=f"{PACKAGE}.proto", package=PACKAGE, syntax="proto3")
     file.dependency.append(struct_pb2.DESCRIPTOR.name)
     for name, fields in SCHEMA.items():

@@ -1,5 +1,6 @@
-"""Runs an endpoint picker: a gRPC server that a gateway asks where each request goes (Envoy's external processing, as
-the endpoint picker protocol of the Gateway API inference extension uses it).
+"""Runs an endpoint picker: a gRPC server that picks an endpoint for each request of a gateway.
+
+The protocol is Envoy's external processing, as the Gateway API inference extension's endpoint picker protocol uses it.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fleet.ext_proc.endpoint import PickEndpoint
-from fleet.ext_proc.exchange import Exchange
+from fleet.ext_proc.exchange import GatewayExchange
 from fleet.ext_proc.messages import (
     KIND,
     HealthCheckRequest,
@@ -31,11 +32,11 @@ log = logging.getLogger(__name__)
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH = "grpc.health.v1.Health"
 SERVING, NOT_SERVING = 1, 2
-MIN_MESSAGE_BYTES = 4 * 2**20  # what gRPC takes by default
+MIN_MESSAGE_BYTES = 4 * 2**20  # gRPC's default
 
 
 def handlers(serving: Serving, is_ready: Callable[[], bool]) -> list[Any]:
-    """Return what a gRPC server answers: exchanges, and questions for its health."""
+    """The handlers of a gRPC server: exchanges, and health checks."""
 
     async def process(_: object, context: Any) -> None:
         async def read() -> Any:
@@ -47,7 +48,7 @@ def handlers(serving: Serving, is_ready: Callable[[], bool]) -> list[Any]:
 
         first = await read()
         if first is not None and first.WhichOneof(KIND) == "request_headers":
-            exchange = Exchange(first, read, context.write)
+            exchange = GatewayExchange(first, read, context.write)
             await PickEndpoint(serving.services, exchange)(exchange.scope, exchange.receive, exchange.send)
 
     health: Mapping[str, Callable[[], bool]] = {
@@ -73,7 +74,7 @@ def handlers(serving: Serving, is_ready: Callable[[], bool]) -> list[Any]:
 
 
 def run_picker(settings: Settings, options: FleetOptions, announce: Callable[[str], object]) -> int:
-    """Pick until a signal. Returns the exit status; raises what makes that impossible."""
+    """Pick until a signal. Returns the exit status; raises any error before serving."""
     process = FleetProcess(settings, options)
     with open_admin_port(settings) as admin:
         run(_Picker(process, announce).serve(admin))
@@ -82,8 +83,8 @@ def run_picker(settings: Settings, options: FleetOptions, announce: Callable[[st
 
 
 class _Picker:
-    """Ends as a router does: it serves on for `drain_delay` while it is not ready; then exchanges have `drain_timeout`
-    to end by themselves. A second signal ends all now.
+    """A picker that ends as a router does: it serves on for `drain_delay` while not ready; then exchanges have
+    `drain_timeout` to end by themselves. A second signal ends all at once.
     """
 
     def __init__(self, process: FleetProcess, announce: Callable[[str], object]) -> None:
@@ -136,6 +137,6 @@ def _listen(server: Any, settings: Settings) -> int:
         return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
     except RuntimeError:
         raise ListenError(
-            f"{address} cannot be listened on: it is in use, or no address of this machine, or needs privileges: "
-            "choose another with --host and --port"
+            f"{address} cannot be bound: it is in use, or no address of this machine, or needs privileges: choose "
+            "another with --host and --port"
         ) from None

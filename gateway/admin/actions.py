@@ -1,4 +1,6 @@
-"""Actions of an admin on a running gateway: end a request, reload the policy, drain. Each is in the audit log first."""
+"""An admin's actions on a running gateway: cancel a request, reload the policy, drain. Each is in the audit log
+first.
+"""
 
 import logging
 from collections.abc import Callable
@@ -16,13 +18,13 @@ from quotas.policy.policy_file import PolicyError
 
 log = logging.getLogger(__name__)
 
-MAX_TARGET = 200  # characters
-MAX_IDS = 2000  # characters
+MAX_TARGET_CHARS = 200
+MAX_ID_CHARS = 2000
 FILES = "files"  # the actor of an edit
 
 
 class Actions:
-    """Carries out what an admin asks for and records it; `drain` has the server stop in order."""
+    """Carries out an admin's actions and records them; `drain` stops the server in order."""
 
     def __init__(
         self, requests: LiveRequests, policies: LivePolicy, audit: AuditLog, drain: Callable[[], object]
@@ -33,14 +35,13 @@ class Actions:
         self._drain = drain
 
     async def cancel(self, actor: str, name: str) -> dict[str, Any]:
-        """End a live request and tell its client so.
-
-        Raises `RequestNotFound`, and `BadRequest` while the request is still being read.
+        """Cancel a live request, with an error to its client. Raises `RequestNotFound`, and `BadRequest` while the
+        request is still being read.
         """
         try:
             scope, target = self._cancellable(name)
         except ApiError as error:
-            await self._audit.record(actor, "request.cancel", name[:MAX_TARGET], f"refused: {error.message}")
+            await self._audit.record(actor, "request.cancel", name[:MAX_TARGET_CHARS], f"refused: {error.message}")
             raise
         await self._audit.record(actor, "request.cancel", target, "cancelled")
         scope.fail(CancelledByAdmin())
@@ -50,7 +51,7 @@ class Actions:
         return {"cancelled": True}
 
     def _cancellable(self, name: str) -> tuple[Cancellable, str]:
-        """Return the scope of a live request, and what the audit log calls the request."""
+        """The scope of a live request, and the request's name in the audit log."""
         request_record = self._requests.live(name)
         if request_record.scope is None:
             raise BadRequest("The request is still being read: it can be cancelled once it has arrived.")
@@ -60,7 +61,7 @@ class Actions:
         """Read the policy files now. If that changes the policy, the change is an audit entry of its own."""
         if not self._policies.has_files:
             raise BadRequest(
-                "The built-in policy holds, which has no files: start with --policy PATH to have your own."
+                "The built-in policy is in force, which has no files: start with --policy PATH to use your own."
             )
         await self._audit.record(actor, "policy.reload", self._policies.current.version, "begun")
         await self._policies.reload()
@@ -73,7 +74,7 @@ class Actions:
         return {"draining": True}
 
     async def started(self, num_keys: int) -> None:
-        """Record what holds from the start: it may have been edited while no gateway saw it."""
+        """Record the policy and keys in force at the start: they may have been edited while no gateway ran."""
         target = f"policy {self._policies.current.version}"
         await self._note_edit("gateway.start", target, f"in force; keys: {num_keys}")
 
@@ -85,10 +86,10 @@ class Actions:
         await self._note_edit("policy.change", self._policies.current.version, result)
 
     async def keys_changed(self, change: KeyChange) -> None:
-        await self._note_edit("keys.change", f"{change!s:.{MAX_IDS}}", "in force")
+        await self._note_edit("keys.change", f"{change!s:.{MAX_ID_CHARS}}", "in force")
 
     async def _note_edit(self, action: str, target: str, result: str) -> None:
-        """Record an edit of files, which has taken effect already: a log that cannot be written is only reported."""
+        """Record an edit of files, which has taken effect already: a failure to write the log is only reported."""
         try:
             await self._audit.record(FILES, action, target, result)
         except AuditUnavailable:

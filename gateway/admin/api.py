@@ -1,6 +1,6 @@
-"""The admin API: its paths, and the handler that answers each.
+"""The admin API: its paths and their handlers.
 
-Moments are in Unix seconds, durations in seconds, and null means unknown. Lists are capped; `truncated` counts what is
+Moments are in Unix seconds, durations in seconds, and null means unknown. Lists are capped; `truncated` counts the rows
 left out. docs/admin.md describes each answer.
 """
 
@@ -29,7 +29,7 @@ from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
 from gateway.background import map_in_slices
 from gateway.errors import BadRequest
-from gateway.http.json_body import JsonBody, read
+from gateway.http.json_body import JsonBody, parse_body
 from gateway.replica.sglang import loads
 from gateway.tenants.key_source import KeySource
 
@@ -39,7 +39,7 @@ PREFIX = "/admin/v1"
 def _event(request: AdminRequest) -> int:
     since = request.query.get("since", "0")
     if not (since.isascii() and since.isdigit() and len(since) <= 18):
-        raise BadRequest(f"since must be a number that a state has named as next, got {since!r:.40}.", "since")
+        raise BadRequest(f"since must be the `next` of an earlier state, got {since!r:.40}.", "since")
     return int(since)
 
 
@@ -66,7 +66,7 @@ class Api:
         self.watch = self._diagnosis.watch
 
     def routes(self, actions: Actions) -> list[Route]:
-        """Make the routes of the API, of which the first that matches a request answers it."""
+        """The routes of the API; the first match answers a request."""
         return [
             admin_route("GET", LOADS, self.loads),
             admin_route("GET", f"{PREFIX}/state", self.state),
@@ -109,7 +109,7 @@ class Api:
         return loads(self._service.metrics.replica.totals(), datetime.now(UTC))
 
     async def settle_cut(self, request: AdminRequest) -> Json:
-        return await settle_cut(self._service.quotas.store, read(CutRequest, JsonBody.of(request.body)))
+        return await settle_cut(self._service.quotas.store, parse_body(CutRequest, JsonBody.of(request.body)))
 
     async def overview(self, request: AdminRequest) -> Json:
         return overview(self._process, self._service, self._history, time.time())
@@ -140,20 +140,22 @@ class Api:
         return await self._policy_check.text(self._service.policies.current)
 
     async def check_policy(self, request: AdminRequest) -> Json:
-        pasted = read(PastedPolicy, JsonBody.of(request.body))
+        pasted = parse_body(PastedPolicy, JsonBody.of(request.body))
         return await self._policy_check.of(pasted, self._service.policies.current, self._service.policies.checks)
 
     async def what_if(self, request: AdminRequest) -> Json:
-        return await self._what_ifs.of(read(PastedPolicy, JsonBody.of(request.body)))
+        return await self._what_ifs.of(parse_body(PastedPolicy, JsonBody.of(request.body)))
 
     async def keys(self, request: AdminRequest) -> Json:
         return await self._keys.listed(request.words)
 
     async def create_key(self, request: AdminRequest) -> Json:
-        return await self._keys.create(request.actor, read(NewKey, JsonBody.of(request.body)))
+        return await self._keys.create(request.actor, parse_body(NewKey, JsonBody.of(request.body)))
 
     async def rotate_key(self, request: AdminRequest) -> Json:
-        return await self._keys.rotate(request.actor, request.name, read(Rotation, JsonBody.of(request.body or b"{}")))
+        return await self._keys.rotate(
+            request.actor, request.name, parse_body(Rotation, JsonBody.of(request.body or b"{}"))
+        )
 
     async def revoke_key(self, request: AdminRequest) -> Json:
         return await self._keys.revoke(request.actor, request.name)

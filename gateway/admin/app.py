@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.admin.endpoint import BODY_TIMEOUT, MAX_BODY_BYTES, AdminRequest, Blob, admin_route
+from gateway.admin.endpoint import BODY_TIMEOUT_SECONDS, MAX_BODY_BYTES, AdminRequest, Blob, admin_route
 from gateway.admin.port import AdminKey
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.http.request_scope import ClientGone, read_body, show_key
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 METRICS = "/metrics"
 LOADS = "/v1/loads"
-ADMIN = "admin"  # whose all connections are that have shown the key
+ADMIN = "admin"  # tenant of all connections that have shown the key
 HARDENING = encode_headers(
     {
         "content-security-policy": (
@@ -34,7 +34,7 @@ HARDENING = encode_headers(
 
 
 class AdminApp:
-    """Serves probes and the page's files to everyone who reaches the port, and all else only with the admin key."""
+    """Serves probes and the page's files without a key, and all else with the admin key only."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class AdminApp:
             self._key.check(authorization)
             show_key(scope, ADMIN)
             scope["user"] = self._actor(scope)
-        scope["app"] = self  # without which starlette would answer itself what it does not route, in plain text
+        scope["app"] = self  # else starlette answers unrouted requests itself, in plain text
         try:
             await self._router(scope, receive, send)
         except HTTPException:
             if needs_key:
-                await read_body(scope, receive, MAX_BODY_BYTES, BODY_TIMEOUT)
+                await read_body(scope, receive, MAX_BODY_BYTES, BODY_TIMEOUT_SECONDS)
             raise self._unrouted(scope) from None
 
     async def _scrape(self, request: AdminRequest) -> Blob:
@@ -86,7 +86,7 @@ class AdminApp:
         return f"key {self._key.fingerprint} from {host}:{port}"
 
     def _unrouted(self, scope: Scope) -> ApiError:
-        """Name all methods that a path answers: starlette itself would name those of its first route."""
+        """An error that names all methods of a path: starlette itself would name those of its first route."""
         method, path = scope["method"], scope["path"]
         routes = [route for route in self._routes if route.matches(scope)[0] is Match.PARTIAL]
         if not routes:
@@ -96,7 +96,7 @@ class AdminApp:
 
 
 def _hardened(send: Send) -> Send:
-    """Add the headers that tell a browser to do nothing but what the page needs."""
+    """Add the headers that restrict a browser to the page's needs."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

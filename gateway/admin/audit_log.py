@@ -1,9 +1,9 @@
-"""A file that records who changed what: one JSON object a line, appended and never rewritten.
+"""The audit log: one JSON object a line, appended and never rewritten.
 
-    {"at": Unix seconds, "actor": who, "action": what, "target": to what, "result": how it ended}
+{"at": Unix seconds, "actor": who, "action": what, "target": to what, "result": how it ended}
 
-A line is on the disk before the change takes effect. Nothing here deletes or rewrites one; replicas that share the file
-append to it side by side.
+A line is on the disk before the change takes effect. Nothing here deletes or rewrites a line; replicas that share the
+file append to it side by side.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from gateway.errors import AuditUnavailable
 from gateway.key_mask import masked
 
 FILE = "audit.log"  # in the state directory
-TAIL_BYTES = 256 * 1024  # of the file's end, that is read back
+TAIL_BYTES = 256 * 1024  # read back from the file's end
 MAX_ENTRIES = 1000
 
 

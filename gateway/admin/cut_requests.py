@@ -20,9 +20,9 @@ class CutRequest(Wire):
 
 
 async def settle_cut(store: RedisStore, cut: CutRequest) -> Json:
-    """Settle it, and say whether there was anything to settle. Raises `QuotaUnverifiable` if the store is away."""
+    """Settle the request; reports whether it was still open. Raises `QuotaUnverifiable` if the store is away."""
     try:
         settled = await store.conclude(cut.tenant, Delivered(cut.request, cut.has_begun, cut.output_tokens))
     except QuotaError as error:
-        raise QuotaUnverifiable(f"The quota store, which keeps what was used, does not answer: {error}.") from None
+        raise QuotaUnverifiable(f"The quota store, which keeps the use, does not answer: {error}.") from None
     return {"settled": settled}

@@ -1,4 +1,4 @@
-"""The diagnosis that a gateway makes of itself, with the findings of `sluice doctor --live`."""
+"""The gateway's diagnosis of itself, with the findings of `sluice doctor --live`."""
 
 import asyncio
 import zlib
@@ -11,21 +11,21 @@ from gateway.doctor.finding import Finding
 from gateway.doctor.findings import findings, past_findings
 from gateway.doctor.snapshot import WINDOW_SECONDS, Samples, Snapshot
 
-STALE = 60.0  # seconds, after which a snapshot is too old to compare with
-REMEMBERED = 300.0  # seconds: what went wrong a few minutes ago is asked for when somebody has come to look
-EVERY = 15.0  # seconds between two sets of metrics that are remembered, some 10 KB each
+STALE_SNAPSHOT_SECONDS = 60.0  # after which a snapshot is too old to compare with
+HISTORY_SECONDS = 300.0  # an operator who comes to look asks for the troubles of minutes ago
+METRICS_INTERVAL_SECONDS = 15.0  # between two kept sets of metrics, some 10 KB each
 
 Json = dict[str, Any]
 
 
 class Diagnosis:
-    """Compares two snapshots of the gateway that are `WINDOW_SECONDS` apart or more.
+    """Compares two snapshots of the gateway, `WINDOW_SECONDS` apart or more.
 
-    The later snapshot is kept for the next comparison, and its findings for questions within `WINDOW_SECONDS` of it.
-    Troubles that metrics alone show are looked for in the last `REMEMBERED` seconds too, as far as `watch` has run.
+    The later snapshot is kept for the next comparison, and its findings for calls within `WINDOW_SECONDS`. Troubles
+    that metrics alone show are looked for in the last `HISTORY_SECONDS` too, as far as `watch` has run.
 
-    `read` gives the answers of the admin API by the names that the doctor asks for, `metrics` those in Prometheus' text
-    format, and `clock` seconds.
+    `read` gives the answers of the admin API by the doctor's names, `metrics` those in Prometheus' text format, and
+    `clock` seconds.
     """
 
     def __init__(
@@ -40,17 +40,18 @@ class Diagnosis:
         self._lock = asyncio.Lock()
         self._last: Snapshot | None = None
         self._found: list[Finding] = []
-        self._past: deque[tuple[float, bytes]] = deque(maxlen=round(REMEMBERED / EVERY))  # when, and metrics, deflated
+        num_kept = round(HISTORY_SECONDS / METRICS_INTERVAL_SECONDS)
+        self._past: deque[tuple[float, bytes]] = deque(maxlen=num_kept)  # moments, and metrics, deflated
 
     async def watch(self) -> None:
-        """Remember metrics every `EVERY` seconds for as long as the server runs."""
+        """Store metrics every `METRICS_INTERVAL_SECONDS` for as long as the server runs."""
         while True:
             at, text = self._clock(), self._metrics()
             self._past.append((at, await asyncio.to_thread(zlib.compress, text, 1)))
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(METRICS_INTERVAL_SECONDS)
 
     async def report(self) -> Json:
-        """Return the findings: at once where they were asked for in the last minute, else after `WINDOW_SECONDS`."""
+        """Return the findings: at once within a minute of the last report, else after `WINDOW_SECONDS`."""
         async with self._lock:
             if self._last is None or self._clock() - self._last.at >= WINDOW_SECONDS:
                 await self._look()
@@ -62,9 +63,9 @@ class Diagnosis:
         self._last = after
 
     def _judged(self, before: Snapshot, after: Snapshot) -> list[Finding]:
-        """Return the findings of now, and those of the last minutes that no longer hold."""
+        """The present findings, and those of the last minutes that no longer hold."""
         found = findings(before, after)
-        at, text = next(((at, text) for at, text in self._past if after.at - at <= REMEMBERED), (after.at, b""))
+        at, text = next(((at, text) for at, text in self._past if after.at - at <= HISTORY_SECONDS), (after.at, b""))
         if after.at - at <= WINDOW_SECONDS:
             return found
         samples, known = Samples.parse(zlib.decompress(text).decode()), {finding.name for finding in found}
@@ -72,7 +73,7 @@ class Diagnosis:
 
     async def _before(self) -> Snapshot:
         """Return the last snapshot if it is recent enough, else take one and wait `WINDOW_SECONDS`."""
-        if self._last is not None and self._clock() - self._last.at <= STALE:
+        if self._last is not None and self._clock() - self._last.at <= STALE_SNAPSHOT_SECONDS:
             return self._last
         first = await self._snapshot()
         await asyncio.sleep(WINDOW_SECONDS)

@@ -1,4 +1,4 @@
-"""Endpoints of the admin API: how a route is made, what its handler is asked and what it may answer."""
+"""Endpoints of the admin API: routes, requests to handlers, and their answers."""
 
 import asyncio
 import time
@@ -16,32 +16,32 @@ from gateway.errors import BadRequest
 from gateway.http.request_scope import read_body
 from gateway.http.responses import ResponseWriter, encode_headers
 
-MAX_BODY_BYTES = 4096  # of what needs no more, and of what needs none
-BODY_TIMEOUT = 5.0  # seconds
-MAX_QUERY = 16  # fields
-MAX_WORDS = 200  # characters
+MAX_BODY_BYTES = 4096  # default for all handlers
+BODY_TIMEOUT_SECONDS = 5.0
+MAX_QUERY_FIELDS = 16  # fields
+MAX_SEARCH_CHARS = 200
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class AdminRequest:
-    """One request to the admin API, made by somebody who has shown its key."""
+    """One authenticated request to the admin API."""
 
     actor: str  # for the audit log
-    name: str = ""  # what the path names
-    query: Mapping[str, str] = field(default_factory=dict)  # of each parameter the last value
+    name: str = ""  # of the path's variable part
+    query: Mapping[str, str] = field(default_factory=dict)  # the last value of each parameter
     body: bytes = b""
 
     @property
     def words(self) -> str:
-        """What the names in a list are to contain, in any case."""
-        return self.query.get("contains", "")[:MAX_WORDS]
+        """The text to look for in the names of a list, ignoring case."""
+        return self.query.get("contains", "")[:MAX_SEARCH_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes of a content type, as an answer that is not JSON: a file of the page, a table or metrics."""
+    """An answer that is not JSON, of a content type: a file of the page, a table or metrics."""
 
     content: bytes
     content_type: str
@@ -56,18 +56,17 @@ Handler = Callable[[AdminRequest], Awaitable[Json | Blob]]
 
 
 class AdminEndpoint:
-    """An ASGI application that reads a request, has its handler called and sends what that returns."""
+    """An ASGI application that reads a request, calls its handler and sends the result."""
 
     def __init__(self, handler: Handler, max_body_bytes: int) -> None:
         self._handler = handler
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request on behalf of `scope["user"]`, whom the key check let in.
-
-        Raises `ApiError` and `ClientGone`.
+        """Answer one request of `scope["user"]`, whom the key check authenticated. Raises `ApiError` and
+        `ClientGone`.
         """
-        body = await read_body(scope, receive, self._max_body_bytes, BODY_TIMEOUT)
+        body = await read_body(scope, receive, self._max_body_bytes, BODY_TIMEOUT_SECONDS)
         name = scope["path_params"].get("name", "")
         answer = await self._handler(AdminRequest(scope["user"], name, _query(scope["query_string"]), body))
         if not isinstance(answer, Blob):
@@ -100,6 +99,6 @@ register_url_convertor("name", NameConvertor())
 def _query(text: bytes) -> dict[str, str]:
     """Return the last value of each parameter. Raises `BadRequest` for too many."""
     try:
-        return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY))
+        return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS))
     except ValueError:
-        raise BadRequest(f"The query has more than {MAX_QUERY} fields.") from None
+        raise BadRequest(f"The query has more than {MAX_QUERY_FIELDS} fields.") from None

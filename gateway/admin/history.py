@@ -16,8 +16,8 @@ from gateway.admin.series import Gauges, RecentSeries
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 
-WINDOW = 60  # ticks, of a second each
-_NOTHING = 1e-12  # what rounding leaves of a sum
+WINDOW_TICKS = 60  # ticks, of a second each
+_ROUNDING_ERROR_SECONDS = 1e-12  # rounding error of an empty sum
 
 
 class Shares:
@@ -35,18 +35,18 @@ class Shares:
         grown = {name: more for name, spent in total.items() if (more := spent - before.get(name, 0.0))}
         self._add(grown, 1)
         self._ticks.append(grown)
-        if len(self._ticks) > WINDOW:
+        if len(self._ticks) > WINDOW_TICKS:
             self._add(self._ticks.popleft(), -1)
         self._recent_of_all = sum(self._recent.values())
 
     def _add(self, service: Mapping[str, float], sign: int) -> None:
         for name, spent in service.items():
             self._recent[name] += sign * spent  # type: ignore[assignment]  # a counter of floats
-            if abs(self._recent[name]) < _NOTHING:
+            if abs(self._recent[name]) < _ROUNDING_ERROR_SECONDS:
                 del self._recent[name]
 
     def recent(self) -> dict[str, float]:
-        """Return the service of the last minute by tenant, of those that had any."""
+        """The service of the last minute by tenant, without idle tenants."""
         return dict(self._recent)
 
     def share(self, tenant: str) -> float:
@@ -55,9 +55,9 @@ class Shares:
         return min(max(self._recent[tenant] / everyone, 0.0), 1.0) if everyone > 0 else 0.0
 
 
-MAX_ENDED = 1000
+MAX_ENDED_REQUESTS = 1000
 MAX_REFUSALS = 200
-MAX_UNAUTHENTICATED = 50  # refusals of those without a valid key, who must not push out the others
+MAX_UNAUTHENTICATED_REFUSALS = 50  # refusals without a valid key, which must not evict the others
 REFUSED = frozenset({Outcome.REFUSED, Outcome.EXPIRED})
 
 
@@ -72,19 +72,19 @@ class Totals:
 
 
 class History:
-    """Listens to requests and steps on the event loop and keeps what the admin page shows; no work per token."""
+    """Keeps the admin page's history of requests and steps, on the event loop; no work per token."""
 
     def __init__(self, telemetry: Telemetry, scheduler: Scheduler, accounts: Mapping[str, Account]) -> None:
         """`accounts` by tenant, as `admission.share.Share` keeps them."""
         self.series = RecentSeries(telemetry.clock)
         self.shares = Shares()
         self.totals: dict[str, Totals] = {}
-        self.ended: deque[RequestSummary] = deque(maxlen=MAX_ENDED)  # oldest first
+        self.ended: deque[RequestSummary] = deque(maxlen=MAX_ENDED_REQUESTS)  # oldest first
         self._refusals: deque[RequestSummary] = deque(maxlen=MAX_REFUSALS)
-        self._unauthenticated: deque[RequestSummary] = deque(maxlen=MAX_UNAUTHENTICATED)
+        self._unauthenticated: deque[RequestSummary] = deque(maxlen=MAX_UNAUTHENTICATED_REFUSALS)
         self._telemetry = telemetry
         self._scheduler, self._accounts = scheduler, accounts
-        self._last_step = float("-inf")  # when it was complete
+        self._last_step = float("-inf")  # moment of its completion
 
     def request_ended(self, record: RequestRecord) -> None:
         generates = record.operation is not None
@@ -128,7 +128,7 @@ class History:
             self.tick()
 
     def tick(self) -> None:
-        """Close the seconds that are over."""
+        """Close the past seconds."""
         scheduler, counters = self._scheduler, self._scheduler.counters
         self.shares.tick({name: account.charged for name, account in self._accounts.items()})
         self.series.tick(
@@ -152,7 +152,7 @@ class History:
         )
 
     def _waits(self) -> list[float]:
-        """Return the seconds that each sequence has been without a first token, in the queue or in its prefill."""
+        """Seconds without a first token so far, of each queued or prefilling sequence."""
         now = self._telemetry.clock()
         sequences = (timeline.sequence for record in self._telemetry.live for timeline in record.engine.timelines)
         return [now - s.arrival for s in sequences if not s.output and s.status is not SequenceStatus.FINISHED]

@@ -1,6 +1,6 @@
-"""API keys of tenants on the admin port: listing, making, rotating and revoking them.
+"""API keys of tenants on the admin port: list, create, rotate and revoke.
 
-A secret is in the one answer that makes it, and nowhere else: not in the audit log, not in a list.
+A secret is in the answer to its creation, and nowhere else: not in the audit log, not in a list.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ OVERLAP = "24h"
 
 ELSEWHERE = {
     "policy": "in a policy file, and is changed there",
-    "demo": "the demo key: set SLUICE_DEMO_KEY, or listen on an address that is not a loopback one, to be rid of it",
+    "demo": "the demo key: set SLUICE_DEMO_KEY, or listen on an address other than loopback, to disable it",
 }
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class NewKey(Wire):
     name: str | None = None
     scopes: list[str] = Field(default_factory=lambda: [*SCOPES], max_length=len(SCOPES))
     expires_days: int | None = Field(default=None, ge=1, le=arguments.MAX_DAYS)
-    unnamed: bool = False  # the tenant may be one that the policy does not name
+    unnamed: bool = False  # the tenant need not be in the policy
 
 
 class Rotation(Wire):
@@ -49,9 +49,8 @@ class Rotation(Wire):
 
 
 class Keys:
-    """Lists and changes API keys.
-
-    A change is in force here when it is answered, and on replicas that share the directory within a second.
+    """Lists and changes API keys. A change is in force here before its answer, and on replicas that share the directory
+    within a second.
     """
 
     def __init__(self, source: KeySource, policies: LivePolicy, audit: AuditLog) -> None:
@@ -74,9 +73,8 @@ class Keys:
         }
 
     async def create(self, actor: str, asked: NewKey) -> Row:
-        """Make a key and return it, this once.
-
-        Raises `BadRequest`, `TenantNotNamed`, `AuditUnavailable` and `KeysUnavailable`.
+        """Create a key and return it with its secret, this once. Raises `BadRequest`, `TenantNotNamed`,
+        `AuditUnavailable` and `KeysUnavailable`.
         """
         tenant = _argument("tenant", arguments.tenant, asked.tenant)
         name = _argument("name", arguments.key_name, asked.name) if asked.name else ""
@@ -111,7 +109,7 @@ class Keys:
         return {"revoked": True}
 
     async def _change(self, actor: str, action: str, target: str, change: Callable[[], T]) -> T:
-        """Make a change in this order: in the audit log, then on the disk, then in force."""
+        """Make a change: in the audit log first, then on the disk, then in force."""
         async with self._changing:
             await self._audit.record(actor, action, target, "begun")
             try:
@@ -123,18 +121,18 @@ class Keys:
             return changed
 
     def _confirm(self, tenant: str, is_confirmed: bool) -> None:
-        """Raises `TenantNotNamed` for a tenant that the policy does not name, unless the admin confirmed it."""
+        """Raise `TenantNotNamed` for a tenant outside the policy, unless the admin confirmed it."""
         if is_confirmed or self._is_named(tenant):
             return
         holds = describe_unnamed(self._policies.current, tenant)
         raise TenantNotNamed(
-            f"The policy does not name the tenant {tenant!r}: {holds}. Send unnamed: true to make "
-            "its key all the same.",
+            f"The policy does not name the tenant {tenant!r}: {holds}. Send unnamed: true to create "
+            "the key nevertheless.",
             "tenant",
         )
 
     def _stored(self, key_id: str) -> KeyRecord:
-        """Raises `KeyNotFound` for one that is unknown, or is not in the directory."""
+        """The stored record. Raises `KeyNotFound` for a key that is unknown, or not in the directory."""
         record = self._source.in_force.get(key_id)
         if record is None:
             raise KeyNotFound(f"There is no API key with the id {key_id!r:.80}.")
@@ -169,7 +167,7 @@ class Keys:
         }
 
     def _is_named(self, tenant: str) -> bool:
-        """Return whether the policy names the tenant; a policy that names nobody counts as naming everybody."""
+        """True if the policy names the tenant, or names none at all."""
         tenants = self._policies.current.tenants
         return not tenants or tenant in tenants
 

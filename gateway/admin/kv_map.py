@@ -1,4 +1,4 @@
-"""The map of KV memory: whose each block is, and what it is used for."""
+"""The map of KV memory: each block's owner and use."""
 
 import asyncio
 from collections.abc import Iterable
@@ -14,23 +14,23 @@ from backend.scheduler.sequence import Sequence
 FREE = -1
 
 TenantBlocks = tuple[str, list[int]]
-"""A tenant, and blocks of one of its sequences, or all that are idle."""
+"""A tenant, and blocks of one of its sequences, or all its idle blocks."""
 
 
 class Use(IntEnum):
-    """What a block that is not free is used for."""
+    """The use of an allocated block."""
 
     HELD = 0  # by one sequence
-    SHARED = 1  # by several, perhaps of several tenants: it is shown as the first one's
-    RESERVED = 2  # kept for one that waits
-    CACHED = 3  # held by nobody, and shown as whose it was last
-    PINNED = 4  # held by nobody and pinned by the policy, perhaps for several tenants: it is shown as the first one's
+    SHARED = 1  # by several sequences, perhaps of several tenants: shown as the first one's
+    RESERVED = 2  # kept for a queued sequence
+    CACHED = 3  # idle, shown as its last holder's
+    PINNED = 4  # idle and pinned by the policy, perhaps for several tenants: shown as the first one's
 
 
 async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
-    """Return runs of KV blocks with the same owner and use, by block number, and each tenant's blocks elsewhere.
+    """Runs of KV blocks with the same owner and use, by block number, and each tenant's blocks elsewhere.
 
-    The event loop only copies block tables; a thread works out the runs, of which a large pool has many.
+    The event loop only copies block tables; a thread computes the runs, of which a large pool has many.
     """
     config, blocks = scheduler.config, scheduler.kv_manager.blocks
     accounts = KVAccounts(scheduler.kv_manager)
@@ -53,15 +53,15 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
 
 
 def _drawn(num_blocks: int, layers: Iterable[tuple[list[TenantBlocks], Use, int]]) -> tuple[list[str], list[list[int]]]:
-    """Return the owners, and runs: an owner's index, a number of blocks, and their use.
+    """The owners, and runs: an owner's index, a number of blocks, and their use.
 
-    A layer has blocks, what they are used for, and whether each counts as held: one that is so twice is shared.
+    A layer has blocks, their use, and True if each counts as held: a block held twice is shared.
     """
     owners: dict[str, int] = {}
     owner = np.full(num_blocks, FREE, dtype=np.int64)
     use, holders = np.zeros((2, num_blocks), dtype=np.int64)
     for table, drawn, counts in layers:
-        for tenant, blocks in reversed(table):  # the first comes last, and is seen
+        for tenant, blocks in reversed(table):  # the first owner overwrites the others
             owner[blocks] = owners.setdefault(tenant, len(owners))
             use[blocks] = drawn
             holders[blocks] += counts
@@ -73,7 +73,7 @@ def _drawn(num_blocks: int, layers: Iterable[tuple[list[TenantBlocks], Use, int]
 
 
 def _holders(scheduler: Scheduler) -> list[Sequence]:
-    """Return the sequences that hold blocks: those running, and ended ones that a step in flight still names."""
+    """The sequences that hold blocks: running ones, and ended ones named by a step in flight."""
     held = dict.fromkeys(scheduler.running.values())
     for scheduled in scheduler.in_flight:
         held |= dict.fromkeys(scheduled.sequences)

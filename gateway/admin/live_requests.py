@@ -1,4 +1,4 @@
-"""Requests that are being served, and those that have ended lately, as the admin page lists them."""
+"""Live requests and recently ended ones, as the admin page lists them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from heapq import nsmallest
 from itertools import islice, zip_longest
 from typing import Any, Protocol, TypeVar
 
-from gateway.admin.history import MAX_ENDED, History
+from gateway.admin.history import MAX_ENDED_REQUESTS, History
 from gateway.admin.request_summary import RequestSummary, SequenceSummary
 from gateway.admin.rows import MAX_ROWS, Reasons, Row, ended_row, live_row
 from gateway.background import map_in_slices
@@ -16,9 +16,8 @@ from gateway.telemetry.request_record import RequestRecord, Telemetry
 
 @dataclass(frozen=True, slots=True)
 class TimelineSpan:
-    """One phase of a request.
-
-    `at` and `until` are in seconds since the request began; `until` is None for a moment, and for a phase that goes on.
+    """One phase of a request. `at` and `until` are in seconds since the request began; `until` is None for a moment,
+    and for an open phase.
     """
 
     at: float
@@ -31,7 +30,7 @@ class TimelineSpan:
 
 
 def phases(summary: RequestSummary) -> list[TimelineSpan]:
-    """Return the phases of a request in the order in which they began."""
+    """The phases of a request by their beginnings."""
     spans = [*_before(summary), *_engine(summary), *_after(summary)]
     return sorted(spans, key=lambda span: (span.at, _ORDER.index(span.what)))
 
@@ -52,7 +51,7 @@ _ORDER = (
 
 
 def _before(summary: RequestSummary) -> Iterator[TimelineSpan]:
-    """Yield the phases before the engine has the request."""
+    """Yield the phases before the engine's."""
     if summary.authenticated is not None:
         yield _span(summary, summary.began, summary.authenticated, "auth", summary.tenant or "")
         yield _span(summary, summary.authenticated, summary.body_read, "body")
@@ -103,11 +102,14 @@ def _moment(summary: RequestSummary, at: float, what: str, detail: str = "") -> 
     return TimelineSpan(at - summary.began, None, what, detail)
 
 
-MAX_RECENT = 200  # rows of those that have ended, of which more are kept
+MAX_ENDED_ROWS = 200  # ended requests listed, of more kept
 
 
 class LiveRequests:
-    """Finds and lists requests. Clients choose request ids, so several may share one; a response id is always ours."""
+    """Finds and lists requests.
+
+    Clients choose request ids, so several requests may share one; a response id is ours and unique.
+    """
 
     def __init__(self, telemetry: Telemetry, history: History, reasons: Reasons) -> None:
         self._telemetry = telemetry
@@ -119,10 +121,10 @@ class LiveRequests:
         return (record for record in self._telemetry.live if record.operation is not None)
 
     async def listed(self) -> dict[str, Any]:
-        """List the requests being served, the oldest first, and those that have ended, the newest first."""
+        """List the live requests, oldest first, and the ended ones, newest first."""
         live = list(self.records())
         shown = nsmallest(MAX_ROWS, live, key=lambda record: record.began)
-        ended = list(islice(reversed(self._history.ended), MAX_RECENT))
+        ended = list(islice(reversed(self._history.ended), MAX_ENDED_ROWS))
         return {
             "live": await map_in_slices(shown, self._row),
             "recent": await map_in_slices(ended, ended_row),
@@ -135,7 +137,7 @@ class LiveRequests:
         return [ended_row(summary) for summary in islice(ended, most)]
 
     def live_of_tenant(self, tenant: str, most: int) -> list[Row]:
-        """Return rows of a tenant's requests that are being served, the oldest first."""
+        """Rows of a tenant's live requests, oldest first."""
         live = (record for record in self.records() if record.tenant == tenant)
         return [self._row(record) for record in nsmallest(most, live, key=lambda record: record.began)]
 
@@ -148,16 +150,16 @@ class LiveRequests:
             found = _one_of(reversed(self._history.ended), name)
             if found is None:
                 raise RequestNotFound(
-                    f"No request {name!r:.150} is being served or among the last {MAX_ENDED} that were."
+                    f"No request {name!r:.150} is live or among the last {MAX_ENDED_REQUESTS} ended ones."
                 )
             row, summary = ended_row(found), found
         return row | {"began": summary.began_unix, "timeline": [span.to_json() for span in phases(summary)]}
 
     def live(self, name: str) -> RequestRecord:
-        """Return the record of a request that is being served. Raises `RequestNotFound`."""
+        """The record of a live request. Raises `RequestNotFound`."""
         record = _one_of(self.records(), name)
         if record is None:
-            raise RequestNotFound(f"No request {name!r:.150} is being served.")
+            raise RequestNotFound(f"No request {name!r:.150} is live.")
         return record
 
     def _row(self, record: RequestRecord) -> Row:

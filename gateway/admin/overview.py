@@ -21,16 +21,16 @@ QueueRank = tuple[bool, float, float]
 
 
 class QueueView:
-    """Lists the waiting queue of one engine as it is now. Asking changes nothing, not even whose turn it is."""
+    """Lists the present queue of one engine, without side effects: no turn changes."""
 
     def __init__(self, scheduler: Scheduler, reasons: Reasons) -> None:
         self._scheduler = scheduler
         self._reasons = reasons
 
     async def listed(self, records: Iterable[RequestRecord], now: float) -> dict[str, Any]:
-        """List the waiting sequences by when they are due, those of tenants at a limit of their own last.
+        """List the queued sequences by when they are due; tenants at their own limit come last.
 
-        Of a tenant's requests without deadlines a shorter one may go before an older one.
+        Of a tenant's requests without deadlines a shorter one may precede an older one.
         """
         waiting = [
             (timeline.sequence, record)
@@ -66,11 +66,11 @@ class Process:
     device: str
     probes: Mapping[str, ASGIApp]  # by path
     is_draining: Callable[[], bool]
-    drain: Callable[[], object]  # stop in order
+    drain: Callable[[], object]  # stops in order
 
 
 def overview(process: Process, service: Service, history: History, now: float) -> dict[str, Any]:
-    """Return what the page's first screen shows; `now` is in Unix seconds."""
+    """The contents of the page's first screen; `now` is in Unix seconds."""
     policies = service.policies
     classes = [entry.name for entry in policies.current.classes]
     return {

@@ -1,4 +1,4 @@
-"""The policy in force on the admin port: what it says, what was changed when, and a check of pasted edits."""
+"""The policy on the admin port: its text, its history, and checks of pasted edits."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.errors import RequestTooLarge
 from gateway.http.json_body import Wire
-from gateway.tenants.live_policy import MAX_CHANGES, Check, Edition, LivePolicy, check_policy
+from gateway.tenants.live_policy import MAX_CHANGE_LINES, Check, Edition, LivePolicy, check_policy
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_diff import policy_diff, shortened
 from quotas.policy.policy_file import PolicyError, parse_policy
@@ -18,12 +18,13 @@ from quotas.policy.problems import Problem
 Plain = dict[str, Any]
 
 
-MAX_TENANTS = 500  # that are written out
+MAX_SHOWN_TENANTS = 500  # shown in full
 
 
 async def policy_report(policies: LivePolicy, words: str = "") -> Plain:
-    """Return the policy in force without hashes of keys, with the tenants in whose names `words` occur. A thread writes
-    it out: there may be thousands of tenants.
+    """The policy in force without hashes of keys, with the tenants whose names contain `words`.
+
+    A thread writes it: there may be thousands of tenants.
     """
     policy, problem, history = policies.current, problem_of(policies), list(policies.history)
     return {
@@ -38,7 +39,7 @@ async def policy_report(policies: LivePolicy, words: str = "") -> Plain:
 
 def _written_out(policy: Policy, words: str) -> Plain:
     found = [name for name in policy.tenants if words in name.lower()]
-    shown = nsmallest(MAX_TENANTS, found)
+    shown = nsmallest(MAX_SHOWN_TENANTS, found)
     return {"effective": effective(policy, shown), "truncated": len(found) - len(shown)}
 
 
@@ -48,7 +49,7 @@ def _edition(edition: Edition) -> Plain:
 
 
 def problem_of(policies: LivePolicy) -> str | None:
-    """Return what is wrong with an edit that was not taken up; None where all is well."""
+    """The problem of a rejected edit; None without one."""
     return str(policies.problem) if policies.problem else None
 
 
@@ -62,7 +63,7 @@ def effective(policy: Policy, tenants: Iterable[str]) -> Plain:
 
 
 def _tenant(fields: Plain) -> Plain:
-    """Return the fields of a tenant without the hashes of keys, and with no more than the beginnings of its prompts."""
+    """The fields of a tenant without hashes of keys, with its prompts shortened."""
     keys, cache = fields.get("keys", {}), fields["prefix_cache"]
     shown = {name: {field: value for field, value in key.items() if field != "hmac"} for name, key in keys.items()}
     if isinstance(cache["pinned"], list):
@@ -70,9 +71,9 @@ def _tenant(fields: Plain) -> Plain:
     return fields | {"prefix_cache": cache} | ({"keys": shown} if keys else {})
 
 
-MAX_COUNTED = 5000  # lines that are left out
-LEAST_BYTES = 300  # of the text of a tenant, with all that the defaults say
-MAX_POLICY_BYTES = 256 * 1024  # of a pasted policy; larger ones are for `sluice policy check`
+MAX_COUNTED_LINES = 5000  # omitted lines that are counted
+MIN_TENANT_BYTES = 300  # lower bound of a tenant's text
+MAX_POLICY_BYTES = 256 * 1024  # of a pasted policy
 PASTED_BODY_BYTES = 2 * MAX_POLICY_BYTES  # of the JSON around it, in which newlines and quotes take two
 NAME = "pasted"  # instead of a file's
 
@@ -85,7 +86,7 @@ class PastedPolicy(Wire):
         source = self.text.encode()
         if len(source) > MAX_POLICY_BYTES:
             raise RequestTooLarge(
-                f"The policy has {len(source)} bytes, and at most {MAX_POLICY_BYTES} are checked here: use "
+                f"The policy has {len(source)} bytes; this check takes at most {MAX_POLICY_BYTES}: use "
                 "`sluice policy check` and `sluice policy diff`."
             )
         return source
@@ -98,24 +99,26 @@ class PolicyCheck:
         self._lock = asyncio.Lock()
 
     async def of(self, pasted: PastedPolicy, current: Policy, checks: Iterable[Check] = ()) -> Plain:
-        """Return the problems of a pasted policy by line, those that `checks` find too, or what it would change."""
+        """The problems of a pasted policy by line, including those of `checks`; without problems, the changes it would
+        make.
+        """
         source = pasted.source()
         async with self._lock:
             return await asyncio.to_thread(_checked, source, current, checks)
 
     async def text(self, policy: Policy) -> Plain:
-        """Return a policy as the text of a file, without hashes of keys; None in its place where it is too long to
-        edit.
-        """
+        """The policy as the text of a file, without hashes of keys; None as text if it is too long to edit."""
         async with self._lock:
             text = await asyncio.to_thread(_text, policy)
         return {"version": policy.version, "text": text}
 
 
 def _text(policy: Policy) -> str | None:
-    """Return the text of a policy, None as soon as it is too long."""
+    """The text of a policy; None as soon as it is too long."""
     text = ""
-    for part in policy_parts(without_hashes(policy)) if len(policy.tenants) < MAX_POLICY_BYTES // LEAST_BYTES else ():
+    for part in (
+        policy_parts(without_hashes(policy)) if len(policy.tenants) < MAX_POLICY_BYTES // MIN_TENANT_BYTES else ()
+    ):
         text += part
         if len(text) > MAX_POLICY_BYTES:
             return None
@@ -128,14 +131,14 @@ def _checked(source: bytes, current: Policy, checks: Iterable[Check]) -> Plain:
         check_policy(policy, {NAME: source}, checks)
     except PolicyError as error:
         return {"valid": False, "problems": [_problem(problem) for problem in error.problems]}
-    changes = policy_diff(without_hashes(current), without_hashes(policy), MAX_CHANGES + MAX_COUNTED)
+    changes = policy_diff(without_hashes(current), without_hashes(policy), MAX_CHANGE_LINES + MAX_COUNTED_LINES)
     return {
         "valid": True,
         "problems": [],
         "classes": len(policy.classes),
         "tenants": len(policy.tenants),
-        "changes": changes[:MAX_CHANGES],
-        "truncated": max(0, len(changes) - MAX_CHANGES),
+        "changes": changes[:MAX_CHANGE_LINES],
+        "truncated": max(0, len(changes) - MAX_CHANGE_LINES),
     }
 
 

@@ -17,17 +17,17 @@ FINGERPRINT_DIGITS = 8
 
 
 class AdminKey:
-    """The admin key, kept only as its digest. The first digits of that, `fingerprint`, are what the audit log shows."""
+    """The admin key, kept as its digest alone. The audit log shows the digest's first digits, `fingerprint`."""
 
     def __init__(self, key: str) -> None:
         self._digest = sha256(key.encode()).digest()
         self.fingerprint = self._digest.hex()[:FINGERPRINT_DIGITS]
 
     def check(self, authorization: bytes | None) -> None:
-        """Raises `InvalidApiKey`, after the same work for every key that is not this one."""
+        """Raise `InvalidApiKey`, in constant time, for any other key."""
         given = sha256(bearer_token(authorization)).digest()
         if not hmac.compare_digest(given, self._digest):
-            raise InvalidApiKey("Incorrect admin key provided: keys of tenants do not open the admin plane.")
+            raise InvalidApiKey("Incorrect admin key provided: tenants' keys do not open the admin plane.")
 
 
 def admin_secret(settings: Settings) -> str:
@@ -38,7 +38,7 @@ def admin_secret(settings: Settings) -> str:
 
 
 def admin_key(settings: Settings) -> AdminKey:
-    """Return what `admin_secret` does, as its digest."""
+    """The digest of `admin_secret`."""
     return AdminKey(admin_secret(settings))
 
 
@@ -54,9 +54,8 @@ class AdminPort:
 
 @contextmanager
 def open_admin_port(settings: Settings) -> Iterator[AdminPort | None]:
-    """Bind the port and read the key; yields None where settings want no port.
-
-    Raises `ListenError` and `KeyStoreError`.
+    """Bind the port and read the key; yields None if the settings disable the port. Raises `ListenError` and
+    `KeyStoreError`.
     """
     if settings.admin_port == "off":
         yield None

@@ -1,4 +1,4 @@
-"""Remembers the requests of the last hour: the tenant, what it asked for, and the lengths of its answers."""
+"""The requests of the last hour: tenants, prompts and lengths of answers."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from backend.scheduler.sequence import FinishReason, Sequence
 from gateway.telemetry.request_record import RequestRecord
 from quotas.policy.policy import Policy
 
-SECONDS = 3600.0
+HISTORY_SECONDS = 3600.0
 MAX_REQUESTS = 20_000  # about a kilobyte each
 MAX_PROMPTS = 16  # of one request
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
@@ -21,14 +21,14 @@ _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(slots=True)
 class RecentRequest:
-    at: float  # when it was checked against its limits
+    at: float  # moment of the charge to its limits
     asked: Asked
-    lengths: list[int | None]  # of its answers; None: not known, because it was cut short or goes on
+    lengths: list[int | None]  # of its answers; None: cut short or unfinished
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIfQuestion:
-    """What a process that simulates an edit is told beside the requests; `began` is in Unix seconds of the first.
+    """The input of the process that simulates an edit, beside the requests; `began` is in Unix seconds of the first.
 
     It is not in `what_if`, which imports torch: that process would take four seconds more to start.
     """
@@ -46,7 +46,7 @@ class WhatIfQuestion:
 
 
 class RecentTraffic:
-    """Remembers the requests that have ended, on the event loop; those of `live` have not."""
+    """Keeps the ended requests, on the event loop; `live` are the unfinished ones."""
 
     def __init__(self, live: Iterable[RequestRecord]) -> None:
         self._live = live
@@ -59,20 +59,18 @@ class RecentTraffic:
             self._ended.append(RecentRequest(engine.asked_at, engine.asked, list(map(_answered, sequences))))
 
     def within(self, now: float) -> list[RecentRequest]:
-        """Return the requests of the last hour in order of time, but for those refused unread of which nothing is
-        known.
-        """
+        """The requests of the last hour in order of time, except those refused before their size was known."""
         live = [
             RecentRequest(one.engine.asked_at, one.engine.asked, [])
             for one in self._live
             if one.engine.asked is not None and one.engine.asked_at is not None
         ]
-        recent = [request for request in (*self._ended, *live) if now - request.at <= SECONDS]
+        recent = [request for request in (*self._ended, *live) if now - request.at <= HISTORY_SECONDS]
         as_if_read = AsIfRead()
         asked = [(request, as_if_read.of(request.asked)) for request in sorted(recent, key=attrgetter("at"))]
         return [replace(request, asked=read) for request, read in asked if read is not None]
 
 
 def _answered(sequence: Sequence) -> int | None:
-    """Returns the length of an answer; None if it was cut short."""
+    """The length of an answer; None if it was cut short."""
     return max(1, len(sequence.output)) if sequence.finish_reason in _ENDED else None

@@ -1,4 +1,4 @@
-"""Summaries of requests: what the admin plane keeps of one that has ended, and shows of one that has not.
+"""Summaries of requests, live and ended, for the admin plane.
 
 A `RequestRecord` holds on to prompts and outputs; a summary holds numbers and names.
 """
@@ -9,9 +9,9 @@ from admission.outcome import Outcome
 from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
-MAX_SEQUENCES = 16  # sequences of one request that are kept
-MAX_MOMENTS = 32  # of each kind, of one sequence
-MAX_WORDS = 200  # characters of what a client may choose
+MAX_SEQUENCES = 16  # kept sequences of one request
+MAX_MOMENTS = 32  # of one kind and sequence
+MAX_TEXT_CHARS = 200  # of a client's text, in characters
 
 
 @dataclass(slots=True)
@@ -48,18 +48,18 @@ class SequenceSummary:
 
 @dataclass(slots=True)
 class Refusal:
-    """The error that a client was sent, without words of the client's own."""
+    """The error sent to a client, without the client's own words."""
 
     status: int
     code: str | None
-    reason: str  # one word of few
+    reason: str  # of a fixed vocabulary
     message: str
-    param: str | None = None  # the field that it is about
+    param: str | None = None  # the field at fault
 
     @classmethod
     def of(cls, error: ApiError) -> "Refusal":
         reason = error.dropped_reason or error.code or error.type
-        return cls(error.status, error.code, reason, error.discreet_message[:MAX_WORDS], error.discreet_param)
+        return cls(error.status, error.code, reason, error.discreet_message[:MAX_TEXT_CHARS], error.discreet_param)
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class RequestSummary:
     num_preemptions: int
     num_prompt_tokens: int  # of all its sequences
     num_output_tokens: int
-    num_sequences: int  # those that are kept, and others
+    num_sequences: int  # all, kept or not
     sequences: tuple[SequenceSummary, ...]
 
     @classmethod
@@ -102,8 +102,8 @@ class RequestSummary:
             record.response_id,
             record.tenant,
             record.key,
-            record.path[:MAX_WORDS],
-            record.model and record.model[:MAX_WORDS],
+            record.path[:MAX_TEXT_CHARS],
+            record.model and record.model[:MAX_TEXT_CHARS],
             record.operation,
             record.service_class,
             record.began_ns / 1e9,
@@ -130,7 +130,7 @@ class RequestSummary:
 
     @property
     def queue_seconds(self) -> float | None:
-        """Seconds from joining the queue until all sequences had been in a step; None if not all have been."""
+        """Seconds from joining the queue until all sequences were in a step; None while one was not."""
         return None if self.admitted is None or self.queued is None else self.admitted - self.queued
 
     @property

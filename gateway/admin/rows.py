@@ -1,4 +1,4 @@
-"""Rows of the admin page's tables of requests, and the reasons for which sequences wait."""
+"""Rows of the admin page's tables of requests, and the reasons for sequences' waits."""
 
 from asyncio import get_running_loop
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ from typing import Any
 from admission.explain import BEHIND_PREFIX, PAUSED_PREFIX, REASONS
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from gateway.admin.request_summary import MAX_WORDS, RequestSummary
+from gateway.admin.request_summary import MAX_TEXT_CHARS, RequestSummary
 from gateway.telemetry.request_record import RequestRecord
 
-SLOW = 0.5  # seconds without progress of a write, from which on its client is said to be slow
+SLOW_CLIENT_SECONDS = 0.5  # without progress of a write: its client counts as slow
 _WAITS = frozenset({SequenceStatus.WAITING, SequenceStatus.PREEMPTED})
 
 
@@ -25,7 +25,7 @@ class State(StrEnum):
 
 
 def state_of(record: RequestRecord) -> State:
-    """Return the state of a request; of several sequences, the state of the one that is furthest."""
+    """The state of a request: the state of its furthest sequence."""
     if record.body_read is None:
         return State.READING
     if record.engine.settling is not None:
@@ -37,7 +37,7 @@ def state_of(record: RequestRecord) -> State:
 
 
 def is_waiting(sequence: Sequence) -> bool:
-    """Return whether a sequence waits for the engine: it holds no memory yet, or has lost it to a preemption."""
+    """True if a sequence waits for the engine: not yet admitted, or preempted."""
     return sequence.status in _WAITS
 
 
@@ -52,16 +52,16 @@ def _state(sequence: Sequence) -> State:
 
 
 class Reasons:
-    """Reads off a scheduler, as of now, why sequences wait or stand still. It changes nothing."""
+    """The present reasons for waiting or paused sequences, read from a scheduler without changing it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def of(self, record: RequestRecord) -> str | None:
-        """Return why a request does not progress; None where nothing keeps it from that."""
+        """The reason why a request does not progress; None if it does."""
         kept = self._first(timeline.sequence for timeline in record.engine.timelines)
         since = record.scope.writing_since if record.scope is not None else None
-        if since is not None and (stuck := get_running_loop().time() - since) > SLOW:
+        if since is not None and (stuck := get_running_loop().time() - since) > SLOW_CLIENT_SECONDS:
             return f"its client reads slowly: a write has waited {stuck:.1f} s"
         return kept
 
@@ -88,7 +88,7 @@ class Reasons:
         return reason if head is sequence or head is scheduler.overtaker else BEHIND_PREFIX + reason
 
     def _of_running(self, sequence: Sequence) -> str | None:
-        """Return the limit of its tenant at which a running sequence stands still, if there is one."""
+        """The tenant's limit that pauses a running sequence, if one does."""
         if sequence.num_tokens == sequence.token_limit < sequence.request.most_tokens:
             return PAUSED_PREFIX + REASONS["tokens"]
         capacity = len(sequence.block_table.blocks) * self._scheduler.config.block_size
@@ -159,7 +159,7 @@ def _names(request: RequestRecord | RequestSummary) -> Row:
         "response_id": request.response_id,
         "tenant": request.tenant,
         "key": request.key,
-        "model": request.model and request.model[:MAX_WORDS],
+        "model": request.model and request.model[:MAX_TEXT_CHARS],
         "operation": request.operation,
         "class": request.service_class,
     }

@@ -1,8 +1,8 @@
 """Time series of the last seconds: requests, tokens, latencies, load.
 
-A second by itself has few samples, of which the median and the 99th percentile are often one and the same. Both are
-therefore taken over the `WINDOW` seconds that end with each second. Requests that wait for their first token count with
-the time that they have waited: where nothing gets a first token, latency would otherwise look like silence.
+A single second has few samples, of which the median and the 99th percentile are often one and the same. Both are
+therefore taken over the `WINDOW_SECONDS` that end with each second. Requests without a first token count with their
+wait so far: else an outage would look like silence.
 """
 
 from collections import deque
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from math import floor
 from typing import Any
 
-SECONDS = 300  # that are kept
-BUSY_SECONDS = 10  # over which the device's load is averaged
-WINDOW = 10  # seconds that a percentile is of
-MAX_SAMPLES = 1024  # of one second, of each kind; more are not looked at
+HISTORY_SECONDS = 300  # of history
+BUSY_SECONDS = 10  # of the average load
+WINDOW_SECONDS = 10  # of percentiles
+MAX_SAMPLES = 1024  # of one second and kind; further ones are ignored
 
 Gap = tuple[float, int]
-"""Seconds between two tokens of a sequence, and how many sequences had it."""
+"""Seconds between two tokens, and the number of sequences with this gap."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Gauges:
 
     running: int = 0
     waiting: dict[str, int] = field(default_factory=dict)  # by class
-    waits: list[float] = field(default_factory=list)  # seconds without a first token, of those that have none yet
+    waits: list[float] = field(default_factory=list)  # seconds so far, of sequences without a first token
     kv_blocks_used: int = 0
     prompt_tokens: int = 0  # in all
     output_tokens: int = 0  # in all
@@ -44,7 +44,7 @@ class Point:
     ttft_p99: float | None = None
     gap_p50: float | None = None
     gap_p99: float | None = None
-    oldest_wait: float | None = None  # of those without a first token; 0: none is
+    oldest_wait: float | None = None  # of requests without a first token; 0: none
     running: int | None = None
     kv_blocks_used: int | None = None
     waiting: dict[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ NUMBERS = tuple(name for name in Point.__slots__ if name not in ("waiting", "bus
 
 
 class RecentSeries:
-    """Collects events as they happen; `tick`, called about once a second, closes the seconds that are over.
+    """Collects events as they happen; `tick`, called about once a second, closes the past seconds.
 
     `clock` is in seconds and never goes backwards.
     """
@@ -63,14 +63,14 @@ class RecentSeries:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._second = floor(clock())
-        self._points: deque[Point] = deque([Point()] * SECONDS, SECONDS)
+        self._points: deque[Point] = deque([Point()] * HISTORY_SECONDS, HISTORY_SECONDS)
         self._gauges = Gauges()
         self._recent = _RecentSamples(), _RecentSamples()  # first tokens and gaps
         self._begin()
 
     @property
     def oldest_wait(self) -> float:
-        """Seconds that the longest-waiting sequence has been without a first token, as of the last tick."""
+        """The longest wait of a sequence without a first token, in seconds, as of the last tick."""
         return max(self._gauges.waits, default=0.0)
 
     def _begin(self) -> None:
@@ -94,12 +94,12 @@ class RecentSeries:
             self._gaps.append((gap, num_decodes))
 
     def tick(self, gauges: Gauges) -> None:
-        """Close the seconds that are over. If several are, all that happened since is counted for the last of them."""
+        """Close the past seconds. If there are several, all events since are counted in the last."""
         now = floor(self._clock())
         passed = now - self._second
         if passed <= 0:
             return
-        self._points.extend([Point()] * min(passed - 1, SECONDS))
+        self._points.extend([Point()] * min(passed - 1, HISTORY_SECONDS))
         self._points.append(self._closed(gauges, passed))
         self._second, self._gauges = now, gauges
         self._begin()
@@ -132,9 +132,7 @@ class RecentSeries:
         return sum(point.busy for point in points) / len(points)
 
     def to_json(self, end: float, classes: Iterable[str]) -> dict[str, Any]:
-        """Return the series; `end` is now, in Unix seconds. All of `classes` appear, if nothing
-        ever waited in one too.
-        """
+        """The series; `end` is now, in Unix seconds. All of `classes` appear, also those without waits."""
         points = list(self._points)
         seconds: dict[str, Any] = {name: [getattr(point, name) for point in points] for name in NUMBERS}
         names = dict.fromkeys([*classes, *(name for point in points for name in point.waiting)])
@@ -143,23 +141,23 @@ class RecentSeries:
 
 
 class _RecentSamples:
-    """Keeps the samples of the last `WINDOW` seconds."""
+    """Keeps the samples of the last `WINDOW_SECONDS`."""
 
     def __init__(self) -> None:
-        self._seconds: deque[list[Gap]] = deque(maxlen=WINDOW)
+        self._seconds: deque[list[Gap]] = deque(maxlen=WINDOW_SECONDS)
 
     def add(self, samples: list[Gap], passed: int) -> list[Gap]:
         """Add the samples of a second, `passed` seconds after the last; returns all of the window, in sorted runs."""
-        self._seconds.extend([] for _ in range(min(passed, WINDOW) - 1))
+        self._seconds.extend([] for _ in range(min(passed, WINDOW_SECONDS) - 1))
         self._seconds.append(sorted(samples))
         return [sample for second in self._seconds for sample in second]
 
 
 def _with_waits(samples: list[Gap], waits: list[float]) -> tuple[float | None, float | None]:
-    """Return the median and the 99th percentile of times to first token, those that still wait included.
+    """The median and the 99th percentile of times to first token, pending waits included.
 
-    Each figure is the larger of that of the tokens that came and that of both together. A wait is less than the time to
-    first token that it becomes, so neither figure is too long.
+    Each figure is the larger of the arrived tokens' and of both kinds' together. A wait is less than the final time to
+    first token, so neither figure is too long.
     """
     got = median_and_p99(samples)
     some = waits[:: 1 + len(waits) // MAX_SAMPLES]  # in no particular order
@@ -176,7 +174,7 @@ def _waiting(point: Point, name: str) -> int | None:
 
 
 def median_and_p99(samples: list[Gap]) -> tuple[float | None, float | None]:
-    """Return the smallest values that half of the weight, and 99 % of it, do not exceed; sorts the samples in place."""
+    """The weighted median and 99th percentile; sorts the samples in place."""
     samples.sort()
     total = sum(weight for _, weight in samples)
     return _quantile(samples, 0.5 * total), _quantile(samples, 0.99 * total)

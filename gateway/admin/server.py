@@ -14,7 +14,7 @@ from gateway.settings.settings import Settings
 
 
 class AdminServer(HttpServer):
-    """A server that takes no signals: it ends with the tenants' server, and after it."""
+    """A server that ignores signals: it ends after the tenants' server."""
 
     prefix = "--admin-"
 
@@ -34,7 +34,7 @@ class AdminServer(HttpServer):
 
 @asynccontextmanager
 async def serving(server: AdminServer, sock: socket.socket) -> AsyncIterator[None]:
-    """Have the server listen on a socket while the block runs."""
+    """Serve on a socket while the block runs."""
     task = asyncio.create_task(server.serve(sockets=[sock]))
     started = asyncio.create_task(server.listening.wait())
     await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Tenants on the admin port: what each has running, what it used, and what is left of its limits."""
+"""Tenants on the admin port: live requests, use, and the rest of their limits."""
 
 import asyncio
 from collections import Counter
@@ -17,11 +17,11 @@ from quotas.policy.limit import Limit, Resource
 from quotas.policy.policy import TenantPolicy
 from quotas.reservation import LimitState
 
-MAX_RECENT = 50
+MAX_REQUEST_ROWS = 50
 
 
 class Tenants:
-    """Lists the tenants that the policy names, that have a key, or that have sent a request."""
+    """Lists the tenants of the policy, of keys and of requests."""
 
     def __init__(self, service: Service, history: History, requests: LiveRequests) -> None:
         self._service = service
@@ -29,7 +29,7 @@ class Tenants:
         self._requests = requests
 
     async def listed(self, words: str = "") -> Row:
-        """List the tenants in whose names `words` occur, those with the most service in the last minute first."""
+        """List the tenants whose names contain `words`, by service in the last minute, descending."""
         service, shares = self._service, self._history.shares.recent()
         others = [*service.keys.tenants(), *self._history.totals]
         found = await asyncio.to_thread(_found, words.lower(), service.policies.current.tenants, others, shares)
@@ -51,8 +51,8 @@ class Tenants:
             "class": policy.default_class,
             "limits": await self._limits(name, policy, counts),
             "keys": [{"id": key.key_id, "scopes": key.scopes} for key in service.keys.of_tenant(name)],
-            "live": self._requests.live_of_tenant(name, MAX_RECENT),
-            "recent": self._requests.of_tenant(name, MAX_RECENT),
+            "live": self._requests.live_of_tenant(name, MAX_REQUEST_ROWS),
+            "recent": self._requests.of_tenant(name, MAX_REQUEST_ROWS),
         }
 
     def _row(self, name: str, counts: "_TenantCounts") -> Row:
@@ -85,7 +85,7 @@ class Tenants:
         }
 
     async def _limits(self, name: str, policy: TenantPolicy, counts: "_TenantCounts") -> list[Row]:
-        """Return the tenant's own limits with what is left of each; those of its keys are shown with the policy."""
+        """The tenant's own limits with the rest of each; limits of its keys are shown with the policy."""
         charged = tuple(limit for limit in policy.limits if limit.is_charged)
         try:
             states = await self._service.quotas.states(name, None, charged) if charged else ()
@@ -100,7 +100,7 @@ class Tenants:
         return [self._limit(limit, known.get(limit), held.get(limit.resource)) for limit in policy.limits]
 
     def _limit(self, limit: Limit, state: LimitState | None, held: int | None) -> Row:
-        """Describe a limit; `held` is what this process holds of it, for limits that no store counts."""
+        """Describe a limit; `held` is this process's part, for limits outside the store."""
         left = state.remaining if state is not None else None if held is None else max(0, limit.amount - held)
         return {
             "name": limit.name,
@@ -114,7 +114,7 @@ class Tenants:
 
 
 def _found(words: str, named: Iterable[str], others: Iterable[str], shares: Mapping[str, float]) -> list[str]:
-    """Return all names in which `words` occur, the first `MAX_ROWS` of them in order."""
+    """All names that contain `words`, the first `MAX_ROWS` of them in order."""
     found = [name for name in {*named, *others} if words in name.lower()]
     served = sorted((name for name in found if name in shares), key=lambda name: (-shares[name], name))[:MAX_ROWS]
     first = dict.fromkeys([*served, *nsmallest(MAX_ROWS, (name for name in found if name not in shares))])

@@ -1,4 +1,4 @@
-"""Usage on the admin port: what tenants and keys have used and spent, and what is left of their budgets."""
+"""Usage on the admin port: use and cost of tenants and keys, and the rest of their budgets."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ from quotas.policy.limit import Budget, Limit
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.reservation import LimitState, Usage
 
-MAX_LEDGERS = 500_000  # of a tenant and a day each, that one answer adds up
-MAX_WRITTEN = 20_000  # of them, that are written as rows
+MAX_LEDGERS = 500_000  # summed up by one answer; a ledger is of a tenant and a day
+MAX_CSV_LEDGERS = 20_000  # ledgers written as rows
 MAX_BUDGETS = 500  # of one list
-MAX_ASKED = 20_000  # tenants and keys with one, whose state is asked for
-OWNERS_PER_TURN = 4  # of those: their accounts and answers keep an event loop for a millisecond
+MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys
+OWNERS_PER_TURN = 4  # their accounts and answers take the event loop a millisecond
 BY = ("tenant", "key")
 
 
@@ -45,7 +45,7 @@ class UsagePeriod:
 
     @classmethod
     def of(cls, query: Mapping[str, str], today: date) -> "UsagePeriod":
-        """Parse a query; where it says nothing, the period is this month up to today. Raises `BadRequest`."""
+        """Parse a query; the default is this month up to today. Raises `BadRequest`."""
         last = _day(query, "to", today)
         first = _day(query, "from", last.replace(day=1))
         if not 0 <= (last - first).days <= LEDGER_DAYS:
@@ -66,12 +66,12 @@ def _explained(most: int) -> Iterator[None]:
         yield
     except TooManyLedgers as error:
         raise BadRequest(
-            f"{error.found} ledgers, each of a tenant and a day, would have to be read, and at most {most} "
-            "are: ask for fewer days or one tenant, or use `sluice usage`.",
+            f"{error.found} ledgers, each of a tenant and a day, exceed the limit of {most}: ask for fewer "
+            "days or one tenant, or use `sluice usage`.",
             "from",
         ) from None
     except QuotaError as error:
-        raise QuotaUnverifiable(f"The quota store, which keeps what was used, does not answer: {error}.") from None
+        raise QuotaUnverifiable(f"The quota store, which keeps the use, does not answer: {error}.") from None
 
 
 class UsageReader:
@@ -82,8 +82,8 @@ class UsageReader:
         self._reading = asyncio.Lock()
 
     async def report(self, query: Mapping[str, str], words: str = "") -> Row:
-        """Return usage by tenant or key, of those in whose names `words` occur, and by day, of all. Raises `BadRequest`
-        and `QuotaUnverifiable`.
+        """Usage by tenant or key, of names that contain `words`, and by day, of all. Raises `BadRequest` and
+        `QuotaUnverifiable`.
         """
         period = UsagePeriod.of(query, datetime.now(UTC).date())
         policy = self._service.policies.current
@@ -101,16 +101,14 @@ class UsageReader:
         policy = self._service.policies.current
         pieces = [usage_csv((), policy, has_keys)]
         async with self._reading:
-            with _explained(MAX_WRITTEN):
-                async for ledger in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_WRITTEN):
+            with _explained(MAX_CSV_LEDGERS):
+                async for ledger in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
                     entries = entries_of(*ledger) if has_keys else by_tenant(entries_of(*ledger))
                     pieces.append(usage_csv(entries, policy, has_keys, has_heading=False))
         return "".join(pieces)
 
     async def budgets(self, words: str = "") -> Row:
-        """Return what is left of the budgets of tenants and of keys that the policy names, the least first, of those in
-        whose names `words` occur.
-        """
+        """The rest of the budgets of tenants and of keys in the policy, least first, of names that contain `words`."""
         service = self._service
         named = [*service.keys.tenants()]
         owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, words.lower())
@@ -141,10 +139,10 @@ Owner = tuple[str, str | None, tuple[Limit, ...]]
 
 
 def _owners(policy: Policy, named: Iterable[str], words: str) -> tuple[list[Owner], int]:
-    """Return who has a budget, `MAX_ASKED` of them, and how many have."""
+    """The owners of budgets, `MAX_BUDGET_OWNERS` of them, and their number in all."""
     names = {*policy.tenants, *named} if any(map(_is_budget, policy.default.limits)) else policy.tenants.keys()
     owners = [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
-    return owners[:MAX_ASKED], len(owners)
+    return owners[:MAX_BUDGET_OWNERS], len(owners)
 
 
 def _what_is_left(row: Row) -> tuple[bool, float, str, str]:
@@ -168,7 +166,7 @@ def _charged(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
 
 
 def _budget_row(tenant: str, key: str | None, limit: Limit, state: LimitState | None) -> Row:
-    """Describe a budget; `left` is null where the store does not answer."""
+    """Describe a budget; `left` is null if the store does not answer."""
     return {
         "tenant": tenant,
         "key": key,
@@ -203,7 +201,7 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
         "truncated": len(found) - len(shown),
         "days": [{"day": day.isoformat(), **_row(*sums.of_day(day))} for day in every],
     }
-    sums.by_owner.clear()  # which takes milliseconds: not on the event loop
+    sums.by_owner.clear()  # takes milliseconds: not on the event loop
     return report
 
 
@@ -212,7 +210,7 @@ def _tokens(used: Usage) -> int:
 
 
 def _row(used: Usage, costs: Mapping[str, Decimal]) -> Row:
-    """Describe usage; `costs` are by currency, exact and so as text, and empty where nothing has a price."""
+    """Describe usage; `costs` are by currency, exact and therefore as text, empty without a price."""
     return {
         "requests": used.requests,
         "input_tokens": used.input_tokens,

@@ -1,4 +1,4 @@
-"""Asks a process beside the gateway what a pasted edit of the policy would have done to the last hour.
+"""Simulates a pasted edit of the policy on the last hour's requests, in a process beside the gateway.
 
 The process is an extension's (`labs`): it simulates the recorded requests under both policies, in its own time.
 """
@@ -18,14 +18,14 @@ from gateway.admin.recent_traffic import RecentRequest, RecentTraffic, WhatIfQue
 from gateway.api.service import Service
 from gateway.errors import BadRequest, InternalError, Overloaded
 
-PATIENCE_S = 60.0  # until the process, which has to start and read as well, is ended
-PIECE_REQUESTS = 200
+SIMULATION_TIMEOUT_SECONDS = 60.0  # for the process, its start included, before it is killed
+REQUESTS_PER_TURN = 200
 
 Row = dict[str, Any]
 
 
 class WhatIfs:
-    """Has pasted policies simulated, one at a time."""
+    """Simulates pasted policies, one at a time."""
 
     def __init__(self, service: Service, config: CoreConfig, traffic: RecentTraffic) -> None:
         self._service = service
@@ -34,10 +34,10 @@ class WhatIfs:
         self._is_busy = False
 
     async def of(self, pasted: PastedPolicy) -> Row:
-        """Simulate an edit and report what differs.
+        """Simulate an edit and report the differences.
 
-        Raises `BadRequest` for what is no policy, where nothing was served and where no extension
-        simulates; `Overloaded` while another simulation runs.
+        Raises `BadRequest` for an invalid policy, without recorded requests, and without the extension; `Overloaded`
+        while another simulation runs.
         """
         if self._is_busy:
             raise Overloaded("Another simulation is running here: one runs at a time.", retry_after=5.0)
@@ -50,7 +50,7 @@ class WhatIfs:
     async def _of(self, pasted: PastedPolicy) -> Row:
         program = next((extension.WHAT_IF for extension in extensions() if hasattr(extension, "WHAT_IF")), None)
         if program is None:
-            raise BadRequest("Simulating an edit needs the package labs, which a checkout of the source has.")
+            raise BadRequest("Simulating an edit needs the package labs, part of a source checkout.")
         source = pasted.source()
         now = self._service.telemetry.clock()
         requests = self._traffic.within(now)
@@ -80,12 +80,12 @@ class WhatIfs:
 
 def _packed(requests: list[RecentRequest], question: WhatIfQuestion) -> bytes:
     """Pickle the question in pieces, because pickling all of it at once would hold the interpreter's lock."""
-    pieces = [requests[start : start + PIECE_REQUESTS] for start in range(0, len(requests), PIECE_REQUESTS)]
+    pieces = [requests[start : start + REQUESTS_PER_TURN] for start in range(0, len(requests), REQUESTS_PER_TURN)]
     return b"".join([pickle.dumps(question), pickle.dumps(len(pieces)), *map(pickle.dumps, pieces)])
 
 
 async def _asked(program: str, question: bytes) -> Row | None:
-    """Return what the process answers; None means that the edit is not valid. Raises `InternalError`."""
+    """The process's answer; None for an invalid edit. Raises `InternalError`."""
     process = await asyncio.create_subprocess_exec(
         *module_command(program),
         env=module_environment(),
@@ -93,10 +93,10 @@ async def _asked(program: str, question: bytes) -> Row | None:
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(SIMULATION_TIMEOUT_SECONDS):
             answer, _ = await process.communicate(question)
     except TimeoutError:
-        raise InternalError(f"The simulation took more than {PATIENCE_S:g} s, and was ended.") from None
+        raise InternalError(f"The simulation took more than {SIMULATION_TIMEOUT_SECONDS:g} s, and was ended.") from None
     finally:
         if process.returncode is None:
             process.kill()

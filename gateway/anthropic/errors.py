@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients read them: https://docs.claude.com/en/api/errors"""
+"""Errors in Anthropic's form, see https://docs.claude.com/en/api/errors."""
 
 from typing import Any
 
@@ -27,11 +27,11 @@ def error_reply(error: ApiError) -> tuple[int, bytes]:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Returns what ends a stream that has failed."""
+    """The last event of a failed stream."""
     return sse.named_event("error", orjson.dumps(_told(error)))
 
 
 def _told(error: ApiError) -> dict[str, Any]:
-    """Returns the body of an error: what OpenAI's clients are told, by Anthropic's type."""
+    """The body of an error: OpenAI's members, under Anthropic's type."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {**orjson.loads(error.to_body())["error"], "type": kind}}

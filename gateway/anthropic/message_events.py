@@ -20,16 +20,16 @@ from gateway.anthropic.errors import error_event
 from gateway.errors import ApiError
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, ContentBlock, FinishReason, Identity, Kind, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, Identity, Kind, ReplyFinishReason, TokenUsage
 
 Json = dict[str, Any]
 
-_REASONS: Mapping[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_REASONS: Mapping[ReplyFinishReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 @dataclass(slots=True)
 class MessageIdentity(Identity):
-    """What a message says before it has anything."""
+    """The fields of a message at its beginning."""
 
     @classmethod
     def of_message(cls, model: str) -> "MessageIdentity":
@@ -51,8 +51,8 @@ def usage_of_message(usage: TokenUsage) -> Json:
     }
 
 
-def _ended(reason: FinishReason | None, stop_string: str | None) -> Json:
-    """Returns why a message has ended; nulls while it has not."""
+def _ended(reason: ReplyFinishReason | None, stop_string: str | None) -> Json:
+    """The end of a message; nulls while it has not ended."""
     if stop_string is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
     return {"stop_reason": None if reason is None else _REASONS[reason], "stop_sequence": None}
@@ -72,12 +72,12 @@ def _whole(block: ContentBlock) -> Json:
 
 
 def _input(arguments: str) -> Any:
-    """Returns a call's arguments as the object that they are; {} for those that a limit of length has cut."""
+    """A call's arguments as an object; {} if a limit of length cut them."""
     try:
         is_object = isinstance(orjson.loads(arguments), dict)
     except orjson.JSONDecodeError:
         is_object = False
-    return orjson.Fragment(arguments) if is_object else {}  # which may be nested more deeply than the library writes
+    return orjson.Fragment(arguments) if is_object else {}  # may be nested too deeply for the library
 
 
 _DELTAS: Mapping[Kind, tuple[str, str]] = {
@@ -97,7 +97,7 @@ class MessageEvents(BlockEncoder):
         self._ended: Json = {}
 
     def start(self, usage: TokenUsage | None = None, beside: Mapping[str, Any] | None = None) -> bytes:
-        return b""  # a message begins with its usage, of which the first token is a part
+        return b""  # a message begins with its usage, known at the first token
 
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
         return self._begun(usage) + super().text(text, usage, told)
@@ -110,12 +110,12 @@ class MessageEvents(BlockEncoder):
         name, field = _DELTAS[kind]
         return _event("content_block_delta", index=self.num_blocks, delta={"type": name, field: text})
 
-    def close(self, kind: Kind, reason: FinishReason | None) -> bytes:
+    def close(self, kind: Kind, reason: ReplyFinishReason | None) -> bytes:
         return _event("content_block_stop", index=self.num_blocks)
 
     def finish(
         self,
-        reason: FinishReason,
+        reason: ReplyFinishReason,
         usage: TokenUsage | None = None,
         told: Mapping[str, Any] | None = None,
         stop_string: str | None = None,

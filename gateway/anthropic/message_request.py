@@ -1,4 +1,7 @@
-"""Reads the bodies of Anthropic's /v1/messages and /v1/messages/count_tokens: https://docs.claude.com/en/api/messages"""
+"""Reads the bodies of Anthropic's /v1/messages and /v1/messages/count_tokens.
+
+The API: https://docs.claude.com/en/api/messages.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Required, cast
@@ -9,7 +12,7 @@ from typing_extensions import TypedDict  # as in `gateway.openai.bodies`
 from backend.sampling_params import MAX_STOP_CHARS, MAX_STOPS
 from gateway.errors import BadRequest
 from gateway.http.json_body import EXACT, BodyType, JsonBody, shown
-from gateway.openai.bodies import MAX_SALT, MAX_THINKING, PositiveInt, SamplingBody
+from gateway.openai.bodies import MAX_SALT_CHARS, MAX_THINKING_TOKENS, PositiveInt, SamplingBody
 from gateway.openai.conversation import Conversation
 from gateway.openai.foreign_fields import ECHOES, IGNORABLE, Ignored, Values, known_object, refused_by_names
 from gateway.openai.limits import Limits
@@ -36,7 +39,7 @@ _SYSTEM: BeforeValidator = text_content("system")
 @with_config(EXACT)
 class Thinking(TypedDict, total=False):
     type: Required[Literal["enabled", "disabled", "adaptive"]]
-    budget_tokens: Annotated[int, Field(ge=1, le=MAX_THINKING)] | None
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_THINKING_TOKENS)] | None
     display: Literal["summarized", "omitted"] | None
 
 
@@ -57,7 +60,7 @@ _Message = Annotated[GivenMessage, known_object(GivenMessage, "messages[].", ech
 
 @with_config(EXACT)
 class CountBody(TypedDict, total=False):
-    """What a prompt is made of."""
+    """The fields that make up a prompt."""
 
     model: Required[str]
     messages: Required[Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]]
@@ -82,7 +85,7 @@ class MessagesBody(CountBody, total=False):
     service_tier: Literal["auto", "standard_only"] | None
     # not Anthropic's
     seed: int | None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None
 
 
 _IGNORABLE: Mapping[str, Values] = {
@@ -125,7 +128,7 @@ class ThinkingBlock(TypedDict, total=False):
 
 @with_config(EXACT)
 class RedactedBlock(TypedDict, total=False):
-    data: Any  # which nobody here can read
+    data: Any  # encrypted for another server
 
 
 @with_config(EXACT)
@@ -217,7 +220,7 @@ def _conversation(body: CountBody, ignored: Ignored | None) -> Conversation:
     last = messages[-1]
     goes_on = last["role"] == "assistant" and last["content"] != "" and not last.get("tool_calls")
     if last == {"role": "assistant", "content": ""} and len(messages) > 1:
-        messages.pop()  # it begins nothing
+        messages.pop()  # an empty prefill
     effort = (body.get("output_config") or {}).get("effort") if _thinks(body) else "none"
     return Conversation(
         tuple(messages),
@@ -307,8 +310,9 @@ def _assistant_turn(blocks: list[tuple[str, Any]], names: dict[str, str]) -> Mes
 
 
 def _read_tools(body: CountBody, ignored: Ignored | None) -> ToolUse | None:
-    """Returns the tools that clients run. Those that Anthropic runs are ignored, since an answer may do without them,
-    unless unknown fields are refused.
+    """The tools that clients run.
+
+    Tools that Anthropic's server runs are ignored, or refused if unknown fields are.
     """
     tools, places = list[ToolDefinition](), list[str]()
     for index, given in enumerate(body.get("tools") or ()):
@@ -331,7 +335,7 @@ def _read_tools(body: CountBody, ignored: Ignored | None) -> ToolUse | None:
 
 
 def _read_choice(choice: Any) -> tuple[Any, bool]:
-    """Returns OpenAI's form of a choice, and whether several tools may be called."""
+    """OpenAI's form of a choice, and True if several tools may be called."""
     match choice:
         case None:
             return None, True
@@ -347,7 +351,7 @@ def _read_choice(choice: Any) -> tuple[Any, bool]:
 
 
 def _is_known(rest: Mapping[Any, Any]) -> bool:
-    """Whether this is all that a choice may have besides."""
+    """True if the rest of a choice has known fields only."""
     return rest.keys() <= {"disable_parallel_tool_use"} and isinstance(
         rest.get("disable_parallel_tool_use"), bool | None
     )

@@ -17,7 +17,7 @@ from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import RequestRecord
 from quotas.policy.units import show_size
 
-INLINE_BYTES = 8_192  # that are parsed, or rendered, on the loop itself: a millisecond at most
+INLINE_BYTES = 8_192  # of a body that the event loop parses or renders itself, in a millisecond at most
 RETRY_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -32,7 +32,9 @@ class BodyReader:
     """
 
     def __init__(self, max_body_bytes: int, max_unparsed_bytes: int, timeout: float, max_model_len: int) -> None:
-        """A tenant may have `max_unparsed_bytes`, and each of its keys half of them; `timeout` is in seconds."""
+        """Bytes of bodies not yet parsed: `max_unparsed_bytes` for each tenant, and half of them for each of its keys.
+        `timeout` is in seconds.
+        """
         self._max_body_bytes = max_body_bytes
         self._max_unparsed_bytes = max_unparsed_bytes
         self._timeout = timeout
@@ -57,7 +59,7 @@ class BodyReader:
         try:
             if parts.max_size <= INLINE_BYTES:
                 return parse(await _read_small(parts))
-            if parts.max_size <= BLOCK_BYTES:  # a connection buffers as much of any request
+            if parts.max_size <= BLOCK_BYTES:  # a connection buffers this much of any request
                 return await self._read(parts, tenant, parse)
             async with self._reserve_bytes(tenant, key, parts.max_size):
                 return await self._read(parts, tenant, parse)
@@ -99,7 +101,7 @@ class BodyReader:
             yield
 
     def _semaphore(self, tenant: str, key: str | None) -> "_ByteSemaphore":
-        """Returns the one of a key, or with None that of the whole tenant."""
+        """The semaphore of a key; with None that of the whole tenant."""
         semaphore = self._unparsed.get((tenant, key))
         if semaphore is None:
             owner, share = ("tenant", 1) if key is None else ("API key", 2)
@@ -108,7 +110,7 @@ class BodyReader:
 
 
 async def _read_small(parts: BodyParts) -> JsonBody:
-    """Read a body whose elements cannot be too many, since it has fewer bytes than a body may have elements."""
+    """Read a body too short to have more elements than a body may have."""
     raw = b""
     while parts.more:
         raw += await parts.next()
@@ -166,7 +168,7 @@ class RoundRobinLock:
 
 
 class _ByteSemaphore:
-    """Bounds the bytes that may be held at once; requests that find too few wait, in the order of arrival."""
+    """Bounds the bytes held at once; a request that finds too few of them free waits, first come first served."""
 
     def __init__(self, owner: str, size: int) -> None:
         self._owner = owner

@@ -56,7 +56,7 @@ class ChatDialect(Dialect):
         return Identity.of_chat(request.model)
 
     def message(self, request: ChatRequest, prompt: Prompt, frontend: Frontend) -> AnswerMessage | None:
-        """Returns what the text of an answer is parsed to: where tools are offered, or the model reasons."""
+        """The message that the answer's text is parsed into, if tools are offered or the model reasons; else None."""
         template, tools = frontend.tokenizer.response_template, request.conversation.tools
         with_calls = tools is not None and tools.choice != "none"
         if template is None or prompt.is_content or not (with_calls or template.field(REASONING)):

@@ -44,7 +44,9 @@ class ChoiceWriter:
         continuous_usage: bool,
         progress: Progress | None = None,
     ) -> None:
-        """With `progress`, which the choices of an answer share, each write ends with how far the answer is."""
+        """With `progress`, shared by the choices of an answer, each write ends with a comment that tells the number of
+        tokens written.
+        """
         self._progress = progress
         self._num_written = 0  # tokens
         self._response = response
@@ -80,7 +82,7 @@ class ChoiceWriter:
         return self._chunks.finish(self._text.told_reason, self._usage, None, self._text.stop_string)
 
     def _write_pending(self, exchange: Exchange) -> bool:
-        """Write what is pending, unless that may have to wait: then take nothing and return False."""
+        """Write the pending text; if that might block, take nothing and return False."""
         if not exchange.is_writable:
             return False
         if events := self._events(self._text.push(self._text.tokens.rest())):
@@ -88,7 +90,7 @@ class ChoiceWriter:
         return True
 
     def _joined(self, events: list[bytes]) -> bytes:
-        """Returns what is written at once."""
+        """Join the events into one write, behind the progress comment if one is due."""
         if self._progress is None:
             return b"".join(events)
         more, self._num_written = self._text.num_tokens - self._num_written, self._text.num_tokens

@@ -21,7 +21,7 @@ from math import inf, isfinite
 from gateway.api.engine_request import ClientDeadlines
 from gateway.errors import BadRequest
 
-FOLLOWUP, LATEST_FOLLOWUP = b"x-sluice-expect-followup", 3600.0  # seconds
+FOLLOWUP, MAX_FOLLOWUP_SECONDS = b"x-sluice-expect-followup", 3600.0  # seconds
 MAX_DEADLINE_SECONDS = 30 * 86_400.0  # a longer wait is taken for no deadline
 FIRST, LAST, INTERVAL = "first", "last", "interval"
 Headers = Iterable[tuple[bytes, bytes]]
@@ -35,16 +35,15 @@ def read_deadlines(headers: Headers, stream: bool, now: float) -> ClientDeadline
 
 
 def read_expected_followup(headers: Headers) -> float | None:
-    """Returns in how many seconds after its answer the client says that it comes again; None: it says nothing.
-
-    Raises `BadRequest` where that is no number of seconds, or one of more than an hour.
+    """Seconds from the answer to the client's announced next turn; None: none is announced. Raises `BadRequest` if the
+    header is no number of seconds, or above an hour.
     """
     given = [value for name, value in headers if name == FOLLOWUP]
     if not given:
         return None
     seconds = _number(given[-1])
-    if not 0 < seconds <= LATEST_FOLLOWUP:
-        most = f"{LATEST_FOLLOWUP:.0f}"
+    if not 0 < seconds <= MAX_FOLLOWUP_SECONDS:
+        most = f"{MAX_FOLLOWUP_SECONDS:.0f}"
         raise _wrong(FOLLOWUP, given[-1], f"seconds, a number above 0 and at most {most}; leave it out if none follows")
     return seconds
 

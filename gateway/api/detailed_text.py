@@ -1,6 +1,6 @@
-"""The text of an answer whose client wants to know more of it: log probabilities, token ids, its prompt.
+"""The text of an answer with details of its tokens: log probabilities, token ids, the prompt.
 
-Requests that want none of it do not come here.
+Requests without details do not come here.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ Arrays = dict[str, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """How one request is told of its tokens."""
+    """The details of tokens that one request asks for, and how they are written."""
 
     request: GenerationRequest
     dialect: Dialect
@@ -47,14 +47,14 @@ class Telling:
         return Telling(request, dialect, tokenizer, Spelling(tokenizer, request.details.as_ids))
 
     def members(self, tokens: Sequence[ToldToken]) -> Members:
-        """Returns what a choice is told of these tokens' log probabilities, if that was asked for."""
+        """Members of a choice: the log probabilities of these tokens, if the request asks for them."""
         top = self.request.details.top
         if top is None:
             return {}
         return {"logprobs": {**self.dialect.logprobs(tokens, self.spelling, top), **self.dialect.no_logprobs}}
 
     async def all_members(self, tokens: Sequence[ToldToken]) -> Members:
-        """Returns the same, made while the event loop does other things as well."""
+        """As `members`, made in slices between which the event loop runs other callbacks."""
         top = self.request.details.top
         if top is None:
             return {}
@@ -62,7 +62,7 @@ class Telling:
         return {"logprobs": arrays | dict(self.dialect.no_logprobs)}
 
     async def of_prompt(self, tokens: Sequence[ToldToken]) -> Members:
-        """Returns what is told of a prompt beside its answers."""
+        """Members that describe the prompt's tokens."""
         details, told = self.request.details, Members()
         if details.top_of_prompt is not None:
             top = details.top_of_prompt
@@ -73,7 +73,7 @@ class Telling:
 
 
 async def _in_slices(tokens: Sequence[ToldToken], make: Callable[[Sequence[ToldToken]], Arrays]) -> Members:
-    """Returns the arrays that are made of tokens as JSON, where the event loop has its turns between slices of them."""
+    """Encode tokens as JSON arrays, a slice at a time, yielding to the event loop between slices."""
     arrays: dict[str, list[bytes]] = {}
     for start in range(0, max(len(tokens), 1), TOKENS_PER_SLICE):
         for name, array in make(tokens[start : start + TOKENS_PER_SLICE]).items():
@@ -83,11 +83,10 @@ async def _in_slices(tokens: Sequence[ToldToken], make: Callable[[Sequence[ToldT
 
 
 class DetailedText(TextStream):
-    """Yields the text of one sequence and says of each token where it begins in it.
+    """Yields the text of one sequence, with the offset of each token in it.
 
-    Told are the tokens that were delivered, special ones and parts of characters included, up to a stop string: what
-    begins where the text has ended is left out, like its text. While a stop string may still take text back, tokens
-    wait until it cannot take theirs.
+    Details cover the delivered tokens, special ones and parts of characters included, up to a stop string; a token that
+    begins behind the stop string is left out. While a stop string may still remove text, its tokens are held back.
     """
 
     def __init__(
@@ -165,8 +164,8 @@ class DetailedText(TextStream):
         return choice
 
     async def tell(self, choice: Choice, told_of_prompt: Mapping[str, Any] | None = None) -> None:
-        """Write into a complete choice what is told of its tokens; `told_of_prompt` is what another choice to the same
-        prompt has.
+        """Add the details of its tokens to a complete choice; `told_of_prompt` are those of another choice of the same
+        prompt.
         """
         telling, details = self.telling, self.telling.request.details
         tokens, prompt = self.told(), list[ToldToken]()
@@ -210,8 +209,8 @@ class DetailedText(TextStream):
 async def told_choices(
     texts: Sequence[TextStream], choices: list[Choice], num_answers: int, num_shown: int
 ) -> list[Choice]:
-    """Return the choices that the client gets, with their details: of each prompt's `num_answers` choices in a row the
-    `num_shown` with the highest mean log probability, best first, or all in their order.
+    """The choices to send, with their details: all in order, or of each prompt's `num_answers` consecutive choices the
+    `num_shown` with the highest mean log probability, best first.
     """
     shown: list[Choice] = []
     for first in range(0, len(choices), num_answers):
@@ -305,7 +304,7 @@ class DetailedChoiceWriter(ChoiceWriter):
         return self._chunks.finish(self._text.told_reason, self._usage, self._told(), self._text.stop_string)
 
     def _told(self) -> Members:
-        """Returns what is told of the tokens since the last event; null where none is certain yet."""
+        """Details of the tokens since the last event; null while none is certain."""
         detailed = self._detailed
         tokens = detailed.told()
         told = detailed.telling.members(tokens) if tokens else Members()

@@ -23,9 +23,9 @@ from gateway.openai.replies import (
 from gateway.openai.requests import (
     CompletionRequest,
     GenerationRequest,
+    PromptInput,
     parse_completion_request,
 )
-from gateway.openai.requests import Prompt as GivenPrompt
 from gateway.tenants.effective_policy import EffectivePolicy
 
 PROMPT_TAIL_TOKENS = 8  # the last ids of a prompt, with which a completion may share a character
@@ -37,8 +37,8 @@ class Prompt:
 
     token_ids: list[int]
     tail: tuple[int, ...] | list[int]
-    text: str | None = None  # with which the answer begins, if its client wants the prompt back
-    begun: str = ""  # what it has of the answer's message already
+    text: str | None = None  # the prompt, if the client asks for its echo: the answer begins with it
+    begun: str = ""  # the part of the answer's message that the prompt already holds
     is_content: bool = False  # all text of the answer is content: neither reasoning nor calls
 
 
@@ -49,7 +49,7 @@ class Dialect:
     prompt_param: str  # the field of the body that holds the prompt
     no_logprobs: Mapping[str, None] = MappingProxyType({})  # members of `logprobs` that are always null
     tells_content_alone = False  # log probabilities are those of the content: neither of reasoning nor of calls
-    default_max_tokens: int | None = None  # of an answer for which neither the client nor the operator sets any
+    default_max_tokens: int | None = None  # of an answer, if neither client nor operator sets one
 
     def parse(self, body: JsonBody, limits: Limits) -> GenerationRequest:
         raise NotImplementedError
@@ -61,10 +61,10 @@ class Dialect:
         raise NotImplementedError
 
     def bound(self, request: Any, most_reasoning: int | None, frontend: Frontend) -> None:
-        """Bound the tokens of an answer's reasoning, where it has any, to what the class of the request allows."""
+        """Bound the reasoning tokens of an answer to the maximum of the request's class."""
 
     def message(self, request: Any, prompt: Prompt, frontend: Frontend) -> AnswerMessage | None:
-        """Returns what the text of an answer is parsed to; None: it is told as it is."""
+        """The message that the answer's text is parsed into; None: the text is sent as it is."""
         return None
 
     def chunks(
@@ -78,19 +78,21 @@ class Dialect:
     async def whole(
         self, policy: EffectivePolicy, identity: Identity, choices: list[Choice], usage: TokenUsage
     ) -> bytes:
-        """Returns the body of an answer that is not streamed."""
+        """The body of a whole answer."""
         return self.complete(identity, choices, usage)
 
     async def end(self, policy: EffectivePolicy, chunks: StreamEncoder, usage: TokenUsage) -> bytes:
-        """Returns what ends a stream."""
+        """The last events of a stream."""
         return chunks.end(usage)
 
     def logprobs(self, tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> dict[str, list[Any]]:
-        """Returns what is told of the tokens' log probabilities, as arrays that are as long as they are many."""
+        """Log probabilities of the tokens, as arrays with one element for each token."""
         raise NotImplementedError
 
     async def encode(self, request: GenerationRequest, frontend: Frontend, tenant: str, text: str) -> list[int]:
-        """Returns the token ids that are kept of a text, at least one. Raises `BadRequest` for a text without any."""
+        """The token ids of a text, truncated as the request asks; at least one. Raises `BadRequest` for a text without
+        tokens.
+        """
         is_cut = request.kept_tokens is not None
         token_ids = await frontend.encode(tenant, text, request.add_special_tokens, self.prompt_param, is_cut)
         if not token_ids:
@@ -98,7 +100,7 @@ class Dialect:
         return self.kept(request, frontend, token_ids)
 
     def kept(self, request: GenerationRequest, frontend: Frontend, token_ids: list[int]) -> list[int]:
-        """Returns the last of the token ids, as many as the request keeps, and never none."""
+        """The last token ids, truncated as the request asks, at least one."""
         most, model = request.kept_tokens, frontend.model
         if most is None:
             return token_ids
@@ -108,8 +110,8 @@ class Dialect:
             if most < 1:
                 field = request.length_field
                 raise ContextLengthExceeded(
-                    f"truncate_prompt_tokens = -1 keeps of the prompt what {field} leaves of the context, which are "
-                    f"{model.limits.max_model_len} tokens, and {answer} leave nothing: lower {field}.",
+                    f"truncate_prompt_tokens = -1 keeps the end of the prompt that fits beside {field} in the context "
+                    f"of {model.limits.max_model_len} tokens, and {answer} leave no room: lower {field}.",
                     field,
                 )
         return token_ids[-most:]
@@ -142,10 +144,7 @@ class CompletionDialect(Dialect):
     async def _around(
         self, request: CompletionRequest, frontend: Frontend, tenant: str, token_ids: list[int]
     ) -> list[int]:
-        """Returns the prompt and the suffix as a model reads them that fills in what is between.
-
-        Raises `BadRequest` where the model does not.
-        """
+        """Prompt and suffix in the model's fill-in-the-middle format. Raises `BadRequest` if the model has none."""
         marks = frontend.tokenizer.fill_in_the_middle
         if marks is None:
             raise BadRequest(
@@ -158,9 +157,9 @@ class CompletionDialect(Dialect):
         return [before, *token_ids, behind, *suffix, middle]
 
     async def _echoed(
-        self, request: CompletionRequest, frontend: Frontend, tenant: str, given: GivenPrompt, token_ids: list[int]
+        self, request: CompletionRequest, frontend: Frontend, tenant: str, given: PromptInput, token_ids: list[int]
     ) -> str:
-        """Returns the text of a prompt: as it was given, if it was a text and nothing was cut off."""
+        """The text of a prompt: the client's own if it sent text and nothing was truncated."""
         if isinstance(given, str) and request.kept_tokens is None:
             return given
         return await frontend.decode(tenant, token_ids, request.skip_special_tokens)

@@ -31,7 +31,7 @@ from gateway.openai.embeddings import (
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 
-MAX_CHARACTERS = 2**22  # of all texts of a request
+MAX_INPUT_CHARS = 2**22  # of all texts of a request
 Texts = Sequence[str | tuple[str, str] | tuple[int, ...]]
 
 
@@ -63,7 +63,7 @@ class EncodingEndpoint(TokensEndpoint):
         return scope.outcome or Outcome.COMPLETED
 
     def _encoder(self, params: EncodingParams, policy: EffectivePolicy) -> ServedEncoder:
-        """Returns the model that is asked for. Raises `ModelNotFound`, and `BadRequest` for one that generates text."""
+        """The requested encoder. Raises `ModelNotFound`, and `BadRequest` for a model that generates text."""
         policy.check_model(params.model)
         encoder = self.frontend.encoders.get(params.model)
         if encoder is None and params.model == self.frontend.model.name:
@@ -97,9 +97,9 @@ class EncodingEndpoint(TokensEndpoint):
     ) -> list[list[int]]:
         """Returns the token ids of each input. Raises `ApiError`."""
         size = sum(map(_size, given))
-        if size > MAX_CHARACTERS:
+        if size > MAX_INPUT_CHARS:
             raise RequestTooLarge(
-                f"The texts have {size} characters, a query counted with each document; at most {MAX_CHARACTERS} are "
+                f"The texts have {size} characters, a query counted with each document; at most {MAX_INPUT_CHARS} are "
                 "encoded in one request: send fewer or shorter ones."
             )
         found = partial(encoder.token_ids, given, params.kept_tokens, fields)
@@ -107,13 +107,11 @@ class EncodingEndpoint(TokensEndpoint):
 
 
 def _size(given: str | tuple[str, str] | tuple[int, ...]) -> int:
-    """Returns about how many characters are to be made tokens."""
+    """Characters to tokenize, approximately."""
     return len(given) if isinstance(given, str) else sum([len(one) for one in given if isinstance(one, str)])
 
 
 class EmbeddingsEndpoint(EncodingEndpoint):
-    """Answers POST /v1/embeddings."""
-
     async def reply(
         self, call: Call, request: EmbeddingsRequest, encoder: ServedEncoder, policy: EffectivePolicy
     ) -> bytes:
@@ -164,8 +162,6 @@ class PairsEndpoint(EncodingEndpoint):
 
 
 class ScoreEndpoint(PairsEndpoint):
-    """Answers POST /v1/score."""
-
     operation = "score"
 
     async def reply(self, call: Call, request: PairsRequest, encoder: ServedEncoder, policy: EffectivePolicy) -> bytes:
@@ -173,8 +169,6 @@ class ScoreEndpoint(PairsEndpoint):
 
 
 class RerankEndpoint(PairsEndpoint):
-    """Answers POST /v1/rerank."""
-
     operation = "rerank"
 
     async def reply(self, call: Call, request: PairsRequest, encoder: ServedEncoder, policy: EffectivePolicy) -> bytes:

@@ -1,7 +1,7 @@
-"""Has inputs embedded or scored by the engine's device, in batches between its steps.
+"""Runs encoder batches on the engine's device, between its steps.
 
-A batch is taken where its tenant has had no more of the engine, by weight, than the tenants whose answers are generated
-meanwhile; what it takes is charged as an answer's steps are.
+A tenant's batch runs once its weighted service is no more than that of the tenants with running answers; the batch is
+charged like a step.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ Vector = bytes  # of 32-bit floats
 
 
 class EncoderRunner(Protocol):
-    """A model that makes a vector of each input's token ids."""
+    """An encoder: it turns each input's token ids into a vector."""
 
     @property
     def stream(self) -> Stream:
-        """The stream of its device, in which it works."""
+        """The device stream that it runs on."""
         ...
 
     @property
     def measured(self) -> Sequence[tuple[int, float]]:
-        """The batches that were run at the start: their tokens and seconds."""
+        """Token counts and seconds of the batches that were measured at startup."""
         ...
 
     def vectors(self, inputs: Sequence[Sequence[int]]) -> list[Vector]:
@@ -38,7 +38,7 @@ class EncoderRunner(Protocol):
 
 
 class Waiting:
-    """One request's inputs, and the vectors that are there already."""
+    """One request's inputs, and the vectors computed so far."""
 
     def __init__(self, inputs: Sequence[Sequence[int]]) -> None:
         self.inputs = inputs
@@ -64,7 +64,7 @@ class EncodingService:
             engine.work_beside(self)
 
     async def encode(self, asked: EncodingAsk, queued: EncodingRequest) -> list[Vector]:
-        """Return the vector of each input. Raises `Overloaded` if as much waits as may, `DeadlineUnmeetable`,
+        """Return the vector of each input. Raises `Overloaded` if the queue is full, `DeadlineUnmeetable`,
         `DeadlineExceeded`, `InternalError`, and `DeviceError` if the engine has failed.
         """
         queue = self.queues[asked.model]
@@ -72,7 +72,7 @@ class EncodingService:
             raise self._engine.failed.result()
         expected = queue.wait_s(queued)
         if not queue.fits(queued):
-            message = "The server is busy: as many inputs wait as may. Try again shortly."
+            message = "The server is busy: the queue of inputs to encode is full. Try again shortly."
             raise Overloaded(message, retry_after=expected)
         if expected > asked.within:
             message = f"The deadline cannot be met: the last input is expected to be encoded in {expected:.3f} s."

@@ -38,8 +38,10 @@ class Call:
 
 
 def _forget_origin(error: ApiError) -> None:
-    """Drop the error's traceback and causes, whose frames hold the request, which holds the error: under overload the
-    garbage collector would stop the loop for tens of milliseconds to find such cycles.
+    """Drop the error's traceback and causes.
+
+    Their frames hold the request, which holds the error: under overload the garbage collector would stop the loop for
+    tens of milliseconds to find these cycles.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
 
@@ -102,8 +104,8 @@ class Endpoint:
         return await frontend.body_reader.read(call.scope, call.receive, policy.name, policy.key, call.record, parse)
 
     def tell_ignored(self, call: Call, ignored: Ignored | None, left_out: Sequence[str] = ()) -> None:
-        """Say which fields of a request had no effect, to the client, the log and the metrics, and to the client which
-        places of its schemas were `left_out`.
+        """Report the ignored fields of a request, to the client, the log and the metrics, and to the client the places
+        of its schemas in `left_out`.
         """
         if ignored or left_out:
             call.response.add_headers(ignored_header([*(ignored or ()), *left_out]))
@@ -129,14 +131,15 @@ class Endpoint:
 
 
 class TokensEndpoint(Endpoint):
-    """Answers requests that take tokens of their tenant's limits. One of a key whose limit is spent is refused before
-    it is read, and as such if it is refused for what it is.
+    """Answers requests that spend tokens of their tenant's limits.
+
+    If a limit of the key is spent, the request is refused before its body is read.
     """
 
     operation: str  # of the GenAI conventions
 
     async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
-        """Do as `answer`, for a principal that may use the engine."""
+        """As `answer`, for a principal that may use the engine."""
         raise NotImplementedError
 
     async def answer(self, call: Call) -> Outcome:
@@ -153,9 +156,8 @@ class TokensEndpoint(Endpoint):
             raise
 
     def present_policy(self, call: Call, principal: Principal, had_come: bool) -> EffectivePolicy:
-        """Returns what the key may do now that the body is here: one that had not come at first may have taken minutes.
-
-        Raises `InvalidApiKey` if the key was revoked meanwhile, and `Forbidden` if it may not use the engine any more.
+        """The key's policy after the body was read, which may have taken minutes. Raises `InvalidApiKey` if the key was
+        revoked meanwhile, and `Forbidden` if it may not use the engine any more.
         """
         if not had_come:
             principal = self.frontend.keys.authenticate(call.response.credentials)

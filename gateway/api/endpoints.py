@@ -27,7 +27,7 @@ from quotas.reservation import LimitState
 
 
 def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitState], kv: KVMemory) -> dict[str, Any]:
-    """Returns the body of /v1/limits. A limit that `states` does not know is listed without what is left of it."""
+    """The body of /v1/limits. A limit without a state is listed without its remainder."""
     known = {state.limit: state for state in states}
     return {
         "object": "list",
@@ -88,8 +88,8 @@ class ModelsEndpoint(Endpoint):
 
 
 def _policy_of_asker(endpoint: Endpoint, call: Call) -> EffectivePolicy | None:
-    """Returns what the key may do of who asks what is served; None for who needs none and shows none. A key that is
-    shown has to be good. Raises `ApiError`.
+    """The policy of the caller's key; None if public models need no key and none was sent. Raises `ApiError`, also for
+    a wrong key that was not needed.
     """
     frontend = endpoint.frontend
     if frontend.public_models and call.response.credentials is None:
@@ -98,7 +98,7 @@ def _policy_of_asker(endpoint: Endpoint, call: Call) -> EffectivePolicy | None:
 
 
 def _capabilities(frontend: Frontend) -> dict[str, bool]:
-    """Returns what requests to the model may ask for, by the name that other servers and clients have for it."""
+    """The model's features, by the names that other servers and clients use."""
     tokenizer = frontend.tokenizer
     return {
         "completions": True,
@@ -238,7 +238,7 @@ class VersionEndpoint(Endpoint):
 
 
 class FailingEndpoint(Endpoint):
-    """Answers every request with one error, which counts as a refusal of the key, where a good one is shown."""
+    """Answers every request with one error, which counts as a refusal of the key if a valid one was sent."""
 
     def __init__(self, frontend: Frontend, error: ApiError) -> None:
         super().__init__(frontend)

@@ -1,6 +1,6 @@
-"""Names what answering a request takes of the engine, whichever process that runs in: limits, tokens and health.
+"""The interface to the engine, in this process or another: limits, tokens and health.
 
-`InProcessClient` asks an engine beside it, on the same event loop; `WorkerClient` asks one in another process.
+`InProcessClient` calls an engine on the same event loop; `WorkerClient` calls one in another process.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -20,14 +20,14 @@ STARTED, ALIVE, READY = "started", "alive", "ready"
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Says how the server is; each function is called for every probe. A server that drains is alive and not ready."""
+    """Health of the server; each function is called for every probe. A draining server is alive and not ready."""
 
     started: Callable[[], bool]
     alive: Callable[[], bool]
     ready: Callable[[], bool]
 
     def of(self, probe: str) -> bool:
-        """Returns what one of `STARTED`, `ALIVE` and `READY` says."""
+        """The result of one of the probes `STARTED`, `ALIVE` and `READY`."""
         return {STARTED: self.started, ALIVE: self.alive, READY: self.ready}[probe]()
 
 
@@ -53,12 +53,12 @@ class Generation(Protocol):
         ...
 
     def close(self) -> None:
-        """End the streams that go on, and settle if that was not done yet."""
+        """End the open streams, and settle if that has not happened."""
         ...
 
 
 class RequestCharge(Protocol):
-    """One request that was charged to its tenant's limits and is computed without the engine."""
+    """A request that is charged to its tenant's limits and needs no engine."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -81,7 +81,7 @@ class KVMemory(NamedTuple):
 
 
 class EncodingAsk(NamedTuple):
-    """Inputs to embed or to score. `within`: the seconds after which they are of no use."""
+    """Inputs to embed or to score, `within` seconds."""
 
     model: str
     inputs: Sequence[Sequence[int]]
@@ -94,7 +94,7 @@ class EngineClient(Protocol):
 
     @property
     def refused_tenants(self) -> Set[str]:
-        """The tenants of whose requests any was refused for what it is: `check_refusals` passes all others."""
+        """Tenants with a recent faulty request; `check_refusals` passes all others."""
         ...
 
     async def generate(
@@ -104,8 +104,8 @@ class EngineClient(Protocol):
         record: RequestRecord,
         fail: Callable[[ApiError], object],
     ) -> Generation:
-        """Charge a request to its limits and queue it. `fail` is called with what ends it before its time, if anything
-        does. Raises `DeviceError` if the engine has failed.
+        """Charge a request to its limits and queue it. `fail` is called with the error that ends it early. Raises
+        `DeviceError` if the engine has failed.
         """
         ...
 
@@ -114,7 +114,7 @@ class EngineClient(Protocol):
         ...
 
     async def refuse_spent(self, policy: EffectivePolicy) -> None:
-        """Refuse if a limit of the key is spent. A store that does not answer refuses nobody."""
+        """Refuse if a limit of the key is spent. An unreachable store refuses no request."""
         ...
 
     async def check_refusals(self, policy: EffectivePolicy) -> None:
@@ -126,7 +126,7 @@ class EngineClient(Protocol):
         ...
 
     async def charge(self, policy: EffectivePolicy) -> RequestCharge:
-        """Charge one request that takes no tokens."""
+        """Charge one request that spends no tokens."""
         ...
 
     async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
@@ -134,9 +134,7 @@ class EngineClient(Protocol):
         ...
 
     async def read_responses(self, tenant: str, name: str, alone: bool) -> Sequence[bytes] | None:
-        """Returns the contents of a response and, unless `alone`, of those before it, the first one first; None if one
-        is not there.
-        """
+        """The contents of a response and, unless `alone`, of its predecessors, oldest first; None if one is missing."""
         ...
 
     async def delete_response(self, tenant: str, name: str) -> bool:
@@ -144,8 +142,8 @@ class EngineClient(Protocol):
         ...
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Mapping[str, str], Sequence[bytes]]:
-        """Charge inputs to their limits and have them encoded. Returns the headers of the answer, and of each input its
-        vector of 32-bit floats. Raises `DeviceError` if the engine has failed.
+        """Charge inputs to their limits and encode them. Returns the answer's headers, and the vector of each input, of
+        32-bit floats. Raises `DeviceError` if the engine has failed.
         """
         ...
 
@@ -154,15 +152,15 @@ class EngineClient(Protocol):
         ...
 
     async def kv_memory(self, policy: EffectivePolicy) -> KVMemory:
-        """Returns what the tenant has of the KV memory now."""
+        """The tenant's present KV memory."""
         ...
 
     async def load(self) -> LoadTotals:
-        """Returns what the engine has to do now, for all tenants together."""
+        """The engine's present load, all tenants together."""
         ...
 
     async def health(self, probe: str) -> tuple[bool, Mapping[str, object]]:
-        """Returns what a probe says of the server, and what an operator should know of one that is ready."""
+        """The result of a probe, and details for the operator of a ready server."""
         ...
 
     async def metrics_text(self) -> bytes:

@@ -19,19 +19,19 @@ class ClientDeadlines:
     first_token: float = inf
     last_token: float = inf
     interval: float = inf  # between two tokens
-    is_relative: bool = True  # counted from each attempt, so that another one may succeed
+    is_relative: bool = True  # the deadline counts from each attempt, so that a retry may meet it
 
 
 @dataclass(slots=True)
 class EngineRequest:
-    """A request to generate, checked and tokenized. Nobody changes it. Moments are in seconds of the engine's clock."""
+    """A request to generate, checked, tokenized and frozen. Moments are in seconds of the engine's clock."""
 
     id: str  # of the response
     tenant: str
     key: str  # id of the API key
     prompts: list[list[int]]  # token ids; `num_answers` of them in a row are one list
     max_tokens: list[int]  # of the answer to each prompt
-    sampling: SamplingParams  # whose `max_tokens` is None if the client declared no length
+    sampling: SamplingParams  # `max_tokens` is None if the client set none
     service_tier: str | None
     service_class: str
     priority_class: int
@@ -41,17 +41,17 @@ class EngineRequest:
     done_by: float | None
     deadlines: ClientDeadlines
     body_bytes: int
-    streams: bool = True  # tokens are of use as they come, and not only when the answer is complete
-    may_stop: bool = False  # its text may end it, of which the engine does not know
-    cache_salt: str | None = None  # who has another, or none, does not share its blocks
-    num_answers: int = 1  # to each prompt, which counts once
-    expects_followup: float | None = None  # seconds after the answer in which the client says that it comes again
+    streams: bool = True  # the client reads tokens as they come, not only the complete answer
+    may_stop: bool = False  # a stop string may end it, unknown to the engine
+    cache_salt: str | None = None  # blocks are shared only with requests of the same salt
+    num_answers: int = 1  # to each prompt; the prompt counts once
+    expects_followup: float | None = None  # seconds from the answer to the client's announced next turn
     beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
-    attempt: Attempt | None = None  # which it is of a request that a router may send to several replicas
+    attempt: Attempt | None = None  # set by a router, which may send a request to several replicas
 
     def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
-        """Returns a sequence for each prompt. `end_tokens` are the model's; `draw_seed` gives the seed of a request
-        that brings none. Of several answers to a prompt, each has the seed after that of the one before it.
+        """A sequence for each prompt. `end_tokens` are the model's; `draw_seed` supplies a seed if the request has
+        none. Of several answers to a prompt, each has its predecessor's seed plus one.
         """
         sampling, num_answers = self.sampling, self.num_answers
         ends = frozenset(sampling.stop_token_ids)
@@ -83,7 +83,7 @@ class EngineRequest:
         return sequences
 
     def as_recorded(self, refusal: str | None = None) -> Asked:
-        """Returns the request as the event log records it, with what refused it, if anything did."""
+        """The request as the event log records it, with the name of its refusal, if any."""
         deadlines, is_declared = self.deadlines, self.sampling.max_tokens is not None
         patience = deadlines.first_token, deadlines.last_token, deadlines.interval
         first_token, last_token, interval = [seconds if seconds < inf else None for seconds in patience]
@@ -107,7 +107,7 @@ class EngineRequest:
 
 
 def ask_of(sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | None = None) -> Ask:
-    """Return the most that one request's sequences may use; each prompt has `num_answers` of them in a row."""
+    """The maximum that one request's sequences may use; each prompt has `num_answers` consecutive ones."""
     num_prompt_tokens = sum(one.num_prompt_tokens for one in sequences[::num_answers])
     return Ask(1, num_prompt_tokens, sum(one.token_limit - one.num_prompt_tokens for one in sequences), attempt=attempt)
 

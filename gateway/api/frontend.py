@@ -1,4 +1,4 @@
-"""The half of the gateway that speaks HTTP: all that reading requests and writing their answers takes."""
+"""The half of the gateway that speaks HTTP: it reads requests and writes their answers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,10 +36,10 @@ class ServedModel:
     limits: Limits
     default_max_tokens: int | None
     end_tokens: frozenset[int]
-    tool_followup: float | None  # seconds after an answer to a request with tools in which its follow-up is expected
+    tool_followup: float | None  # seconds from an answer with tools to its expected follow-up
     kv_shape: KVShape
-    has_grammars: bool = False  # answers can be made to match something
-    clamps_max_tokens: bool = True  # to what the context leaves, where a client asks for more
+    has_grammars: bool = False  # structured output is available
+    clamps_max_tokens: bool = True  # to the rest of the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class ServedEncoder:
     def token_ids(
         self, inputs: Sequence[str | tuple[str, str] | tuple[int, ...]], kept: int | None, params: Sequence[str]
     ) -> list[list[int]]:
-        """Returns the token ids of texts, of pairs of texts, and ids as they are; of a longer input the first `kept`,
-        -1 for all that the model reads. `params` are the fields of the inputs. Raises `BadRequest`, as
-        `ContextLengthExceeded` for one that is too long.
+        """The token ids of texts, pairs of texts, or token ids. A longer input is cut to its first `kept` tokens, -1
+        for the model's maximum. `params` are the fields of the inputs. Raises `BadRequest`, as `ContextLengthExceeded`
+        for an input that is too long.
         """
         context = self.setup.max_tokens
         most = context if kept is None or kept < 0 else min(kept, context)
@@ -104,7 +104,7 @@ def _is_text(given: str | tuple[str, str] | tuple[int, ...]) -> bool:
 
 
 def served_encoders(models: Iterable[tuple[EncoderSetup, Tokenizer]]) -> dict[str, ServedEncoder]:
-    """Returns the models by name. Their tokenizers take special tokens that a text spells as text from now on."""
+    """The models by name. Their tokenizers read the spelling of a special token as plain text from now on."""
     served: dict[str, ServedEncoder] = {}
     for setup, tokenizer in models:
         tokenizer.take_special_tokens_as_text()
@@ -114,7 +114,7 @@ def served_encoders(models: Iterable[tuple[EncoderSetup, Tokenizer]]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """One model behind one engine, which may run in another process: that half is asked through `engine`."""
+    """One model behind one engine, which may run in another process and is reached through `engine`."""
 
     model: ServedModel
     tokenizer: Tokenizer
@@ -128,22 +128,22 @@ class Frontend:
     sealer: Sealer
     encoders: Mapping[str, ServedEncoder] = field(default_factory=dict)  # by name
     cors: Cors | None = None  # None: no web page of another origin may call
-    public_models: bool = False  # what is served may be asked without a key
+    public_models: bool = False  # /v1/models needs no key
 
     @property
     def encoding_limits(self) -> Limits:
-        """The bounds of requests to encode, which say of their models no more than all of them have."""
+        """The bounds of requests to encode: the loosest of all encoders."""
         most = max([one.setup.max_tokens for one in self.encoders.values()], default=1)
         return Limits(2**31, MAX_CUT_CONTEXTS * most, unknown_fields=self.model.limits.unknown_fields)
 
     def policy(self, principal: Principal, scope: str) -> EffectivePolicy:
-        """Returns what a key may do at the moment. Raises `Forbidden` if `scope` is not part of it."""
+        """The present policy of a key. Raises `Forbidden` if the key lacks `scope`."""
         policy = self.effective_policies.of(principal)
         policy.require(scope)
         return policy
 
     def check_model(self, model: str | None, policy: EffectivePolicy | None) -> None:
-        """Raise `ModelNotFound` for a model that is not served, and alike for one that the tenant may not use.
+        """Raise `ModelNotFound` for a model that is not served, or that the tenant may not use.
 
         A `model` of None is the served one; without a `policy` the caller may know every model.
         """
@@ -165,9 +165,11 @@ class Frontend:
     async def encode(
         self, tenant: str, text: str, add_special_tokens: bool, param: str, is_cut: bool = False
     ) -> list[int]:
-        """Return token ids, at most the context's, or `MAX_CUT_CONTEXTS` times as many of a text that `is_cut`
-        afterwards. A longer text is refused before any time is spent on it. A tenant has one long text encoded at a
-        time, so that another tenant finds a thread.
+        """Return token ids, at most a context of them, or `MAX_CUT_CONTEXTS` contexts of a text that is truncated
+        afterwards (`is_cut`).
+
+        A longer text is refused before any time is spent on it. A tenant encodes one long text at a time, so that a
+        thread stays free for other tenants.
         """
         context = self.model.limits.max_model_len
         most = MAX_CUT_CONTEXTS * context if is_cut else context
@@ -194,8 +196,8 @@ class Frontend:
         return await self.body_reader.offload(tenant, BYTES_PER_TOKEN * len(token_ids), found)
 
     async def bad_words(self, tenant: str, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Returns the token ids of words that must not be completed: of each as it begins a text, and, where that is
-        as many tokens and another first one, as it follows a space, as vLLM does. Raises `BadRequest`.
+        """The token ids of bad words: of each at the beginning of a text and, if that differs in the first token only,
+        behind a space, as in vLLM. Raises `BadRequest`.
         """
         size = WORD_BYTES * len(words) + sum(map(len, words))
         return await self.body_reader.offload(tenant, size, lambda: tuple(_bad_words(self.tokenizer, words)))

@@ -83,12 +83,12 @@ class GenerationEndpoint(TokensEndpoint):
         return scope.outcome or Outcome.COMPLETED
 
     def _parse(self, body: JsonBody, scope: str | None) -> tuple[GenerationRequest, Beginnings]:
-        """Returns the request in a body, and the beginnings of its prompt; without a scope no router asks for them."""
+        """Parse a body into the request and the beginnings of its prompt, which no router needs without a scope."""
         request = self._dialect.parse(body, self.frontend.model.limits)
         return request, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
 
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
-        """Keep in the record what the client asks for."""
+        """Copy the request's parameters into its record."""
         record.body_read = self.frontend.telemetry.clock()
         record.model = request.model and masked(request.model)
         record.sampling, record.streams = request.sampling, request.stream
@@ -185,7 +185,7 @@ class GenerationEndpoint(TokensEndpoint):
 
 
 def _check_details(request: GenerationRequest, policy: EffectivePolicy) -> None:
-    """Raises `Unsatisfiable` for more log probabilities at each position than the tenant may be told."""
+    """Raise `Unsatisfiable` if the tenant may not be told that many log probabilities at each position."""
     policy.check_logprobs(request.details.top, request.top_field)
     policy.check_logprobs(request.details.top_of_prompt, "prompt_logprobs")
 
@@ -210,7 +210,7 @@ def _token_usage(texts: Sequence[TextStream], num_answers: int) -> TokenUsage:
 
 
 async def _gather(coroutines: list[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run them side by side; the first failure cancels the rest."""
+    """Run the coroutines concurrently; the first failure cancels the rest."""
     if len(coroutines) == 1:
         return [await coroutines[0]]
     try:

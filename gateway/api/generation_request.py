@@ -1,4 +1,4 @@
-"""A request to generate text, with what its tenant's policy and its client's headers say of it."""
+"""A request to generate text, joined with its tenant's policy and its client's headers."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -14,14 +14,12 @@ from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.policy import ClassPolicy
 from quotas.reservation import Attempt
 
-MAX_TOLD = 2**20  # log probabilities in one answer: some 60 MB while it is made, and 40 MB of JSON
+MAX_ANSWER_LOGPROBS = 2**20  # log probabilities in one answer: some 60 MB while it is made, and 40 MB of JSON
 
 
 @dataclass(slots=True)
 class GenerationParams:
-    """A request with what its policy and its client's headers say of it. `arrived` is in seconds of the engine's
-    clock.
-    """
+    """A request with its policy and its client's headers. `arrived` is in seconds of the engine's clock."""
 
     request: GenerationRequest
     dialect: Dialect
@@ -33,11 +31,11 @@ class GenerationParams:
     num_bytes: int
     beginnings: Beginnings = UNKNOWN
     attempt: Attempt | None = None
-    clamped_to: int | None = None  # tokens of an answer, where its client has asked for more than the context leaves
+    clamped_to: int | None = None  # tokens of an answer whose client asked for more than the context leaves
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
-        """Returns what the engine is asked for under the response id `name`: an answer to each of `prompts`, of which
-        as many in a row are one as the request wants answers to each. Raises `Unsatisfiable`.
+        """The engine's part of the request, with the response id `name`. Each of `prompts` has as many consecutive
+        entries as the client wants answers to it. Raises `Unsatisfiable`.
         """
         max_tokens = [self._max_tokens(len(prompt.token_ids), model) for prompt in prompts]
         if not self.request.is_plain:
@@ -68,8 +66,8 @@ class GenerationParams:
         )
 
     def _owned(self, sampling: SamplingParams) -> SamplingParams:
-        """Returns the parameters with a grammar of the tenant's own, since what is compiled for one serves no other,
-        and with no length that was clamped.
+        """The parameters with the grammar marked as the tenant's, since compiled grammars are not shared among tenants,
+        and without a clamped length.
         """
         grammar = sampling.grammar
         if self.clamped_to is not None:
@@ -77,9 +75,8 @@ class GenerationParams:
         return sampling if grammar is None else replace(sampling, grammar=replace(grammar, owner=self.policy.name))
 
     def _max_tokens(self, num_prompt_tokens: int, model: ServedModel) -> int:
-        """Returns the client's limit, or the default within what the context and the tenant's KV memory leave.
-
-        Raises `Unsatisfiable`.
+        """The client's limit, or the default within the rest of the context and of the tenant's KV memory. Raises
+        `Unsatisfiable`.
         """
         policy, dialect, context = self.policy, self.dialect, model.limits.max_model_len
         available = context - num_prompt_tokens
@@ -94,7 +91,7 @@ class GenerationParams:
                 field,
             )
         if is_clamped:
-            asked = None  # it bounds nothing, and says nothing of how long the answer will be
+            asked = None  # a clamped limit bounds nothing and predicts no length
         kv_tokens = policy.kv_tokens(model.kv_shape)
         if kv_tokens is not None:
             policy.check_kv(num_prompt_tokens + (asked or 1), model.kv_shape, field if asked else dialect.prompt_param)
@@ -112,12 +109,11 @@ class GenerationParams:
         return max_tokens
 
     def _check_told(self, prompts: list[Prompt], max_tokens: list[int], model: ServedModel) -> None:
-        """Raises `Unsatisfiable` for more log probabilities than an answer may hold: `MAX_TOLD`, or a context of them.
-
-        All of them are in memory until the last token, in several forms.
+        """Raise `Unsatisfiable` for an answer with too many log probabilities: `MAX_ANSWER_LOGPROBS`, or a context of
+        them. All of them are in memory until the last token, in several forms.
         """
         sampling, request = self.request.sampling, self.request
-        count, most = 0, max(MAX_TOLD, (MAX_LOGPROBS + 1) * model.limits.max_model_len)
+        count, most = 0, max(MAX_ANSWER_LOGPROBS, (MAX_LOGPROBS + 1) * model.limits.max_model_len)
         if sampling.logprobs is not None:
             count += (sampling.logprobs + 1) * sum(max_tokens)
         if sampling.prompt_logprobs is not None:
@@ -131,8 +127,8 @@ class GenerationParams:
             )
 
     def _first_token_by(self) -> float | None:
-        """Returns the moment by which the first token must come: by the client's deadline, and by the target of a
-        class that refuses what would be late. None: there is no such moment.
+        """The deadline of the first token: the client's, or the target of a class that refuses late requests; None:
+        there is none.
         """
         seconds, target = self.deadlines.first_token, self.service_class.ttft
         if self.service_class.when_late == "refuse" and target is not None:
@@ -140,7 +136,7 @@ class GenerationParams:
         return self.arrived + seconds if seconds < inf else None
 
     def _token_interval(self) -> float | None:
-        """Returns the seconds promised between two tokens, by the class or the client; None if neither sets any."""
+        """The promised seconds between two tokens, by the class or the client; None if neither sets any."""
         promised = self.service_class.time_per_output_token
         if self.deadlines.interval == inf:
             return promised

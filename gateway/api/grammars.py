@@ -1,4 +1,4 @@
-"""Has the grammar of a request compiled for its tenant, and says in the API's words why not."""
+"""Compiles the grammar of a request for its tenant, and translates the compiler's errors."""
 
 from contextlib import ExitStack
 

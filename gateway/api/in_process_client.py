@@ -38,7 +38,7 @@ _NONE: Headers = {}
 
 
 class InProcessGeneration:
-    """One request that was admitted to the engine of this process; see `Generation`."""
+    """An admitted request on the engine of this process; see `Generation`."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class InProcessGeneration:
         self._client = client
         self._record = record
         self._grant = grant
-        self._extender: QuotaExtender | None = None  # of answers that may need more than is reserved for them
-        self._num_delivered: dict[TokenStream, int] = {}  # of those that were stopped
+        self._extender: QuotaExtender | None = None  # of answers that may outgrow their reservation
+        self._num_delivered: dict[TokenStream, int] = {}  # tokens, of stopped streams
         self._held = held
 
     def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
@@ -64,7 +64,7 @@ class InProcessGeneration:
         self._record.engine.timelines.append(self._client.service.core_telemetry.timeline(sequence))
 
     def begin(self, fail: Callable[[ApiError], object]) -> None:
-        """Charge from now on what the sequences use, and reserve more for those that may need it."""
+        """Start charging the sequences' use, and extending the reservations of answers of undeclared length."""
         answers = self._record.num_answers
         self._grant.measure = partial(_usage, self._client.service, self.streams, self._num_delivered, answers)
         sequences = [stream.sequence for stream in self.streams]
@@ -101,7 +101,7 @@ class InProcessGeneration:
 
 
 class InProcessCharge:
-    """One request that was charged and is computed without the engine; see `RequestCharge`."""
+    """A charged request that needs no engine; see `RequestCharge`."""
 
     def __init__(self, grant: Grant, headers: Headers) -> None:
         self.headers = headers
@@ -115,7 +115,7 @@ class InProcessCharge:
 
 
 class InProcessClient:
-    """Asks an engine of the same event loop; see `EngineClient`, whose every promise is kept here."""
+    """Calls an engine on the same event loop; see `EngineClient`, whose every promise is kept here."""
 
     def __init__(self, service: Service, health: Health) -> None:
         self.service = service
@@ -155,9 +155,9 @@ class InProcessClient:
             record.engine.grammar_wait = self.service.telemetry.clock() - began
 
     def _prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
-        """Returns the sequences of a request, limited at first to what is reserved for answers of undeclared length,
-        and announces the longest of them, if the tenant's KV memory is limited or was at its last request, and the
-        tenant.
+        """The sequences of a request, limited at first to the reservation of an answer of undeclared length.
+
+        Announces the tenant, and its longest sequence if its KV memory is limited or was at its last request.
         """
         service = self.service
         sequences = request.sequences(service.end_tokens, partial(service.seeds.getrandbits, 63))
@@ -180,9 +180,8 @@ class InProcessClient:
     async def _reserve(
         self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord
     ) -> Grant:
-        """Charge what the sequences may use. Raises `ApiError`, and records in the event log why.
-
-        A request that no limit counts is served even when the store is away.
+        """Reserve the maximum that the sequences may use. Raises `ApiError`, and records the refusal in the event log.
+        A request without limits is served even when the store is away.
         """
         record.engine.reserving = self.service.telemetry.clock()
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
@@ -232,7 +231,9 @@ class InProcessClient:
         return generation
 
     def _compiled(self, tenant: str, seconds: float) -> None:
-        """Keep what a grammar took until something of the tenant is admitted, which may be that of a later request."""
+        """Keep the cost of a grammar until a sequence of the tenant is admitted, perhaps of a later request, and is
+        charged for it.
+        """
         self._unpaid[tenant] = self._unpaid.get(tenant, 0.0) + seconds
 
     def _charge_compiling(self, tenant: str) -> None:
@@ -240,7 +241,7 @@ class InProcessClient:
             self.service.admission.charge(tenant, seconds)
 
     def charge_masks(self, tenant: str) -> None:
-        """Charge what masks for the tenant's rows have taken of processors since it was last charged for them."""
+        """Charge the processor time of masks for the tenant's rows since the last charge."""
         grammars = self.service.grammars
         if grammars is not None and (seconds := grammars.processes.mask_time.take(tenant)):
             self.service.admission.charge(tenant, seconds)
@@ -347,7 +348,7 @@ class InProcessClient:
 
 
 def readiness(service: Service) -> dict[str, object]:
-    """Returns what an operator should know of a server that is ready; the log has the rest."""
+    """Warnings for the operator of a ready server; the log has the details."""
     policies, store = service.policies, service.quotas.store
     problem = "the edited policy is not valid, so the last valid one stays: see the log" if policies.problem else None
     return {
@@ -359,11 +360,11 @@ def readiness(service: Service) -> dict[str, object]:
 def _usage(
     service: Service, streams: list[TokenStream], num_delivered: dict[TokenStream, int], num_answers: int
 ) -> Usage:
-    """Returns what a request has used so far: nothing, not even one request, before anything was computed for it.
+    """The use of a request so far; zero, even of requests, before anything was computed for it.
 
-    A prompt's hits in the prefix cache count among its input tokens once any of it was computed: the last token always
-    is, unless it is forked. A prompt with `num_answers` streams in a row counts once, as for the stream that came
-    furthest. For a stopped stream its tenant pays the delivered tokens; for any other, the generated ones.
+    A prompt's prefix-cache hits count among its input tokens once any of it was computed: the last token always is,
+    unless it is forked. The `num_answers` consecutive streams of a prompt count it once, by the stream that came
+    furthest. A stopped stream is charged its delivered tokens; any other, its generated ones.
     """
     now = service.engine.clock()
     processed, cached, generated, block_seconds = 0, 0, 0, 0.0
@@ -398,7 +399,7 @@ def _with_headers(error: ApiError, headers: Headers, logged_as: str | None) -> A
 
 
 def _estimate_headers(promises: list[Promise]) -> dict[str, str]:
-    """Returns headers with the milliseconds within which nine in ten first tokens, and last tokens, come."""
+    """Headers with the milliseconds within which nine in ten first tokens, and last tokens, come."""
     first = [one.first_token for one in promises if one.first_token is not None]
     last = [one.last_token for one in promises if one.last_token is not None]
     estimates = {"x-sluice-estimate-ttft-ms": first, "x-sluice-estimate-ms": last}

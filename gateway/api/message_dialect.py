@@ -27,7 +27,7 @@ class MessageDialect(ChatDialect):
         return parse_message_request(body, limits)
 
     def bound(self, request: ChatRequest, most_reasoning: int | None, frontend: Frontend) -> None:
-        """A budget of a model that does not reason means nothing; clients send one to every model."""
+        """Ignore the budget if the model does not reason: clients send one to every model."""
         template = frontend.tokenizer.response_template
         if request.thinking_budget is not None and (template is None or template.field(REASONING) is None):
             request.thinking_budget = None

@@ -22,7 +22,7 @@ from gateway.version import VERSION
 
 Json = dict[str, Any]
 
-MOST_TOLD = 2**53  # of a bound that says more than that the number fits
+MAX_SHOWN_BOUND = 2**53  # largest bound shown; a larger one only says that the number fits 64 bits
 REF = "#/components/schemas/{model}"
 HTML = encode_headers(
     {
@@ -33,7 +33,7 @@ HTML = encode_headers(
 
 
 class Operation(NamedTuple):
-    """What one method of a path does, and the type of its body."""
+    """A method of a path: its summary and the type of its body."""
 
     method: str
     path: str
@@ -148,7 +148,7 @@ def _operation(operation: Operation, api: Json) -> str:
 
 
 def kind(schema: Json) -> str:
-    """Returns the type of a field in words; null, which any optional field may be, is left out."""
+    """The type of a field in words, without the null that any optional field may be."""
     if "anyOf" in schema:
         kinds = [kind(one) for one in schema["anyOf"] if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
@@ -161,7 +161,7 @@ def kind(schema: Json) -> str:
     bounds = [
         f"{word} {schema[name]}"
         for name, word in (("minimum", "at least"), ("maximum", "at most"))
-        if abs(schema.get(name, MOST_TOLD)) < MOST_TOLD
+        if abs(schema.get(name, MAX_SHOWN_BOUND)) < MAX_SHOWN_BOUND
     ]
     return ", ".join([str(schema.get("const", schema.get("type", "any"))), *bounds])
 
@@ -181,16 +181,12 @@ td:last-child { color: #888; text-align: right }
 
 
 class OpenApiEndpoint(Endpoint):
-    """Answers GET /openapi.json."""
-
     async def answer(self, call: Call) -> Outcome:
         await call.response.reply(orjson.dumps(description()))
         return Outcome.COMPLETED
 
 
 class DocsEndpoint(Endpoint):
-    """Answers GET /docs."""
-
     async def answer(self, call: Call) -> Outcome:
         await call.response.reply(page(), headers=HTML)
         return Outcome.COMPLETED

@@ -1,4 +1,4 @@
-"""Keeps the system prompts that a policy pins in the cache: by the names of the blocks that they fill."""
+"""Keeps the system prompts that a policy pins in the prefix cache, by the names of their full blocks."""
 
 import asyncio
 from collections.abc import Collection
@@ -19,7 +19,7 @@ class PinningMemory(Protocol):
 
 @dataclass(slots=True)
 class PinnedPrefix:
-    """The tokens that all conversations with one system prompt begin with, as far as they fill blocks."""
+    """The tokens shared by all conversations with one system prompt, up to the last full block."""
 
     prompt: list[int]
     cache_root: bytes = b""
@@ -34,19 +34,20 @@ class PinnedPrefix:
 
 
 class PromptPinner:
-    """Tells the engine which blocks stay for which tenant, whenever the policy or who shares with whom changes."""
+    """Tells the engine each tenant's pinned blocks, whenever the policy or the sharing groups change."""
 
     def __init__(self, memory: PinningMemory, prompts: PinnedPrompts, names: PromptNames | None) -> None:
-        """`names`: who names the blocks of requests; None where no block is shared, so that nothing stays."""
+        """`names` is None if no blocks are shared, so that nothing can be pinned."""
         self._memory = memory
         self._prompts = prompts
         self._names = names
-        self._pinned: dict[str, list[BlockName]] = {}  # that hold in the engine, of tenants that have any
+        self._pinned: dict[str, list[BlockName]] = {}  # present pins in the engine, by tenant
 
     async def policy_changed(self, policy: Policy) -> None:
-        """Have what this policy pins stay from now on, and nothing else; it is one that `pinned_problems` has passed.
+        """Replace the pins by this policy's, which `pinned_problems` has passed.
 
-        What is let go of comes first. Prompts become tokens on a thread, and blocks their names a few at a time.
+        Blocks no longer pinned are released first. Prompts are tokenized on a thread, and their blocks named a few at a
+        time.
         """
         if self._names is None:
             return
@@ -58,7 +59,7 @@ class PromptPinner:
             self._pin(tenant, await self._named(pinned[tenant], policy.cache_scope(tenant), self._names))
 
     async def _named(self, prompts: tuple[str, ...], scope: str, names: PromptNames) -> list[BlockName]:
-        """Return the names of these prompts' blocks in a scope, each once, behind that of the block before it."""
+        """The names of these prompts' blocks in a scope, each once, behind its predecessor's."""
         tokens = await asyncio.to_thread(lambda: [list(self._prompts.tokens(prompt)) for prompt in prompts])
         prefixes = [PinnedPrefix(one) for one in tokens]
         names.begin(prefixes, scope, None)

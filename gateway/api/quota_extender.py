@@ -27,7 +27,6 @@ class QuotaExtender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
-        """Ask for no more."""
         for task in self._tasks:
             task.cancel()
 
@@ -37,7 +36,7 @@ class QuotaExtender:
             self._watch(stream)
 
     def _watch(self, stream: TokenStream) -> None:
-        """Reserve more shortly before this answer has used up its limit, if that is below what it may become."""
+        """Reserve more tokens shortly before this answer reaches its limit, up to its maximum."""
         sequence = stream.sequence
         if sequence.token_limit < sequence.request.most_tokens:
             allowed = sequence.token_limit - sequence.num_prompt_tokens
@@ -59,7 +58,7 @@ class QuotaExtender:
             stream.call_at(sequence.token_limit - sequence.num_prompt_tokens, lambda: self._give_up(stream, refusal))
 
     async def _refusal_of(self, more: int) -> QuotaError | None:
-        """Returns None once `more` tokens are reserved, or the error after which waiting is given up."""
+        """Reserve `more` tokens; returns None, or the error of the last attempt."""
         give_up = asyncio.get_running_loop().time() + EXTEND_TIMEOUT_S
         while True:
             try:

@@ -1,7 +1,7 @@
 """Limits the rate of refused requests, since no quota is charged for them.
 
-A refused request counts 1, and 1 more for each 64 KiB that was read of its body, up to `MOST_SECONDS` of the rate.
-Two rates hold:
+A refused request counts 1, and 1 more for each 64 KiB that was read of its body, up to `MAX_BODY_COST_SECONDS` of the
+rate. Two rates hold:
 
 - An API key may have `refused_per_second` faulty requests refused (400, 404, 413 ...). Beyond that the gateway
   answers 429 before it reads a body, until the excess has been waited out.
@@ -23,11 +23,11 @@ from gateway.http.address import network_of
 from gateway.http.json_body import BLOCK_BYTES
 from quotas.policy.units import show_wait
 
-BURST_SECONDS = 1.0  # seconds of a rate that may come at once
-MAX_DELAY = 30.0  # seconds that a refusal is delayed
-MOST_SECONDS = 10.0  # of a rate, that the body of one refusal may cost
-REFUSALS_PER_FAULT = 2.0  # refusals of any kind, for each request that may be refused for what it is
-KEY_RATES_PER_TENANT = 2  # keys whose rate a tenant has
+BURST_SECONDS = 1.0  # of a rate, as its burst
+MAX_DELAY_SECONDS = 30.0  # that a refusal is delayed
+MAX_BODY_COST_SECONDS = 10.0  # of a rate: the maximum cost of one refused body
+REFUSALS_PER_FAULT = 2.0  # refusals of any kind, for each faulty request
+KEY_RATES_PER_TENANT = 2  # a tenant's rate, in rates of a key
 MAX_OWNERS = 16_384  # tenants, or networks: the latest are remembered
 
 
@@ -36,7 +36,7 @@ class RefusalLimiter:
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         """`per_second` is the rate of a key; `clock` is in seconds and never goes back."""
-        self.refused_tenants = set[str]()  # of whose requests any was refused for what it is: `check` passes all others
+        self.refused_tenants = set[str]()  # with a faulty request; `check` passes all others
         self.on_suspect: list[Callable[[str], object]] = []  # called with each tenant that joins them
         self._clock = clock
         self._requests = _Buckets(per_second)
@@ -47,9 +47,9 @@ class RefusalLimiter:
         """Raises `TooManyRefused` if a key has had too many requests refused."""
         if wait := self._requests.wait(tenant, key, self._clock()):
             raise TooManyRefused(
-                f"Too many requests of your API key were refused: {self._requests.rate:g} a second may be, and each "
-                f"counts one more for {BLOCK_BYTES} bytes that were read of its body. Correct what they were refused "
-                f"for; try again in {show_wait(wait)}.",
+                f"Too many requests of your API key were refused: at most {self._requests.rate:g} a second, each "
+                f"counting one more for {BLOCK_BYTES} bytes read of its body. Correct them; try again in "
+                f"{show_wait(wait)}.",
                 retry_after=wait,
             )
 
@@ -73,8 +73,8 @@ class RefusalLimiter:
 
 
 class _Buckets:
-    """Token buckets by owner (a tenant or a network) and key, as long as they are not full. The owner that was heard of
-    least recently is forgotten for a new one.
+    """Token buckets by owner (a tenant or a network) and key, until they are full. The least recently used owner is
+    forgotten for a new one.
     """
 
     def __init__(self, rate: float) -> None:
@@ -82,7 +82,7 @@ class _Buckets:
         self._buckets: OrderedDict[str, dict[str | None, _Bucket]] = OrderedDict()
 
     def wait(self, owner: str, key: str | None, now: float) -> float:
-        """Return the seconds until the bucket is overdrawn no more."""
+        """Seconds until the bucket's debt is paid."""
         bucket = self._buckets.get(owner, {}).get(key)
         return 0.0 if bucket is None else bucket.wait(now)
 
@@ -98,12 +98,12 @@ class _Buckets:
         share = max(1.0, len(buckets) / KEY_RATES_PER_TENANT)
         bucket.draw(share)
         seconds = bucket.wait(now)
-        bucket.draw(share * min(num_blocks, MOST_SECONDS * self.rate))
+        bucket.draw(share * min(num_blocks, MAX_BODY_COST_SECONDS * self.rate))
         return seconds
 
 
 class _Bucket:
-    """A token bucket that holds `BURST_SECONDS` of its rate and may be overdrawn by `MAX_DELAY` of it."""
+    """A token bucket that holds `BURST_SECONDS` of its rate and may be overdrawn by `MAX_DELAY_SECONDS` of it."""
 
     __slots__ = ("_at", "_level", "_rate")
 
@@ -121,7 +121,7 @@ class _Bucket:
         return self._level >= BURST_SECONDS * self._rate
 
     def draw(self, cost: float) -> None:
-        self._level = max(self._level - cost, -MAX_DELAY * self._rate)
+        self._level = max(self._level - cost, -MAX_DELAY_SECONDS * self._rate)
 
     def _refill(self, now: float) -> None:
         self._level = min(self._level + (now - self._at) * self._rate, BURST_SECONDS * self._rate)

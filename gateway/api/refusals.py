@@ -1,5 +1,6 @@
-"""Turns every refusal and failure into the error that its client is sent, a limit's into a 429 with its words and
-headers; `endpoint.py` is where it is caught and answered.
+"""Translates every refusal and failure into the client's error; a spent limit into a 429 with its headers.
+
+`endpoint.py` catches them and answers.
 """
 
 import math
@@ -58,7 +59,7 @@ _NAMES_IN_LOG: dict[type[QuotaError], str] = {  # these stay, even if a class is
 
 
 def name_in_log(error: QuotaError) -> str:
-    """Returns what an event log says refused a request: a limit by its name, or why the store could not tell."""
+    """The name of the refusal in the event log: the limit's, or why the store could not decide."""
     return error.limit.name if isinstance(error, QuotaRefused) else _NAMES_IN_LOG[type(error)]
 
 
@@ -86,16 +87,14 @@ def _of_admission(error: AdmissionRefused) -> ApiError:
 
 
 def unmeetable(error: DeadlineInfeasible, is_relative: bool) -> ApiError:
-    """Returns the refusal of a request that would be late. `is_relative`: the deadline counts from each attempt, so
-    that a later one may meet it.
-    """
+    """The refusal of a late request. `is_relative`: the deadline counts from each attempt, so a retry may meet it."""
     message = f"The deadline cannot be met: {error}."
     wait = _spread(error.retry_after, 2)
     return errors.DeadlineUnmeetable(message, math.ceil(1000 * error.estimate), wait, is_relative, error.own_backlog)
 
 
 def queue_full(error: QueueFull, service_class: str) -> ApiError:
-    """Returns the refusal of a full queue, which names its bound: a class's in the policy, or the setting for all."""
+    """The refusal of a full queue; it names the bound: the class's in the policy, or the setting."""
     unit = "requests" if error.excess.unit == "count" else error.excess.unit
     bound = f"classes.{service_class}.queue.{unit}" if error.of_class else "max_waiting"
     wait = _spread(error.retry_after, 2)

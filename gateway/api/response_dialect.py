@@ -1,4 +1,4 @@
-"""Responses: chats whose input and output are items, and which the server may store for the turns that follow."""
+"""Responses: chats whose input and output are items, and which the server may store for later turns."""
 
 from dataclasses import replace
 from typing import cast
@@ -22,12 +22,12 @@ from gateway.openai.response_items import REFERENCE, Item, item_id, read_message
 from gateway.openai.response_request import ResponseRequest, parse_response_request, with_instructions
 from gateway.tenants.effective_policy import EffectivePolicy
 
-KEPT_OF_MESSAGES = 0.75  # that may be left out, at the next try
-MAX_REFERRED = 32  # responses of which one request may name items: each is read and opened
+KEPT_SHARE_OF_MESSAGES = 0.75  # share of the messages kept at the next try
+MAX_REFERENCED_RESPONSES = 32  # stored responses whose items one request may name; each is read and decrypted
 
 
 class ResponseDialect(ChatDialect):
-    """Items, which a response answers."""
+    """The dialect of /v1/responses: input items, and output items as the answer."""
 
     prompt_param = "input"
     tells_content_alone = True
@@ -77,7 +77,7 @@ class ResponseDialect(ChatDialect):
         return events.ended(await self._kept(policy, events.identity, events.response(usage)))
 
     async def _kept(self, policy: EffectivePolicy, identity: ResponseIdentity, response: Json) -> Json:
-        """Store a response, if that is asked for. Returns it as it says whether it is."""
+        """Store the response if the request asks for it; returns it with its `store` field set to the result."""
         if response["store"]:
             given = [
                 {**item, "id": item_id(item["type"], identity.id, ordinal)}
@@ -87,14 +87,14 @@ class ResponseDialect(ChatDialect):
         return response
 
     async def _look_up(self, request: ResponseRequest, tenant: str, frontend: Frontend) -> None:
-        """Put the items that a request refers to, and those of the turns before it, into its conversation."""
+        """Insert the referenced items, and those of earlier turns, into the conversation."""
         items: list[Item] = []
         if request.previous is not None:
             turns = await self._stored.turns(tenant, request.previous)
             if turns is None:
                 raise PreviousResponseNotFound(
-                    f"There is no response {request.previous[:80]!r} to go on from: it was never stored, or it or one "
-                    "before it is not any more. Send the conversation as input.",
+                    f"There is no response {request.previous[:80]!r} to continue: it, or a response before it, was "
+                    "never stored or has expired. Send the conversation as input.",
                     "previous_response_id",
                 )
             items = [item for turn in turns for item in (*turn.input, *turn.response["output"])]
@@ -102,13 +102,13 @@ class ResponseDialect(ChatDialect):
         for index, item in enumerate(request.items):
             if item["type"] == REFERENCE:
                 response = response_of(item["id"])
-                if response is not None and response not in stored and len(stored) < MAX_REFERRED:
+                if response is not None and response not in stored and len(stored) < MAX_REFERENCED_RESPONSES:
                     stored[response] = await self._stored.items(tenant, response)
                 found = stored.get(response or "", {}).get(item["id"])
                 if found is None:
                     raise BadRequest(
-                        f"input[{index}] names an item that is not stored, or of more than {MAX_REFERRED} responses: "
-                        "send the item itself.",
+                        f"input[{index}] names an item that is not stored, or is one of more than "
+                        f"{MAX_REFERENCED_RESPONSES} responses: send the item itself.",
                         f"input[{index}].id",
                     )
                 request.items[index] = found
@@ -120,13 +120,13 @@ class ResponseDialect(ChatDialect):
 
 
 def _leave_out_oldest(request: ResponseRequest) -> bool:
-    """Leave out the oldest messages besides system messages at the beginning and the last one, up to a user's. Returns
-    whether there were any.
+    """Drop the oldest messages up to a user's, except leading system messages and the last message. Returns False if
+    there is nothing to drop.
     """
     messages = request.conversation.messages
     kept = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
     rest = messages[kept:]
-    first = max(1, len(rest) - int(len(rest) * KEPT_OF_MESSAGES))
+    first = max(1, len(rest) - int(len(rest) * KEPT_SHARE_OF_MESSAGES))
     first = next((n for n in range(first, len(rest)) if rest[n]["role"] == "user"), len(rest) - 1)
     if first < 1:
         return False

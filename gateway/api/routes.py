@@ -39,7 +39,7 @@ from gateway.http.path import route_path
 
 
 def make_probes(frontend: Frontend) -> Mapping[str, ASGIApp]:
-    """Returns by path the probes that tell an orchestrator how the server is; every port answers them."""
+    """The probes of orchestrators, by path; every port answers them."""
     return {
         "/startupz": HealthEndpoint(frontend, STARTED),
         "/livez": HealthEndpoint(frontend, ALIVE),
@@ -50,8 +50,8 @@ def make_probes(frontend: Frontend) -> Mapping[str, ASGIApp]:
 
 
 def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: bool = False) -> ASGIApp:
-    """Returns the application with the tenants' routes. An unknown path or method is answered with an error of the same
-    shape as the endpoints'.
+    """The application with the tenants' routes. Errors of unknown paths and methods have the shape of the endpoints'
+    errors.
     """
     chat = GenerationEndpoint(frontend, ChatDialect())
     completion = GenerationEndpoint(frontend, CompletionDialect())
@@ -89,14 +89,16 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
 
 
 class Shortcut:
-    """Hands the routes that carry the load straight to their endpoints, past the router's middleware: an endpoint
-    answers every error itself. This is no coroutine, which every wake-up of a request would pass through.
+    """Dispatches the hot routes straight to their endpoints, past the router's middleware.
+
+    An endpoint answers every error itself. This is no coroutine, because every wake-up of a request would pass through
+    it.
     """
 
     def __init__(
         self, app: ASGIApp, endpoints: Mapping[tuple[str, str], ASGIApp], preflight: ASGIApp | None = None
     ) -> None:
-        """`preflight` answers browsers that ask whether a page of another origin may call."""
+        """`preflight` answers the CORS preflight of browsers."""
         self._app = app
         self._endpoints = endpoints
         self._preflight = preflight

@@ -1,4 +1,4 @@
-"""The half of the gateway that decides: the engine, who may use it and how much; `gateway/app.py` makes it once."""
+"""The half of the gateway that decides: the engine, its tenants and their limits; `gateway/app.py` makes it once."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ from quotas.store.responses import ResponseStore
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One engine with everything that deciding about its requests takes. It knows nothing of HTTP."""
+    """One engine with its quotas, policy and caches. It knows nothing of HTTP."""
 
     model: str  # the served name
     created: int  # Unix seconds
@@ -44,7 +44,7 @@ class Service:
     kv_leases: KvLeases
     cache_limiter: CacheLimiter
     prompt_pinner: PromptPinner
-    debts: SharedDebts | None  # None: nobody shares them
+    debts: SharedDebts | None  # None: debts are not shared
     kept_usage: KeptUsage
     kv_shape: KVShape
     metrics: Metrics
@@ -52,15 +52,13 @@ class Service:
     core: Controller
     core_telemetry: CoreTelemetry
     refusal_limiter: RefusalLimiter
-    prompt_names: PromptNames | None  # None: no sequence finds what another has computed
+    prompt_names: PromptNames | None  # None: the prefix cache is off
     encoding: EncodingService
     grammars: GrammarCompiler | None  # None: no answer can be constrained
     seeds: random.Random
 
     async def follow_policies(self) -> None:
-        """Have the engine work by the present policy (weights, classes, bounds, cached memory), and by each that takes
-        its place.
-        """
+        """Apply the present policy to the engine (weights, classes, bounds, cached memory), and each later one."""
 
         async def apply(policy: Policy) -> None:
             self.admission.policy_changed(await asyncio.to_thread(scheduling_policy, policy))

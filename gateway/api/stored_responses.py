@@ -21,21 +21,21 @@ from gateway.tenants.effective_policy import EffectivePolicy
 
 Json = dict[str, Any]
 
-MAX_LISTED = 100  # items of a page
+MAX_PAGE_ITEMS = 100  # items of a page
 MAX_OPENED_BYTES = 2**25  # of the turns of one conversation
-COMPRESSION = 8  # bytes of text that one stored byte may well be
+COMPRESSION_RATIO = 8  # assumed ratio of text to stored bytes
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{48}")
 _ITEM_ID = re.compile(r"(?:rs|msg|fc|fco)_([0-9a-f]{48})[0-9a-f]{4}")
 
 
 def response_of(item_id: str) -> str | None:
-    """Returns the id of the response that an item's id names; None if it names none."""
+    """The response id within an item's id; None if there is none."""
     match = _ITEM_ID.fullmatch(item_id)
     return f"resp_{match[1]}" if match else None
 
 
 class Turn(NamedTuple):
-    """One stored response: the items that it answers, besides those of earlier turns, and the response."""
+    """One stored response, with its input items except those of earlier turns."""
 
     input: list[Json]
     response: Json
@@ -48,8 +48,8 @@ class StoredResponses:
     frontend: Frontend
 
     async def keep(self, policy: EffectivePolicy, response: Mapping[str, Any], given: Sequence[Json]) -> bool:
-        """Store a response to the `given` input items. Returns False where the policy stores none, or not as much, and
-        where the store fails: the answer is there all the same.
+        """Store a response to the `given` input items. Returns False if the policy stores none, or has no room for it,
+        or the store fails: the answer is sent all the same.
         """
         if not policy.tenant.stored_responses.bytes:
             return False
@@ -70,26 +70,24 @@ class StoredResponses:
             return False
 
     async def read(self, tenant: str, name: str) -> Turn:
-        """Returns a response of the tenant. Raises `ResponseNotFound` alike for one that never was, one of another
-        tenant, and one whose time is over.
-        """
+        """A response of the tenant. Raises `ResponseNotFound` alike for an unknown, a foreign and an expired one."""
         found = await self.turns(tenant, name, alone=True)
         if found is None:
             raise _missing(name)
         return found[-1]
 
     async def turns(self, tenant: str, name: str, *, alone: bool = False) -> list[Turn] | None:
-        """Returns a response and, unless `alone`, all before it, the first one first; None if one is not there."""
+        """A response and, unless `alone`, its predecessors, oldest first; None if one is missing."""
         if not _RESPONSE_ID.fullmatch(name):
             return None
         sealed = await self.frontend.engine.read_responses(tenant, name, alone)
         if sealed is None:
             return None
         opened = partial(self._opened, tenant, name, sealed)
-        return await self.frontend.body_reader.offload(tenant, COMPRESSION * sum(map(len, sealed)), opened)
+        return await self.frontend.body_reader.offload(tenant, COMPRESSION_RATIO * sum(map(len, sealed)), opened)
 
     def _opened(self, tenant: str, name: str, sealed: Sequence[bytes]) -> list[Turn] | None:
-        """Returns turns, the last of which is the response of this name."""
+        """Decrypt turns; the last is the response of this name."""
         turns: list[Turn] = []
         left = MAX_OPENED_BYTES
         for one in reversed(sealed):
@@ -106,18 +104,18 @@ class StoredResponses:
             raise _missing(name)
 
     async def items(self, tenant: str, name: str) -> dict[str, Json]:
-        """Returns the items of a stored response by their ids; none if it is not there."""
+        """The items of a stored response by id; empty if it is not stored."""
         turns = await self.turns(tenant, name, alone=True)
         items = [] if turns is None else [*turns[-1].input, *turns[-1].response["output"]]
         return {item["id"]: item for item in items}
 
 
 def _missing(name: str) -> ResponseNotFound:
-    return ResponseNotFound(f"There is no response {name[:80]!r}: it was never stored, or is not any more.")
+    return ResponseNotFound(f"There is no response {name[:80]!r}: it was never stored, or has expired.")
 
 
 class ResponseEndpoint(Endpoint):
-    """Answers for one stored response. A call counts as a request and costs no tokens."""
+    """Answers GET and DELETE of one stored response. A call counts as a request and spends no tokens."""
 
     def __init__(self, frontend: Frontend) -> None:
         super().__init__(frontend)
@@ -153,7 +151,7 @@ class InputItemsEndpoint(ResponseEndpoint):
         after = asked.get("after")
         start = names.index(after) + 1 if after in names else 0
         limit = int(asked["limit"][:4]) if asked.get("limit", "").isdecimal() else 20
-        page = items[start : start + max(1, min(limit, MAX_LISTED))]
+        page = items[start : start + max(1, min(limit, MAX_PAGE_ITEMS))]
         return {
             "object": "list",
             "data": page,
@@ -164,8 +162,8 @@ class InputItemsEndpoint(ResponseEndpoint):
 
 
 class CancelResponseEndpoint(ResponseEndpoint):
-    """Answers POST /v1/responses/{response}/cancel: only responses in the background can be cancelled, and there are
-    none.
+    """Answers POST /v1/responses/{response}/cancel with an error: only background responses can be cancelled, and there
+    are none.
     """
 
     async def _told(self, call: Call, tenant: str) -> Json:

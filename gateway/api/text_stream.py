@@ -10,11 +10,10 @@ from gateway.api.engine_client import Generation
 from gateway.errors import DeadlineExceeded, ModelFailed, Preempted
 from gateway.grammar_errors import NoTokenAllowed
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice
-from gateway.openai.replies import FinishReason as ToldReason
+from gateway.openai.replies import Choice, ReplyFinishReason
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 
-TOKENS_PARSED_AT_ONCE = 256  # tokens of an answer that is parsed when it is whole: a millisecond or two
+PARSED_TOKENS_PER_TURN = 256  # tokens of an answer that is parsed when it is whole: a millisecond or two
 
 
 class TextStream:
@@ -28,12 +27,12 @@ class TextStream:
         deliveries: DeliveryMetrics,
         message: AnswerMessage | None = None,
     ) -> None:
-        """`message` is what the text is parsed to."""
+        """`message`: the message that the text is parsed into."""
         self.finish_reason: FinishReason | None = None
-        self.num_tokens = 0  # delivered: those sampled after a stop string are not
+        self.num_tokens = 0  # delivered, which tokens behind a stop string are not
         self._delivered_at = 0.0
-        self._kept: list[int] = []  # delivered, and not made into text yet
-        self._is_call_cut = False  # by what the client has named as a stop
+        self._kept: list[int] = []  # delivered and not yet decoded
+        self._is_call_cut = False  # by the client's stop string
         self.tokens = tokens
         self.sequence = tokens.sequence
         self.message = message
@@ -79,7 +78,7 @@ class TextStream:
         return pieces
 
     async def choice(self) -> Choice:
-        """Wait for the whole text. Tokens are looked at as they come only where a stop string could end it early."""
+        """Wait for the whole text. Tokens are decoded as they come only if a stop string could end it early."""
         pieces: list[str] = []
         self.tokens.eager = self.may_stop
         while self.finish_reason is None:
@@ -90,10 +89,8 @@ class TextStream:
         return choice
 
     @property
-    def told_reason(self) -> ToldReason:
-        """Why the text ended, as its client is told; of a complete one. A call that the client's own stop has cut is
-        none that anybody could make.
-        """
+    def told_reason(self) -> ReplyFinishReason:
+        """The finish reason of a complete text, as its client is told. A call that a stop string cut is no call."""
         if self.finish_reason is FinishReason.LENGTH:
             return "length"
         has_calls = self.message is not None and self.message.has_calls
@@ -101,11 +98,11 @@ class TextStream:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text; None where another cause has."""
+        """The stop string that ended the text; None if another cause did."""
         return self._detokenizer.stopped
 
     async def _all(self) -> list[str]:
-        """Wait for the last token and return the text of all. Those before it are taken by a plain call."""
+        """Wait for the last token and return the whole text; earlier tokens are taken by a plain call."""
         while True:
             self._keep(await self._take(self._keep_pending))
             if self.tokens.finish_reason is not None:
@@ -118,7 +115,7 @@ class TextStream:
         for count, token_id in enumerate(self._kept, 1):
             pieces.append(self._detokenizer.push((token_id,)))
             self.message.push(pieces[-1])
-            if not count % TOKENS_PARSED_AT_ONCE:
+            if not count % PARSED_TOKENS_PER_TURN:
                 await asyncio.sleep(0)  # others have their turn
         return "".join(pieces)
 
@@ -127,7 +124,7 @@ class TextStream:
         return True
 
     def _keep(self, tokens: list[int]) -> None:
-        """Count tokens whose text has time until the last is here."""
+        """Count tokens that are decoded with the last one."""
         self._note_delivery(len(tokens))
         self.num_tokens += len(tokens)
         self._kept += tokens
@@ -142,7 +139,7 @@ class TextStream:
         self._delivered_at = self._deliveries.delivered(self.sequence, self.num_tokens, count, self._delivered_at)
 
     def _finish(self) -> str:
-        """End the stream and return the text that was held back, in which a stop string may be complete only now."""
+        """End the stream and return the text held back, in which a stop string may be complete only now."""
         rest = self._detokenizer.finish()
         stopped = self._detokenizer.stopped is not None
         self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
@@ -154,7 +151,7 @@ class TextStream:
 
 
 def _check_complete(reason: FinishReason) -> None:
-    """Raises the error for which a sequence was cut short."""
+    """Raise the error that cut the sequence short, if one did."""
     match reason:
         case FinishReason.PREEMPTED:
             raise Preempted

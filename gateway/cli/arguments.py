@@ -12,7 +12,7 @@ from quotas.policy.policy import SCOPES
 T = TypeVar("T")
 
 MAX_DAYS = 36_500
-MAX_NAME = 64
+MAX_NAME_CHARS = 64
 
 
 def argument(read: Callable[[str], T]) -> Callable[[str], T]:
@@ -42,8 +42,8 @@ def _scopes(text: str) -> tuple[str, ...]:
 
 
 def _key_name(text: str) -> str:
-    if not (1 <= len(text) <= MAX_NAME and text.isprintable()):
-        raise ValueError(f"is no name: 1 to {MAX_NAME} printable characters")
+    if not (1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()):
+        raise ValueError(f"is no name: 1 to {MAX_NAME_CHARS} printable characters")
     return text
 
 

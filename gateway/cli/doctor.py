@@ -1,4 +1,4 @@
-"""`sluice doctor`: what would keep a gateway from serving well here, or what ails one that runs."""
+"""`sluice doctor`: checks of a machine and a configuration, or the troubles of a running gateway."""
 
 import json
 import os
@@ -20,14 +20,14 @@ from gateway.table import printable
 from gateway.tenants.key_store import KeyStore
 
 ADMIN_URL = "http://127.0.0.1:8001"
-MAX_NAMED_REPLICAS = 3  # of the replicas that share a trouble
+MAX_NAMED_REPLICAS = 3  # named replicas of a shared trouble
 KEY_VARIABLE = "SLUICE_ADMIN_KEY"
 
 NOTES = """\
 It takes the flags and the variables of `sluice serve`, checks the machine and the configuration, and serves nothing.
-With --live it looks twice at a running gateway, by its admin port, and names its troubles. A router is asked for the
-troubles of its fleet and of each replica. The admin key is that of --key-file, else of SLUICE_ADMIN_KEY, else of the
-file admin-key in the state directory; SSL_CERT_FILE names the authorities that a TLS certificate is checked against.
+With --live it compares two snapshots of a running gateway, from its admin port, and names its troubles; of a router,
+the troubles of its fleet and of each replica. The admin key is that of --key-file, else of SLUICE_ADMIN_KEY, else of
+the file admin-key in the state directory; SSL_CERT_FILE names the authorities for checking a TLS certificate.
 Exit status: 0, or 1 when there is a problem, with --live a serious trouble. docs/diagnosis.md has examples."""
 
 
@@ -43,7 +43,7 @@ def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
         metavar="URL",
         nargs="?",
         const=ADMIN_URL,
-        help=f"look at a running gateway, by its admin port (default: {ADMIN_URL})",
+        help=f"diagnose a running gateway by its admin port (default: {ADMIN_URL})",
     )
     doctor.add_argument(
         "--key-file", metavar="FILE", type=Path, help="the file that holds the admin key of that gateway"
@@ -106,7 +106,7 @@ def _as_consequence(finding: Finding) -> str:
 
 
 def _whose(finding: Finding) -> str:
-    """Return the names of the replicas that have it, of many the first ones, as the beginning of a line."""
+    """The beginning of a line with the names of the affected replicas, of many the first ones."""
     first, others = finding.replicas[:MAX_NAMED_REPLICAS], finding.replicas[MAX_NAMED_REPLICAS:]
     more = f" and {len(others)} more" if others else ""
     return f"{', '.join(first)}{more}: " if first else ""

@@ -13,10 +13,10 @@ def add_event_log_commands(commands: "_SubParsersAction[Any]") -> None:
     explaining = commands.add_parser("explain", help="why a request waited, was refused or was preempted")
     which = "the id in the response, such as chatcmpl-...; of a refusal, its header x-sluice-logged-as"
     explaining.add_argument("request", metavar="REQUEST_ID", help=which)
-    replaying = commands.add_parser("replay", help="decide an event log again and compare, byte for byte")
+    replaying = commands.add_parser("replay", help="replay an event log and compare its decisions, byte for byte")
     for command, run in ((explaining, _explain), (replaying, _replay)):
         command.add_argument(
-            "--log", metavar="FILE", type=Path, required=True, help="the file that --event-log was given"
+            "--log", metavar="FILE", type=Path, required=True, help="the event log, as named by --event-log"
         )
         command.set_defaults(run=run, parser=command)
 

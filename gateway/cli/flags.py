@@ -20,9 +20,8 @@ class SettingsError(ValueError):
 
 
 def add_flags(parser: ArgumentParser, only: Mapping[str, str] | None = None) -> None:
-    """Add a flag for each setting, in groups, but for settings without a unit.
-
-    `only` limits that to some settings, and says what they mean to a command that does not serve.
+    """Add a flag for each setting with a unit, in groups. `only` limits the flags to these settings, with the help of a
+    command that does not serve.
     """
     meanings = only or {name: field.description or "" for name, field in Settings.model_fields.items()}
     for group in GROUPS:
@@ -46,14 +45,14 @@ def load(namespace: Namespace) -> Settings:
 
 
 def misspelled(environ: Mapping[str, str]) -> list[str]:
-    """Return a line for every `SLUICE_*` variable that is no setting, with the nearest name that is one."""
+    """A line for every unknown `SLUICE_*` variable, with the nearest known name."""
     known = [_variable(name) for name in Settings.model_fields]
     unknown = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in {*known, CACHE_DIR})
     return [f"{name} is not a setting and is ignored{suggestion(name, known)}" for name in unknown]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name; it is empty where no known name is near."""
+    """The end of a sentence about an unknown name; empty without a similar known name."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f" (did you mean {near[0]}?)" if near else ""
 
@@ -108,14 +107,14 @@ def _explain(error: ValidationError) -> str:
 
 
 def _line(name: str, reasons: list[str], given: str) -> str:
-    if not name:  # contradictions between settings say it all
+    if not name:  # contradictions between settings need no prefix
         return "\n".join(reasons)
     what = " or ".join(reasons)
     return f"{_source(name)}: {what}{given}"
 
 
 def _source(name: str) -> str:
-    """Return where an operator sets it; a secret has no flag, since others may read a command line."""
+    """The flag and variable of a setting; a secret has no flag, since other users may read a command line."""
     field = Settings.model_fields.get(name)
     has_flag = field is None or bool(_extra(field)["unit"])
     return f"{_flag(name)} ({_variable(name)})" if has_flag else _variable(name)

@@ -23,26 +23,26 @@ SETTINGS = {
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one",
     "max_body_bytes": "largest request body; a larger one is answered 413",
-    "max_unparsed_bytes": "most bytes of one tenant's bodies that are being read, and half as many of one key",
-    "refused_per_second": "most requests of a key or an address that are refused in a second; further answers wait",
+    "max_unparsed_bytes": "most bytes of one tenant's bodies being read; half as many of one key",
+    "refused_per_second": "most refused requests of a key or an address in a second; further answers wait",
     "body_timeout": "time without progress after which a request's body is given up",
-    "drain_delay": "how long it serves on while it says it is not ready, once it is told to stop",
+    "drain_delay": "time to keep serving while not ready, after a signal to stop",
     "drain_timeout": "time for requests in flight to end by themselves, before they are ended with an error",
     "tls_cert_file": "certificate chain (PEM); turns TLS on",
     "tls_key_file": "private key of the certificate (PEM)",
     "redis_url": "quota store of the replicas, asked only for --replicas-store; auto: the private one in DIR",
-    "state_dir": "where the replicas' pepper and hashes of API keys are, and the admin key",
+    "state_dir": "directory of the replicas' pepper, hashes of API keys and admin key",
     "demo_key": "API key of the tenant demo",
-    "admin_host": "address that the admin port listens on",
+    "admin_host": "address of the admin port",
     "admin_port": "port of the admin API, with /metrics and /admin/v1/fleet; 0: any free one; off: none",
-    "log_level": "least severe message that is logged",
-    "log_format": "of the messages on stderr",
+    "log_level": "least severe level that is logged",
+    "log_format": "format of the messages on stderr",
     "dev": "for development: readable logs, down to debug messages",
 }
 ROUTINGS = ("predicted", "round_robin", "least_load", "weighted", "cache_aware")
 EPILOG = """\
-SLUICE_PEPPER and SLUICE_ADMIN_KEY, which have no flags, are those of the replicas: the first opens the keys that they
-open, and with the second their admin ports are asked for their states. See docs/fleet.md."""
+SLUICE_PEPPER and SLUICE_ADMIN_KEY, which have no flags, are the replicas': the pepper of their API keys, and the key
+of their admin ports, where their states are read. See docs/fleet.md."""
 
 
 def _name_and_ports(text: str) -> tuple[str, int, int]:
@@ -63,7 +63,7 @@ def _seconds(text: str) -> float:
 
 
 def add_fleet_flags(parser: ArgumentParser) -> None:
-    """Add the flags that say which replicas there are, and how one is picked."""
+    """Add the flags of the replicas and of the choice among them."""
     fleet = parser.add_argument_group("fleet")
     which = fleet.add_mutually_exclusive_group(required=True)
     which.add_argument(
@@ -76,26 +76,26 @@ def add_fleet_flags(parser: ArgumentParser) -> None:
         "--replicas-dns",
         metavar="NAME:PORT:ADMIN",
         type=argument(_name_and_ports),
-        help="name each of whose addresses is a replica's, with their API's and admin ports; asked for every second",
+        help="DNS name that resolves to the replicas' addresses, with their API and admin ports; resolved every second",
     )
     which.add_argument(
         "--replicas-store",
         metavar="MODEL",
-        help="name of a model whose replicas announce themselves (--advertise) in the quota store: that of "
+        help="model name under which replicas announce themselves (--advertise) in the quota store: the one of "
         "--redis-url, else the private one in --state-dir",
     )
     fleet.add_argument(
         "--routing",
         choices=ROUTINGS,
         default="predicted",
-        help="how a replica is picked (default: predicted); the others are there to be measured against",
+        help="routing policy (default: predicted); the others are baselines",
     )
     fleet.add_argument(
         "--state-interval",
         metavar="SECONDS",
         type=argument(_seconds),
         default=0.1,
-        help="time between two questions for a replica's state (default: 0.1)",
+        help="interval at which a replica's state is polled (default: 0.1)",
     )
     fleet.add_argument(
         "--replica-ca-file",
@@ -136,7 +136,7 @@ def _announced(model: str, settings: Settings, by_address: bool) -> Any:
         async with _store_url(settings) as url:
             store = RedisStore.at(url, STORE_TIMEOUT_SECONDS)
             try:
-                with suppress(StoreUnavailable):  # it is connected to as soon as it is there
+                with suppress(StoreUnavailable):  # the connection is made once it is up
                     await store.connect()
                 yield store.announcements(model)
             finally:
@@ -148,9 +148,7 @@ def _announced(model: str, settings: Settings, by_address: bool) -> Any:
 
 @asynccontextmanager
 async def _store_url(settings: Settings) -> AsyncIterator[str]:
-    """Yield the URL of the store that the settings name, else of the private one, of which any process may be the
-    keeper.
-    """
+    """Yield the URL of the configured store, else of the private one, which any process may keep."""
     from quotas.embedded.embedded_store import EmbeddedStore  # noqa: PLC0415
 
     if settings.redis_url is not None:

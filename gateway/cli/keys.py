@@ -26,8 +26,8 @@ from quotas.policy.policy import SCOPES
 from quotas.policy.policy_file import PolicyError, read_policy
 from quotas.policy.problems import did_you_mean
 
-STATE_DIR = "the gateway's state directory, which keeps the pepper and the hashes of keys"
-POLICY = "warn where this policy, the gateway's, does not name the tenant"
+STATE_DIR = "the gateway's state directory, with the pepper and the hashes of keys"
+POLICY = "the gateway's policy; warn if the tenant is not in it"
 OVERLAP = "24h"
 STORED = "Shown this once. Running gateways with this state directory take it within a second."
 PRINTED = "Shown this once, and stored nowhere. The lines below let it in, from a policy file."
@@ -44,10 +44,10 @@ def add_keys_command(commands: "_SubParsersAction[Any]") -> None:
         actions,
         "rotate",
         _rotate,
-        "give a key a new secret and print it; the old one goes on for a while",
+        "give a key a new secret and print it; the old one stays valid for a while",
         _rotate_arguments,
     )
-    _add(actions, "revoke", _revoke, "forget a key", _id_argument)
+    _add(actions, "revoke", _revoke, "revoke a key", _id_argument)
 
 
 def _add(
@@ -64,13 +64,11 @@ def _add(
 
 
 def _create_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "tenant", metavar="TENANT", type=arguments.tenant, help="the tenant on whose behalf its requests run"
-    )
+    parser.add_argument("tenant", metavar="TENANT", type=arguments.tenant, help="the tenant of its requests")
     _add_expiry(parser, "it does not expire")
     listed = f"what the key is for (default: all, {','.join(SCOPES)})"
     parser.add_argument("--scopes", metavar="SCOPES", type=arguments.scopes, default=SCOPES, help=listed)
-    parser.add_argument("--name", type=arguments.key_name, help="a name to know it by in `sluice keys list`")
+    parser.add_argument("--name", type=arguments.key_name, help="a label, shown by `sluice keys list`")
     parser.add_argument(
         "--print-policy",
         action="store_true",
@@ -89,9 +87,9 @@ def _rotate_arguments(parser: ArgumentParser) -> None:
         metavar="TIME",
         type=arguments.duration,
         default=OVERLAP,
-        help=f"how long the old secret still opens; 0s: not at all (default: {OVERLAP})",
+        help=f"time for which the old secret stays valid; 0s: none (default: {OVERLAP})",
     )
-    _add_expiry(parser, "as long after now as it was after the key was made")
+    _add_expiry(parser, "its present lifetime, from now")
 
 
 def _id_argument(parser: ArgumentParser) -> None:
@@ -130,7 +128,7 @@ def _create(namespace: Namespace) -> int:
 
 
 def _doubts(record: KeyRecord, settings: Settings, store: KeyStore) -> list[str]:
-    """Return warnings about the tenant's name, which nobody checks later: a mistyped one is a tenant of its own."""
+    """Warnings about the tenant's name: a mistyped one is a tenant of its own."""
     if settings.policy is None:
         others = {other.tenant for other in store.records()}
         near = "" if record.tenant in others else did_you_mean(record.tenant, others)
@@ -173,7 +171,7 @@ def _revoke(namespace: Namespace) -> int:
 
 @contextmanager
 def _on_record(store: KeyStore, action: str, target: str) -> Iterator[None]:
-    """Have the audit log say what the block is about to change, and whether that failed."""
+    """Record in the audit log the block's change before it, and its failure, if it fails."""
     actor = f"command line of {_user()}"
     note = partial(append_entry, store.directory / FILE, actor=actor, action=action, target=target)
     try:
@@ -198,7 +196,7 @@ def _user() -> str:
 
 
 def _target(store: KeyStore, key_id: str) -> str:
-    """Return what the audit log calls a key that is stored. Raises `UnknownKey` and `KeyStoreError`."""
+    """The name of a stored key in the audit log. Raises `UnknownKey` and `KeyStoreError`."""
     record = store.by_id().get(key_id)
     if record is None:
         raise UnknownKey(key_id)
@@ -206,18 +204,18 @@ def _target(store: KeyStore, key_id: str) -> str:
 
 
 def _expiry(namespace: Namespace, now: datetime) -> datetime | None:
-    """Return when the key expires as the command line says; None where it says nothing."""
+    """The expiry from the command line; None without one."""
     expires: datetime | None = namespace.expires
     return now + timedelta(days=namespace.expires_days) if namespace.expires_days else expires
 
 
 def _old_secret_end(record: KeyRecord, now: datetime) -> str:
-    """Say until when the replaced secret still opens the gateway."""
+    """A sentence with the end of the replaced secret's validity."""
     old = record.replaced
     return (
-        f"The old one opens until {_minute(old.expires)} UTC."
+        f"The old one is valid until {_minute(old.expires)} UTC."
         if old and old.expires > now
-        else "The old one opens no more."
+        else "The old one is no longer valid."
     )
 
 

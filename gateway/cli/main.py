@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     namespace, unknown = _parser(words).parse_known_args(words)
     if unknown:
         namespace.parser.error(_unknown(unknown, namespace.parser))
-    if not hasattr(namespace, "run"):  # a command that has commands of its own, and no more
+    if not hasattr(namespace, "run"):  # a command with subcommands, given none
         namespace.parser.print_help()
         return 0
     try:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 141
 
 
@@ -101,7 +101,7 @@ def _version(_: Namespace) -> int:
 
 
 def _parser(words: Sequence[str]) -> ArgumentParser:
-    """Returns a parser that knows the command which these words begin with, and all where they begin with none."""
+    """A parser that knows the command these words begin with; without a command, all commands."""
     parser = _Parser(
         prog="sluice",
         description="A multi-tenant LLM inference gateway with the engine inside.",
@@ -122,7 +122,7 @@ def _parser(words: Sequence[str]) -> ArgumentParser:
 
 
 def _places(words: Sequence[str]) -> list[str]:
-    """Returns who has to add a command for these words to be understood: everybody, if they may ask for any."""
+    """The modules that add the command of these words; all, if the words may ask for help."""
     first = words[0] if words else ""
     if first in ADDED_BY:
         return [ADDED_BY[first]]

@@ -1,4 +1,4 @@
-"""`sluice pick`: tells a gateway of Kubernetes which replica each request goes to."""
+"""`sluice pick`: picks a replica for each request of a Kubernetes gateway."""
 
 from argparse import Namespace, _SubParsersAction
 from functools import partial
@@ -8,7 +8,7 @@ from gateway.cli.flags import add_flags, load
 from gateway.cli.fleet_flags import EPILOG, SETTINGS, add_fleet_flags, fleet_options
 from gateway.telemetry.logs.logs import STDERR, logging_to
 
-EXCHANGES = {"max_connections": "most requests that are told of at once"}
+EXCHANGES = {"max_connections": "most concurrent requests"}
 
 
 def add_pick_command(commands: "_SubParsersAction[Any]") -> None:
@@ -16,8 +16,8 @@ def add_pick_command(commands: "_SubParsersAction[Any]") -> None:
     parser = commands.add_parser(
         "pick",
         help="pick endpoints for a gateway of Kubernetes",
-        description="Names the replica with the earliest predicted first token for each request that a gateway tells\n"
-        "of, by the endpoint picker protocol (Envoy's external processing over gRPC).",
+        description="Picks the replica with the earliest predicted first token for each request of a gateway, by the\n"
+        "endpoint picker protocol (Envoy's external processing over gRPC).",
         usage="sluice pick (--replicas-dns NAME:PORT:ADMIN | --replicas FILE | --replicas-store MODEL) [flags]",
         epilog=EPILOG,
     )

@@ -43,7 +43,7 @@ MAX_TABLE_BATCH = 512  # in the table, unless max_num_seqs is larger
 def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
     plan = commands.add_parser(
         "plan",
-        help="what a model takes of a GPU, and how fast it can be",
+        help="a model's memory and its least step times on a GPU",
         usage="sluice plan MODEL --memory SIZE [flags]",
         description=__doc__,
         epilog=NOTES,
@@ -67,7 +67,7 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
         "--max-model-len",
         metavar="TOKENS",
         type=_COUNT,
-        help="most tokens of one sequence (default: all that the model can)",
+        help="most tokens of one sequence (default: the model's maximum)",
     )
     limits.add_argument(
         "--max-num-batched-tokens",
@@ -91,14 +91,16 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
         help="ranks that divide the model, each on a device of --memory (default: 1)",
     )
     device.add_argument(
-        "--rank-link", metavar="SIZE", type=_SIZE, help="bytes a rank sends the next in a second, such as 360GB"
+        "--rank-link", metavar="SIZE", type=_SIZE, help="bandwidth between two ranks, bytes a second, such as 360GB"
     )
     device.add_argument(
-        "--gpu", choices=tuple(GPUS), default="h200", help="the GPU whose published figures hold (default: h200)"
+        "--gpu", choices=tuple(GPUS), default="h200", help="the GPU, by its published figures (default: h200)"
     )
-    device.add_argument("--bandwidth", metavar="SIZE", type=_SIZE, help="bytes it reads in a second, such as 4.3TB")
     device.add_argument(
-        "--flops", metavar="RATE", type=argument(_rate), help="FLOP/s of products it sustains, such as 790T"
+        "--bandwidth", metavar="SIZE", type=_SIZE, help="memory bandwidth, bytes a second, such as 4.3TB"
+    )
+    device.add_argument(
+        "--flops", metavar="RATE", type=argument(_rate), help="sustained FLOP/s of matrix products, such as 790T"
     )
     device.add_argument("--save-device", metavar="FILE", type=Path, help="write the steps as a device to simulate")
     plan.set_defaults(run=_plan, parser=plan)
@@ -234,12 +236,12 @@ def _step(roofline: Roofline, batch: int, context: int, fit: int) -> tuple[str, 
 
 
 def _ms(seconds: float) -> str:
-    """Return milliseconds: those of a small model's step are thousandths of one."""
+    """Milliseconds with enough digits: a small model's step takes thousandths of one."""
     return f"{seconds * 1e3:.2f}" if seconds >= 1e-3 else f"{seconds * 1e3:.3g}"
 
 
 def _batches(max_num_seqs: int) -> list[int]:
-    """Return the powers of two up to the largest batch of the table, and the limit itself."""
+    """The powers of two up to the table's largest batch, and the limit itself."""
     powers = [2**power for power in range(max(MAX_TABLE_BATCH, max_num_seqs).bit_length())]
     return sorted({*(batch for batch in powers if batch <= max(MAX_TABLE_BATCH, max_num_seqs)), max_num_seqs})
 

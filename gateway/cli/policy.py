@@ -42,15 +42,12 @@ class ExplainedRequest:
 
     key: KnownKey
     ask: Ask
-    model: str | None = None  # None: one that it may use
+    model: str | None = None  # None: any allowed one
     service_tier: str | None = None
 
 
 class Explanation:
-    """Explains what would become of a request under a policy at a Unix time.
-
-    `states` is None where the store cannot be asked.
-    """
+    """Explains the outcome of a request under a policy at a Unix time. `states` is None without a store."""
 
     def __init__(
         self, policy: Policy, request: ExplainedRequest, states: Sequence[LimitState] | None, now: float
@@ -106,7 +103,7 @@ class Explanation:
         return "when others end"
 
     def _reasons(self) -> Iterator[str]:
-        """Yield every reason to refuse the request, in the order in which the gateway finds them."""
+        """Yield every reason to refuse the request, in the gateway's order."""
         if (expires := self._request.key.expires) and expires.timestamp() <= self._now:
             yield f"the key expired at {expires:%Y-%m-%d %H:%M} UTC"
         try:
@@ -139,7 +136,7 @@ REFUSED = 1
 NOT_COMPARABLE = 2  # as diff(1): trouble
 NOT_TOLD = 2
 
-EXIT_STATUS = "Exit status: 0 it would pass, 1 it would be refused, 2 it cannot be told. Nothing is charged."
+EXIT_STATUS = "Exit status: 0 the request would pass, 1 it would be refused, 2 unknown. Nothing is charged."
 
 PATH = "a policy file, or a folder whose *.yaml files are one policy"
 
@@ -153,24 +150,22 @@ def add_policy_command(commands: "_SubParsersAction[Any]") -> None:
     add_flags(
         check,
         only={
-            "state_dir": "where keys are looked for whose tenants the policy does not name",
-            "kv_memory_bytes": "KV memory that the policy's floors have to leave some of",
+            "state_dir": "directory of keys, to warn of tenants outside the policy",
+            "kv_memory_bytes": "KV memory, of which the policy's floors must leave some",
         },
     )
     check.set_defaults(run=_check)
-    show = actions.add_parser("show", help="print what holds for each tenant, defaults filled in, as YAML")
+    show = actions.add_parser("show", help="print each tenant's effective policy as YAML, with defaults filled in")
     show.add_argument("path", metavar="PATH", type=Path, help=PATH)
-    show.add_argument(
-        "--tenant", metavar="NAME", type=arguments.tenant, help="only this tenant, whether the policy names it or not"
-    )
+    show.add_argument("--tenant", metavar="NAME", type=arguments.tenant, help="only this tenant, in the policy or not")
     show.set_defaults(run=_show)
-    diff = actions.add_parser("diff", help="print what changes for whom; exit status 0: nothing, 1: something")
+    diff = actions.add_parser("diff", help="print the changes for each tenant; exit status 0: none, 1: some")
     diff.add_argument("old", metavar="OLD", type=Path, help=PATH)
     diff.add_argument("new", metavar="NEW", type=Path, help=PATH)
     diff.set_defaults(run=_diff)
     explain = actions.add_parser(
         "explain",
-        help="show a request's class and limits, the rest of each limit, and whether it would pass",
+        help="explain a request: its class, limits, the rest of each limit, and the decision",
         epilog=EXIT_STATUS,
     )
     _explain_arguments(explain)
@@ -182,12 +177,15 @@ def add_policy_command(commands: "_SubParsersAction[Any]") -> None:
 def _explain_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", type=Path, help=PATH)
     who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--key", metavar="ID", help="an API key's id, as `sluice keys list` or the policy has it")
+    who.add_argument("--key", metavar="ID", help="an API key's id, from `sluice keys list` or the policy")
     who.add_argument(
-        "--tenant", metavar="TENANT", type=arguments.tenant, help="a tenant: any of its keys that is not narrowed"
+        "--tenant",
+        metavar="TENANT",
+        type=arguments.tenant,
+        help="a tenant: any key of it that the policy does not restrict",
     )
     parser.add_argument(
-        "--model", metavar="NAME", dest="asked_model", help="the model asked for (default: one that may be used)"
+        "--model", metavar="NAME", dest="asked_model", help="the requested model (default: any allowed one)"
     )
     parser.add_argument(
         "--input",
@@ -230,7 +228,9 @@ def _check_one(path: Path, settings: Settings, is_alone: bool) -> int:
 
 
 def _floors_beyond(most: int | None, policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield the largest floor, if all together take the KV memory whole. How much must be left the engine knows."""
+    """Yield the largest floor, if all floors together take the whole KV memory. The engine knows how much must
+    remain.
+    """
     floors = {tenant: policy.cache_limits(tenant).floor for tenant in sorted(policy.tenants)}
     if most is not None and sum(floors.values()) >= most:
         kept = f"floors keep {show_size(sum(floors.values()))} in all, and --kv-memory-bytes is {show_size(most)}"
@@ -239,11 +239,11 @@ def _floors_beyond(most: int | None, policy: Policy) -> Iterator[tuple[str, str]
 
 
 def _warn_of_unnamed(policy: Policy, settings: Settings) -> None:
-    """Print which stored keys are of tenants that the policy, if it were the gateway's, would not name."""
+    """Warn of stored keys whose tenants the policy does not name."""
     try:
         records = KeyStore(settings.state_dir).records()
     except (KeyStoreError, OSError):
-        return  # the user who checks a policy need not be the gateway's
+        return  # this user may not read the gateway's keys
     for line in unnamed_tenant_lines(policy, records) if policy.tenants else ():
         print(f"warning: a stored key's tenant is not named: {line}", file=sys.stderr)
 
@@ -258,7 +258,7 @@ def _show(namespace: Namespace) -> int:
 
 
 def _only(policy: Policy, tenant: str) -> Policy:
-    """Return the policy with its version, but with one tenant alone and the group that it shares with."""
+    """The policy, its version unchanged, with one tenant alone and its sharing group."""
     groups = {group: members for group, members in policy.prefix_sharing.items() if tenant in members}
     return replace(policy, tenants={tenant: policy.tenant(tenant)}, prefix_sharing=groups)
 
@@ -298,14 +298,14 @@ def _key(namespace: Namespace, policy: Policy, settings: Settings) -> KnownKey:
 
 
 def _states(settings: Settings, policy: Policy, request: ExplainedRequest) -> Sequence[LimitState] | None:
-    """Return what is left of the limits; None, with a word on standard error, where the store cannot be asked."""
+    """The rest of the limits; None, with a message on standard error, if the store cannot be asked."""
     who = EffectivePolicy(policy, request.key.principal)
     if not who.charged:
         return ()
     try:
         return ask_store(settings, lambda store: store.states(who.name, who.key or None, who.charged))
     except (QuotaError, EmbeddedStoreError) as error:
-        print(f"sluice: what is left cannot be told: {error}", file=sys.stderr)
+        print(f"sluice: the rest of the limits is unknown: {error}", file=sys.stderr)
         return None
 
 

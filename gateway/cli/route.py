@@ -14,13 +14,13 @@ CONNECTIONS = {
     "max_connections_per_peer": "most connections of one address; auto: half of them, and all for this machine's own",
     "header_timeout": "time for a client to send its request's headers",
     "idle_timeout": "time a connection may stay open between two requests",
-    "write_timeout": "time without progress after which a client that reads nothing is cut",
+    "write_timeout": "time without progress after which a client that does not read is cut",
 }
 TELEMETRY = {
     "otlp_endpoint": "OpenTelemetry collector that spans are sent to; nothing is sent without one",
-    "otlp_protocol": "how the collector is spoken to: OTLP over gRPC, or protobuf over HTTP",
-    "trace_sample_ratio": "of requests without a trace of their own, that are traced, here and at the replica",
-    "trace_slow_seconds": "wait for the first byte of an answer from which a request is traced anyway",
+    "otlp_protocol": "protocol of the collector: OTLP over gRPC, or protobuf over HTTP",
+    "trace_sample_ratio": "share of requests without a client's trace that are traced, here and at the replica",
+    "trace_slow_seconds": "wait for the first byte of an answer that has a request traced anyway",
     "trace_max_per_second": "most requests traced in a second; a quarter of it for one tenant",
 }
 

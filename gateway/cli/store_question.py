@@ -13,16 +13,16 @@ from quotas.store.redis_store import RedisStore
 T = TypeVar("T")
 
 STORE_FLAGS = {
-    "redis_url": "the quota store of the gateways, as they were given it; auto: a gateway's private one in DIR",
+    "redis_url": "the gateways' quota store; auto: a gateway's private one in DIR",
     "state_dir": "the gateway's state directory, with its private store and its keys",
 }
-ANSWER_SECONDS = 5.0  # nobody's request waits for this answer
+ANSWER_SECONDS = 5.0  # no request waits for this answer
 
 
 def ask_store(settings: Settings, question: Callable[[RedisStore], Awaitable[T]]) -> T:
-    """Run `question` on a connected store and return its answer.
+    """Run `question` on a connected store and return its result.
 
-    The embedded store's server is that of the running gateway, or is started for the question. Raises `QuotaError` and
+    The embedded store's server is the running gateway's, or is started for this call. Raises `QuotaError` and
     `EmbeddedStoreError`.
     """
     with _url(settings) as url:

@@ -11,15 +11,15 @@ from gateway.cli.store_question import STORE_FLAGS, ask_store
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.usage import LEDGER_DAYS, by_tenant, usage_csv, usage_entries, usage_table
 
-PRICES = "policy file, or folder of them, with the prices; auto: the built-in policy, which has none"
+PRICES = "policy file, or folder of them, with the prices; auto: the built-in policy, without prices"
 
 NOTES = """\
-Prices are those of the present policy (--policy), for past days too. The store is the one that a gateway with the same
---redis-url and --state-dir keeps; a running gateway books its use every few seconds."""
+The present policy's prices (--policy) apply to past days too. The store is the one of a gateway with the same
+--redis-url and --state-dir; a running gateway books its use every few seconds."""
 
 
 def add_usage_command(commands: "_SubParsersAction[Any]") -> None:
-    usage = commands.add_parser("usage", help="what tenants have used, by day", description=__doc__, epilog=NOTES)
+    usage = commands.add_parser("usage", help="the tenants' use by day", description=__doc__, epilog=NOTES)
     usage.add_argument("--tenant", metavar="TENANT", type=arguments.tenant, help="only this tenant (default: all)")
     usage.add_argument(
         "--from",
@@ -52,7 +52,7 @@ def _usage(namespace: Namespace) -> int:
     if namespace.by == "tenant":
         entries = by_tenant(entries)
     if not entries:
-        sys.stderr.write(f"nothing was used from {first} to {last}\n")
+        sys.stderr.write(f"no use from {first} to {last}\n")
     if namespace.csv:
         sys.stdout.write(usage_csv(entries, policy, namespace.by == "key"))
     elif entries:

@@ -1,14 +1,16 @@
-"""Which finding explains which: where one trouble shows in many ways, its cause is told first and the rest behind."""
+"""The causes among findings: if one trouble shows in many ways, its cause is listed first, and its effects behind
+it.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gateway.doctor.finding import Finding, Severity
 
-ABOVE_TARGET = "above_target_"  # and a class: how such findings are named
+ABOVE_TARGET = "above_target_"  # prefix of findings of a class
 LATE = ("above_target", "slow_answers", "estimates_off", "promises_broken", "early_retries", "refusing")
 
-EXPLAINS = {  # by kind, the likelier cause first; nothing explains what stands above it
+EXPLAINS = {  # by kind, the likelier cause first; no finding explains one above it
     "device_stalled": ("not_admitted", *LATE),
     "store_away": ("store_fails", "store_slow", "fairness_local", "refusing", "early_retries", "unsettled"),
     "starving_floor": ("small_batches", "not_admitted", "preemptions", "thrashing", *LATE),
@@ -36,9 +38,7 @@ _RANKS = {kind: rank for rank, kind in enumerate(EXPLAINS)}
 
 
 def ranked(found: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the name of the one that explains each as its `cause`, and behind that; what is serious, or
-    explains what is, comes first.
-    """
+    """Findings with the name of their `cause`, each behind it; serious ones, and causes of serious ones, come first."""
     ordered = sorted((replace(finding, cause="") for finding in found), key=_is_mild)
     roots = {finding: _root(finding, ordered) for finding in ordered}
     groups = [
@@ -51,7 +51,7 @@ def ranked(found: Iterable[Finding]) -> list[Finding]:
 
 
 def _root(finding: Finding, found: Sequence[Finding]) -> Finding:
-    """Return what explains a finding, by way of others too; itself if nothing does."""
+    """The root cause of a finding, itself if none explains it."""
     causes = [one for one in found if one is not finding and _explains(one, finding, found)]
     if not causes:
         return finding
@@ -64,7 +64,7 @@ def _explains(cause: Finding, finding: Finding, found: Sequence[Finding]) -> boo
 
 
 def _meet(one: Finding, other: Finding) -> bool:
-    """Return whether they are of the same gateway, or of replicas that are among each other's."""
+    """True if both are of the same gateway, or one's replicas contain the other's."""
     return one.replicas == other.replicas or not {*one.replicas}.isdisjoint(other.replicas)
 
 

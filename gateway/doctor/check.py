@@ -6,13 +6,13 @@ from enum import StrEnum
 
 class Verdict(StrEnum):
     OK = "ok"
-    WARNING = "warning"  # it serves, worse than it could
-    PROBLEM = "problem"  # it does not serve, or not what it should
+    WARNING = "warning"  # serves, below its potential
+    PROBLEM = "problem"  # does not serve, or not as configured
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check's result. `found` and `remedy` are parts of one sentence; `remedy` is empty where all is well."""
+    """A check's result. `found` and `remedy` are parts of one sentence; `remedy` is empty without a problem."""
 
     name: str
     verdict: Verdict
@@ -36,5 +36,5 @@ def warning(name: str, found: str, remedy: str) -> Check:
 
 
 def problem(name: str, found: str, remedy: str = "") -> Check:
-    """Make a problem; `remedy` is left out where `found` says what to do, as the errors of this program do."""
+    """A problem; without a `remedy` if `found` names it already."""
     return Check(name, Verdict.PROBLEM, " ".join(found.split()), remedy)

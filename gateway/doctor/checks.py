@@ -1,4 +1,4 @@
-"""All checks that are made before a gateway is started. They serve nothing and write nothing."""
+"""All checks before a gateway is started. They serve nothing and write nothing."""
 
 from gateway.doctor import file_checks, machine_checks, model_checks, network_checks, store_checks
 from gateway.doctor.check import Check

@@ -6,19 +6,19 @@ from gateway.doctor.reasons import is_own_limit, is_paused, plain_reason
 from gateway.doctor.snapshot import Snapshot, Window
 from quotas.policy.units import show_wait
 
-FULL_SHARE_OF_POOL = 0.9  # of the KV blocks: the forecast of what those running will need holds back about the rest
-SMALL_BATCH_SHARE = 0.5  # of max_num_seqs: below it a step reads all weights for less than half of the possible rows
-MIN_BUSY_SHARE = 0.7  # of the time: two steps in flight keep a device busy for 0.95 of it and more while there is work
-MIN_KEPT_SHARE_OF_POOL = 0.01  # of the KV blocks: less by floors is not worth a word
-PREEMPTED_SHARE = 0.05  # of those that join the batch: each is computed twice, so that is what throughput loses
-MIN_PREEMPTIONS = 3.0  # fewer are what a forecast that is right nine times in ten costs
-SLOWDOWN_RATIO = 3.0  # a step with a prompt in it, than one of decodes alone: less is not felt as a pause
-NOTICED_GAP_SECONDS = 0.1  # between two tokens that a reader notices, for classes without a target
-LATE_TOKENS = 0.1  # of the requests that end: targets are meant for nine in ten
-PLANNING_SHARE_OF_STEP = 0.05  # of a step: what the design allows the event loop
-MISPRICED_SHARE_OF_STEP = 0.5  # of a step's time: a machine that others use too is off by less in half of the steps
-MIN_STEPS = 20.0  # from which means say something
-STALLED_SECONDS = 2.0  # without a step: longer than any but a step of very many tokens on a CPU
+FULL_SHARE_OF_POOL = 0.9  # of the KV blocks: admission's forecast holds back about the rest
+SMALL_BATCH_SHARE = 0.5  # of max_num_seqs: below it a step reads all weights for under half of its rows
+MIN_BUSY_SHARE = 0.7  # of the time: with work, two steps in flight keep a device busy for 0.95 of it
+MIN_KEPT_SHARE_OF_POOL = 0.01  # of the KV blocks: less is negligible
+PREEMPTED_SHARE = 0.05  # of sequences that join the batch: each is computed twice, so throughput drops by as much
+MIN_PREEMPTIONS = 3.0  # fewer are expected of a forecast with a confidence of nine in ten
+SLOWDOWN_RATIO = 3.0  # of a step with a prompt over one of decodes alone: less is no noticeable pause
+NOTICED_GAP_SECONDS = 0.1  # between two tokens, noticeable to a reader; for classes without a target
+LATE_TOKENS = 0.1  # of ended requests: targets hold for nine in ten
+PLANNING_SHARE_OF_STEP = 0.05  # of a step: the design's bound
+MISPRICED_SHARE_OF_STEP = 0.5  # of a step's time: even a shared machine is off by less in half of the steps
+MIN_STEPS = 20.0  # below which means are noise
+STALLED_SECONDS = 2.0  # without a step: longer than any but a huge step on a CPU
 
 STEP = "sluice_step_duration_seconds"
 
@@ -31,7 +31,7 @@ def stalled(window: Window) -> Finding | None:
         "device_stalled",
         "the device completes no step",
         f"{window.both('running'):.0f} sequences were running for {window.seconds:.1f} s, and no step was completed",
-        "the watchdog ends the process after --step-timeout; see the log for what the device thread does, and the "
+        "the watchdog ends the process after --step-timeout; see the log for the device thread's state, and the "
         "device's own log (dmesg; nvidia-smi)",
         Severity.SERIOUS,
     )
@@ -48,7 +48,7 @@ def small_batches(window: Window) -> Finding | None:
     rest = "" if kv >= FULL_SHARE_OF_POOL else "; the rest is held back for the answers that run"
     return Finding(
         "small_batches",
-        "batches are small, for want of KV memory",
+        "batches are small for lack of KV memory",
         f"{size:.0f} of {most} sequences in a step on average, {kv:.0%} of the KV blocks used{by_floors}, "
         f"{window.both('waiting'):.0f} waiting{rest}",
         "give KV memory more (--kv-memory-bytes), or have requests hold less: --max-model-len, --default-max-tokens, "
@@ -64,10 +64,10 @@ def preemptions(window: Window) -> Finding | None:
     recomputed = window.increase("sluice_recomputed_tokens_total")
     return Finding(
         "preemptions",
-        "sequences lose their memory to others and are computed again",
+        "sequences are preempted and recomputed",
         f"{lost:.0f} preemptions in {window.seconds:.1f} s, {joined:.0f} sequences joined the batch in that time; "
         f"{recomputed:,.0f} tokens computed again",
-        "lower --max-num-seqs, or give KV memory more (--kv-memory-bytes); of --admit, forecast preempts least",
+        "lower --max-num-seqs, or raise --kv-memory-bytes; --admit forecast preempts least",
     )
 
 
@@ -77,9 +77,9 @@ def lost_steps(window: Window) -> Finding | None:
         return None
     return Finding(
         "lost_steps",
-        "the device has no memory for a step",
+        "steps exceed the device's memory",
         f"{lost:.0f} of {window.count(STEP) + lost:.0f} steps in {window.seconds:.1f} s were planned again with less",
-        "lower --max-num-batched-tokens or --kv-memory-fraction, and see what else uses the device",
+        "lower --max-num-batched-tokens or --kv-memory-fraction, and check for other users of the device",
     )
 
 
@@ -148,15 +148,15 @@ def prices_off(window: Window) -> Finding | None:
         return None
     return Finding(
         "prices_off",
-        "tenants are charged by prices that are not the device's",
-        f"half of the steps that ran while the engine was idle were off their predicted times by {drift:.0%} or more",
+        "tenants are charged by prices that do not match the device",
+        f"half of the steps that ran while the engine was idle missed their predicted times by {drift:.0%} or more",
         "prices are learned again from each of them, within minutes of idleness; if it stays, something else uses the "
         "device or its cores by fits and starts: give the engine its own, or fewer --threads",
     )
 
 
 def _waits_for_memory(snapshot: Snapshot) -> bool:
-    """Return whether most that wait do so for memory; a pool of few blocks is full while some are free."""
+    """True if most queued requests wait for memory: a pool of few blocks is full while some are free."""
     reasons = [plain_reason(row["reason"]) for row in snapshot.waiting]
     return 2 * reasons.count(REASONS["memory"]) > len(reasons)
 
@@ -168,7 +168,7 @@ def _since_start(window: Window, kind: str) -> float:
 
 
 def _tightest_token_time(window: Window) -> float | None:
-    """Return the shortest promised time between tokens of the classes that have sequences now."""
+    """The shortest promised time between tokens among classes with live sequences."""
     present = {row["class"] for row in window.after.live}
     targets = (one.time_per_output_token for name, one in window.after.targets.items() if name in present)
     return min((target for target in targets if target is not None), default=None)

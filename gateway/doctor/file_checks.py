@@ -14,16 +14,15 @@ from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
 from quotas.policy.policy_file import PolicyError
 
-MIN_FREE_BYTES = 2**30  # the store's log, the audit log and an event log fit
+MIN_FREE_BYTES = 2**30  # for the store's log, the audit log and an event log
 EXPIRY_WARNING_DAYS = 30  # days before a certificate ends
 SECRETS = ("pepper", "admin-key", "keys.json")
 
 
 def open_files(settings: Settings, limits: tuple[int, int] | None = None) -> Check:
-    """Check the limit of open files, which settings ensure.
+    """Check the limit of open files.
 
-    They are refused where the hard limit is lower than what is needed, and the default is fewer connections where it is
-    low.
+    Settings beyond the hard limit are refused, and a low limit lowers the default of connections.
     """
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = settings.open_files
@@ -97,12 +96,12 @@ def policy(settings: Settings) -> Check:
 
 
 def keys(settings: Settings) -> Check:
-    """Check that each stored key belongs to a tenant that the policy names, where it names any."""
+    """Check that each stored key's tenant is in the policy, if it names any."""
     try:
         records = KeyStore(settings.state_dir).records()
         current = LivePolicy(settings.policy).current
     except (KeyStoreError, PolicyError, OSError):
-        return ok("keys", "not compared with the policy, for what is said of one of them")
+        return ok("keys", "not compared with the policy, because of the problem of one of them")
     unnamed = unnamed_tenant_lines(current, records) if current.tenants else []
     if not unnamed:
         return ok("keys", f"{len(records)} are stored")
@@ -120,7 +119,7 @@ def tls(settings: Settings) -> Check:
     try:
         expires = _handshake(settings.tls_cert_file, settings.tls_key_file)
     except (ssl.SSLError, OSError) as error:
-        return problem("tls", f"{settings.tls_cert_file}: {error}", "make it anew; certificate and key belong together")
+        return problem("tls", f"{settings.tls_cert_file}: {error}", "make it anew; certificate and key must match")
     days = (expires - datetime.now(UTC)).days
     found = f"{settings.tls_cert_file} ends on {expires:%Y-%m-%d}, in {days} days"
     return (
@@ -141,7 +140,7 @@ def _without_tls(settings: Settings) -> Check:
 
 
 def _handshake(cert: Path, key: Path) -> datetime:
-    """Return when the certificate ends. Raises `ssl.SSLError` where it has ended or does not fit the key."""
+    """The end of the certificate's validity. Raises `ssl.SSLError` if it has expired or does not fit the key."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.load_cert_chain(cert, key)
     client.check_hostname = False

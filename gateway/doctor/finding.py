@@ -8,14 +8,15 @@ from typing import Any
 
 class Severity(StrEnum):
     WARNING = "warning"
-    SERIOUS = "serious"  # requests fail, or wait without end
+    SERIOUS = "serious"  # requests fail, or wait forever
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A trouble in sentences without a full stop. `name` is for scripts: one of few, and it never changes. A router
-    says which `replicas` of its fleet have it; none is named for the trouble of a whole fleet, or of a gateway alone.
-    `cause` is the name of the finding that explains it; empty if none does.
+    """A trouble in sentences without a full stop. `name` is for scripts: of a fixed vocabulary, and stable.
+
+    A router names the affected `replicas` of its fleet; none for the trouble of a whole fleet, or of a gateway alone.
+    `cause` is the name of the finding that explains it; empty without one.
     """
 
     name: str

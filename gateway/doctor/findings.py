@@ -43,7 +43,7 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     service_findings.draining,
 )
 
-# Those of them that counters and histograms alone decide: what is true at both ends of minutes need not be in between.
+# Decided by counters and histograms alone: a gauge at both ends of minutes says little of the time between.
 _JUDGES_OF_COUNTERS = (
     service_findings.store_away,
     engine_findings.preemptions,
@@ -61,7 +61,7 @@ _JUDGES_OF_COUNTERS = (
 
 
 def past_findings(at: float, samples: Samples, now: Snapshot) -> list[Finding]:
-    """Return what went wrong since the moment `at`, when the metrics were `samples`.
+    """The troubles since the moment `at`, when the metrics were `samples`.
 
     `at` is on the clock of `now`. All findings are warnings, because the trouble may be over by now.
     """

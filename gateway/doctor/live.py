@@ -8,7 +8,7 @@ import httpx
 from gateway.doctor.finding import Finding
 from gateway.doctor.snapshot import PATHS, DoctorError, Snapshot
 
-ANSWER_SECONDS = 10.0  # that an answer may take
+ANSWER_SECONDS = 10.0  # for one answer
 
 
 class LiveGateway:
@@ -28,7 +28,7 @@ class LiveGateway:
         self._client.close()
 
     def is_router(self) -> bool:
-        """Return whether it is a router's admin port, which speaks for all its replicas. Raises `DoctorError`."""
+        """True for a router's admin port, which answers for all its replicas. Raises `DoctorError`."""
         return self._ask("/admin/v1/fleet").status_code == httpx.codes.OK
 
     def snapshot(self) -> Snapshot:
@@ -42,8 +42,8 @@ class LiveGateway:
             raise self._foreign(error) from None
 
     def own_findings(self) -> list[Finding]:
-        """Return the gateway's diagnosis of itself, the last minutes included, or a router's of itself and of its
-        replicas. Raises `DoctorError`.
+        """The gateway's diagnosis of itself, the last minutes included, or a router's of itself and of its replicas.
+        Raises `DoctorError`.
         """
         answer = self._json("/admin/v1/diagnosis")
         try:
@@ -66,15 +66,13 @@ class LiveGateway:
             return self._client.get(f"{self._url}{path}")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise DoctorError(
-                f"{self._url} cannot be read ({error}): name the admin port of a gateway that runs, as it announces it"
+                f"{self._url} cannot be read ({error}): name the admin port of a running gateway, as announced"
             ) from None
 
     def _get(self, path: str) -> httpx.Response:
         response = self._ask(path)
         if response.status_code == 401:
-            raise DoctorError(
-                f"{self._url} does not take this key: name the file that holds its admin key with --key-file"
-            )
+            raise DoctorError(f"{self._url} does not accept this key: name the file of its admin key with --key-file")
         if response.status_code != 200:
             raise DoctorError(
                 f"{self._url}{path} answers {response.status_code}: is it the admin port of a gateway, and not the "

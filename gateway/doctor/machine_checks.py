@@ -36,7 +36,7 @@ def torch_build() -> Check:
 def kernels(features: str | None = None) -> Check:
     """Check which compiled kernels a CPU can run, without compiling any."""
     known = cpu_features() if features is None else features.split()
-    shown = " ".join(name for name in FEATURES if name in known) or "no vector instructions that we know"
+    shown = " ".join(name for name in FEATURES if name in known) or "no known vector instructions"
     if build.cached() is None:
         hint = (
             "python -m backend.kernels.build" if build.find_compiler() else "install g++ or clang++, then start again"
@@ -57,18 +57,18 @@ def kernels(features: str | None = None) -> Check:
         return warning(
             "kernels",
             f"compiled for this processor ({shown}), but their sums depend on the batch: a seed may draw another text",
-            "report the processor and the compiler's version; nothing else is wrong",
+            "report the processor and the compiler's version; the rest works",
         )
     return ok("kernels", f"compiled for this processor ({shown}); they agree with the reference in every batch")
 
 
 def core() -> Check:
-    """Check whether the core was compiled from the sources as they are."""
+    """Check that the core was compiled from the present sources."""
     if compiled_core.compiled() is None:
         return warning(
-            "core", "interpreted: it decides the same, in more than twice the time", compiled_core.how_to_compile()
+            "core", "interpreted: same decisions, in more than twice the time", compiled_core.how_to_compile()
         )
-    return ok("core", "compiled from the sources as they are")
+    return ok("core", "compiled from the present sources")
 
 
 def cpu_features() -> list[str]:
@@ -82,7 +82,7 @@ def cpu_features() -> list[str]:
 
 
 def gpu(device: str) -> Check:
-    """Check the GPU; `device` is as the settings have it."""
+    """Check the GPU; `device` is the setting."""
     if torch.cuda.is_available():
         return _gpu_found()
     driver = NVIDIA.read_text().splitlines()[0] if NVIDIA.exists() else None
@@ -117,10 +117,8 @@ def clock(now: float | None = None, synchronised: bool | None = None) -> Check:
         return problem("clock", found, "set the clock; keys would not expire, and certificates seem not valid yet")
     synchronised = _is_synchronised() if synchronised is None else synchronised
     if not synchronised:
-        return warning(
-            "clock", f"{found}, which nothing keeps right", "run chrony, systemd-timesyncd or another NTP client"
-        )
-    return ok("clock", f"{found}, kept right by NTP")
+        return warning("clock", f"{found}, not synchronised", "run chrony, systemd-timesyncd or another NTP client")
+    return ok("clock", f"{found}, synchronised by NTP")
 
 
 def _is_synchronised() -> bool:

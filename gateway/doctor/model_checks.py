@@ -1,4 +1,4 @@
-"""Checks that the model is there and fits the machine, and that processor cores are divided well."""
+"""Checks that the model exists and fits the machine, and that processor cores are divided well."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,12 @@ from gateway.tenants.cache_limits import KVPool, room_problems
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy_file import PolicyError
 
-SPARE_MEMORY_SHARE = 0.1  # of what is free: for requests, logits and libraries
+SPARE_MEMORY_SHARE = 0.1  # of the free memory: for requests, logits and libraries
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bytes that a model will take of the memory that is free now."""
+    """A model's planned memory, and the free memory, in bytes."""
 
     weights: int
     kv: int
@@ -37,7 +37,7 @@ class Plan:
 
 
 def model(settings: Settings) -> list[Check]:
-    """Check a model's files and the memory it needs. For a hub name, config.json alone is downloaded."""
+    """Check a model's files and memory. For a hub name, config.json alone is downloaded."""
     try:
         directory = resolve_config(settings.model)
         config = read_model_config(directory)
@@ -107,12 +107,12 @@ def floors(settings: Settings) -> list[Check]:
             return []
         plan = plan_memory(settings, read_model_config(resolve_config(settings.model)), free_memory())
     except (PolicyError, BackendError):
-        return []  # which another check tells
+        return []  # another check reports it
     longest = blocks_for(plan.max_model_len, settings.block_size)
     caches = settings.prefix_cache == "on" and settings.kv_allocation == "paged"
     pool = KVPool(plan.num_blocks, plan.kv // plan.num_blocks, plan.max_model_len, longest, caches)
     problems = [problem("floors", f"{field}: {message}") for field, message in room_problems(current, pool)]
-    return problems or [ok("floors", "what the policy keeps of cached memory leaves room for the longest sequence")]
+    return problems or [ok("floors", "the policy's floors and pins leave room for the longest sequence")]
 
 
 def threads(settings: Settings, cores: int | None = None) -> Check:

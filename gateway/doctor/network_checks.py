@@ -30,7 +30,7 @@ def _port(name: str, host: str, port: int, prefix: str) -> Check:
 
 
 def otel() -> Check:
-    """Check that OpenTelemetry's own variables ask for nothing that is not done."""
+    """Check that every OpenTelemetry variable is obeyed."""
     objections = otel_variables.ignored(os.environ)
     if not objections:
         return ok("otel", "every OTEL_* variable that is set is obeyed")
@@ -38,7 +38,7 @@ def otel() -> Check:
 
 
 def collector(settings: Settings) -> Check:
-    """Check that the collector can be reached; it is a warning at most, as requests are served without one."""
+    """Check that the collector can be reached; a warning at most, as requests do not depend on it."""
     if otel_variables.is_disabled():
         return ok("collector", "none: OTEL_SDK_DISABLED is true, so nothing is sent anywhere")
     if settings.otlp_endpoint is None:

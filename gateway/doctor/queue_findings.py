@@ -1,4 +1,4 @@
-"""Findings about the queue: who waits, for what, and whether that was predicted."""
+"""Findings about the queue: waiting tenants, their reasons, and the accuracy of predictions."""
 
 from collections import Counter
 
@@ -7,27 +7,27 @@ from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.reasons import is_own_limit, plain_reason
 from gateway.doctor.snapshot import Json, Window
 
-LATE_SHARE = 0.1  # of those admitted: a target is meant for nine in ten
-MIN_ADMISSIONS = 5.0  # fewer say nothing of a tenth
-FLOODING_SHARE = 0.8  # of all that wait, or are refused: the others are hardly there
+LATE_SHARE = 0.1  # of admissions: a target holds for nine in ten
+MIN_ADMISSIONS = 5.0  # too few to estimate a tenth
+FLOODING_SHARE = 0.8  # of waiting or refused requests: nearly all
 MIN_FLOOD_REQUESTS = 10  # fewer are no flood
-MIN_ESTIMATES = 30.0  # with fewer, one that fails in ten and one in four look alike
-HELD_SHARE = 0.75  # of the estimates: nine in ten are meant to, and of 30 three standard errors are 0.16
-EARLY_RETRY_SHARE = 0.5  # of those who come back: a client's jitter may make a few early
+MIN_ESTIMATES = 30.0  # below which 0.75 and 0.9 are indistinguishable
+HELD_SHARE = 0.75  # of estimates: nine in ten should hold, and of 30 three standard errors are 0.16
+EARLY_RETRY_SHARE = 0.5  # of retries: a client's jitter makes a few early
 MAX_NAMED_TENANTS = 3
 
 SERVERS_REASONS = {  # of `sluice_refusals_total`, with the remedy
     "quota_store": "see that Redis runs, is reached within --redis-timeout and takes writes; on_store_outage in the "
-    "policy says what happens meanwhile",
+    "policy decides meanwhile",
     "queue_full": "add replicas or capacity, or bound the tenant that fills the queue",
     "preempted": "give KV memory more (--kv-memory-bytes), or lower --max-num-seqs",
     "error": "the log has the error of each",
 }
-FAILURES = {"quota_store", "error"}  # the others may be overload, which refusals are the answer to
+FAILURES = {"quota_store", "error"}  # other reasons may be overload, which refusals answer
 REMEDIES = {
     "batch": "serve with --batching continuous, the default",
     "peers": "lower --max-batch-delay or the preferred sizes, or serve with --batching continuous, the default",
-    "release": "it passes by itself; if it stays, lower --max-num-seqs",
+    "release": "this passes; if it stays, lower --max-num-seqs",
     "budget": "raise --max-num-batched-tokens, or add replicas",
     "slots": "raise --max-num-seqs if KV memory has room, or add replicas",
     "memory": "give KV memory more (--kv-memory-bytes), lower --default-max-tokens, or add replicas",
@@ -44,7 +44,7 @@ def not_admitted(window: Window) -> Finding | None:
     reason, _ = reasons.most_common(1)[0]
     return Finding(
         "not_admitted",
-        "requests wait, and none is admitted",
+        "no request is admitted, and some wait",
         f"{len(stuck)} wait, the longest for {_longest(stuck):.1f} s, and none was admitted in {window.seconds:.1f} s: "
         f"{reason}",
         _remedy(reason),
@@ -61,7 +61,7 @@ def held_by_own_limit(window: Window) -> Finding | None:
     reason = plain_reason(held[0]["reason"])
     return Finding(
         "held_by_own_limit",
-        "requests wait for a limit of their own tenant",
+        "requests wait for their own tenant's limit",
         f"{len(held)} wait, the longest for {_longest(held):.1f} s, of {names}: {reason}",
         _remedy(reason),
     )
@@ -81,35 +81,35 @@ def _class_above_target(window: Window, name: str, target: float) -> Finding | N
     many = late.total >= MIN_ADMISSIONS and late.share >= LATE_SHARE
     if not many and oldest <= target:
         return None
-    evidence = [f"{late.count:.0f} of {late.total:.0f} that were admitted had waited longer than {late.bound:g} s"]
+    evidence = [f"{late.count:.0f} of {late.total:.0f} admitted requests had waited longer than {late.bound:g} s"]
     evidence = evidence if many else []
     evidence += [f"the oldest waits for {oldest:.1f} s"] if oldest > target else []
     return Finding(
         f"above_target_{name}",
         f"class {name} waits longer than its target of {target:g} s to the first token",
         "; ".join(evidence),
-        "add replicas or capacity; or let the class refuse what would be late (when_late: refuse), so that the rest "
-        "is in time",
+        "add replicas or capacity; or have the class refuse late requests (when_late: refuse), so that the others "
+        "are on time",
         Severity.SERIOUS if many and late.share >= 0.5 else Severity.WARNING,
     )
 
 
 def flood_of_work(window: Window) -> Finding | None:
-    """Find one tenant with nearly all that waits: fairness makes it wait for itself, but it fills the queue."""
+    """Find one tenant with nearly the whole backlog: fairness makes it wait for itself, but it fills the queue."""
     rows = window.after.tenants
     waiting = sum(row["waiting"] for row in rows)
     top = max(rows, key=lambda row: row["waiting"], default=None)
     if top is None or waiting < MIN_FLOOD_REQUESTS or top["waiting"] < FLOODING_SHARE * waiting:
         return None
     if not any(row["requests"] or row["running"] or row["waiting"] for row in rows if row is not top):
-        return None  # nobody else is there to be disturbed
+        return None  # no other tenant is affected
     others = _longest([row for row in window.after.waiting if row["tenant"] != top["name"]])
     return Finding(
         "flooding_tenant",
         f"tenant {top['name']} floods the queue",
-        f"{top['waiting']} of {waiting} waiting requests are its own, and {top['running']} of its requests run; it had "
-        f"{top['share']:.0%} of the engine's time in the last minute; no other tenant's request waits for longer than "
-        f"{others:.1f} s",
+        f"{top['waiting']} of {waiting} waiting requests are its own, and {top['running']} of its requests are "
+        f"running; it had {top['share']:.0%} of the engine's time in the last minute; no other tenant's request waits "
+        f"longer than {others:.1f} s",
         "other tenants still get their shares; bound this one in the policy with queued_requests, "
         "concurrent_requests or a rate, and ask its owner about the traffic",
     )
@@ -130,7 +130,7 @@ def flood_of_refusals(window: Window) -> Finding | None:
 
 
 def refusing(window: Window) -> Finding | None:
-    """Find requests that are refused, or fail, for reasons that the server must mend and not their tenants."""
+    """Find requests that are refused, or fail, for causes within the server."""
     counts = {reason: window.increase("sluice_refusals_total", reason=reason) for reason in SERVERS_REASONS}
     total = sum(counts.values())
     if total < MIN_FLOOD_REQUESTS:
@@ -139,7 +139,7 @@ def refusing(window: Window) -> Finding | None:
     counted = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
     return Finding(
         "refusing",
-        "requests are refused for reasons of the server's own",
+        "requests are refused for causes within the server",
         f"{total:.0f} in {window.seconds:.1f} s: {counted}",
         SERVERS_REASONS[reason],
         Severity.SERIOUS if reason in FAILURES else Severity.WARNING,
@@ -153,8 +153,8 @@ def early_retries(window: Window) -> Finding | None:
         return None
     return Finding(
         "early_retries",
-        "clients come back before the time they were told",
-        f"{early:.0f} of {every:.0f} retries in {window.seconds:.1f} s were earlier than their Retry-After",
+        "clients retry before their Retry-After",
+        f"{early:.0f} of {every:.0f} retries in {window.seconds:.1f} s came early",
         "the request log names their tenants: have their clients obey Retry-After, or limit their rate",
     )
 
@@ -168,10 +168,10 @@ def estimates_off(window: Window) -> Finding | None:
         return None
     return Finding(
         "estimates_off",
-        "first tokens come later than clients are told",
+        "first tokens come later than their estimates",
         f"{early:.0f} of {total:.0f} estimates held in {window.seconds:.1f} s; nine in ten are meant to",
-        "estimates are learned again within some hundred requests; if it stays, something outside the engine takes "
-        "its time: other processes on its cores, a throttled device",
+        "estimates are learned again within some hundred requests; if it stays, look for causes outside the "
+        "engine: other processes on its cores, a throttled device",
     )
 
 
@@ -186,15 +186,15 @@ def promises_broken(window: Window) -> Finding | None:
     names = ", ".join(f"{name} ({broken[name]:.0%})" for name in worst)
     return Finding(
         "promises_broken",
-        "first tokens come later than these tenants are told",
+        "first tokens come later than these tenants' estimates",
         f"of their last 100 estimates held: {names}; nine in ten are meant to. {len(broken)} of {len(after)} tenants",
-        "few tenants: their prompts or bursts have changed; bound them by rate or queued_requests. Most tenants: the "
-        "engine loses time to something outside: other processes on its cores, a throttled device",
+        "few tenants: their prompts or bursts have changed; bound them by rate or queued_requests. Most tenants: "
+        "look for causes outside: other processes on its cores, a throttled device",
     )
 
 
 def _throughout(window: Window) -> list[Json]:
-    """Return the rows that have waited for all of the window."""
+    """The rows that waited for the whole window."""
     return [row for row in window.after.waiting if row["waited"] >= window.seconds]
 
 

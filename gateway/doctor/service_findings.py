@@ -1,19 +1,19 @@
-"""Findings around the engine: the quota store, clients, the policy, the event loop, and telemetry itself."""
+"""Findings around the engine: the quota store, clients, the policy, the event loop, and telemetry."""
 
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Json, Window
 from quotas.policy.units import show_wait
 
-SLOW_STORE_SECONDS = 0.025  # of a call: each request waits for one, a twentieth of an urgent class's target
+SLOW_STORE_SECONDS = 0.025  # of a call, for which each request waits: a twentieth of an urgent class's target
 SLOW_CALL_SHARE = 0.5  # of the calls: a store that is far away is slow for all
-MIN_CALLS = 5.0
-LAG_SECONDS = 0.05  # longer than the time a token may take in an urgent class
+MIN_STORE_CALLS = 5.0
+LAG_SECONDS = 0.05  # longer than an urgent class's time per token
 LONG_LAG_SECONDS = 0.5  # probes and deadlines suffer as well
-LATE_SHARE = 0.05  # of the time: as much as planning may take of a step
+LATE_SHARE = 0.05  # of the time: the planning's share of a step
 STALE_SECONDS = 1.0  # ten exchanges
 _DEBTS = ("replicas", "staleness_seconds")
-SLOW_READER = "its client reads slowly"  # how the admin API begins its reason
-MAX_NAMED = 3
+SLOW_READER = "its client reads slowly"  # prefix of the admin API's reason
+MAX_NAMED_TENANTS = 3
 
 
 def store_away(window: Window) -> Finding | None:
@@ -26,15 +26,15 @@ def store_away(window: Window) -> Finding | None:
         "the quota store does not answer" if is_away else "the quota store was away",
         f"sluice_store_connected is {0 if is_away else 1}, {outages:.0f} outages began in {window.seconds:.1f} s",
         "see that Redis runs, has room on its disk and is reached within --redis-timeout (the log names the error); "
-        "meanwhile tenants are served by their on_store_outage",
+        "meanwhile each tenant's on_store_outage applies",
         Severity.SERIOUS if is_away else Severity.WARNING,
     )
 
 
 def store_slow(window: Window) -> Finding | None:
     slow = window.above(SLOW_STORE_SECONDS, "sluice_store_latency_seconds")
-    if slow.total < MIN_CALLS or slow.share < SLOW_CALL_SHARE or _is_starved(window):
-        return None  # a starved process reads every answer late: `late_loop` says it
+    if slow.total < MIN_STORE_CALLS or slow.share < SLOW_CALL_SHARE or _is_starved(window):
+        return None  # a starved process reads every answer late: see `late_loop`
     mean = window.mean("sluice_store_latency_seconds")
     return Finding(
         "store_slow",
@@ -64,8 +64,8 @@ def fairness_local(window: Window) -> Finding | None:
         return None
     return Finding(
         "fairness_local",
-        "this replica does not know what others serve: tenants have their shares of each replica alone",
-        f"it last knew {staleness:.1f} s ago, and there were {replicas:.0f} replicas",
+        "this replica does not know the others' service: fairness holds on each replica alone",
+        f"the last exchange was {staleness:.1f} s ago, among {replicas:.0f} replicas",
         "see that Redis runs and is reached within --redis-timeout; the log says why an exchange failed",
     )
 
@@ -75,7 +75,7 @@ def slow_clients(window: Window) -> Finding | None:
     if not slow:
         return None
     blocks = sum(row["kv_blocks"] for row in slow)
-    tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:MAX_NAMED])
+    tenants = ", ".join(sorted({str(row["tenant"]) for row in slow})[:MAX_NAMED_TENANTS])
     return Finding(
         "slow_clients",
         "clients do not read their answers",
@@ -86,7 +86,9 @@ def slow_clients(window: Window) -> Finding | None:
 
 
 def _named(rows: list[Json]) -> str:
-    return ", ".join(f"{row['id']} ({str(row['reason']).removeprefix(SLOW_READER + ': ')})" for row in rows[:MAX_NAMED])
+    return ", ".join(
+        f"{row['id']} ({str(row['reason']).removeprefix(SLOW_READER + ': ')})" for row in rows[:MAX_NAMED_TENANTS]
+    )
 
 
 def late_loop(window: Window) -> Finding | None:
@@ -96,17 +98,17 @@ def late_loop(window: Window) -> Finding | None:
     cpu = window.increase("process_cpu_seconds_total") / window.seconds
     return Finding(
         "late_loop",
-        "this process is starved: its event loop runs late, and everything it waits for seems slow",
+        "this process is starved: its event loop runs late, so all other latencies look long",
         f"late by {late:.2f} s in all of {window.seconds:.1f} s, by up to {show_wait(lag)} in the last 15 s, while "
         f"the process had {cpu:.1f} cores",
-        "leave it a core of its own: lower --threads, or give the process more CPU; `sluice doctor` compares threads "
+        "reserve a core for it: lower --threads, or give the process more CPU; `sluice doctor` compares threads "
         "with cores",
         Severity.SERIOUS if lag > LONG_LAG_SECONDS else Severity.WARNING,
     )
 
 
 def _is_starved(window: Window) -> bool:
-    """Return whether the loop was late for a good part of the window: its measurements of others show that lateness."""
+    """True if the loop was late for much of the window, so that its other measurements are late too."""
     return window.increase("sluice_loop_late_seconds_total") > LATE_SHARE * window.seconds
 
 
@@ -116,7 +118,7 @@ def invalid_policy(window: Window) -> Finding | None:
         return None
     return Finding(
         "invalid_policy",
-        "the edited policy is not valid, and the one before it stays in force",
+        "the edited policy is not valid, and the previous one stays in force",
         str(problem).splitlines()[0],
         "`sluice policy check PATH` names every mistake",
         Severity.SERIOUS,
@@ -147,9 +149,9 @@ def orphans(window: Window) -> Finding | None:
         return None
     return Finding(
         "orphans",
-        "sequences run that no request waits for",
+        "sequences run without a request",
         f"{found:.0f} throughout {window.seconds:.1f} s",
-        "it is a bug: report it with the log; a restart mends it",
+        "this is a bug: report it with the log; a restart clears it",
         Severity.SERIOUS,
     )
 
@@ -161,7 +163,7 @@ def unsettled(window: Window) -> Finding | None:
         return None
     return Finding(
         "unsettled",
-        "limits count requests that are over",
+        "ended requests still count against limits",
         f"{held:.0f} reservations are not settled, and no request is live",
         "they are settled with the next heartbeat, a sixth of --quota-lease; if they stay, report it with the log",
     )
@@ -173,6 +175,6 @@ def draining(window: Window) -> Finding | None:
     return Finding(
         "draining",
         "the gateway is about to stop",
-        f"it was told to, and serves {len(window.after.live)} requests to their end",
-        "none is needed; it ends them with an error after --drain-timeout",
+        f"it is draining, with {len(window.after.live)} requests in flight",
+        "none; remaining requests end with an error after --drain-timeout",
     )

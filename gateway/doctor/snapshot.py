@@ -56,10 +56,10 @@ def _unescaped(value: str) -> str:
 
 
 PATHS = ("overview", "tenants", "queue", "requests", "policy")
-"""Below /admin/v1/: what a snapshot is made of, beside the metrics."""
+"""Paths below /admin/v1/ whose answers a snapshot holds, beside the metrics."""
 
 WINDOW_SECONDS = 3.0
-"""Between two snapshots: some hundred steps, and longer than any step that is well."""
+"""Seconds between two snapshots: some hundred steps, and longer than any healthy step."""
 
 Json = Mapping[str, Any]
 
@@ -86,7 +86,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, at: float, metrics: str, answers: Mapping[str, Json]) -> "Snapshot":
-        """Make a snapshot from metrics and the `answers` of the admin API by the names in `PATHS`."""
+        """Make a snapshot from metrics and the `answers` of the admin API, by the names in `PATHS`."""
         classes = answers["policy"]["effective"]["classes"]
         return cls(
             at,
@@ -118,7 +118,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 class DoctorError(Exception):
-    """A gateway cannot be read; the message says what to look at."""
+    """A gateway cannot be read; the message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Window:
         return max(self.after.at - self.before.at, 1e-9)
 
     def both(self, name: str) -> float:
-        """Return the lesser of the engine's two figures: what held all the time, as far as can be known."""
+        """The lesser of the engine's two figures: a lower bound throughout, as far as known."""
         return float(min(self.before.engine[name], self.after.engine[name]))
 
     @property
@@ -141,11 +141,11 @@ class Window:
         return self.before.samples, self.after.samples
 
     def throughout(self, gauge: str) -> float:
-        """Return the lesser of a gauge's two values: what held all the time, as far as can be known."""
+        """The lesser of a gauge's two values: a lower bound throughout, as far as known."""
         return min(self.before.samples.total(gauge), self.after.samples.total(gauge))
 
     def increase(self, name: str, **labels: str) -> float:
-        """Return the growth of a counter; one that was reset in between is taken to have begun at 0."""
+        """The growth of a counter; after a reset it counts from 0."""
         before, after = self.before.samples.total(name, **labels), self.after.samples.total(name, **labels)
         return after - before if after >= before else after
 
@@ -158,7 +158,7 @@ class Window:
         return self.increase(f"{histogram}_sum", **labels) / count if count else 0.0
 
     def above(self, threshold: float, histogram: str, **labels: str) -> "CountAbove":
-        """Return how many observations were certainly above the threshold: above the next bound of the buckets."""
+        """The number of observations certainly above the threshold: above the next bound of the buckets."""
         before = self.before.samples.buckets(histogram, **labels)
         after = self.after.samples.buckets(histogram, **labels)
         increases = {bound: count - before.get(bound, 0.0) for bound, count in after.items()}

@@ -1,4 +1,4 @@
-"""Checks of the quota store: that it answers, may be used, is near, and keeps its data."""
+"""Checks of the quota store: reachable, permitted, near, and durable."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from quotas.store.redis_store import RedisStore
 
 CONNECT_SECONDS = 3.0
 NUM_PINGS = 5
-FAR_SECONDS = 0.005  # a request waits for the store before it waits for anything else
+FAR_SECONDS = 0.005  # each request waits for the store first
 SKEW_SECONDS = 1.0  # between the store's clock and ours: limits run on its clock, expiry of keys on ours
 NEARLY_FULL_SHARE = 0.8  # of maxmemory: with noeviction a full store refuses
 
@@ -46,7 +46,7 @@ def _embedded() -> Check:
 
 
 async def _connect(url: str) -> None:
-    """Connect as the gateway does. Raises what would keep the gateway from using the server."""
+    """Connect as the gateway does; raises as it would."""
     store = RedisStore.at(url, CONNECT_SECONDS)
     try:
         await store.connect()
@@ -55,7 +55,7 @@ async def _connect(url: str) -> None:
 
 
 def _ask(url: str) -> tuple[Mapping[str, Any], float, float]:
-    """Return INFO, the seconds of the quickest PING, and the seconds that the server's clock is ahead."""
+    """INFO, the seconds of the quickest PING, and the server clock's lead in seconds."""
     with Redis.from_url(url, socket_timeout=CONNECT_SECONDS, socket_connect_timeout=CONNECT_SECONDS) as client:
         info: Mapping[str, Any] = client.info()
         seconds = min(_timed(client) for _ in range(NUM_PINGS))
@@ -70,7 +70,7 @@ def _timed(client: Redis) -> float:
 
 
 def judge(where: str, info: Mapping[str, Any], seconds: float, skew: float) -> list[Check]:
-    """Judge a server that may be used: what is good enough, and what could be better."""
+    """Judge a usable server: its good properties, and possible improvements."""
     version = info.get("valkey_version") or info.get("redis_version")
     name = "Valkey" if "valkey_version" in info else "Redis"
     checks = [ok("store", f"{name} {version} at {where}, {show_wait(seconds)} away, evicts nothing")]
@@ -78,11 +78,11 @@ def judge(where: str, info: Mapping[str, Any], seconds: float, skew: float) -> l
         found = "it keeps no append-only log, so a crash sets tenants' budgets back to its last snapshot, or to nothing"
         checks.append(warning("store", found, "set appendonly yes, with appendfsync everysec"))
     if seconds > FAR_SECONDS:
-        found = f"{where} answers after {show_wait(seconds)}, and every request waits for that"
+        found = f"{where} answers after {show_wait(seconds)}, and every request waits for it"
         checks.append(warning("store", found, "put it nearer to the gateway"))
     if abs(skew) > SKEW_SECONDS:
         found = f"its clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} ours"
-        checks.append(warning("store", found, "have NTP keep both right"))
+        checks.append(warning("store", found, "synchronise both by NTP"))
     used, most = info.get("used_memory", 0), info.get("maxmemory", 0)
     if most and used > NEARLY_FULL_SHARE * most:
         found = f"it uses {used / 2**20:,.0f} of at most {most / 2**20:,.0f} MiB"

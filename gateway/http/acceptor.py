@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.errors import Overloaded
-from gateway.http.connection import MAX_HEADER_BYTES, Connection, as_http
+from gateway.http.connection import MAX_HEADER_BYTES, HttpConnection, as_http
 from gateway.http.connection_table import ConnectionEntry, ConnectionLimitReached, ConnectionTable
 
 OPENED_PER_TURN = 8  # about 1 ms: a flood of new connections does not keep the loop from those that are served
@@ -38,7 +38,7 @@ class Acceptor:
         self,
         sock: socket.socket,
         table: ConnectionTable,
-        connection: Callable[[ConnectionEntry], Connection],
+        connection: Callable[[ConnectionEntry], HttpConnection],
         context: ssl.SSLContext | None,
         handshake_timeout: float,
     ) -> None:
@@ -80,7 +80,7 @@ class Acceptor:
                 if error.errno in OUT_OF_FILES:
                     self._out_of_files()
                     return
-                continue  # the client has left already
+                continue  # the peer has left already
             if _has_ended(sock):
                 sock.close()
                 continue
@@ -116,7 +116,9 @@ class Acceptor:
                 raise
 
     def _out_of_files(self) -> None:
-        """Evict a connection, or close the next one in the backlog, which would never be served if all stayed there."""
+        """Evict a connection, or close the next one in the backlog, which would never be served if all connections
+        stayed.
+        """
         if not self._table.evict():
             _close_file(self._spare)
             with suppress(OSError):
@@ -149,7 +151,7 @@ def _shut(sock: socket.socket) -> None:
 
 
 def _spare_file() -> int:
-    """Returns a descriptor to close when there is no other; -1 if there is none even for that."""
+    """A descriptor in reserve, to be closed when no other is left; -1 if there is none even for that."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -6,8 +6,8 @@ SITE_BITS = 64  # leading bits that all addresses of an IPv6 subscriber share
 
 
 def network_of(address: str) -> str:
-    """Returns an IPv4 address itself, also where it is written as IPv6 (RFC 4291, 2.5.5.2), and of any other IPv6
-    address its subscriber's network.
+    """The address itself of IPv4, also written as IPv6 (RFC 4291, 2.5.5.2), and the subscriber's network of any other
+    IPv6 address.
     """
     if ":" not in address:
         return address

@@ -23,21 +23,21 @@ from quotas.policy.units import show_size
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
-SEND_BUFFER_BYTES = 64 * 1024  # bounds what a reader that stopped can make the kernel keep
+SEND_BUFFER_BYTES = 64 * 1024  # bounds the kernel memory of a stalled reader
 DEAD_PEER_SECONDS = 20  # unacknowledged data, or unanswered probes, for this long: the peer is gone
-FREE_DISCARD_BYTES = 256 * 1024  # of a connection, that are discarded as they come
+FREE_DISCARD_BYTES = 256 * 1024  # of a connection, discarded without delay
 DISCARDED_PER_SECOND = 32 * 2**20  # bytes, of all connections; it takes some 3 % of a core
-PROBE_SECONDS = 5  # between two questions whether a client that sends no more still reads
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # means nothing to who did not ask for it (RFC 9110, 15.2.1)
+PROBE_SECONDS = 5  # between probes of a client that closed its sending half
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # ignored by a client that did not ask for it (RFC 9110, 15.2.1)
 _COMMENT = b"3\r\n:\n\n\r\n"  # means nothing in an event stream
 _TOO_LARGE = f"The request's headers exceed {show_size(MAX_HEADER_BYTES)}."
 
 
 def bound_socket(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Returns a bound socket that does not listen yet. The connections that it will accept notice a dead peer, since
-    Linux passes its options on to them. Others may be bound to the port if all of them are `shared`.
+    """A bound socket that does not listen yet.
 
-    Raises `OSError` when the address cannot be bound.
+    Its connections will notice a dead peer, since Linux passes its options on to them. Others may be bound to the port
+    if all of them are `shared`. Raises `OSError` when the address cannot be bound.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
@@ -63,7 +63,7 @@ def bound_socket(host: str, port: int, shared: bool = False) -> socket.socket:
 
 
 class HangupWatcher:
-    """Watches sockets whose input has ended for a reset (EPOLLHUP), which the event loop does not.
+    """Watches half-closed sockets for a reset (EPOLLHUP), which the event loop does not.
 
     It has an epoll of its own, because every epoll reports a reset even if it is asked for nothing.
     """
@@ -80,7 +80,7 @@ class HangupWatcher:
         self._epoll.register(number, 0)
 
     def forget(self, number: int) -> None:
-        """Stop watching a descriptor, before it is closed: the next one with its number would be watched otherwise."""
+        """Stop watching a descriptor before it is closed, lest its number be watched when reused."""
         if self._callbacks.pop(number, None) is not None:
             with suppress(OSError, ValueError):
                 self._epoll.unregister(number)
@@ -113,7 +113,7 @@ class DiscardPace:
         return self._free_at - now
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Adds to uvicorn's protocol limits of time and size on headers, eviction, and a typed error for each.
 
     Requests that follow one which is still being answered are not read: the connection closes after the answer (RFC
@@ -177,7 +177,7 @@ class Connection(HttpToolsProtocol):
         if self._exchange is not None:
             self._exchange.end()
         if self.cycle is not None:
-            self.cycle.transport = self.transport  # not by way of this connection, which has it
+            self.cycle.transport = self.transport  # the cycle writes past this connection
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Returns whether the connection stays open."""
@@ -208,7 +208,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_refused_body(self) -> bool:
-        """Returns whether the rest of a body is being read whose request has been answered."""
+        """True while the rest of a body is read whose request has been answered."""
         exchange = self._exchange
         return not (self._reads_headers or self.is_answering or exchange is None or exchange.is_complete)
 
@@ -233,7 +233,7 @@ class Connection(HttpToolsProtocol):
                 self._parse_failed()
 
     def _feed_without_upgrade(self, rest: bytes) -> None:
-        """Parse the headers of an upgrade request, with which the parser ended, again as those of a plain request."""
+        """Parse the headers of an upgrade request again, as a plain request's: the parser stopped at them."""
         head = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
         head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
@@ -270,7 +270,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.transport = _AnswerTransport(self.transport, self._close_lingering)  # type: ignore[assignment]
         if self._exchange is not None:
             self._exchange.has_headers(self.cycle)
-        self.headers = []  # what still comes are trailers, which nobody reads
+        self.headers = []  # headers from here on are trailers, which are ignored
 
     def _bad_headers(self) -> ApiError | None:
         size = num_hosts = 0
@@ -327,28 +327,28 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _ignore_input(self) -> None:
-        """Ignore what follows the current request, answer that and close."""
+        """Ignore further input, answer the current request and close."""
         self._ignores_input = True
         self.cycle.keep_alive = False
 
     def _probe(self) -> None:
-        """Write bytes that mean nothing: a client that reads no more answers with a reset."""
+        """Write bytes without effect: a client that no longer reads answers with a reset."""
         if not self.is_answering:
             return
         if not self.cycle.response_started:
             self.transport.write(_CONTINUE)
-        elif self.cycle.chunked_encoding:  # as event streams are, and nothing else
+        elif self.cycle.chunked_encoding:  # only event streams are chunked
             self.transport.write(_COMMENT)
         self._timer = self.loop.call_later(PROBE_SECONDS, self._probe)
 
     def _evict(self) -> None:
-        """Close at once, for another connection. A client that has begun a request is sent the error, if it reads."""
+        """Close at once, for another connection. A client that has begun a request is sent the error."""
         if self.transport.get_write_buffer_size() or self.scheme == "https":
             self.transport.abort()
             return
         if self._head_bytes or self.is_answering:
             error = Overloaded("The server has its limit of connections. Try again shortly.", retry_after=1)
-            self._send_error(error, logging.DEBUG)  # a metric counts them: a flood is not to fill the log
+            self._send_error(error, logging.DEBUG)  # counted by a metric: a flood must not fill the log
         self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
@@ -390,7 +390,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _AnswerTransport:
-    """The transport to which uvicorn writes an answer; to close it need not close the connection at once."""
+    """The transport that uvicorn writes an answer to; closing it lingers if input is still due."""
 
     __slots__ = ("close", "is_closing", "write")
 

@@ -1,15 +1,17 @@
-"""The connections that a port holds, and which of them is closed for a new one when there are too many.
+"""The connections of a port, and the victim to evict for a new one at the limit.
 
-A new connection cannot show a key before it is accepted, so it is not refused while the loss of another would be less.
-At the limit a connection is evicted, the first of this list that exists:
+A new connection cannot show a key before it is accepted, so it is not refused while evicting another loses less. The
+victim is the first of this list that exists:
 
 1. a stranger, on which no request has shown a valid key yet, or whose refusal is delayed: the oldest by the time of its
-   acceptance, so that a trickle of bytes does not help;
+acceptance, so that a trickle of bytes does not help;
+
 2. a connection that has shown a key and waits for its next request: the longest waiting;
-3. an incomplete upload of a tenant that has more than half of all connections: the oldest.
+
+3. an incomplete upload of a tenant with more than half of all connections: the oldest.
 
 Strangers keep a quarter of all connections at the cost of 2 and 3: otherwise a flood of them would leave new clients no
-time to show a key. A request that has shown a key and is there with all of its body is never evicted.
+time to show a key. A request that has shown a key and arrived whole is never evicted.
 """
 
 from collections import Counter, OrderedDict
@@ -24,7 +26,7 @@ STRANGERS_DIVISOR = 4  # unauthenticated connections may always hold a quarter o
 
 
 class ConnectionLimitReached(Exception):
-    """No connection may be evicted for a new one; the message says what there are too many of."""
+    """No connection may be evicted for a new one; the message names the limit."""
 
 
 class ConnectionState(IntEnum):
@@ -32,8 +34,8 @@ class ConnectionState(IntEnum):
 
     STRANGER = 0  # has not shown a valid key, or waits for a refusal
     IDLE = 1  # has shown one, and waits for a request
-    UPLOADING = 2  # of a request with a key, not all of the body is there
-    SERVING = 3  # a request with a key is there and not yet answered
+    UPLOADING = 2  # a request with a key, whose body is incomplete
+    SERVING = 3  # a request with a key, complete and not yet answered
 
 
 class ConnectionCounts(Protocol):
@@ -41,12 +43,12 @@ class ConnectionCounts(Protocol):
 
     @property
     def num_evicted(self) -> Sequence[int]:
-        """The number of those that were closed for others, by state."""
+        """Connections evicted for others, by state."""
         ...
 
     @property
     def num_refused(self) -> int:
-        """The number of those that were turned away."""
+        """Connections refused for lack of a victim."""
         ...
 
     def num(self, state: ConnectionState) -> int:
@@ -62,19 +64,19 @@ class ConnectionEntry:
     def __init__(self, groups: "tuple[_Group, ...]", close: Callable[[], object]) -> None:
         self.close = close
         self.state = ConnectionState.STRANGER
-        self.tenant: str | None = None  # whose key was shown last
+        self.tenant: str | None = None  # the tenant of the last key shown
         self._groups = groups
-        self._is_complete = False  # the request at hand
+        self._is_complete = False  # the current request
         for group in groups:
             group.entries[ConnectionState.STRANGER][self] = None
             group.total += 1
 
     def begin_request(self) -> None:
-        """Note that the headers of a request have come."""
+        """Note that a request's headers have arrived."""
         self._is_complete = False
 
     def complete_request(self) -> None:
-        """Note that the whole request has come."""
+        """Note that the whole request has arrived."""
         self._is_complete = True
         if self.state is ConnectionState.UPLOADING:
             self._move(ConnectionState.SERVING)
@@ -85,7 +87,7 @@ class ConnectionEntry:
         self._move(ConnectionState.SERVING if self._is_complete else ConnectionState.UPLOADING)
 
     def yield_place(self) -> None:
-        """Note that the current request waits to be refused, which may be lost."""
+        """Note that the current request waits for its delayed refusal, which may be lost."""
         self._move(ConnectionState.STRANGER)
 
     def complete_response(self) -> None:
@@ -100,7 +102,7 @@ class ConnectionEntry:
             del group.entries[self.state][self]
             group.total -= 1
         self._groups = ()
-        self.close = _nothing  # or else the connection and its entry would refer to each other
+        self.close = _nothing  # breaks the reference cycle of connection and entry
 
     def _move(self, state: ConnectionState) -> None:
         for group in self._groups:
@@ -148,7 +150,7 @@ class ConnectionTable:
         return ConnectionEntry(groups, close)
 
     def evict(self) -> bool:
-        """Close the connection that loses least, and return whether there was one that may be closed."""
+        """Evict the victim; returns False if there is none."""
         return self._evict(self._all)
 
     def _evict(self, group: "_Group") -> bool:
@@ -170,25 +172,25 @@ class ConnectionTable:
     def _of(self, peer: str) -> "_Group":
         group = self._peers.get(peer)
         if group is None:
-            if len(self._peers) > 2 * self._all.limit:  # most of them have left
+            if len(self._peers) > 2 * self._all.limit:  # mostly peers without connections
                 self._peers = {name: group for name, group in self._peers.items() if group.total}
             group = self._peers[peer] = _Group(self._limit_per_peer, f"Your address ({peer})")
         return group
 
 
 class _Group:
-    """All connections, or those of one peer; each state has them in the order in which they came to it."""
+    """All connections, or one peer's, by state, in the order of entering it."""
 
     def __init__(self, limit: int, whose: str) -> None:
         self.limit = limit
         self.whose = whose
         self.total = 0
-        # ordered dicts: the first of a plain one is behind all that have left it
+        # ordered dicts: finding the first entry of a plain dict passes all deleted ones
         self.entries: list[OrderedDict[ConnectionEntry, None]] = [OrderedDict() for _ in ConnectionState]
         self.num_of = Counter[str | None]()  # by tenant
 
     def victim(self) -> ConnectionEntry | None:
-        """Returns the connection to evict, by the order above; None if none may be."""
+        """The connection to evict, by the order above; None if none may be."""
         strangers = self.entries[ConnectionState.STRANGER]
         if len(strangers) * STRANGERS_DIVISOR > self.limit:
             return next(iter(strangers))
@@ -201,7 +203,7 @@ class _Group:
 
 
 def _peer(address: str) -> tuple[str, bool]:
-    """Returns the peer that an address belongs to, as far as it shows, and whether it is this machine."""
+    """The peer of an address, and True for an address of this machine."""
     peer = network_of(address)
     return peer, peer.startswith("127.") or address == "::1"
 

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 OFF, ANY = "off", "*"
 ORIGINS = r"off|\*|https?://[^\s/,*]+(?:,https?://[^\s/,*]+)*"  # of the setting
-PREFLIGHT_SECONDS = 7200  # that a browser remembers an answer, the most that Chromium does
+PREFLIGHT_SECONDS = 7200  # for which a browser caches a preflight, Chromium's maximum
 _HEADERS = re.compile(rb"[\w\-, ]{0,2048}", re.ASCII)
 
 Headers = list[tuple[bytes, bytes]]
@@ -29,9 +29,9 @@ class Cors:
         return None if setting == OFF else Cors(setting)
 
     def headers(self, origin: bytes | None) -> Mapping[str, str]:
-        """Returns what a response to a page of this origin says: that its script may read it, with all headers.
+        """The CORS headers of a response to a page of this origin: its script may read the body and all headers.
 
-        Where it may not, caches are told all the same that this depends on the origin.
+        An origin that may not call gets `vary` alone, so that caches keep the answers apart.
         """
         if self._is_open:
             return _OPEN

@@ -19,9 +19,9 @@ from gateway.errors import BadRequest, RequestTooLarge
 
 BLOCK_BYTES = 65_536  # scanned at once, in well under a millisecond
 MAX_ELEMENTS = 16_384
-MIN_TOKEN_IDS = 131_072  # in a body, also where the context is shorter: 5 ms of parsing
+MIN_TOKEN_IDS = 131_072  # in a body, even with a shorter context: 5 ms of parsing
 MAX_FIELDS = 96  # in one JSON object; each unknown field is an error to describe
-MAX_LEVELS = 100  # of arrays and objects in one another, where they are written again
+MAX_LEVELS = 100  # of nested arrays and objects in values that are written again
 NAMELESS = '""'  # stands for a field whose name is empty
 _CONTAINERS = frozenset((dict, list))
 _DIGITS_AND_SPACE = b"0123456789 \t\r\n"
@@ -42,29 +42,29 @@ class JsonScanner:
         self._blocks.append(block)
         masked = self._without_escapes(block)
         self._quotes += masked.count(b'"')
-        if self._quotes > 2 * (MAX_ELEMENTS + 1):  # a string follows a comma, a colon or a bracket, or is the body
+        if self._quotes > 2 * (MAX_ELEMENTS + 1):  # each string follows a comma, a colon or a bracket, or is the body
             raise _too_many_elements()
         parts = masked.split(b'"')
         outside = b'"'.join(parts[self._in_string :: 2])
         self._in_string ^= not len(parts) % 2
         marks = outside.translate(None, _DIGITS_AND_SPACE)
-        ids = 2 * marks.count(b",,")  # commas that nothing but integers stands between
+        ids = 2 * marks.count(b",,")  # commas between integers
         self._ids += ids
         self._elements += len(marks.translate(None, _NO_MARKS)) - ids
         if self._elements > MAX_ELEMENTS:
             raise _too_many_elements()
         if self._ids > self._max_ids:
             raise RequestTooLarge(
-                f"The request body holds more than {self._max_ids} token ids, the most that this server takes at once: "
-                "send fewer or shorter prompts in one request."
+                f"The request body holds more than {self._max_ids} token ids, this server's limit: send fewer or "
+                "shorter prompts in one request."
             )
 
     def body(self) -> "JsonBody":
-        """Returns all that was fed as a body to parse."""
+        """The fed blocks as a body to parse."""
         return JsonBody(b"".join(self._blocks))
 
     def _without_escapes(self, block: bytes) -> bytes:
-        """Returns a block in which every quote begins or ends a string."""
+        """The block without escaped quotes: each remaining quote begins or ends a string."""
         if not self._escaped and b"\\" not in block:
             return block
         masked = b"_" + block[1:] if self._escaped else block
@@ -100,7 +100,7 @@ class JsonBody:
 
 def _too_many_elements() -> RequestTooLarge:
     return RequestTooLarge(
-        f"The request body has more than {MAX_ELEMENTS} elements, the most that this server reads (commas, colons and "
+        f"The request body has more than {MAX_ELEMENTS} elements, this server's limit (commas, colons and "
         "opening brackets outside of strings, token ids apart): send fewer messages, content parts or fields."
     )
 
@@ -110,8 +110,10 @@ EXACT = ConfigDict(extra="forbid", strict=True)
 
 
 def json_object(neutral: Mapping[str, Sequence[Any]] | None = None) -> BeforeValidator:
-    """Returns the check of an object before its fields are: it has a bounded number of them, and those of `neutral`,
-    on which the server does not act, have a value that changes nothing, such as null. They are left out.
+    """The validator of an object before its fields are checked.
+
+    It bounds their number, and removes those in `neutral`, which the server ignores, if their value changes nothing,
+    such as null.
     """
     named = neutral or {}
     names = frozenset(named)
@@ -128,7 +130,7 @@ def json_object(neutral: Mapping[str, Sequence[Any]] | None = None) -> BeforeVal
 
 
 def _is_neutral(known: Mapping[str, Sequence[Any]], name: str, value: Any) -> bool:
-    """Returns whether a field has no effect. Raises if it would have one that this server does not support."""
+    """True if a known field has a neutral value. Raises if the value would have an effect."""
     if name not in known:
         return False
     neutral = known[name]
@@ -156,13 +158,13 @@ class BodyType(Generic[T]):
     """A type that bodies are read as. A `TypedDict` costs a third of a model: it holds no defaults."""
 
     def __init__(self, form: Any, check: BeforeValidator | None = None) -> None:
-        """`form` is the type of a JSON object, and `check` what is looked at first; None: the number of its fields."""
+        """`form` is the type of a JSON object; `check` runs first, by default on the number of its fields."""
         check = check or json_object()
         self._validate: Callable[..., T] = TypeAdapter(Annotated[form, check]).validator.validate_python
 
     def read(self, raw: JsonBody, context: object = None) -> T:
-        """Returns a body. Raises `BadRequest` if it is not JSON, no object, or has other fields or types. `context` is
-        what checks of its fields are given.
+        """The body as this type. Raises `BadRequest` if it is not JSON, no object, or has other fields or types.
+        `context` is passed to the checks of its fields.
         """
         body = raw.loads()
         if not isinstance(body, dict):
@@ -170,7 +172,7 @@ class BodyType(Generic[T]):
         return self.checked(body, context)
 
     def checked(self, value: Any, context: object = None, place: tuple[int | str, ...] = ()) -> T:
-        """Returns an object that stands at this `place` of a body. Raises `BadRequest`."""
+        """The object at this `place` of a body, as this type. Raises `BadRequest`."""
         try:
             return self._validate(value, context=context)
         except ValidationError as exc:
@@ -184,7 +186,7 @@ def check_nesting(value: Any, level: int = 0, *, param: str, error: type[BadRequ
     layer = [value]
     while layer:
         if level > MAX_LEVELS:
-            raise error(f"{param} is nested in more than {MAX_LEVELS} levels, the most that are read.", param)
+            raise error(f"{param} is nested in more than {MAX_LEVELS} levels, this server's limit: flatten it.", param)
         layer = [
             item
             for holder in layer
@@ -199,7 +201,7 @@ def _body_type(model: type[WireT]) -> BodyType[WireT]:
     return BodyType(model)
 
 
-def read(model: type[WireT], raw: JsonBody) -> WireT:
+def parse_body(model: type[WireT], raw: JsonBody) -> WireT:
     """Returns the body as `model`, as `BodyType.read` does."""
     body_type: BodyType[WireT] = _body_type(model)
     return body_type.read(raw)
@@ -254,7 +256,7 @@ _EXPECTED = {
     "string_too_short": "at least {min_length} character long",
     "string_pattern_mismatch": "a string of the pattern {pattern}",
 }
-_KINDS = frozenset(get_args(ErrorType))  # of pydantic, whose words are not ours
+_KINDS = frozenset(get_args(ErrorType))  # pydantic's own errors
 
 
 def _sentence(error: ErrorDetails, param: str) -> str:
@@ -266,8 +268,8 @@ def _sentence(error: ErrorDetails, param: str) -> str:
     if kind == "extra_forbidden":
         return f"{param} is not a field that this server knows."
     if kind in _KINDS:
-        return f"{param} has a value that this server does not take, got {shown(error['input'])}."
-    return f"{param} {error['msg']}."  # the message of one of our own validators
+        return f"{param} has a value that this server does not support, got {shown(error['input'])}."
+    return f"{param} {error['msg']}."  # our own validators' message
 
 
 def _rule(error: ErrorDetails, param: str) -> str:

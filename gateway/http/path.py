@@ -1,4 +1,4 @@
-"""The path of a request as routes name it."""
+"""The path of a request, normalized for routing."""
 
 import re
 
@@ -8,9 +8,7 @@ _SLASHES = re.compile("//+")
 
 
 def route_path(scope: Scope) -> str:
-    """Returns the path without doubled and trailing slashes, such as those that a base URL brings along, and has the
-    scope say the same.
-    """
+    """The path without doubled and trailing slashes, which base URLs often bring along; the scope is changed alike."""
     path: str = scope["path"]
     if path.endswith("/") or "//" in path:
         path = scope["path"] = _SLASHES.sub("/", path).rstrip("/") or "/"

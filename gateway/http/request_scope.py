@@ -25,11 +25,11 @@ TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection'
 
 _OK = STATUS_LINE[200]
 _CHUNK = b"%x\r\n%b\r\n"  # size in bytes, and content (RFC 9112, 7.1)
-_CONTROLS = bytes(byte for byte in (*range(32), 127) if byte != ord("\t"))  # of which no header's value has any
+_CONTROLS = bytes(byte for byte in (*range(32), 127) if byte != ord("\t"))  # forbidden in header values
 
 
 class Exchange:
-    """One request and its answer on a connection of ours, which tells here what ASGI has no word for."""
+    """One request and its answer on our own server's connection: events and shortcuts beyond ASGI."""
 
     __slots__ = ("_callback", "_cycle", "_flow", "_is_over", "_transport", "entry", "is_complete")
 
@@ -43,17 +43,17 @@ class Exchange:
         self._is_over = False
 
     def has_headers(self, cycle: RequestResponseCycle) -> None:
-        """Take note of uvicorn's state of the answer, which holds this exchange, and is not held by it."""
+        """Set uvicorn's state of the answer, which refers to this exchange; the reference back is weak."""
         self._cycle = ref(cycle)
 
     @property
     def is_paused(self) -> bool:
-        """Returns whether the next write waits, since the client reads too slowly."""
+        """True if the next write would block, because the client reads too slowly."""
         return self._flow.write_paused
 
     @property
     def is_writable(self) -> bool:
-        """Returns whether a part of the answer can be written now: it need not wait, and somebody is left to read."""
+        """True if a write would not block and the client is connected."""
         return not (self._is_over or self._flow.write_paused)
 
     def begin(self, headers: list[tuple[bytes, bytes]], length: int | None, part: bytes) -> bool:
@@ -73,7 +73,7 @@ class Exchange:
             head.append((b"transfer-encoding", b"chunked"))
         lines = b"\r\n".join(map(b": ".join, head))
         if len(lines.translate(None, _CONTROLS)) != len(lines) - 2 * (len(head) - 1):
-            return False  # more control characters than between the lines
+            return False  # a control character in a value
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.chunked_encoding = length is None
         cycle.expected_content_length = 0 if length is None else length - len(part)
@@ -82,9 +82,8 @@ class Exchange:
         return True
 
     def write_chunk(self, data: bytes) -> bool:
-        """Write a part of an answer that has begun in chunks, past ASGI, and return whether that could be done.
-
-        It cannot where it would have to wait, or where nobody is left to read.
+        """Write a part of a chunked answer, past ASGI. Returns False, and writes nothing, if it would block or the
+        client has gone.
         """
         if not data or not self.is_writable:
             return False
@@ -92,13 +91,13 @@ class Exchange:
         return True
 
     def write(self, data: bytes) -> None:
-        """Write a part of an answer that has begun in chunks, right after `is_writable` has said that it can be."""
+        """Write a part of a chunked answer, right after `is_writable` was true."""
         self._transport.write(_CHUNK % (len(data), data))
 
     def watch(self, callback: Callable[[], object]) -> None:
-        """Have `callback` called once the client has gone; soon, where it has gone before.
+        """Call `callback` once the client has gone; soon, if it has gone already.
 
-        The body has been read, so the connection reads on: a connection that does not cannot notice its client leave.
+        The body has been read, so the connection reads on: otherwise it could not notice its client leave.
         """
         self._callback = callback
         if self._is_over:
@@ -107,11 +106,11 @@ class Exchange:
             self._flow.resume_reading()
 
     def forget(self) -> None:
-        """Call nobody back any more."""
+        """Remove the callback, if there is one."""
         self._callback = None
 
     def end(self) -> None:
-        """Call back, because the client has gone or counts as gone; a later watcher is called back soon."""
+        """Call back: the client has gone or counts as gone. A later watcher is called back soon."""
         self._is_over = True
         callback, self._callback = self._callback, None
         if callback is not None:
@@ -119,13 +118,13 @@ class Exchange:
 
 
 def exchange_of(scope: Scope) -> Exchange | None:
-    """Returns the exchange of a request; None on a server that is not ours."""
+    """The exchange of a request; None on a foreign server."""
     exchange: Exchange | None = scope.get("extensions", _NONE).get(TRANSPORT, _NONE).get("exchange")
     return exchange
 
 
 def has_come_whole(exchange: Exchange | None) -> bool:
-    """Returns whether the last byte of the request is known to be here."""
+    """True if the last byte of the request is known to have arrived."""
     return exchange is not None and exchange.is_complete
 
 
@@ -179,9 +178,7 @@ class BodyParts:
 
 
 def _expected_size(scope: Scope, limit: int) -> int:
-    """Returns how many bytes the headers announce, or `limit`. Raises `ApiError` for a body that would be refused once
-    it was read.
-    """
+    """The announced size of the body, or `limit`. Raises `ApiError` for a body that would be refused after reading."""
     size = limit
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
@@ -232,9 +229,9 @@ class RequestScope:
     ) -> None:
         """The scope is a member of `active` while its block runs; `clock` is in seconds."""
         self.outcome: Outcome | None = None
-        self.ended_early: float | None = None  # when, in seconds of `clock`
-        self.error: ApiError | None = None  # what the client is sent, if it is still there
-        self.writing_since: float | None = None  # the last progress of the writes that wait
+        self.ended_early: float | None = None  # moment, in seconds of `clock`
+        self.error: ApiError | None = None  # sent to the client, if it is still connected
+        self.writing_since: float | None = None  # last progress of the pending writes
         self._task: asyncio.Task[Any] | None = None  # while its block runs
         self._watcher: asyncio.Task[None] | None = None
         self._writes = 0
@@ -251,7 +248,7 @@ class RequestScope:
         self._cancelling = self._task.cancelling()
         if self._exchange is not None:
             self._exchange.watch(self._client_gone)
-        else:  # a server that is not ours has no notice to give
+        else:  # a foreign server does not call back
             self._watcher = asyncio.create_task(self._watch())
         self._active.add(self)
         return self
@@ -261,24 +258,24 @@ class RequestScope:
     ) -> bool:
         assert self._task is not None
         self._active.discard(self)
-        task, self._task = self._task, None  # from now on `end` comes too late
+        task, self._task = self._task, None  # `end` is too late from here on
         if self._exchange is not None:
             self._exchange.forget()
         if self._watcher is not None:
             self._watcher.cancel()
-        self._watcher = None  # which ends with an error whose traceback leads to this scope
+        self._watcher = None  # its traceback refers to this scope
         if self.outcome is None:
             return False
         if kind is not asyncio.CancelledError:
             await _absorb_cancellation()
-        if task.uncancel() > self._cancelling:  # somebody else cancels the task as well
+        if task.uncancel() > self._cancelling:  # another caller cancels the task as well
             if kind is None:
                 raise asyncio.CancelledError
             return False
         return kind is None or kind is asyncio.CancelledError
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Send a message to the client. Where that may have to wait, it is noted since when writes make no progress."""
+        """Send a message to the client; while the write is pending, the sweep watches its progress."""
         is_free = self._exchange is not None and not self._exchange.is_paused
         return self._send(message) if is_free else self._send_patiently(message)
 
@@ -320,7 +317,7 @@ class RequestScope:
 
 
 def _transport(scope: Scope) -> asyncio.WriteTransport | None:
-    """Returns the connection's transport; None if the server does not hand it over."""
+    """The connection's transport; None if the server does not provide it."""
     transport: asyncio.WriteTransport | None = scope.get("extensions", _NONE).get(TRANSPORT, _NONE).get("transport")
     return transport
 
@@ -345,7 +342,6 @@ class ActiveRequests:
 
     @property
     def is_open(self) -> bool:
-        """Whether new requests are taken."""
         return not self._closed.is_set()
 
     async def delay(self, seconds: float, scope: Scope, receive: Receive, send: Send) -> None:
@@ -362,7 +358,7 @@ class ActiveRequests:
                     await self._closed.wait()
 
     def check_open(self) -> None:
-        """Raises `ShuttingDown` for a request that comes too late."""
+        """Raise `ShuttingDown` once new requests are refused."""
         if self._closed.is_set():
             raise ShuttingDown
 

@@ -15,7 +15,7 @@ from gateway.http.request_scope import exchange_of
 from gateway.key_mask import masked
 
 JSON = {"content-type": "application/json"}
-ANTHROPIC_PATHS = "/v1/messages"  # and what is below, whose clients read errors of another form
+ANTHROPIC_PATHS = "/v1/messages"  # and below: Anthropic's form of errors
 _SAFE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 
 Headers = list[tuple[bytes, bytes]]
@@ -30,7 +30,7 @@ _SSE = encode_headers(sse.HEADERS)
 
 
 def request_id(given: bytes | None = None) -> bytes:
-    """Returns the `x-request-id` of a response: the client's own where it is harmless, else a new one."""
+    """The `x-request-id` of a response: the client's own if it is harmless, else a new one."""
     if given and _SAFE_ID.fullmatch(given) and masked(given.decode()) == given.decode():
         return given
     return b"req_" + urandom(16).hex().encode()
@@ -94,8 +94,8 @@ class ResponseWriter:
         await self.send({"type": "http.response.body", "body": left})
 
     async def begin(self, status: int, headers: Headers, part: bytes) -> None:
-        """Send the head of a response that another server has made, and the first part of its body; the others follow
-        as those of a stream.
+        """Send the head of another server's response, and the first part of its body; further parts follow by
+        `stream`.
         """
         self._is_streaming = True
         await self.stream(await self._start(status, headers, None, part))
@@ -122,8 +122,8 @@ class ResponseWriter:
             await self.reply(body, status, encode_headers(error.headers()))
 
     async def _start_stream(self, events: bytes) -> bytes:
-        """Send the headers of a stream once, and return the rest of `events` that was not sent with them. Other writers
-        wait until they are sent.
+        """Send the headers of a stream once, and return the unsent rest of `events`. Other writers wait until the
+        headers are sent.
         """
         if self._starting is None:
             self._starting = asyncio.Lock()
@@ -134,8 +134,10 @@ class ResponseWriter:
         return events
 
     async def _start(self, status: int, headers: Headers, length: int | None, part: bytes) -> bytes:
-        """Send the head of a response, where it can be done with the first part of its body, and return what is left of
-        that: a write costs more than most of what makes an answer.
+        """Send the head of a response, if possible in one write with the first part of its body, and return the unsent
+        part.
+
+        A write costs more than most steps of an answer.
         """
         self.started, self.status = self._clock(), status
         head = [*headers, *self._extra_headers, (b"x-request-id", self.request_id)]

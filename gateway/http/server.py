@@ -13,13 +13,13 @@ import uvicorn
 
 from gateway.errors import ShuttingDown
 from gateway.http.acceptor import Acceptor
-from gateway.http.connection import Connection, DiscardPace, HangupWatcher, bound_socket
+from gateway.http.connection import DiscardPace, HangupWatcher, HttpConnection, bound_socket
 from gateway.http.connection_table import ConnectionEntry, ConnectionTable
 from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
 
 PRIVILEGED_PORTS = 1024
-BACKLOG = 65_535  # connections that wait for `accept`: the kernel's own limit holds, net.core.somaxconn
+BACKLOG = 65_535  # connections before `accept`; the kernel caps it at net.core.somaxconn
 
 
 class ListenError(Exception):
@@ -27,7 +27,7 @@ class ListenError(Exception):
 
 
 def open_port(host: str, port: int, prefix: str = "--") -> socket.socket:
-    """Returns a socket bound as flags such as --host and --port say. Raises `ListenError`."""
+    """A socket bound to the --host and --port flags' values. Raises `ListenError`."""
     try:
         return bound_socket(host, port)
     except OSError as error:
@@ -37,7 +37,7 @@ def open_port(host: str, port: int, prefix: str = "--") -> socket.socket:
 @contextmanager
 def open_ports(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
     """Yield `count` sockets bound to one port, among which the kernel divides its connections. Raises `ListenError`."""
-    with open_port(host, port) as alone:  # or another gateway's port could be shared unnoticed
+    with open_port(host, port) as alone:  # fails if another gateway has the port
         if count == 1:
             yield [alone]
             return
@@ -47,7 +47,7 @@ def open_ports(host: str, port: int, count: int) -> Iterator[list[socket.socket]
 
 
 def why_not_listening(error: OSError, host: str, port: int, prefix: str = "--") -> str:
-    """Returns why a port cannot be served, and which flags change that; raises an error that no flag would change."""
+    """The reason why a port cannot be served, and the flags that change it; raises any other error."""
     address, other_port = f"{host}:{port}", f"with {prefix}port"
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is not an address of this machine: choose another with {prefix}host"
@@ -123,7 +123,7 @@ class HttpServer(uvicorn.Server):
         self._hangup_watcher = HangupWatcher()
         self._discard_pace = DiscardPace(asyncio.get_running_loop().time)
         for sock in sockets or ():
-            self.servers.append(self._listen(sock))  # type: ignore[arg-type]  # it has what uvicorn asks of one
+            self.servers.append(self._listen(sock))  # type: ignore[arg-type]  # it has the methods that uvicorn calls
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
@@ -138,8 +138,8 @@ class HttpServer(uvicorn.Server):
             raise ListenError(why_not_listening(error, host, port, self.prefix)) from None
         return Acceptor(sock, self.table, self._connection, self.config.ssl, self._header_timeout)
 
-    def _connection(self, entry: ConnectionEntry) -> Connection:
-        return Connection(
+    def _connection(self, entry: ConnectionEntry) -> HttpConnection:
+        return HttpConnection(
             self.config,
             self.server_state,
             self.lifespan.state,
@@ -152,7 +152,7 @@ class HttpServer(uvicorn.Server):
 
 log = logging.getLogger(__name__)
 
-END_SECONDS = 2.0  # in which requests end once they are cancelled
+END_SECONDS = 2.0  # for cancelled requests to end
 
 
 class Server(HttpServer):
@@ -219,7 +219,7 @@ class Server(HttpServer):
                 await self._hurry.wait()
 
     async def _unfinished(self, tasks: set[asyncio.Task[None]]) -> bool:
-        """Wait for the tasks, and return whether some of them go on when their time is over."""
+        """Wait for the tasks; returns True if some outlast their time."""
         if not tasks:
             return False
         timer = asyncio.create_task(self._wait(self._timeout))
@@ -229,13 +229,15 @@ class Server(HttpServer):
         return not ended.done()
 
     async def _fail_all(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Send every client an error. One that reads nothing, or has not sent all of its request, is disconnected."""
+        """Send every client an error. A client that does not read, or has not sent its whole request, is
+        disconnected.
+        """
         log.warning("%d requests are ended: their time to end by themselves is over", sum(not t.done() for t in tasks))
         self._active_requests.fail_all(ShuttingDown())
         await asyncio.wait(tasks, timeout=END_SECONDS)
         for connection in self._answering():
             connection.drop(ShuttingDown())
 
-    def _answering(self) -> list[Connection]:
-        connections = [c for c in self.server_state.connections if isinstance(c, Connection)]
+    def _answering(self) -> list[HttpConnection]:
+        connections = [c for c in self.server_state.connections if isinstance(c, HttpConnection)]
         return [connection for connection in connections if connection.is_answering]

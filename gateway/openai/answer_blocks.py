@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.openai.answer_message import AnswerMessage, joined
-from gateway.openai.replies import Choice, ContentBlock, FinishReason, Kind, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, Kind, ReplyFinishReason, TokenUsage
 
 
 def blocks_of(choice: Choice) -> Sequence[ContentBlock]:
@@ -18,11 +18,11 @@ class BlockEncoder:
     """Makes the events of a streamed answer; a subclass says how a block begins, goes on and ends."""
 
     def __init__(self, message: AnswerMessage | None) -> None:
-        """`message` is what the text is parsed to; None: all of it is text."""
+        """`message`: the message that the text is parsed into; None: all of it is text."""
         self._message = message
         self._kind: Kind | None = None  # of the block that is open
         self._told: Mapping[str, Any] | None = None  # of tokens whose text is held back
-        self.num_blocks = 0  # that have ended
+        self.num_blocks = 0  # blocks that have ended
 
     def begin(self, block: ContentBlock) -> bytes:
         raise NotImplementedError
@@ -30,18 +30,18 @@ class BlockEncoder:
     def extend(self, kind: Kind, text: str, told: Mapping[str, Any] | None) -> bytes:
         raise NotImplementedError
 
-    def close(self, kind: Kind, reason: FinishReason | None) -> bytes:
-        """`reason`: why the answer ends with this block; None: it goes on."""
+    def close(self, kind: Kind, reason: ReplyFinishReason | None) -> bytes:
+        """`reason`: the finish reason, if the answer ends with this block; None: it goes on."""
         raise NotImplementedError
 
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
-        """Returns the events of all that is new; none, if the text may still be part of a delimiter."""
+        """The events of the new text; none while it may still be part of a delimiter."""
         self._told = joined(self._told, told)
         deltas = [{"content": text}] if self._message is None else self._message.deltas()
         return b"".join([event for delta in deltas for event in self._events(delta)])
 
-    def end_blocks(self, reason: FinishReason, told: Mapping[str, Any] | None = None) -> bytes:
-        """Returns the events of what was held back, and those that end the last block."""
+    def end_blocks(self, reason: ReplyFinishReason, told: Mapping[str, Any] | None = None) -> bytes:
+        """The events of the text held back, and of the end of the last block."""
         events = BlockEncoder.text(self, "", None, told)
         if self._kind is None and not self.num_blocks:
             events += self._begin(ContentBlock("text"))
@@ -72,7 +72,7 @@ class BlockEncoder:
             told, self._told = self._told, None
         return self.extend(kind, text, told)
 
-    def _close(self, reason: FinishReason | None) -> bytes:
+    def _close(self, reason: ReplyFinishReason | None) -> bytes:
         if self._kind is None:
             return b""
         ended = self._extend_text("text", "") if self._kind == "text" and self._told else b""

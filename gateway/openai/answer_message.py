@@ -1,4 +1,4 @@
-"""The message that an answer's text is parsed to, and the events of a stream of it."""
+"""The message that an answer's text is parsed into, and the events of its stream."""
 
 import string
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ import orjson
 
 from backend.text.response_templates.calls import CallArguments, CallStart
 from backend.text.response_templates.parser import Event, Part, ResponseParser, TextDelta
-from gateway.openai.replies import ChatChunks, ContentBlock, FinishReason, Identity, Kind, TokenUsage
+from gateway.openai.replies import ChatChunks, ContentBlock, Identity, Kind, ReplyFinishReason, TokenUsage
 
 _ALPHABET = string.ascii_letters + string.digits
 
 
 def new_call_id(length: int | None) -> str:
-    """Return a new call id, of `length` letters and digits where a chat template takes no others."""
+    """A new call id, of `length` letters and digits if the chat template wants that many."""
     if length is None:
         return f"call_{urandom(12).hex()}"
     return "".join([_ALPHABET[byte % len(_ALPHABET)] for byte in urandom(length)])
@@ -40,10 +40,10 @@ class AnswerMessage:
         self._shows_reasoning = shows_reasoning
         self.is_single = is_single
         self._id_length = id_length
-        self.are_content: list[bool] | None = None  # the tokens so far, where anybody wants to know
+        self.are_content: list[bool] | None = None  # of each token so far; None: not requested
         self._blocks: list[tuple[ContentBlock, list[str]]] = []  # and the pieces of their texts
         self._num_calls = 0
-        self._new: list[dict[str, Any]] = []  # deltas that were not taken yet
+        self._new: list[dict[str, Any]] = []  # deltas not yet returned by `deltas`
 
     @property
     def has_calls(self) -> bool:
@@ -51,16 +51,16 @@ class AnswerMessage:
 
     @property
     def is_over(self) -> bool:
-        """Whether the message is complete: no later text can belong to it."""
+        """True if the message is complete: no later text can belong to it."""
         return self.is_single and self.has_calls and not self._parser.is_in_call
 
     @property
     def is_in_call(self) -> bool:
-        """Whether a call has begun and not ended."""
+        """True if a call has begun and not ended."""
         return self._parser.is_in_call
 
     def push(self, text: str) -> None:
-        """Take the text of a token, of which there may be none."""
+        """Take the text of one token, perhaps none."""
         parser = self._parser
         reasoned, called = parser.is_reasoning, parser.is_in_call
         self._add(parser.feed(text))
@@ -69,17 +69,17 @@ class AnswerMessage:
             self.are_content.append(not (reasoned or called or parser.is_reasoning or parser.is_in_call))
 
     def finish(self, rest: str = "", is_cut: bool = False) -> None:
-        """End the text, with what of it was held back. `is_cut`: it has reached its limit of length."""
+        """End the text with the `rest` that was held back. `is_cut`: it reached its limit of length."""
         self._add(self._parser.feed(rest))
         self._add(self._parser.finish(is_cut))
 
     def deltas(self) -> list[dict[str, Any]]:
-        """Returns what has been added to the message since the last call, as deltas of a stream."""
+        """Additions to the message since the last call, as deltas of a stream."""
         deltas, self._new = self._new, []
         return deltas
 
     def members(self) -> dict[str, Any]:
-        """Returns what the whole message has, as an answer that is not streamed."""
+        """The members of the whole message, for an answer that is not streamed."""
         blocks = self.blocks()
         content, reasoning = (
             "".join([one.text for one in blocks if one.kind == kind]) for kind in ("text", "reasoning")
@@ -118,7 +118,7 @@ class AnswerMessage:
         self._blocks[-1][1].append(text)
 
     def _is_over_before(self, event: Event) -> bool:
-        """Whether an event comes after the message's only call."""
+        """True if the event comes after the message's only call."""
         return self.is_single and self.has_calls and not isinstance(event, CallArguments)
 
     def _begin_call(self, name: str) -> None:
@@ -148,7 +148,7 @@ class MessageChunks(ChatChunks):
         self._told: dict[str, Any] | None = None  # of tokens whose text is held back
 
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
-        """Returns the events of all deltas; none, if the text may still be part of a delimiter."""
+        """The events of all deltas; none while the text may still be part of a delimiter."""
         self._told = joined(self._told, told)
         events = []
         for delta in self._message.deltas():
@@ -158,7 +158,7 @@ class MessageChunks(ChatChunks):
 
     def finish(
         self,
-        reason: FinishReason,
+        reason: ReplyFinishReason,
         usage: TokenUsage | None = None,
         told: Mapping[str, Any] | None = None,
         stop_string: str | None = None,
@@ -169,7 +169,7 @@ class MessageChunks(ChatChunks):
 
 
 def joined(one: Any, other: Any) -> Any:
-    """Returns what is told of the tokens of two events as one; null where nothing is told of either."""
+    """The token details of two events as one; null if neither has any."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {name: joined(one.get(name), other.get(name)) for name in {**one, **other}}
     return [*one, *other] if isinstance(one, list) and isinstance(other, list) else other if one is None else one

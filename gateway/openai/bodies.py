@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Required
 
 from pydantic import BeforeValidator, Field, with_config
 from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict  # before Python 3.12 typing's does not say of which base each field is
+from typing_extensions import TypedDict  # before Python 3.12, typing's does not tell each field's base
 
 from backend.sampling_params import MAX_BAD_WORDS, MAX_BIASED, MAX_LOGPROBS, MAX_STOPS
 from gateway.http.json_body import EXACT, MAX_FIELDS, BodyType, shown
@@ -22,16 +22,16 @@ from quotas.policy.policy import MAX_N
 
 MAX_PROMPTS = MAX_ANSWERS = MAX_N  # in one request
 MAX_WORDS = MAX_BAD_WORDS // 2  # each may begin with a space, or not
-MAX_WORD = 256  # characters
-MAX_SUFFIX = 2**20  # characters
-MAX_THINKING = 2**24  # tokens
-MAX_SALT = 256  # characters
+MAX_WORD_CHARS = 256
+MAX_SUFFIX_CHARS = 2**20
+MAX_THINKING_TOKENS = 2**24
+MAX_SALT_CHARS = 256
 
 Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 def _one_or_many(stop: Any) -> Any:
-    """Returns a list of texts; a text that is empty, as user interfaces send it, is none."""
+    """A list of texts; an empty text, as user interfaces send it, is no stop string."""
     if isinstance(stop, str):
         stop = [stop]
     if not isinstance(stop, list | None):
@@ -42,7 +42,7 @@ def _one_or_many(stop: Any) -> Any:
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-_Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
+_Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]
 
 
 @with_config(EXACT)
@@ -53,8 +53,9 @@ class StreamOptions(TypedDict, total=False):
 
 @with_config(EXACT)
 class SamplingBody(TypedDict, total=False):
-    """What all dialects share: which model, and how its tokens are drawn. A field that was not sent is absent; null
-    stands for that as well.
+    """The fields of all dialects: the model, and how its tokens are drawn.
+
+    A field that was not sent is absent; null means the same.
     """
 
     model: Required[str]
@@ -77,7 +78,7 @@ class SamplingBody(TypedDict, total=False):
     ignore_eos: bool | None
     include_stop_str_in_output: bool | None
     skip_special_tokens: bool | None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None
     allowed_token_ids: Any
     bad_words: Annotated[list[_Word], Field(max_length=MAX_WORDS, fail_fast=True)] | None
     # about the request, without effect on its answer
@@ -90,7 +91,7 @@ class SamplingBody(TypedDict, total=False):
 
 @with_config(EXACT)
 class GenerationBody(SamplingBody, total=False):
-    """What chats and completions share."""
+    """The fields that chats and completions share."""
 
     stream_options: (
         Annotated[
@@ -126,17 +127,17 @@ class ChatBody(GenerationBody, total=False):
     chat_template_kwargs: Kwargs | None
     reasoning_effort: Effort | None
     include_reasoning: bool | None
-    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING)] | None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING_TOKENS)] | None
 
 
 @with_config(EXACT)
 class CompletionBody(GenerationBody, total=False):
     prompt: Required[Any]
-    max_tokens: Annotated[int, Field(ge=0)] | None  # 0 where the prompt is echoed, and nothing is to be added to it
+    max_tokens: Annotated[int, Field(ge=0)] | None  # 0 with `echo`: the prompt alone
     logprobs: Top | None
     echo: bool | None
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None
-    suffix: Annotated[str, Field(max_length=MAX_SUFFIX)] | None
+    suffix: Annotated[str, Field(max_length=MAX_SUFFIX_CHARS)] | None
 
 
 @with_config(EXACT)

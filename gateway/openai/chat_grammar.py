@@ -26,8 +26,9 @@ _ANY_OBJECT = {"type": "object"}
 
 
 def chat_grammar(request: ChatRequest, tokenizer: Tokenizer, end_tokens: frozenset[int], begun: str) -> Grammar:
-    """Returns the grammar of an answer that calls the request's tools, or has the content that it asks for, after any
-    reasoning. `begun` is what the prompt has of the answer already. Raises `BadRequest`, as `InvalidGrammar` about one
+    """The grammar of an answer: the request's calls or its content, after any reasoning.
+
+    `begun` is the part of the answer that the prompt already holds. Raises `BadRequest`, as `InvalidGrammar` about one
     schema.
     """
     template, tools = tokenizer.response_template, request.conversation.tools
@@ -36,7 +37,7 @@ def chat_grammar(request: ChatRequest, tokenizer: Tokenizer, end_tokens: frozens
             raise _cannot_think("this model's answers have no reasoning")
         raise BadRequest(
             "tool_choice and strict functions cannot be enforced with this model: it has no response template, and its "
-            'chat template writes no calls in a format that is known here. Leave strict out and send "auto".',
+            'chat template writes no calls in a known format. Leave strict out and send "auto".',
             "tools",
         )
     vocabulary, is_reasoning = _vocabulary(tokenizer, end_tokens), ResponseParser(template, begun).is_reasoning
@@ -76,7 +77,9 @@ def chat_grammar(request: ChatRequest, tokenizer: Tokenizer, end_tokens: frozens
 
 
 def calls_are_constrained(request: ChatRequest) -> bool:
-    """Returns whether a grammar has to see to the calls: they are promised, or stand in the place of such content."""
+    """True if a grammar enforces the calls: a call is required, a function is strict, or calls may replace constrained
+    content.
+    """
     tools = request.conversation.tools
     if tools is None or tools.choice == "none":
         return False
@@ -84,8 +87,8 @@ def calls_are_constrained(request: ChatRequest) -> bool:
 
 
 def needs_grammar(request: ChatRequest, template: ResponseTemplate | None) -> bool:
-    """Returns whether the grammar of the answer is not what the client says of its content alone: calls may stand in
-    its place, and reasoning before it.
+    """True if the answer needs a grammar beyond the client's own for its content: calls may replace it, or reasoning
+    may precede it.
     """
     if calls_are_constrained(request) or request.thinking_budget is not None:
         return True
@@ -94,7 +97,7 @@ def needs_grammar(request: ChatRequest, template: ResponseTemplate | None) -> bo
 
 
 def reasons(template: ResponseTemplate | None) -> bool:
-    """Returns whether answers may begin with reasoning."""
+    """True if answers may begin with reasoning."""
     return template is not None and template.field(REASONING) is not None
 
 
@@ -118,10 +121,8 @@ def _vocabulary(tokenizer: Tokenizer, end_tokens: frozenset[int]) -> Vocabulary:
 
 
 def _tool(function: Function, left_out: list[str]) -> Tool:
-    """Returns a function with the schema that is enforced: what can be of its own, unless that is strict. `left_out` is
-    told the places of the rest.
-
-    Raises `InvalidGrammar`.
+    """A function with the enforced part of its schema: all of it if it is strict. The places of the rest are appended
+    to `left_out`. Raises `InvalidGrammar`.
     """
     try:
         left_out += enforce(function.parameters, function.param, function.is_strict)

@@ -1,4 +1,4 @@
-"""A conversation as a request brings it, with all that a chat template makes a prompt of."""
+"""A conversation as the request holds it, with all inputs of its chat template."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from gateway.openai.messages import Message, message_size, template_messages
 from gateway.openai.template_variables import known_variables, read_variables
 from gateway.openai.tools import ToolUse, read_tools
 
-MESSAGE_BYTES = 128  # of text that render in the time of a message's frame
+MESSAGE_BYTES = 128  # of text that take as long to render as an empty message
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages, and what else the template reads."""
+    """The messages, and the template's other variables."""
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
@@ -27,19 +27,20 @@ class Conversation:
     tools: ToolUse | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     ignored: Ignored | None = field(default=None, compare=False)  # of the variables, once rendered; None: none may be
-    prompt_field: str | None = None  # which the messages were made of; None: they are the request's own, one by one
-    effort_field: str = "reasoning_effort"  # the one that says how much the model is to reason
+    prompt_field: str | None = None  # the field that became the messages; None: they are the request's own
+    effort_field: str = "reasoning_effort"  # the field of the reasoning effort
 
     @property
     def size(self) -> int:
-        """About how many bytes of text rendering it takes as long as."""
+        """The cost of rendering it, in bytes of text."""
         documents = sum(len(text) for one in self.variables.get("documents", ()) for text in one.values())
         messages = sum(MESSAGE_BYTES + message_size(message) for message in self.messages)
         return messages + documents + (self.tools.size if self.tools else 0)
 
     def render(self, tokenizer: Tokenizer) -> str:
-        """Returns the prompt, and notes the variables that its template does not read. Raises `BadRequest` for what the
-        template does not support, by name, and `InvalidRequest`.
+        """The prompt; variables that its template does not read are noted as ignored.
+
+        Raises `BadRequest` for a feature that the template lacks, by name, and `InvalidRequest`.
         """
         variables: dict[str, Any] = {}
         if self.variables or self.tools or any(len(message) > 2 for message in self.messages):
@@ -62,7 +63,7 @@ class Conversation:
         raise refusal
 
     def _check(self, template: ChatTemplate) -> None:
-        """Raises `BadRequest` for tools, or calls of tools, that a template leaves out."""
+        """Raise `BadRequest` for tools, or calls of tools, that the template would drop."""
         if self.tools is not None and "tools" not in template.variables:
             raise _unsupported("tools", "tools")
         if "tool_calls" in template.source:

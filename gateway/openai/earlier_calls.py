@@ -15,7 +15,7 @@ from gateway.openai.messages import Message
 
 
 def forms_of(messages: Sequence[Message], tokenizer: Tokenizer) -> Iterator[Sequence[Message]]:
-    """Yields the messages as they are, and then in other forms in which a template may take their calls."""
+    """Yields the messages unchanged, and then other forms that a template may accept."""
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     if not calls:
         yield messages
@@ -40,7 +40,7 @@ def _as_objects(arguments: Any) -> Any:
 
 
 def _as_texts(arguments: Any) -> Any:
-    """Returns arguments as a model has written them, which templates such as DeepSeek's expect."""
+    """Arguments as a model wrote them, for templates like DeepSeek's."""
     return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
 
 
@@ -53,7 +53,7 @@ def _with_arguments(messages: Sequence[Message], form: Callable[[Any], Any]) -> 
 
 
 def _with_ids(messages: Sequence[Message], length: int) -> list[Message]:
-    """Return the messages with call ids of `length` letters and digits, as the template wants them."""
+    """The messages with call ids of `length` letters and digits, for templates that demand it."""
 
     def fitting(call_id: str) -> str:
         fits = len(call_id) == length and call_id.isascii() and call_id.isalnum()

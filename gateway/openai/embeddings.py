@@ -33,7 +33,7 @@ _IGNORABLE: Mapping[str, Values] = {
 
 def _not_zero(kept: int) -> int:
     if kept == 0:
-        raise PydanticCustomError("kept", "must be at least 1, or -1 for what the model reads, got 0")
+        raise PydanticCustomError("kept", "must be at least 1, or -1 for the model's maximum, got 0")
     return kept
 
 
@@ -78,8 +78,8 @@ _RERANK = BodyType[RerankBody](RerankBody, known_object(RerankBody, ignorable=_I
 
 @dataclass(frozen=True, slots=True)
 class EncodingParams:
-    """What all these requests share. `kept_tokens`: of each input, counted from its beginning; -1: as many as the model
-    reads; None: a longer one is refused.
+    """The fields that all these requests share. `kept_tokens` of each input, from its beginning; -1: the model's
+    maximum; None: a longer input is refused.
     """
 
     model: str
@@ -179,7 +179,7 @@ def _texts(given: Any, param: str) -> list[str]:
 
 
 def floats(vector: bytes) -> list[float]:
-    """Returns 32-bit floats as numbers."""
+    """The numbers of a vector of 32-bit floats."""
     return array("f", vector).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Whether no value can match two of several JSON schemas, as far as it can be seen at once."""
+"""Tells whether JSON schemas are mutually exclusive, by simple sufficient conditions."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _KIND_OF = {str: "string", bool: "boolean", type(None): "null", dict: "object", 
 
 
 def are_exclusive(schemas: Sequence[Any]) -> bool:
-    """Return True if surely no value matches two: by their types, their constants, or those of a property that each of
+    """True only if no value can match two schemas: by their types, their constants, or those of a property that each of
     them requires.
     """
     alike: dict[str, list[dict[str, Any]]] = {}

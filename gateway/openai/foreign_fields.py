@@ -14,35 +14,35 @@ from pydantic_core import PydanticCustomError
 from gateway.http.json_body import MAX_FIELDS, NAMELESS
 from gateway.key_mask import masked
 
-OTHERS = "other"  # stands for the names of fields that nobody knows, which a client may have made up
-MOST_TOLD_BYTES = 1024  # of the header that says what was ignored
+OTHERS = "other"  # label of unknown field names, which clients make up
+MAX_HEADER_BYTES = 1024  # of the header `x-sluice-ignored`
 
 Values = tuple[Any, ...]
 
 
 class Ignored(dict[str, str]):
-    """The fields of one request that were ignored: where they stand, and by what name they are counted."""
+    """The ignored fields of one request: their places, and the names that the metric counts."""
 
     def add(self, place: str, name: str, counted: str = OTHERS) -> None:
         self[f"{place}{name[:64] or NAMELESS}"] = counted
 
 
 def ignored_header(places: Collection[str]) -> dict[str, str]:
-    """Returns `x-sluice-ignored`: places in a body, percent-encoded, as many as it has room for, and the number of
-    others. Without any there is no header.
+    """The header `x-sluice-ignored`: percent-encoded places in a body, up to its limit, and the number of the others.
+    Empty without ignored fields.
     """
     told, size = list[str](), 0
     for place in places:
-        shown = quote(masked(place[:MOST_TOLD_BYTES]), safe="/~$.[]")
+        shown = quote(masked(place[:MAX_HEADER_BYTES]), safe="/~$.[]")
         size += len(shown) + 2
-        if size > MOST_TOLD_BYTES:
+        if size > MAX_HEADER_BYTES:
             told.append(f"and {len(places) - len(told)} more")
             break
         told.append(shown)
     return {"x-sluice-ignored": ", ".join(told)} if told else {}
 
 
-# what libraries keep of an answer, or write into a conversation for others to read
+# echoes: members of an answer, or annotations, that client libraries send back
 ECHOES = frozenset(
     (
         "additional_kwargs", "annotations", "cache_control", "citations", "created", "created_at",
@@ -53,7 +53,7 @@ ECHOES = frozenset(
         "usage_metadata",
     )
 )  # fmt: skip
-# what has no bearing on an answer's text, or steers other servers alone; with the values that mean the same everywhere
+# without effect on an answer's text, or for other servers alone; with the values that mean the same everywhere
 IGNORABLE: Mapping[str, Values] = {
     **dict.fromkeys(
         (
@@ -70,10 +70,10 @@ IGNORABLE: Mapping[str, Values] = {
     ),
     "length_penalty": (1, 1.0), "priority": (0,), "prompt_cache_retention": ("in_memory",), "store": (False,),
     "verbosity": ("medium",),
-    # of the chat template, which may not read them
+    # variables of the chat template, which may not read them
     "chat_template_kwargs": (), "reasoning_effort": (),
 }  # fmt: skip
-# what would change the answer; with the values that do not, or what this API has in its place
+# would change the answer; with the values that would not, or this API's replacement
 REFUSED: Mapping[str, Values | str] = {
     "custom_logit_processor": (), "echo": (False,), "format": "response_format", "functions": ([],),
     "function_call": ("none", "auto"), "json_schema": "response_format", "logits_processors": ([],), "lora_path": (),
@@ -105,7 +105,7 @@ REFUSED_IN_MESSAGE: Mapping[str, Values | str] = {
 
 
 def refused_by_names(fields: Collection[str], names: Mapping[str, str]) -> dict[str, Values | str]:
-    """Returns what a dialect refuses of a chat's fields: it has these `fields`, and other `names` for a chat's."""
+    """The refused chat fields of a dialect: those outside its own `fields`, with the replacement by its own `names`."""
     of_chat = {name: values for name, values in REFUSED_IN_CHAT.items() if name not in fields}
     return {
         name: names.get(values.partition(".")[0], values) if isinstance(values, str) else values
@@ -129,8 +129,9 @@ def known_object(
     ignorable: Mapping[str, Values] | None = None,
     echoes: frozenset[str] = frozenset(),
 ) -> BeforeValidator:
-    """Returns the check of an object before the fields of its type are: what may stand beside them is taken out. The
-    context of a validation is the `Ignored` of its request; None: it may have no other fields.
+    """The validator that removes foreign fields of an object before its type is checked.
+
+    The context of a validation is the `Ignored` of its request; None: unknown fields are refused.
     """
     names: frozenset[str] = form.__required_keys__ | form.__optional_keys__
     refusals, harmless = refused or {}, ignorable or {}
@@ -145,7 +146,7 @@ def known_object(
         elif name in harmless:
             raise _unsupported(name, harmless[name])
         else:
-            return True  # and is refused as a field that nobody knows
+            return True  # and is refused as unknown
         return False
 
     def check(value: Any, info: ValidationInfo) -> Any:
@@ -167,7 +168,7 @@ def _is_among(value: Any, values: Values) -> bool:
 
 
 def _check_refused(name: str, value: Any, neutral: Values | str) -> None:
-    """Raises for a field that would change the answer, unless its value does not."""
+    """Raise for a field that would change the answer, unless its value is neutral."""
     if isinstance(neutral, str):
         if value is not None and value != []:
             raise PydanticCustomError(

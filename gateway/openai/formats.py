@@ -1,10 +1,10 @@
-"""The formats of a JSON schema as a pattern of texts, bounds of numbers, or nothing."""
+"""The formats of a JSON schema as patterns of texts or bounds of numbers."""
 
 from collections.abc import Mapping
 from typing import Any
 
-_LARGEST, _LARGEST_INTEGER = 2**63 - 2**10, 2**63 - 1  # bounds for which the compiler has regular expressions
-_NUMERIC = ("integer", "number", "null")  # the types that formats of numbers go with
+_MAX_NUMBER, _MAX_INTEGER = 2**63 - 2**10, 2**63 - 1  # bounds for which the compiler has regular expressions
+_NUMERIC = ("integer", "number", "null")  # types to which formats of numbers apply
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 _YEAR = r"(?:\d{3}[1-9]|\d\d[1-9]0|\d[1-9]00|[1-9]000)"  # Python has none with the number 0
@@ -21,7 +21,7 @@ _HEX = "[0-9a-fA-F]"
 _LETTER = "[A-Za-z0-9_+-]"
 
 _LIBRARY = frozenset(("hostname", "ipv4", "ipv6", "unknown", "uri"))  # the compiler's own
-PATTERNS: Mapping[str, str] = {  # where the compiler has none, or lets in what others do not read, such as 30 February
+PATTERNS: Mapping[str, str] = {  # where the compiler has none, or accepts invalid values, such as 30 February
     "base64": _BASE64,
     "base64url": "(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-]{2}(?:==)?|[A-Za-z0-9_-]{3}=?)?",
     "byte": _BASE64,
@@ -37,10 +37,10 @@ PATTERNS: Mapping[str, str] = {  # where the compiler has none, or lets in what 
     "uuid": f"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
     **{f"uuid{n}": f"{_HEX}{{8}}-{_HEX}{{4}}-{n}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}" for n in range(1, 9)},
 }
-_BESIDE_A_PATTERN = {"date-time": f"{_DATE}T{_ANY_TIME}", "time": _ANY_TIME}  # which says how exact they are
+_BESIDE_A_PATTERN = {"date-time": f"{_DATE}T{_ANY_TIME}", "time": _ANY_TIME}  # a pattern says how exact they are
 _NUMBERS: Mapping[str, tuple[int, int] | None] = {  # OpenAPI's and Rust's
-    "float": None, "double": None, "int": None, "uint": (0, _LARGEST_INTEGER), "uint64": (0, _LARGEST_INTEGER),
-    "int64": (-_LARGEST, _LARGEST_INTEGER),
+    "float": None, "double": None, "int": None, "uint": (0, _MAX_INTEGER), "uint64": (0, _MAX_INTEGER),
+    "int64": (-_MAX_NUMBER, _MAX_INTEGER),
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32)},
 }  # fmt: skip
@@ -49,7 +49,7 @@ KNOWN = ", ".join(sorted({*_LIBRARY, *PATTERNS, *_NUMBERS, *_ANY_TEXT} - {"unkno
 
 
 def said_by_format(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a schema's format says in other keywords, of which there may be none; None where it is not known."""
+    """A schema's format expressed in other keywords, perhaps none; None for an unknown format."""
     form, kinds = schema["format"], _kinds(schema)
     if not isinstance(form, str):
         return None
@@ -64,12 +64,12 @@ def said_by_format(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def keep_bounds_small(schema: dict[str, Any]) -> None:
-    """Have bounds of numbers be such as the compiler has regular expressions for; no value is let in by that."""
+    """Clamp bounds of numbers to the compiler's range; no further value matches by that."""
     is_integer = all(kind in ("integer", "null") for kind in _kinds(schema))
     for keyword in _BOUNDS:
         if type(schema.get(keyword)) in (int, float):
-            most = _LARGEST_INTEGER if is_integer else _LARGEST
-            schema[keyword] = max(-_LARGEST, min(schema[keyword], most))
+            most = _MAX_INTEGER if is_integer else _MAX_NUMBER
+            schema[keyword] = max(-_MAX_NUMBER, min(schema[keyword], most))
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[Any]:

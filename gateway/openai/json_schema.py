@@ -1,4 +1,4 @@
-"""Reduces a JSON schema to its enforced part, and lists the places of the rest."""
+"""Reduces a JSON schema to its enforceable part, and lists the places of the rest."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +14,8 @@ from gateway.openai.exclusive_schemas import are_exclusive
 from gateway.openai.formats import KNOWN, PATTERNS, keep_bounds_small, said_by_format
 from gateway.openai.look_around import LookArounds
 
-MAX_ADDED_BYTES = 2**19  # that rewriting makes of a schema, or looks at besides what stands there
-MAX_REFERENCE = 1_000  # characters
+MAX_ADDED_BYTES = 2**19  # that rewriting adds to a schema, or reads besides it
+MAX_REFERENCE_CHARS = 1_000
 _WITH_SOURCE = re.compile(r"At \d+\(\d+\): (?:failed to compile JSON schema: )?(.*?)\s\d+ \| .*", re.DOTALL)
 _CONTAINERS = frozenset((dict, list))
 _SCHEMA = frozenset(("additionalItems", "additionalProperties", "items"))  # keywords whose value is a schema
@@ -31,14 +31,14 @@ _ANNOTATIONS = frozenset(
 _IN_PLACE = frozenset(("$dynamicRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "oneOf"))
 _SAY_KIND = _IN_PLACE | {"const", "enum", "type"}
 _NAME = re.compile(r"#(?P<anchor>[a-z_][\w.-]*)|[\w.~:/?@!$&'()*+,;=-]+#?", re.ASCII | re.IGNORECASE)
-_COMPLAINTS = {  # by what a compiler's complaint says, the keywords that it may be about
+_COMPLAINTS = {  # keywords that a compiler's complaint may be about, by its text
     "oneof": ("oneOf",), "minproperties": ("minProperties", "maxProperties"), "min_properties": ("minProperties",),
     "max_properties": ("maxProperties",), "pattern propert": ("patternProperties",), "regex": ("pattern",),
     "resource": ("$ref",), "pointer": ("$ref",), "circular ref": ("$ref",), "enum": ("enum",), "type": ("type",),
 }  # fmt: skip
 
 
-_Way = tuple[Any, str | int] | None  # the last step of a way, behind the way of those before it
+_Way = tuple[Any, str | int] | None  # a linked list: the way so far, and the last step
 
 
 class _Place(NamedTuple):
@@ -49,7 +49,7 @@ class _Place(NamedTuple):
 
     @property
     def pointer(self) -> str:
-        """Returns the JSON pointer (RFC 6901) of the schema; that of the outermost is "#"."""
+        """The JSON pointer (RFC 6901) of the schema; "#" for the root."""
         parts, way = list[str](), self.way
         while way is not None:
             way, key = way
@@ -77,7 +77,7 @@ def enforce(schema: Any, param: str, is_strict: bool = True) -> list[str]:
             for place in _schemas(root, check_depth, way, seen):
                 if not _RULED.isdisjoint(place.value):
                     rewriter.rewrite(place)
-        roots = rewriter.take_referred()  # which may stand anywhere
+        roots = rewriter.take_referred()  # a reference may point anywhere
     return rewriter.left_out
 
 
@@ -88,7 +88,7 @@ def places_of(schema: Any, keyword: str, most: int = 3) -> list[str]:
 
 
 def _pass(value: Any, level: int) -> None:
-    """Say nothing of a value: the schema was checked."""
+    """Accept any value: the schema was checked."""
 
 
 def _schemas(
@@ -97,9 +97,10 @@ def _schemas(
     way: _Way = None,
     seen: dict[int, Any] | None = None,
 ) -> Iterator[_Place]:
-    """Yields a schema and all within it that are objects, in their order in the text, but for those that were `seen`.
-    `check_other` is told of arrays and objects that are no schemas and hold none, and of values that lie too deep, with
-    their depth.
+    """Yields a schema and its subschemas that are objects, in textual order, except those `seen`.
+
+    `check_other` is called with arrays and objects that neither are nor hold schemas, and with values that lie too
+    deep, with their depth.
     """
     seen = {} if seen is None else seen
     waiting: list[tuple[Any, bool, int, _Way]] = [(schema, True, 0, way)]  # whether it is a schema, or holds schemas
@@ -127,7 +128,7 @@ def _schemas(
 
 
 def located(complaint: str, source: str) -> str:
-    """Returns a compiler's complaint about a schema with the places that it can be about, as far as that is known."""
+    """A compiler's complaint about a schema, with the places that it may be about, if known."""
     about = [keyword for words, keywords in _COMPLAINTS.items() if words in complaint.lower() for keyword in keywords]
     found = [place for keyword in about[:2] for place in places_of(orjson.loads(source), keyword)]
     if "oneof" in complaint.lower():
@@ -138,7 +139,7 @@ def located(complaint: str, source: str) -> str:
 
 
 def without_source(complaint: str) -> str:
-    """Returns a compiler's complaint about a grammar that was written here, without that grammar."""
+    """A compiler's complaint about our own grammar, without the grammar's text."""
     said = _WITH_SOURCE.fullmatch(complaint)
     return complaint if said is None else f"{said[1].strip()}."
 
@@ -157,7 +158,7 @@ class _Rewriter:
         self._referred: list[tuple[Any, _Way]] = []
 
     def take_referred(self) -> list[tuple[Any, _Way]]:
-        """Return what within the document was referred to since the last call."""
+        """Targets of references within the document, since the last call."""
         referred, self._referred = self._referred, []
         return referred
 
@@ -169,18 +170,20 @@ class _Rewriter:
         value = place.value
         for keyword, rule in _RULES.items():
             if keyword in value and not rule(self, value, keyword):
-                is_said = keyword == "format" and _has_pattern(value)  # which says what such a format means
+                is_said = keyword == "format" and _has_pattern(value)  # the pattern says what the format means
                 if self._is_strict and not is_said:
                     raise InvalidGrammar(f"{self._param} {_fault(place, keyword)}", self._param)
                 value.pop(keyword, None)
                 self.left_out.append(f"{self._param}{place.pointer[1:]}/{keyword}")
 
     def _version(self, value: dict[str, Any], keyword: str) -> bool:
-        """Without it the compiler enforces the keywords of all versions; it refuses one that it does not know."""
+        """Drop the version: without it the compiler enforces the keywords of all versions; it refuses a version that it
+        does not know.
+        """
         return _drop(value, keyword, True)
 
     def _name(self, value: dict[str, Any], keyword: str) -> bool:
-        """Up to draft 7 a fragment was an anchor. The compiler refuses a name that is no address."""
+        """Turn a fragment into an anchor, as up to draft 7, and drop an invalid URI: the compiler refuses both."""
         match = _NAME.fullmatch(value[keyword]) if isinstance(value[keyword], str) else None
         if match is None or match["anchor"]:
             del value[keyword]
@@ -198,7 +201,9 @@ class _Rewriter:
         return _drop(value, keyword, "if" not in value or not ("then" in value or "else" in value))
 
     def _all_of(self, value: dict[str, Any], keyword: str) -> bool:
-        """One with nothing but annotations beside it stands for itself: so it may refer to what it is a part of."""
+        """Merge an `allOf` of one schema into a parent that has only annotations beside it: so the schema may refer to
+        its parent.
+        """
         for _ in range(MAX_LEVELS):
             match value:
                 case {"allOf": [dict(one)], **others} if others.keys() <= _ANNOTATIONS:
@@ -209,7 +214,9 @@ class _Rewriter:
         return True
 
     def _one_of(self, value: dict[str, Any], keyword: str) -> bool:
-        """The compiler refuses schemas of which a value may match two, unless any of them will do."""
+        """Turn `oneOf` into `anyOf`, which is exact if the schemas are mutually exclusive: the compiler refuses a
+        `oneOf` that may overlap.
+        """
         options = value["oneOf"]
         if self._is_strict or not isinstance(options, list):
             return True
@@ -233,7 +240,7 @@ class _Rewriter:
         return True
 
     def _reference(self, value: dict[str, Any], keyword: str) -> bool:
-        """The compiler follows a reference to what it is a part of only where nothing stands beside it."""
+        """Drop annotations beside a reference: the compiler follows one to its own parent only if it stands alone."""
         for beside in [key for key in value if key in _ANNOTATIONS and not key.endswith(("id", "nchor"))]:
             del value[beside]
         reference = value["$ref"]
@@ -245,7 +252,9 @@ class _Rewriter:
         return True
 
     def _unevaluated(self, value: dict[str, Any], keyword: str) -> bool:
-        """It is what is not listed, where no other schema is applied in place."""
+        """Turn the keyword into `additionalProperties` or `items`, which mean the same if no other schema applies in
+        place.
+        """
         same = "items" if keyword == "unevaluatedItems" else "additionalProperties"
         is_same = _says_nothing(value[keyword]) or same in value or _IN_PLACE.isdisjoint(value)
         if is_same:
@@ -282,7 +291,7 @@ class _Rewriter:
         return _drop(value, keyword, True)
 
     def _name_pattern(self, said: dict[str, Any]) -> str | None:
-        """Return the pattern of names of which this is said."""
+        """The pattern of property names to which this schema applies."""
         match said:
             case {"pattern": str(pattern), **others} if others.keys() <= {"format"}:
                 return pattern if self._look_arounds.apart(pattern) == [pattern] else None
@@ -299,7 +308,9 @@ class _Rewriter:
         return not isinstance(names, dict) or all(self._look_arounds.apart(name) == [name] for name in names)
 
     def _most_properties(self, value: dict[str, Any], keyword: str) -> bool:
-        """The compiler counts one property besides those that are required, or any number if no others are listed."""
+        """True if the compiler counts right: one property besides the required ones, or any number if no others are
+        listed.
+        """
         most, (required, optional) = value[keyword], _properties(value)
         if type(most) is not int or not optional:
             return True
@@ -307,7 +318,7 @@ class _Rewriter:
         return _drop(value, keyword, is_closed and most >= required + optional) or (is_closed and most == required + 1)
 
     def _least_properties(self, value: dict[str, Any], keyword: str) -> bool:
-        """The same; and a name that is not listed may come twice, and counts once in the value that is parsed."""
+        """As `_most_properties`; besides, an unlisted name may come twice, and counts once in the parsed value."""
         least, (required, optional) = value[keyword], _properties(value)
         if type(least) is not int:
             return True
@@ -349,7 +360,7 @@ class _Rewriter:
         return True
 
     def _resolved(self, schema: Any) -> Any:
-        """Return what a schema refers to within the document, or the schema itself."""
+        """The target of a schema's reference within the document, or the schema itself."""
         for _ in range(8):
             match schema:
                 case {"$ref": str(reference)} if reference.startswith("#"):
@@ -359,9 +370,9 @@ class _Rewriter:
         return schema
 
     def _find(self, reference: str) -> tuple[Any, _Way]:
-        """Return what stands where a reference points to within the document, and the way there."""
+        """The target of a reference within the document, and the way there."""
         if reference not in self._found:
-            self._found[reference] = self._follow(reference) if len(reference) <= MAX_REFERENCE else (None, None)
+            self._found[reference] = self._follow(reference) if len(reference) <= MAX_REFERENCE_CHARS else (None, None)
         return self._found[reference]
 
     def _follow(self, reference: str) -> tuple[Any, _Way]:
@@ -402,7 +413,7 @@ def _fault(place: _Place, keyword: str) -> str:
     match keyword:
         case "format":
             form = shown(place.value[keyword])
-            return f"has the format {form} {at}; those that are known here, of texts or of numbers, are {KNOWN}."
+            return f"has the format {form} {at}; known formats, of texts or of numbers, are {KNOWN}."
         case "pattern":
             within = "a word boundary, a back-reference, or an anchor or look-around within"
             return f"has a pattern {at} that is not enforced here, for {within}."
@@ -410,7 +421,7 @@ def _fault(place: _Place, keyword: str) -> str:
 
 
 def says_kind(schema: dict[str, Any]) -> bool:
-    """Return whether a schema says what kind of value it is, by itself or by others."""
+    """True if a schema restricts the type of a value, by itself or through others."""
     return not _SAY_KIND.isdisjoint(schema)
 
 
@@ -422,7 +433,7 @@ def _has_pattern(schema: dict[str, Any]) -> bool:
 
 
 def _size(schema: Any) -> int:
-    """Return about how many bytes of a schema it takes to tell it from others."""
+    """The cost of comparing a schema with others, in bytes to read, approximately."""
     parts = [schema.get(key) for key in ("required", "properties", "enum")] if isinstance(schema, dict) else []
     return 16 * sum(len(part) for part in parts if isinstance(part, (list, dict)))
 
@@ -432,14 +443,14 @@ def _says_nothing(schema: Any) -> bool:
 
 
 def _drop(value: dict[str, Any], keyword: str, says_nothing: bool) -> bool:
-    """Leave out a keyword that says nothing more."""
+    """Remove a keyword that restricts nothing further."""
     if says_nothing:
         del value[keyword]
     return says_nothing
 
 
 def _add(value: dict[str, Any], keyword: str, said: Any) -> None:
-    """Have a schema say something more, also where it has this keyword already."""
+    """Add a keyword's restriction to a schema, also beside an equal keyword."""
     if keyword not in value:
         value[keyword] = said
     elif isinstance(value.setdefault("allOf", []), list):
@@ -447,12 +458,12 @@ def _add(value: dict[str, Any], keyword: str, said: Any) -> None:
 
 
 def _is_closed(value: dict[str, Any]) -> bool:
-    """Whether an object has no properties but those that are listed."""
+    """True if an object may have listed properties only."""
     return value.get("additionalProperties") is False and not value.get("patternProperties")
 
 
 def _properties(value: dict[str, Any]) -> tuple[int, int]:
-    """Return how many properties are required, and how many others are listed."""
+    """The numbers of required properties and of other listed ones."""
     properties, required = value.get("properties"), value.get("required")
     names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set[str]()
     return len(names), len(properties.keys() - names) if isinstance(properties, dict) else 0

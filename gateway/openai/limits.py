@@ -8,7 +8,7 @@ from gateway.errors import BadRequest, context_exceeded
 from gateway.http.json_body import shown
 from gateway.openai.foreign_fields import Ignored
 
-MAX_CUT_CONTEXTS = 4  # contexts that a prompt may be long of which the last tokens are kept
+MAX_CUT_CONTEXTS = 4  # maximum length of a prompt that is truncated to its last tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Limits:
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
 
     def ignored(self) -> Ignored | None:
-        """Returns what a request is to note its unknown fields in; None: it may have none."""
+        """A new list of ignored fields; None: unknown fields are refused."""
         return Ignored() if self.unknown_fields == "ignore" else None
 
 
 def token_ids(ids: Any, param: str, limits: Limits, most: int | None = None, least: int = 1) -> tuple[int, ...]:
-    """Returns the token ids of a field, at most `most` of them; None: what the context holds. Raises `ApiError`."""
+    """The token ids of a field, at most `most` of them; None: a context of them. Raises `ApiError`."""
     if not isinstance(ids, list) or len(ids) < least:
         kind = "a non-empty array" if least else "an array"
         raise BadRequest(f"{param} must be {kind} of token ids, got {shown(ids)}.", param)
@@ -38,7 +38,7 @@ def token_ids(ids: Any, param: str, limits: Limits, most: int | None = None, lea
 
 
 def whole_numbers(ids: list[Any], param: str, limits: Limits) -> list[int]:
-    """Returns the same list if it holds ids of the vocabulary and nothing else. Raises `BadRequest`."""
+    """The same list, checked to hold ids of the vocabulary only. Raises `BadRequest`."""
     if not all(type(token_id) is int for token_id in ids):
         raise BadRequest(f"{param} must hold only integers.", param)
     check_in_vocabulary(ids, param, limits)

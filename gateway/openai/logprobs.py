@@ -18,20 +18,20 @@ class ToldToken(NamedTuple):
 
     token_id: int
     offset: int  # characters of the text before it
-    logprobs: TokenLogprobs | None  # None: of the first token of a prompt, before which there is nothing
+    logprobs: TokenLogprobs | None  # None for the first token of a prompt, which follows nothing
 
 
 class Spelling:
     """Spells the tokens of one request."""
 
     def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
-        """`as_ids`: a token is spelled as its id, such as "token_id:42", with which none is mistaken for another."""
+        """`as_ids`: tokens are spelled by id, "token_id:42", which is unambiguous."""
         self._tokenizer = tokenizer
         self._token_bytes = tokenizer.token_bytes(skip_special_tokens=False)
         self._as_ids = as_ids
 
     def data(self, token_id: int) -> bytes:
-        """Returns the bytes of a token; of a tokenizer whose tokens depend on their neighbours, of its text alone."""
+        """The bytes of a token; if tokens depend on their neighbours, of its text alone."""
         if self._token_bytes is not None:
             return self._token_bytes[token_id]
         return self._tokenizer.decode([token_id], skip_special_tokens=False).encode("utf-8", "replace")
@@ -71,8 +71,8 @@ def _chat_entry(token_id: int, logprob: float, spelling: Spelling) -> dict[str, 
 
 
 def completion_logprobs(tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> dict[str, list[Any]]:
-    """Returns a completion choice's `logprobs`. The token itself is always among the most likely ones, be there one
-    more of them than were asked for.
+    """A completion choice's `logprobs`. The sampled token is always among the most likely ones, perhaps as one more
+    than requested.
     """
     told: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     for token_id, offset, found in tokens:
@@ -85,7 +85,7 @@ def completion_logprobs(tokens: Sequence[ToldToken], spelling: Spelling, top: in
 
 
 def _most_likely(name: str, found: TokenLogprobs, spelling: Spelling, top: int) -> dict[str, float]:
-    """Returns log probabilities by token; of tokens that are spelled alike, that of the most likely one."""
+    """Log probabilities by token; of tokens spelled alike, the highest."""
     likely: dict[str, float] = {}
     for token_id, logprob in zip(found.token_ids[:top], found.logprobs[:top], strict=True):
         likely.setdefault(spelling.in_completion(token_id), max(logprob, MIN_LOGPROB))
@@ -94,7 +94,7 @@ def _most_likely(name: str, found: TokenLogprobs, spelling: Spelling, top: int) 
 
 
 def prompt_logprobs(tokens: Sequence[ToldToken], spelling: Spelling, top: int) -> dict[str, list[Any]]:
-    """Returns vLLM's `prompt_logprobs`: for each token of a prompt but the first, the most likely ones and it by id."""
+    """vLLM's `prompt_logprobs`: for each token of a prompt but the first, the most likely ones and itself, by id."""
     return {"prompt_logprobs": [_of_prompt(token_id, found, spelling, top) for token_id, _, found in tokens]}
 
 

@@ -1,4 +1,4 @@
-"""Takes patterns of a JSON schema apart that look around at their ends: the compiler reads none that do."""
+"""Replaces look-arounds at the ends of a JSON schema's patterns: the compiler supports none."""
 
 import re
 from contextlib import suppress
@@ -6,8 +6,8 @@ from contextlib import suppress
 from backend.text.response_templates.complement import Steps, complement, is_within
 from backend.text.response_templates.pattern_syntax import PatternError
 
-MAX_LOOKS = 8  # in a pattern
-MAX_STEPS = 1_000  # of complements, in a schema
+MAX_LOOK_AROUNDS = 8  # in a pattern
+MAX_COMPLEMENT_STEPS = 1_000  # of complements, in a schema
 _TOKEN = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]?|\(\?<?[=!]|[()|$^]", re.DOTALL)
 _LITERAL = re.compile(r"(?:\w|[-/:@ ]|\\\W)*")  # of a length that is known
 _UNREADABLE = re.compile(r"\\(?:[bBkZ]|[1-9])")  # a word's boundary, or what a group has matched
@@ -19,18 +19,18 @@ class LookArounds:
     def __init__(self) -> None:
         self._complements: dict[str, str | None] = {}
         self._said: dict[tuple[str, str], bool] = {}
-        self._steps = Steps(MAX_STEPS)
+        self._steps = Steps(MAX_COMPLEMENT_STEPS)
 
     def apart(self, pattern: str) -> list[str] | None:
-        """Return patterns that together match what this one does, itself if it does not look around; None where it
-        cannot be taken apart, or is of no kind that is read.
+        """Patterns whose conjunction matches the same texts, itself without a look-around; None if it cannot be split
+        or read.
         """
         looks, has_choice, is_readable = _looks(pattern)
         if not is_readable:
             return None
         if not looks:
             return [pattern]
-        if has_choice or len(looks) > MAX_LOOKS or not pattern.startswith("^"):
+        if has_choice or len(looks) > MAX_LOOK_AROUNDS or not pattern.startswith("^"):
             return None
         parts, rest, at = list[str](), "", 0
         for begin, after, kind in looks:
@@ -51,7 +51,7 @@ class LookArounds:
         return [rest + pattern[at:], *parts]
 
     def _is_said(self, branch: str, looked_for: str) -> bool:
-        """Return whether the rest of a text, whose end both of them match, is looked for in vain: it must be it."""
+        """True if each text of the branch matches the look-ahead too: both must match to the end of the text."""
         known = self._said
         if (branch, looked_for) not in known:
             known[branch, looked_for] = False
@@ -74,7 +74,7 @@ class LookArounds:
 
 
 def _branch(pattern: str, at: int) -> str:
-    """Return what a pattern has from there to the end of the group or the choice."""
+    """The pattern from `at` to the end of the group or alternative."""
     depth = 0
     for token in _TOKEN.finditer(pattern, at):
         depth += token[0].startswith("(") - (token[0] == ")")
@@ -89,7 +89,7 @@ def _looks(pattern: str) -> tuple[list[tuple[int, int, str]], bool, bool]:
     through the pattern.
     """
     looks, open_groups, has_choice, is_readable = list[tuple[int, int, str]](), list[tuple[int, str]](), False, True
-    end_of_text = -1  # where what ends with it ends
+    end_of_text = -1  # position behind which the text ends
     is_looking = False
     for token in _TOKEN.finditer(pattern):
         text, next_char = token[0], pattern[token.end() : token.end() + 1]

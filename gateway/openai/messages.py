@@ -27,11 +27,11 @@ MAX_CALL_ID_CHARS = 256
 Message = Mapping[str, Any]
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # of parts, by type
-_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # types of parts that nobody reads again
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # types of parts that no template reads
 
 
 def text_content(place: str) -> BeforeValidator:
-    """Returns a validator that makes text parts one text. `place` is the content's, for fields that are ignored."""
+    """A validator that joins text parts into one text. `place` is the content's, for fields that are ignored."""
 
     def flatten(content: Any, info: ValidationInfo) -> Any:
         if content is None or isinstance(content, str):
@@ -72,7 +72,7 @@ def _part_text(place: str, index: int, part: Any, ignored: Ignored | None) -> st
 
 
 def _check_beside(place: str, index: int, part: Mapping[str, Any], field: str, ignored: Ignored | None) -> None:
-    """Look at what a part has beside its type and its text."""
+    """Check the fields of a part beside its type and its text."""
     for name, value in part.items():
         if name in ("type", field) or name in ECHOES or says_nothing(value):
             continue
@@ -90,8 +90,8 @@ def _wrong_part(complaint: str, index: int, *field: str) -> PydanticCustomError:
 @with_config(EXACT)
 class CalledFunction(TypedDict, total=False):
     name: Required[str]
-    arguments: Any  # as a model has written them, which may be anything
-    parsed_arguments: Any  # what openai's client has made of them, and sends back beside them
+    arguments: Any  # as the model wrote them: any text
+    parsed_arguments: Any  # openai's client parses them and sends both back
 
 
 @with_config(EXACT)
@@ -116,7 +116,7 @@ class ChatMessage(TypedDict, total=False):
     reasoning_content: str | None
     reasoning: str | None  # as vLLM calls it too
     refusal: str | None  # in place of content
-    parsed: Any  # what openai's client has made of the content
+    parsed: Any  # the content, parsed by openai's client
 
 
 _Message = Annotated[ChatMessage, known_object(ChatMessage, "messages[].", refused=REFUSED_IN_MESSAGE, echoes=ECHOES)]
@@ -124,10 +124,10 @@ Messages = Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES
 
 
 def template_messages(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:
-    """Returns the messages as chat templates read them: the arguments of calls as the objects that they are, and the
-    result of one with the name of its function.
+    """The messages as chat templates read them: arguments of calls as objects, and results of calls with the function's
+    name.
 
-    Raises `BadRequest` for one without content, which an answer may lack and a result that there is none of.
+    Raises `BadRequest` for a message without content, unless it is an answer with calls.
     """
     names: dict[str, str] = {}  # of functions, by the ids of calls
     return tuple([_template_message(f"messages[{index}]", message, names) for index, message in enumerate(messages)])
@@ -161,7 +161,7 @@ def _template_message(param: str, message: ChatMessage, names: dict[str, str]) -
 
 
 def _add_answer(read: dict[str, Any], param: str, message: ChatMessage, names: dict[str, str]) -> None:
-    """Add what an assistant's message has beside its content."""
+    """Add an assistant's calls and reasoning."""
     if reasoning := message.get("reasoning_content") or message.get("reasoning"):
         read["reasoning_content"] = reasoning
     calls = message.get("tool_calls")
@@ -179,8 +179,8 @@ def _add_answer(read: dict[str, Any], param: str, message: ChatMessage, names: d
 
 
 def object_of(arguments: Any, param: str) -> Any:
-    """Returns the object that arguments are, {} for any other value; text that is no JSON, malformed by a model or cut
-    short, stays text. Raises `BadRequest` about `param`.
+    """The object that arguments spell, {} for any other value; malformed or cut text stays text. Raises `BadRequest`
+    about `param`.
     """
     if isinstance(arguments, str):
         try:
@@ -194,7 +194,7 @@ def object_of(arguments: Any, param: str) -> Any:
 
 
 def message_size(message: Message) -> int:
-    """Returns about how many characters a message has."""
+    """The characters of a message, approximately."""
     calls = message.get("tool_calls", ())
     called = sum(len(call["function"]["name"]) + _size(call["function"]["arguments"]) for call in calls)
     return len(message["content"]) + len(message.get("reasoning_content", "")) + called

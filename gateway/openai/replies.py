@@ -11,7 +11,7 @@ import orjson
 from gateway import sse
 from gateway.errors import ApiError
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+ReplyFinishReason = Literal["stop", "length", "tool_calls"]
 Kind = Literal["reasoning", "text", "call"]
 _NOTHING: Mapping[str, Any] = {}
 
@@ -63,7 +63,7 @@ class Identity:
 
 
 class ContentBlock(NamedTuple):
-    """A part of an answer before it has anything, or whole with its `text`: of a call, its arguments."""
+    """A part of an answer: empty at first, or whole with its `text`; of a call, its arguments."""
 
     kind: Kind
     call_id: str = ""
@@ -76,12 +76,12 @@ class Choice:
     """One of the answer's texts, complete."""
 
     text: str
-    finish_reason: FinishReason
+    finish_reason: ReplyFinishReason
     told: Mapping[str, Any] = field(default_factory=dict)  # of its tokens, as members of the choice
     told_of_prompt: Mapping[str, Any] = field(default_factory=dict)
     message: Mapping[str, Any] | None = None  # its members, if the text was parsed
-    blocks: Sequence[ContentBlock] = ()  # in the order in which they came, if it was
-    stop_string: str | None = None  # the one that ended it
+    blocks: Sequence[ContentBlock] = ()  # in order, if the text was parsed
+    stop_string: str | None = None  # the stop string that ended the text
 
 
 def chat_completion(identity: Identity, choices: Sequence[Choice], usage: TokenUsage) -> bytes:
@@ -94,8 +94,10 @@ def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenU
 
 
 class StreamEncoder(Protocol):
-    """Makes the events of one streamed choice: `start`, any number of `text`, `finish`, and of one of them `end`. An
-    event may include the `usage` so far, and what is `told` of its tokens.
+    """Encodes the events of one streamed choice: `start`, any number of `text`, `finish`, and for one of the choices
+    `end`.
+
+    An event may include the `usage` so far, and token details, `told`.
     """
 
     def start(self, usage: TokenUsage | None = None, beside: Mapping[str, Any] | None = None) -> bytes: ...
@@ -104,20 +106,20 @@ class StreamEncoder(Protocol):
 
     def finish(
         self,
-        reason: FinishReason,
+        reason: ReplyFinishReason,
         usage: TokenUsage | None = None,
         told: Mapping[str, Any] | None = None,
         stop_string: str | None = None,
     ) -> bytes:
-        """`stop_string`: the one that ended the text."""
+        """`stop_string`: the stop string that ended the text."""
         ...
 
     def end(self, usage: TokenUsage) -> bytes:
-        """Returns what ends the stream, after the last event of each choice."""
+        """The end of the stream, after the last event of each choice."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
-        """Returns what ends a stream that has failed."""
+        """The end of a failed stream."""
         ...
 
 
@@ -143,7 +145,7 @@ class Chunks:
         self._text_head, self._text_tail = self._head + before, after + self._tail(None, None)
 
     def start(self, usage: TokenUsage | None = None, beside: Mapping[str, Any] | None = None) -> bytes:
-        """Returns the first event, if there is one without text. Members `beside` its choice tell of the prompt."""
+        """The first event, if it precedes any text. Members `beside` its choice describe the prompt."""
         if not self.START:
             return b""
         tail = self._tail(None, usage)
@@ -152,14 +154,14 @@ class Chunks:
         return self._head + self.START + tail
 
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes:
-        """Returns an event; what is `told` of its tokens are members of the choice."""
+        """An event; `told` are members of the choice with its token details."""
         is_plain = usage is None and told is None
         tail = self._text_tail if is_plain else self.TEXT[1] + self._tail(None, usage, told)
         return self._text_head + orjson.dumps(text) + tail
 
     def finish(
         self,
-        reason: FinishReason,
+        reason: ReplyFinishReason,
         usage: TokenUsage | None = None,
         told: Mapping[str, Any] | None = None,
         stop_string: str | None = None,
@@ -175,9 +177,9 @@ class Chunks:
         return error.to_sse()
 
     def _tail(
-        self, reason: FinishReason | None, usage: TokenUsage | None, told: Mapping[str, Any] | None = None
+        self, reason: ReplyFinishReason | None, usage: TokenUsage | None, told: Mapping[str, Any] | None = None
     ) -> bytes:
-        """Returns what follows the content of a choice, up to the end of its event."""
+        """The rest of an event behind the content of its choice."""
         if told is not None:
             members = orjson.dumps({"logprobs": None, **told, "finish_reason": reason})
             tail = b",%b]" % members.removeprefix(b"{")
@@ -198,7 +200,7 @@ class ChatChunks(Chunks):
 
 
 class CompletionChunks(Chunks):
-    """A request with several prompts has one of these for each, and sends `usage` once."""
+    """Encodes the events of one prompt; of several prompts' encoders, one sends `usage`."""
 
     __slots__ = ()
 

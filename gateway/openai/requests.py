@@ -25,7 +25,7 @@ from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits, token_ids
 from gateway.openai.sampling import sampling_of
 from gateway.openai.structured import AskedGrammar, read_grammar
 
-Prompt = str | tuple[int, ...]
+PromptInput = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TokenDetails:
     top: int | None = None  # of the answer
     top_of_prompt: int | None = None  # of the prompt, told apart from the answer
     ids: bool = False
-    as_ids: bool = False  # tokens are spelled as their ids
+    as_ids: bool = False  # tokens are spelled by id
 
 
 NO_DETAILS = TokenDetails()
@@ -50,31 +50,31 @@ class GenerationRequest:
     model: str
     sampling: SamplingParams
     stream: bool
-    include_usage: bool = False  # a last chunk with the usage of the stream
-    continuous_usage: bool = False  # and in every other chunk the usage of its choice so far
+    include_usage: bool = False  # in a last chunk
+    continuous_usage: bool = False  # in every chunk, its choice's so far
     include_stop: bool  # the stop string stays in the text
     skip_special_tokens: bool
     add_special_tokens: bool = False  # when the prompt is encoded
     service_tier: Tier | None
     user: str | None
     num_answers: int = 1  # to each prompt
-    num_shown: int = 1  # of them, the best
+    num_shown: int = 1  # the best of them
     details: TokenDetails = NO_DETAILS
     echo: bool = False  # the text begins with the prompt
-    is_prompt_alone: bool = False  # and ends with it
-    answers_field: str = "n"  # the one that says how many answers there are
-    bad_words: tuple[str, ...] = ()  # which the answer does not complete
-    kept_tokens: int | None = None  # last tokens of the prompt that are kept; -1: as many as leave room for the answer
-    cache_salt: str | None = None  # its blocks are shared only with requests that have the same
-    top_field: str = "logprobs"  # the one that says how many of the likeliest tokens are told of
-    length_field: str = "max_tokens"  # the one that bounds the answer
-    grammar_field: str | None = None  # the one that says what the answer has to match; None: it may be any text
-    ignored: Ignored | None = field(default=None, compare=False)  # fields without effect, those of the template too
-    left_out: list[str] = field(default_factory=list)  # places of what its schemas say and nothing enforces
+    is_prompt_alone: bool = False  # the answer is the prompt alone
+    answers_field: str = "n"  # the field of the number of answers
+    bad_words: tuple[str, ...] = ()  # texts that the answer must not contain
+    kept_tokens: int | None = None  # of the prompt, its last; -1: as many as leave room for the answer
+    cache_salt: str | None = None  # blocks are shared only with requests of the same salt
+    top_field: str = "logprobs"  # the field of the number of most likely tokens
+    length_field: str = "max_tokens"  # the field that bounds the answer
+    grammar_field: str | None = None  # the field of the answer's constraint; None: any text
+    ignored: Ignored | None = field(default=None, compare=False)  # fields without effect, including template variables
+    left_out: list[str] = field(default_factory=list)  # places in its schemas that are not enforced
 
     @property
     def may_end(self) -> bool:
-        """Whether the answer may be over before the model ends it, which the engine does not know."""
+        """True if the gateway may end the answer before the model does, unknown to the engine."""
         return False
 
     @property
@@ -82,20 +82,20 @@ class GenerationRequest:
         return False
 
     def grammar_sizes(self) -> list[tuple[int, str]]:
-        """Returns the bytes of what its answers have to match, and the fields that say so."""
+        """The sizes of its grammars in bytes, with the fields that hold them."""
         grammar = self.sampling.grammar
         return [] if grammar is None else [(len(grammar.source.encode()), self.grammar_field or "grammar")]
 
     @property
     def is_plain(self) -> bool:
-        """True if the texts of the answers are all that is told of them."""
+        """True if the answers are text alone, without token details."""
         return self.details is NO_DETAILS and not self.echo and self.num_shown == self.num_answers
 
 
 @dataclass(slots=True, kw_only=True)
 class ChatRequest(GenerationRequest):
     conversation: Conversation
-    shows_reasoning: bool = True  # the answer tells its reasoning, apart from its content
+    shows_reasoning: bool = True  # the answer includes its reasoning
     thinking_budget: int | None = None  # tokens of its reasoning
     top_field: str = "top_logprobs"
 
@@ -105,7 +105,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def may_end(self) -> bool:
-        """Whether the answer may be over before the model ends it, which the engine does not know."""
+        """True if the gateway may end the answer before the model does, unknown to the engine."""
         tools = self.conversation.tools
         return tools is not None and tools.is_single and tools.choice == "auto" and not tools.is_constrained
 
@@ -117,7 +117,7 @@ class ChatRequest(GenerationRequest):
 
 @dataclass(slots=True, kw_only=True)
 class CompletionRequest(GenerationRequest):
-    prompts: tuple[Prompt, ...]  # at least one; a text may still encode to no token
+    prompts: tuple[PromptInput, ...]  # at least one; a text may still encode to no token
     suffix: str = ""  # what comes after the answer
 
 
@@ -178,7 +178,7 @@ def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest
         **_shared(
             body,
             limits,
-            # the model computes the prompt for the sake of a token, which nobody sees
+            # computing the prompt yields one token, which is not sent
             (1 if body.get("max_tokens") == 0 else body.get("max_tokens"), None),
             0 if top is None and (best_of or 1) > n else top,
             top_of_prompt,
@@ -255,8 +255,8 @@ def shared_fields(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the fields of a request that all dialects share. `logprobs` and `prompt_logprobs` are what the model has
-    to compute.
+    """The request fields that all dialects share. `logprobs` and `prompt_logprobs` are the numbers that the model
+    computes.
     """
     return {
         "model": body["model"],
@@ -287,8 +287,8 @@ def _shared(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> dict[str, Any]:
-    """Returns the fields of chats and completions. `lengths` are `max_tokens` and `max_completion_tokens`; `logprobs`
-    and `prompt_logprobs` are what the model has to compute.
+    """The fields of chats and completions. `lengths` are `max_tokens` and `max_completion_tokens`; `logprobs` and
+    `prompt_logprobs` are the numbers that the model computes.
     """
     options, stream = body.get("stream_options"), bool(body.get("stream"))
     max_tokens, max_completion_tokens = lengths
@@ -316,7 +316,7 @@ def _shared(
 
 
 def _details(body: Mapping[str, Any]) -> TokenDetails:
-    """Returns what the body asks to be told of tokens, in the way of either dialect."""
+    """The token details that the body asks for, in either dialect."""
     top = body.get("logprobs")
     if isinstance(top, bool):
         top = (body.get("top_logprobs") or 0) if top else None
@@ -330,15 +330,15 @@ def _kept_tokens(body: GenerationBody) -> int | None:
     kept = body.get("truncate_prompt_tokens")
     if kept == 0:
         raise BadRequest(
-            "truncate_prompt_tokens must be at least 1, or -1 for what the context holds, got 0; leave it out to keep "
+            "truncate_prompt_tokens must be at least 1, or -1 for the context's maximum, got 0; leave it out to keep "
             "all.",
             "truncate_prompt_tokens",
         )
     return kept
 
 
-def _prompts(prompt: Any, limits: Limits, are_cut: bool) -> tuple[Prompt, ...]:
-    """Returns the prompts, which may be longer than the context if they `are_cut`."""
+def _prompts(prompt: Any, limits: Limits, are_cut: bool) -> tuple[PromptInput, ...]:
+    """The prompts; they may exceed the context if they `are_cut`."""
     most = MAX_CUT_CONTEXTS * limits.max_model_len if are_cut else limits.max_model_len
     if not isinstance(prompt, list) or (prompt and type(prompt[0]) is int):
         return (_prompt(prompt, "prompt", limits, most),)
@@ -347,7 +347,7 @@ def _prompts(prompt: Any, limits: Limits, are_cut: bool) -> tuple[Prompt, ...]:
     return tuple(_prompt(item, f"prompt[{i}]", limits, most) for i, item in enumerate(prompt))
 
 
-def _prompt(prompt: Any, param: str, limits: Limits, most: int) -> Prompt:
+def _prompt(prompt: Any, param: str, limits: Limits, most: int) -> PromptInput:
     match prompt:
         case str():
             return prompt

@@ -23,7 +23,7 @@ from gateway import sse
 from gateway.errors import ApiError
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, ContentBlock, FinishReason, Identity, Kind, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, Identity, Kind, ReplyFinishReason, TokenUsage
 from gateway.openai.response_items import OUTPUT_ORDINAL, item_id
 
 Json = dict[str, Any]
@@ -38,7 +38,7 @@ _DELTAS: Mapping[Kind, str] = {
 
 @dataclass(slots=True)
 class ResponseIdentity(Identity):
-    """What each form of one response repeats; `echoed` are fields of the request."""
+    """The fields common to all forms of one response; `echoed` are fields of the request."""
 
     echoed: Json = field(default_factory=dict)
     items: list[Json] = field(default_factory=list)  # of the input
@@ -55,11 +55,11 @@ class ResponseIdentity(Identity):
         self,
         output: list[Json],
         *,
-        reason: FinishReason | None = None,
+        reason: ReplyFinishReason | None = None,
         usage: TokenUsage | None = None,
         error: ApiError | None = None,
     ) -> Json:
-        """Returns the response as it is now: in progress without `reason` and `error`."""
+        """The response as it is now; in progress without `reason` and `error`."""
         status = "in_progress"
         if error is not None:
             status = "failed"
@@ -100,7 +100,7 @@ def whole_response(identity: ResponseIdentity, choice: Choice, usage: TokenUsage
     return identity.response(output, reason=choice.finish_reason, usage=usage)
 
 
-def _item_status(reason: FinishReason | None) -> str:
+def _item_status(reason: ReplyFinishReason | None) -> str:
     return "incomplete" if reason == "length" else "completed"
 
 
@@ -115,7 +115,7 @@ class Item:
         self._block = block
 
     def begun(self) -> Json:
-        """Returns the item before it has anything."""
+        """The empty item at its beginning."""
         if self.kind == "call":
             return self._call("", "in_progress")
         return self._spoken([], "in_progress")
@@ -148,7 +148,7 @@ class ResponseEvents(BlockEncoder):
         self._output: list[Json] = []
         self._item = identity.item(ContentBlock("text"), 0)  # the open block's
         self._num_events = 0
-        self._reason: FinishReason = "stop"
+        self._reason: ReplyFinishReason = "stop"
 
     def start(self, usage: TokenUsage | None = None, beside: Mapping[str, Any] | None = None) -> bytes:
         response = self.identity.response([])
@@ -171,7 +171,7 @@ class ResponseEvents(BlockEncoder):
             self._item.logprobs += fields["logprobs"]
         return self._of_item(f"{_DELTAS[kind]}.delta", delta=text, **fields)
 
-    def close(self, kind: Kind, reason: FinishReason | None) -> bytes:
+    def close(self, kind: Kind, reason: ReplyFinishReason | None) -> bytes:
         item = self._item
         text, whole = "".join(item.texts), item.whole(_item_status(reason))
         self._output.append(whole)
@@ -185,7 +185,7 @@ class ResponseEvents(BlockEncoder):
 
     def finish(
         self,
-        reason: FinishReason,
+        reason: ReplyFinishReason,
         usage: TokenUsage | None = None,
         told: Mapping[str, Any] | None = None,
         stop_string: str | None = None,

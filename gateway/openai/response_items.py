@@ -1,4 +1,4 @@
-"""The input of a response: its items as clients send them, and the messages of a conversation that they are.
+"""The input of a response: items as clients send them, converted to messages.
 
 A turn of the assistant is several items: its reasoning, its text and each of its calls. Chat templates read one
 message.
@@ -74,11 +74,11 @@ Item = dict[str, Any]
 
 REFERENCE = "item_reference"
 _ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-OUTPUT_ORDINAL = 0x8000  # from which on items are a response's output
+OUTPUT_ORDINAL = 0x8000  # ordinals from here on are output items
 
 
 def item_id(kind: str, response: str, ordinal: int) -> str:
-    """Returns the id of an item of the response with this id, which it names."""
+    """The id of an item, which contains the id of its response."""
     return f"{_ID_PREFIXES[kind]}_{response.removeprefix('resp_')}{ordinal:04x}"
 
 
@@ -108,7 +108,7 @@ def read_items(given: Any) -> list[Item]:
 
 
 def read_messages(items: Iterable[Item], ignored: Ignored | None) -> tuple[Message, ...]:
-    """Returns the messages that items are; references to others are left out. Raises `BadRequest`."""
+    """The messages of the items; references to others are left out. Raises `BadRequest`."""
     turns = _Turns()
     for index, item in enumerate(items):
         if (kind := item["type"]) != REFERENCE:
@@ -122,7 +122,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._reasoning: list[str] = []  # of the assistant's turn that follows
+        self._reasoning: list[str] = []  # of the assistant's next turn
         self._names: dict[str, str] = {}  # of functions, by the ids of calls
 
     def add(self, kind: str, place: str, item: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ class _Turns:
                 self._add_output(item["call_id"], item["output"])
 
     def end(self) -> None:
-        """Keep reasoning that nothing has followed."""
+        """Add reasoning that no text or call followed."""
         if self._reasoning:
             self._turn()
 
@@ -150,7 +150,7 @@ class _Turns:
         self.messages.append({"role": "system" if role == "developer" else role, "content": content})
 
     def _turn(self) -> dict[str, Any]:
-        """Return the message of the assistant's turn, which goes on until another speaks."""
+        """The message of the assistant's turn, which ends when another role speaks."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
         turn = self.messages[-1]

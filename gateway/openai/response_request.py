@@ -10,7 +10,7 @@ from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
 from gateway.http.json_body import EXACT, BodyType, JsonBody, check_nesting, shown
-from gateway.openai.bodies import MAX_THINKING, PositiveInt, SamplingBody, Top
+from gateway.openai.bodies import MAX_THINKING_TOKENS, PositiveInt, SamplingBody, Top
 from gateway.openai.conversation import Conversation
 from gateway.openai.foreign_fields import ECHOES, IGNORABLE, Ignored, Values, known_object, refused_by_names
 from gateway.openai.limits import Limits
@@ -22,7 +22,7 @@ from gateway.openai.template_variables import Effort, Kwargs, read_variables
 from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
 
 MAX_INCLUDED = 32
-MAX_METADATA = 16  # pairs, as in OpenAI's API: a response repeats them
+MAX_METADATA_PAIRS = 16  # pairs, as in OpenAI's API: a response repeats them
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 
@@ -34,7 +34,7 @@ class TextConfig(TypedDict, total=False):
 @with_config(EXACT)
 class ReasoningConfig(TypedDict, total=False):
     effort: Effort | None
-    summary: Literal["auto", "concise", "detailed"] | None  # there is none: all of the reasoning is told
+    summary: Literal["auto", "concise", "detailed"] | None  # ignored: the whole reasoning is sent
     generate_summary: Literal["auto", "concise", "detailed"] | None
 
 
@@ -61,14 +61,14 @@ class ResponsesBody(SamplingBody, total=False):
     metadata: (
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=MAX_METADATA),
+            Field(max_length=MAX_METADATA_PAIRS),
         ]
         | None
     )
     stream_options: Annotated[ResponseStreamOptions, known_object(ResponseStreamOptions, "stream_options.")] | None
     # not OpenAI's
     chat_template_kwargs: Kwargs | None
-    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING)] | None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING_TOKENS)] | None
 
 
 _IGNORABLE: Mapping[str, Values] = {
@@ -105,10 +105,10 @@ class ResponseRequest(ChatRequest):
 
     items: list[Item] = field(default_factory=list)  # of its input
     instructions: str = ""
-    previous: str | None = None  # the response that comes before it
+    previous: str | None = None  # id of the preceding response
     stores: bool = True
-    truncates: bool = False  # the oldest messages are left out where the context does not hold all
-    echoed: Mapping[str, Any] = field(default_factory=dict)  # of the request, that the response repeats
+    truncates: bool = False  # drop the oldest messages if the context is too short
+    echoed: Mapping[str, Any] = field(default_factory=dict)  # fields of the request that the response repeats
 
 
 def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
@@ -150,7 +150,7 @@ def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
 
 
 def with_instructions(instructions: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Returns the messages behind instructions, which are of one message with a system message that begins them."""
+    """The messages behind the instructions, which are joined with a leading system message."""
     if not instructions:
         return messages
     if messages and messages[0]["role"] == "system":
@@ -161,14 +161,15 @@ def with_instructions(instructions: str, messages: tuple[Message, ...]) -> tuple
 def _check_included(name: str, param: str, ignored: Ignored | None) -> None:
     if ignored is None:
         raise BadRequest(
-            f"{param} must be {LOGPROBS} or {ENCRYPTED}, what there is here to include, got {shown(name)}.", param
+            f"{param} must be {LOGPROBS} or {ENCRYPTED}, which this server can include, got {shown(name)}.", param
         )
     ignored.add("include[].", name, "include")
 
 
 def _read_tools(body: ResponsesBody, ignored: Ignored | None) -> tuple[ToolUse | None, list[dict[str, Any]]]:
-    """Returns the functions among the tools, also as the response repeats them. Tools that a server runs itself are
-    ignored, since an answer may do without them, unless unknown fields are refused.
+    """The functions among the tools, and the tools as the response repeats them.
+
+    Tools that the server would run itself are ignored, or refused if unknown fields are.
     """
     functions, told, places = list[ToolDefinition](), list[dict[str, Any]](), list[str]()
     for index, tool in enumerate(body.get("tools") or ()):
@@ -191,7 +192,7 @@ def _read_tools(body: ResponsesBody, ignored: Ignored | None) -> tuple[ToolUse |
 
 
 def _echoed(body: ResponsesBody, functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the fields of a response that say how it was asked for."""
+    """The request fields that a response repeats."""
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
     check_nesting(body.get("tool_choice") or (), param="tool_choice")
     parallel = body.get("parallel_tool_calls")

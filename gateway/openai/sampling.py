@@ -1,4 +1,4 @@
-"""Reads how a request wants its tokens drawn."""
+"""Reads the sampling parameters of a request."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -21,10 +21,9 @@ _SAMPLING_FIELDS = {
 def sampling_of(
     body: SamplingBody, limits: Limits, max_tokens: int | None, **asked: int | Grammar | None
 ) -> SamplingParams:
-    """Returns the sampling parameters; null stands for the default, which the model may set.
+    """The sampling parameters; null means the default, which the model may set.
 
-    `asked` are `logprobs`, `prompt_logprobs` and `grammar`, as far as anything wants them. `bad_words` follow when they
-    are tokens.
+    `asked` are `logprobs`, `prompt_logprobs` and `grammar`, if requested. `bad_words` are added once they are tokens.
     """
     given = {name: value for name, value in body.items() if name in _SAMPLING_FIELDS and value is not None}
     stop_token_ids = tuple(body.get("stop_token_ids") or ())
@@ -39,14 +38,14 @@ def sampling_of(
             stop_token_ids=stop_token_ids,
         )
         if "grammar" in rare and sampling.ignore_eos:
-            raise BadRequest("ignore_eos has no meaning for an answer that has to match something.", "ignore_eos")
+            raise BadRequest("ignore_eos has no meaning for a constrained answer.", "ignore_eos")
         return replace(sampling, **rare) if rare else sampling
     except InvalidRequest as exc:
         raise translate(exc) from exc
 
 
 def _constraints(body: SamplingBody, limits: Limits) -> dict[str, Any]:
-    """Returns what narrows the tokens that may be drawn, where anything does."""
+    """The constraints on the tokens that may be drawn, if any."""
     constraints: dict[str, Any] = {}
     if bias := body.get("logit_bias"):
         constraints["logit_bias"] = _bias(bias, limits)
@@ -56,12 +55,12 @@ def _constraints(body: SamplingBody, limits: Limits) -> dict[str, Any]:
 
 
 def _bias(bias: dict[str, float], limits: Limits) -> tuple[tuple[int, float], ...]:
-    """Returns the biases by token id, ascending. An id is written in one way: as its shortest decimal number."""
+    """The biases by token id, ascending. An id must be a canonical decimal number."""
     found: dict[int, float] = {}
     for name, value in bias.items():
         if not (name.isascii() and name.isdigit() and len(name) <= 10 and str(int(name)) == name):
             param = "logit_bias"
-            raise BadRequest(f'{param} must map token ids, written such as "42", to numbers, got {shown(name)}.', param)
+            raise BadRequest(f'{param} must map token ids, like "42", to numbers, got {shown(name)}.', param)
         found[int(name)] = value
     check_in_vocabulary(list(found), "logit_bias", limits)
     return tuple(sorted(found.items()))
@@ -80,5 +79,5 @@ def _allowed(allowed: Any, limits: Limits) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64, typed=True)
 def _checked(**fields: Any) -> SamplingParams:
-    """Returns checked parameters from a cache: clients seldom change how they sample."""
+    """Checked parameters, cached: clients seldom change them."""
     return SamplingParams(**fields)

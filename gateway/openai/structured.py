@@ -24,7 +24,7 @@ _Text = Annotated[str, Field(min_length=1)]
 
 @with_config(EXACT)
 class JsonSchemaFormat(TypedDict, total=False):
-    """A schema as OpenAI's clients send it; without `strict` it is enforced as far as it can be."""
+    """A schema in OpenAI's form; without `strict` its enforceable part is enforced."""
 
     name: Required[Annotated[str, Field(min_length=1, max_length=64)]]
     description: str | None
@@ -41,7 +41,7 @@ class ResponseFormat(TypedDict, total=False):
 
 @with_config(EXACT)
 class AnswerFormat(TypedDict, total=False):
-    """What a response's text has to match."""
+    """The constraint on a response's text."""
 
     type: Required[Literal["text", "json_object", "json_schema"]]
     name: str | None
@@ -51,13 +51,13 @@ class AnswerFormat(TypedDict, total=False):
 
 
 def text_format(place: str) -> BeforeValidator:
-    """Returns the check of a format before its fields are: a schema in a chat's `json_schema` is not left out."""
+    """The validator that unpacks a chat's `json_schema` before the fields are checked."""
     return known_object(AnswerFormat, f"{place}.", refused={"json_schema": f"{place}.schema"})
 
 
 @with_config(EXACT)
 class StructuredOutputs(TypedDict, total=False):
-    """vLLM's: one of the first five. The sixth says how JSON is written."""
+    """vLLM's constraints, of which one is set; `disable_any_whitespace` refines JSON."""
 
     json: Any
     regex: _Text | None
@@ -75,19 +75,20 @@ StructuredOutputsField = Annotated[StructuredOutputs, json_object(_NOT_SUPPORTED
 
 
 class AskedGrammar(NamedTuple):
-    """What an answer has to match."""
+    """The constraint on an answer, and its field."""
 
     grammar: Grammar
-    field: str  # of the request, that asks for it
-    left_out: Sequence[str] = ()  # the places of what it says beyond that
+    field: str  # of the request, that holds it
+    left_out: Sequence[str] = ()  # places of its parts that are not enforced
 
 
 def read_grammar(
     response_format: ResponseFormat | None, structured: StructuredOutputs | None, most_bytes: int = MAX_SCHEMA_BYTES
 ) -> AskedGrammar | None:
-    """Returns the grammar of an answer; None where it may be any text.
+    """The grammar of an answer; None if any text may follow.
 
-    Raises `BadRequest`, as `InvalidGrammar` with a JSON pointer for what a strict schema says and nothing enforces.
+    Raises `BadRequest`, as `InvalidGrammar` with a JSON pointer for the parts of a strict schema that cannot be
+    enforced.
     """
     asked = _of_format(response_format, most_bytes) if response_format is not None else None
     if structured is None:
@@ -119,7 +120,7 @@ def _of_format(asked: ResponseFormat, most_bytes: int) -> AskedGrammar | None:
 
 
 def read_text_format(asked: AnswerFormat | None, field: str, most_bytes: int = MAX_SCHEMA_BYTES) -> AskedGrammar | None:
-    """Returns the grammar of an answer's text; None where it may be any. `field` of the request asks for it. Raises as
+    """The grammar of an answer's text; None if it may be any. `field` of the request holds the format. Raises as
     `read_grammar`.
     """
     if asked is None:
@@ -160,7 +161,7 @@ def _of_structured(structured: StructuredOutputs, most_bytes: int) -> AskedGramm
 
 
 def _parsed(value: Any, field: str, most_bytes: int) -> Any:
-    """Returns a schema that may have been sent as its text."""
+    """The schema, also if it was sent as text."""
     if not isinstance(value, str):
         return value
     if len(value) > most_bytes:
@@ -180,7 +181,7 @@ def _of_schema(
         raise BadRequest(f"{field} must be a JSON schema, an object, got {shown(schema)}.", field)
     try:
         size = len(orjson.dumps(schema))
-    except TypeError:  # its nesting is beyond what the library writes
+    except TypeError:  # it is nested too deeply for the library
         raise InvalidGrammar(f"{field} is nested too deeply.", field) from None
     if size > most_bytes:
         raise _too_long(field, size, most_bytes)

@@ -28,7 +28,7 @@ Kwargs = Annotated[dict[str, Any], Field(max_length=MAX_KWARGS)]
 def read_variables(
     kwargs: Mapping[str, Any] | None, documents: Sequence[Mapping[str, str]] | None, effort: Effort | None
 ) -> dict[str, Any]:
-    """Returns the variables that a template is given, whether it has them or not. Raises `BadRequest`."""
+    """The variables that the request sets, known to the template or not. Raises `BadRequest`."""
     variables = dict(kwargs or {})
     for name in variables:
         param = f"chat_template_kwargs.{name:.64}"
@@ -38,7 +38,7 @@ def read_variables(
             raise BadRequest(f"{param} is not a variable that a request may set.", param)
     if variables and _size(variables) > MAX_KWARGS_BYTES:
         raise BadRequest(
-            f"chat_template_kwargs has more than {show_size(MAX_KWARGS_BYTES)}, the most that are read: send less.",
+            f"chat_template_kwargs has more than {show_size(MAX_KWARGS_BYTES)}, the limit: send less.",
             "chat_template_kwargs",
         )
     if documents:
@@ -54,8 +54,10 @@ def known_variables(
     ignored: Ignored | None = None,
     effort_field: str = "reasoning_effort",
 ) -> dict[str, Any]:
-    """Returns the variables that a template has. Others are noted as `ignored`, but for documents, which an answer
-    would lack. Raises `BadRequest` about those, and without `ignored` about any.
+    """The variables that the template reads.
+
+    Others are noted as `ignored`, except documents, which the answer would lack. Raises `BadRequest` about documents,
+    and without `ignored` about any unknown variable.
     """
     known = {name: value for name, value in variables.items() if name in template.variables}
     for name in variables:
@@ -80,5 +82,5 @@ def _note(ignored: Ignored | None, place: str, name: str, reason: str) -> None:
 def _size(variables: Mapping[str, Any]) -> int:
     try:
         return len(orjson.dumps(variables))
-    except TypeError:  # its nesting is beyond what the library writes
+    except TypeError:  # it is nested too deeply for the library
         return MAX_KWARGS_BYTES + 1

@@ -1,4 +1,4 @@
-"""The tools that a request offers, and how its answer may call them."""
+"""The tools of a request, and the calls that its answer may make."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,24 +41,24 @@ class Function:
 
     name: str
     parameters: Mapping[str, Any]  # a JSON schema
-    is_strict: bool  # calls have arguments that the schema allows, or none are made
-    param: str  # the field of the request that has its schema
+    is_strict: bool  # arguments of calls match the schema
+    param: str  # the request field with its schema
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request, and what its answer may do with them."""
+    """The tools of a request, and the calls allowed to its answer."""
 
     definitions: tuple[Mapping[str, Any], ...]  # as chat templates read them
-    functions: tuple[Function, ...]  # that may be called
+    functions: tuple[Function, ...]  # that the answer may call
     choice: Literal["none", "auto", "required"]
     is_single: bool  # at most one call
     size: int  # bytes
-    is_limited: bool = False  # the model is told of functions besides that it may not call
+    is_limited: bool = False  # the prompt lists further functions that it may not call
 
     @property
     def is_constrained(self) -> bool:
-        """Whether a grammar has to see to the calls."""
+        """True if a grammar enforces the calls."""
         promised = self.is_limited or any(one.is_strict for one in self.functions)
         return self.choice == "required" or (self.choice == "auto" and promised)
 
@@ -70,13 +70,15 @@ def read_tools(
     places: Sequence[str] | None = None,
     schema_field: str = "parameters",
 ) -> ToolUse | None:
-    """Returns the tools that a request offers; None for none. `places` are those of the functions in the request, where
-    they are not a chat's, and `schema_field` is what of a function has its schema. Raises `BadRequest`.
+    """The tools of a request; None without any.
+
+    `places` are the places of the functions in the request, if not a chat's; `schema_field` is the member of a function
+    with its schema. Raises `BadRequest`.
     """
     if not tools:
         if choice not in (None, "none", "auto"):
             raise BadRequest(
-                "tool_choice needs tools to choose from that the client runs: send tools, or leave it out.",
+                "tool_choice needs tools that the client runs: send tools, or leave it out.",
                 "tool_choice",
             )
         return None
@@ -98,7 +100,7 @@ def read_tools(
 def _size(tools: Sequence[ToolDefinition]) -> int:
     try:
         return len(orjson.dumps(tools))
-    except TypeError:  # its nesting is beyond what the library writes
+    except TypeError:  # it is nested too deeply for the library
         raise BadRequest("tools are nested too deeply.", "tools") from None
 
 
@@ -108,7 +110,7 @@ def _functions(tools: Sequence[ToolDefinition], places: Sequence[str], schema_fi
         function = tool["function"]
         name = function["name"]
         if name in functions:
-            raise BadRequest(f"{param}.name is {name!r}, which another tool has too.", f"{param}.name")
+            raise BadRequest(f"{param}.name is {name!r}, the name of another tool too: rename one.", f"{param}.name")
         # without parameters a function takes none
         parameters = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
         functions[name] = Function(name, parameters, bool(function.get("strict")), f"{param}.{schema_field}")
@@ -116,13 +118,13 @@ def _functions(tools: Sequence[ToolDefinition], places: Sequence[str], schema_fi
 
 
 def _told(function: FunctionTool) -> dict[str, Any]:
-    """Returns what a chat template is told of a function; `strict` is none of the model's concern."""
+    """A function as the chat template reads it, without `strict`."""
     told = {"name": function["name"], "description": function.get("description") or ""}
     return {**told, "parameters": function.get("parameters") or {"type": "object", "properties": {}}}
 
 
 def _read_choice(choice: Any, names: set[str]) -> tuple[Literal["none", "auto", "required"], set[str], bool]:
-    """Returns what the answer may do, the names of the functions that it may call, and whether one is named."""
+    """The mode, the names of the functions that may be called, and True if one is forced."""
     match choice:
         case None:
             return "auto", names, False
@@ -130,7 +132,7 @@ def _read_choice(choice: Any, names: set[str]) -> tuple[Literal["none", "auto", 
             return choice, names, False
         case {"type": "function", "function": {"name": str(name), **others}, **rest} if not others and not rest:
             return "required", _known([name], names, "tool_choice.function.name"), True
-        case {"type": "function", "name": str(name), **rest} if not rest:  # as OpenAI's responses say it
+        case {"type": "function", "name": str(name), **rest} if not rest:  # the form of OpenAI's responses
             return "required", _known([name], names, "tool_choice.name"), True
         case {
             "type": "allowed_tools",
@@ -149,7 +151,7 @@ def _read_choice(choice: Any, names: set[str]) -> tuple[Literal["none", "auto", 
 
 
 def _name_of(tool: Any) -> Any:
-    """Returns the name in a tool that is allowed, in the form of chats or that of OpenAI's responses."""
+    """The name in an allowed tool, in the form of chats or of OpenAI's responses."""
     match tool:
         case {"type": "function", "function": {"name": name}} | {"type": "function", "name": name}:
             return name
@@ -159,5 +161,5 @@ def _name_of(tool: Any) -> Any:
 def _known(chosen: Sequence[Any], names: set[str], param: str) -> set[str]:
     for name in chosen:
         if not isinstance(name, str) or name not in names:
-            raise BadRequest(f"{param} must be that of one of the tools, got {shown(name)}.", param)
+            raise BadRequest(f"{param} must be the name of one of the tools, got {shown(name)}.", param)
     return set(chosen)

@@ -1,4 +1,4 @@
-"""Announces a replica in the quota store, where routers look for it, for as long as it takes requests."""
+"""Announces a replica to routers in the quota store, for as long as it takes requests."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from quotas.errors import QuotaError
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0  # between two announcements
-LOOK_SECONDS = 0.1  # until it is looked again whether the server has begun to serve
+LOOK_SECONDS = 0.1  # between checks for the server's start
 
 
 class AnnouncementWriter(Protocol):
@@ -31,8 +31,8 @@ class AnnouncementWriter(Protocol):
 
 
 def addresses(advertised: str, port: int, admin_port: int) -> bytes:
-    """Return what a replica says of itself: the address of its API, whose port is its own where none is advertised, and
-    that of its admin port at the same host.
+    """A replica's announcement: the address of its API, by default at its own port, and of its admin port at the same
+    host.
     """
     parts = urlsplit(advertised)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -41,7 +41,7 @@ def addresses(advertised: str, port: int, admin_port: int) -> bytes:
 
 
 class Announcer:
-    """Says `said` of the replica `name` again and again, from when it serves until it does no more."""
+    """Announces `said` for the replica `name` at intervals, while it serves."""
 
     def __init__(
         self, announcements: AnnouncementWriter, name: str, said: bytes, is_serving: Callable[[], bool]
@@ -51,20 +51,20 @@ class Announcer:
         self._is_there = self._is_away = False
 
     async def run(self) -> None:
-        """Go on as long as the server runs. A store that is away is asked again a period later."""
+        """Announce as long as the server runs. A store that is away is tried again a period later."""
         while True:
             try:
                 await self.tell()
             except QuotaError as error:
                 if not self._is_away:
-                    log.warning("routers are not told of this replica: %s", error)
+                    log.warning("this replica is not announced to routers: %s", error)
                 self._is_away = True
             else:
                 self._is_away = False
             await asyncio.sleep(PERIOD_SECONDS if self._is_there else LOOK_SECONDS)
 
     async def tell(self) -> None:
-        """Announce the replica if it serves, and take that back once it does no more. Raises `QuotaError`."""
+        """Announce the replica if it serves, else withdraw it. Raises `QuotaError`."""
         if self._is_serving():
             self._is_there = True
             await self._announcements.announce(self._name, self._said)
@@ -72,7 +72,7 @@ class Announcer:
             await self.leave()
 
     async def leave(self) -> None:
-        """Take it back, if anything was announced. Raises `QuotaError`; then it counts until its time is over."""
+        """Withdraw the announcement, if there is one. Raises `QuotaError`; it then expires."""
         if self._is_there:
             await self._announcements.leave(self._name)
             self._is_there = False
@@ -82,7 +82,7 @@ class Announcer:
 async def announcing(
     settings: Settings, service: Service, sock: socket, admin: AdminPort | None, is_serving: Callable[[], bool]
 ) -> AsyncIterator[None]:
-    """Announce while the block runs, and take it back at its end; without an address to tell, do nothing."""
+    """Announce while the block runs, and withdraw at its end; without an advertised address, do nothing."""
     if settings.advertise is None or admin is None:
         yield
         return

@@ -1,9 +1,11 @@
-"""The beginnings of prompts that a replica has cached, by their digests, as routers are told of them.
+"""The cached beginnings of prompts, by their digests, as a replica tells routers.
 
 A digest stands for a fixed number of a prompt's bytes, and so for about the same part of its tokens: it is cached as
-long as the block with the last of these tokens. The rest of the prompt behind its last digest, and the answer, have no
-digest; the next turn of the conversation begins with both. The number of their cached bytes is told for that digest
-while only one conversation has ended there: for prompts that share no more than a system prompt, nothing is told.
+long as the block with the last of these tokens.
+
+The tail of a prompt behind its last digest, and the answer, have no digest; the next turn of the conversation begins
+with both. The number of their cached bytes is told for that digest while only one conversation has ended there: for
+prompts that share no more than a system prompt, nothing is told.
 """
 
 from collections import OrderedDict, deque
@@ -18,16 +20,16 @@ from gateway.replica.digests import BLOCK_BYTES
 from gateway.replica.fleet_secret import Beginnings
 from gateway.replica.state import Changes
 
-MAX_KNOWN = 20_000  # digests; the one that was asked for least recently is forgotten
-MAX_EVENTS = 20_000  # that are remembered for routers that ask what has changed
+MAX_KNOWN_DIGESTS = 20_000  # the least recently used one is forgotten
+MAX_EVENTS = 20_000  # kept for routers that ask for changes
 
 
 class _Tail(NamedTuple):
-    """The blocks that are cached behind the last digest of a prompt."""
+    """The cached blocks behind the last digest of a prompt."""
 
     last: BlockName
     num_tokens: int  # from the beginning of the prompt to the end of that block
-    num_bytes: int  # behind the digest, as they will come in the next turn's body
+    num_bytes: int  # behind the digest, as bytes of the next turn's body
 
 
 class CachedBeginnings:
@@ -36,8 +38,8 @@ class CachedBeginnings:
     def __init__(self, cache: PrefixCache, block_size: int) -> None:
         self._cache, self._block_size = cache, block_size
         self._names: OrderedDict[bytes, BlockName] = OrderedDict()  # by digest
-        self._tails: dict[bytes, _Tail] = {}  # by digest, of those that are known
-        self._digests: dict[BlockName, set[bytes]] = {}  # that end with a block, or whose tails do
+        self._tails: dict[bytes, _Tail] = {}  # by digest
+        self._digests: dict[BlockName, set[bytes]] = {}  # digests that end with a block, or whose tails do
         self._events: deque[tuple[bytes, bool]] = deque(maxlen=MAX_EVENTS)  # the newest; whether it is cached now
         self._num_events = 0
 
@@ -45,7 +47,7 @@ class CachedBeginnings:
         return len(self._names)
 
     def computed(self, beginnings: Beginnings, sequence: Sequence) -> None:
-        """Note the beginnings of a sequence's prompt, as far as its blocks are cached."""
+        """Record the cached beginnings of a sequence's prompt."""
         self._cache.add_feature(self)
         names, tokens_a_byte = sequence.block_names, sequence.num_prompt_tokens / max(beginnings.num_bytes, 1)
         digests = beginnings.digests
@@ -59,14 +61,14 @@ class CachedBeginnings:
             self._append(digests[-1], sequence, len(digests) * BLOCK_BYTES, tokens_a_byte)
 
     def _is_alone(self, digest: bytes, sequence: Sequence) -> bool:
-        """Whether nobody is known whose prompt ended with this digest, or had it, but turns before this one."""
+        """True if only earlier turns of this conversation are known with this digest."""
         tail = self._tails.get(digest)
         if tail is None:
             return digest not in self._names
         return sequence.num_cached_tokens >= tail.num_tokens
 
     def _append(self, digest: bytes, sequence: Sequence, begins: int, tokens_a_byte: float) -> None:
-        """Note the bytes cached of a sequence behind its prompt's last digest, which ends at byte `begins`."""
+        """Record the cached bytes of a sequence behind its prompt's last digest, which ends at byte `begins`."""
         names, cache = sequence.block_names, self._cache
         cached = next((n for n in range(len(names), 0, -1) if cache.named(names[n - 1]) is not None), 0)
         tokens = cached * self._block_size
@@ -77,7 +79,7 @@ class CachedBeginnings:
             self._happened(digest, True)
 
     def _cut(self, digest: bytes) -> None:
-        """Tell no more of what is cached behind a digest."""
+        """Forget the tail behind a digest."""
         tail = self._tails.pop(digest, None)
         if tail is not None:
             if tail.last != (own := self._names.get(digest)):
@@ -86,7 +88,7 @@ class CachedBeginnings:
                 self._happened(digest, True)
 
     def since(self, event: int) -> Changes:
-        """Return what has changed since an event, or all that is known if that is too long ago, or never was."""
+        """The changes since an event, or the whole state if that is too long ago or unknown."""
         newest, first = self._num_events, self._num_events - len(self._events)
         if event == newest:
             return Changes(newest, (), (), is_all=False)
@@ -124,7 +126,7 @@ class CachedBeginnings:
             self._digests.setdefault(name, set()).add(digest)
             self._happened(digest, True)
         self._names[digest] = name
-        if len(self._names) > MAX_KNOWN:
+        if len(self._names) > MAX_KNOWN_DIGESTS:
             oldest, its_name = self._names.popitem(last=False)
             self._forget(oldest, its_name)
             self._cut(oldest)

@@ -10,19 +10,19 @@ router busy.
 from hashlib import blake2b
 
 BLOCK_BYTES = 512
-MAX_BLOCKS = 512  # a prompt goes by its first 256 KiB
+MAX_BLOCKS = 512  # the first 256 KiB of a prompt
 DIGEST_BYTES = 12
 
 
 def prompt_bytes(body: bytes) -> bytes:
-    """Return the part of a body that a prompt goes by; of one that has no prompt, nothing."""
+    """The part of a body from which its prompt is digested; empty without a prompt."""
     starts = (body.find(name) for name in (b'"messages"', b'"prompt"', b'"input"'))
     start = next((start for start in starts if start > 0), None)
     return b"" if start is None else body[start:]
 
 
 def beginnings(text: bytes, scope: str, secret: bytes) -> tuple[bytes, ...]:
-    """Return the digests of a text's beginnings, for those who share the cache: the `scope`."""
+    """The digests of a text's beginnings, for the `scope` that shares the cache."""
     digest, found = scope.encode("utf-8", "surrogatepass"), []
     for end in range(BLOCK_BYTES, min(len(text), BLOCK_BYTES * MAX_BLOCKS) + 1, BLOCK_BYTES):
         block = len(digest).to_bytes(2) + digest + text[end - BLOCK_BYTES : end]

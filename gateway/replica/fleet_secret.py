@@ -1,4 +1,4 @@
-"""The secret that a router and its replicas share, and their signatures and digests under it.
+"""The secret shared by a router and its replicas, with their signatures and digests.
 
 It is derived from the pepper that their keys are hashed with, so there is none to configure.
 """
@@ -11,7 +11,7 @@ from gateway.replica.digests import beginnings, prompt_bytes
 from quotas.reservation import Attempt
 
 ATTEMPT_HEADER = b"x-sluice-attempt"
-PROGRESS_HEADER = b"x-sluice-progress"  # with which a router asks to be told how many tokens a stream has had so far
+PROGRESS_HEADER = b"x-sluice-progress"  # requests progress comments in a stream: the number of its tokens so far
 MAC_DIGITS = 32
 _HEADER = re.compile(rb"(([0-9a-f]{32})\.([1-9]))\.([0-9a-f]{32})")
 
@@ -27,34 +27,34 @@ UNKNOWN = Beginnings((), 0)
 
 
 class FleetSecret:
-    """Signs attempts in a router, and addresses in a replica, each for the other; both name beginnings alike."""
+    """Signs attempts in a router, and addresses in a replica, each for the other; both digest beginnings alike."""
 
     def __init__(self, pepper: bytes) -> None:
         self._secret = hmac.digest(pepper, b"sluice fleet", "sha256")
 
     def header(self, attempt: Attempt) -> bytes:
-        """Return the value of `ATTEMPT_HEADER` for an attempt of a request whose id has 32 hexadecimal digits."""
+        """The value of `ATTEMPT_HEADER` for an attempt of a request whose id has 32 hexadecimal digits."""
         name = f"{attempt.request}.{attempt.number}".encode()
         return name + b"." + self._mac(name)
 
     def attempt(self, header: bytes | None) -> Attempt | None:
-        """Return the attempt that a header names; None where a router has not signed it."""
+        """The attempt in a header; None without a router's signature."""
         match = _HEADER.fullmatch(header) if header else None
         if match is None or not hmac.compare_digest(match[4], self._mac(match[1])):
             return None
         return Attempt(match[2].decode(), int(match[3]))
 
     def sealed(self, said: bytes) -> bytes:
-        """Return what is said, for those who have the secret to know that one of them says it."""
+        """A signed message, which holders of the secret can verify."""
         return self._mac(said) + b" " + said
 
     def opened(self, sealed: bytes) -> bytes | None:
-        """Return what `sealed` was given; None where nobody who has the secret said that."""
+        """The message signed by `sealed`; None if the signature is wrong."""
         mac, _, said = sealed.partition(b" ")
         return said if hmac.compare_digest(mac, self._mac(said)) else None
 
     def beginnings(self, body: bytes, scope: str) -> Beginnings:
-        """Return the beginnings of the prompt in a body, for those who share a cache: the `scope`."""
+        """The beginnings of a body's prompt, for the `scope` that shares the cache."""
         prompt = prompt_bytes(body)
         return Beginnings(beginnings(prompt, scope, self._secret), len(prompt))
 

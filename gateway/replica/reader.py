@@ -14,14 +14,14 @@ from gateway.replica.state import PAIRS_COEFFICIENT, KVTokens, LoadTotals, Repli
 from gateway.telemetry.request_record import RequestRecord
 from gateway.version import VERSION
 
-MAX_TENANTS = 1000  # in a state: those with the most work waiting
-BYTES_PER_TOKEN = 4.0  # until a request has been seen
-NEWEST_SHARE = 0.05  # of the newest request in the mean
+MAX_TENANTS = 1000  # in a state: the largest backlogs
+BYTES_PER_TOKEN = 4.0  # before the first request
+NEWEST_SHARE = 0.05  # weight of the newest request in the mean
 
 
 class ReplicaReader:
-    """Reads one core; `clock` is the engine's. `target` is the seconds of work that one replica should have, and
-    `policy` returns the version of the policy in force.
+    """Reads one core; `clock` is the engine's. `target` is the backlog of one replica in seconds of work, and `policy`
+    returns the version of the policy in force.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ReplicaReader:
         self.beginnings = CachedBeginnings(manager.cache, core.scheduler.config.block_size)
 
     def ended(self, record: RequestRecord) -> None:
-        """Learn how many bytes of a body make a token of a prompt, and what its prompt has left in the cache."""
+        """Learn the bytes of a body for each prompt token, and the prompt's cached beginnings."""
         tokens = record.num_prompt_tokens
         if record.engine.beginnings.digests and record.engine.timelines:
             self.beginnings.computed(record.engine.beginnings, record.engine.timelines[0].sequence)
@@ -49,8 +49,8 @@ class ReplicaReader:
             self._bytes_per_token += NEWEST_SHARE * (record.body_bytes / tokens - self._bytes_per_token)
 
     def state(self, draining: bool, since: int = 0) -> ReplicaState:
-        """Returns the state now, with what has become of cached beginnings since an event. O(running + tenants that
-        wait + events).
+        """The present state, with the changes of cached beginnings since an event. O(running + tenants with a backlog +
+        events).
         """
         core, scheduler = self._core, self._core.scheduler
         running, config = scheduler.running, scheduler.config
@@ -92,7 +92,7 @@ class ReplicaReader:
         )
 
     def totals(self) -> LoadTotals:
-        """Returns the load now, of all tenants together. O(steps in flight)."""
+        """The present load, all tenants together. O(steps in flight)."""
         core, scheduler, steps = self._core, self._core.scheduler, self._core.in_flight
         config, counters = scheduler.config, scheduler.kv_manager.counters
         seconds, running = core.predicted(steps[-1]) if steps else 0.0, len(scheduler.running)
@@ -108,12 +108,12 @@ class ReplicaReader:
         )
 
     def work_seconds(self) -> float:
-        """Returns the predicted seconds of the engine's time that all that runs and waits takes."""
+        """The predicted engine seconds of all running and queued requests."""
         running = sum(map(self._seconds_left, self._core.scheduler.running.values()))
         return self._core.backlog.total.seconds + running
 
     def replicas_wanted(self) -> float:
-        """Returns how many replicas its work is enough for; the sum over replicas is how many there should be."""
+        """The number of replicas that its work would occupy; summed over replicas, the number there should be."""
         return self.work_seconds() / self._target
 
     def _waiting(self, token_seconds: float) -> dict[str, WaitingWork]:
@@ -124,12 +124,12 @@ class ReplicaReader:
         }
 
     def _prefill_seconds(self, token_seconds: float, tokens: int, pairs: int) -> float:
-        """Return the seconds of prefilling `tokens` with `pairs` of a query and a key."""
+        """Seconds to prefill `tokens` with `pairs` of a query and a key."""
         return tokens * token_seconds + pairs * self._core.step_time.fitted.coefficients[PAIRS_COEFFICIENT]
 
     def _token_seconds(self) -> float:
-        """Returns the seconds of a token of prefill in a step that carries as many as the decodes of now leave room
-        for, as the core's own estimates have it; what a token attends to comes on top.
+        """Seconds of a prefill token in a step with the present decodes, as the core estimates it; its attention comes
+        on top.
         """
         scheduler = self._core.scheduler
         newest = scheduler.in_flight[-1] if scheduler.in_flight else None
@@ -147,12 +147,12 @@ class ReplicaReader:
         return max(0.0, predicted - (self._clock() - steps[0].planned_at)) if steps else 0.0
 
     def _tokens_left(self, one: Sequence) -> float:
-        """Returns the tokens of its answer that a running sequence is expected to have yet."""
+        """The expected remaining tokens of a running sequence's answer."""
         generated = len(one.output)
         return max(1.0, self._core.lengths.mean(one.tenant, one.request.max_tokens, generated) - generated)
 
     def _seconds_left(self, one: Sequence) -> float:
-        """Returns the part of a running sequence's whole cost that its tokens yet to come are of all its tokens."""
+        """The remaining cost of a running sequence, as the remaining part of its tokens."""
         output = self._tokens_left(one) + len(one.output)
         left = max(0, one.num_admitted_tokens - one.num_computed_tokens) + self._tokens_left(one)
         return self._core.backlog.load_of(one, output).seconds * min(1.0, left / (one.num_prompt_tokens + output))

@@ -14,7 +14,7 @@ Document = dict[str, Any]
 
 
 def loads(totals: LoadTotals, now: datetime) -> Document:
-    """Return the body of /v1/loads, the same for all sections that a query may `include`."""
+    """The body of /v1/loads, the same for every `include` of a query."""
     requests, usage = totals.running + totals.waiting, totals.held_tokens / totals.total_tokens
     load: Document = {
         "dp_rank": 0,
@@ -45,7 +45,7 @@ def loads(totals: LoadTotals, now: datetime) -> Document:
 
 
 def server_info(model: str, max_model_len: int, totals: LoadTotals) -> Document:
-    """Return the body of /server_info. The path of a model is its served name: where it lies is nobody's business."""
+    """The body of /server_info. The served name stands for the model's path, which is private."""
     return {
         "model_id": model,
         "model_path": model,
@@ -53,7 +53,7 @@ def server_info(model: str, max_model_len: int, totals: LoadTotals) -> Document:
         "tp_size": 1,
         "dp_size": 1,
         "pp_size": 1,
-        "load_balance_method": "round_robin",  # among its ranks, of which there is one
+        "load_balance_method": "round_robin",  # of its single rank
         "disaggregation_mode": "null",
         "is_embedding": False,
         "context_length": max_model_len,

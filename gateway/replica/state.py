@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-PAIRS_COEFFICIENT = 5  # the place of the coefficient among those of the step-time model
+PAIRS_COEFFICIENT = 5  # index among the coefficients of the step-time model
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
-    """The work of one tenant that waits for the engine."""
+    """The backlog of one tenant."""
 
     requests: int
-    prefill_seconds: float  # predicted, of what of its prompts is neither computed nor cached
+    prefill_seconds: float  # predicted, of its prompts' uncached tokens
     seconds: float  # predicted, of the engine's time, answers included
 
 
@@ -27,7 +27,7 @@ class StepCost:
 
     @property
     def pair_seconds(self) -> float:
-        """The seconds of one pair of a prompt's token and one that it attends to."""
+        """Seconds of one query-key pair of a prompt."""
         return self.coefficients[PAIRS_COEFFICIENT] if len(self.coefficients) > PAIRS_COEFFICIENT else 0.0
 
 
@@ -36,8 +36,8 @@ class KVTokens:
     """The KV memory of a replica, in tokens."""
 
     total: int
-    free: int  # held by nobody, and holding nothing
-    cached: int  # held by nobody, and holding prefixes that a request may find
+    free: int  # free blocks
+    cached: int  # idle cached blocks
     looked_for: int = 0  # of prompts, in the prefix cache, since the start
     found: int = 0  # of those
 
@@ -46,20 +46,20 @@ class KVTokens:
 class Changes:
     """The changes of cached beginnings since a router asked last; their digests are in hexadecimal."""
 
-    next: int  # what the router asks from when it asks again
+    next: int  # the event from which the router asks next
     cached: Sequence[str]
     evicted: Sequence[str]
-    is_all: bool  # what is not named as cached, is not
-    behind: Mapping[str, int] = field(default_factory=dict)  # the bytes that are cached behind some of those cached
+    is_all: bool  # nothing else is cached
+    behind: Mapping[str, int] = field(default_factory=dict)  # cached bytes behind a digest
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTotals:
-    """The load of a replica, all tenants together, in what others' routers count."""
+    """The load of a replica, all tenants together, in other routers' terms."""
 
     running: int  # sequences
     waiting: int
-    seats: int  # the most that run at once
+    seats: int  # most sequences at once
     waiting_tokens: int  # of prompts, not computed and not cached
     held_tokens: int  # of the KV memory
     total_tokens: int
@@ -74,15 +74,15 @@ NO_CHANGES = Changes(0, (), (), is_all=False)
 class ReplicaState:
     """One replica at one moment; times are predicted seconds."""
 
-    instance: str  # another one after each start, when nothing is cached any more
+    instance: str  # changes with each start, which empties the cache
     model: str
     draining: bool
     running: int
-    seats: int  # the most that run at once
+    seats: int  # most sequences at once
     seat_seconds: float  # until one of those running ends; 0 while a seat is free
     step_seconds: float  # until the newest step in flight is done
     prefill_seconds: float  # of prompts that are being computed
-    token_seconds: float  # of one token of a prompt beside those that decode now, but for what it attends to
+    token_seconds: float  # of a prompt's token beside the present decodes, without attention
     bytes_per_token: float  # of prompts, as they come in request bodies
     work_seconds: float  # of all that runs and waits
     replicas_wanted: float  # that, over the target of one replica
@@ -103,7 +103,7 @@ _ADAPTER = TypeAdapter(ReplicaState)
 
 
 def parse_state(document: bytes) -> ReplicaState:
-    """Return the state that a document tells. Raises `StateError`."""
+    """Parse a state. Raises `StateError`."""
     try:
         return _ADAPTER.validate_json(document)
     except ValidationError as error:

@@ -35,13 +35,13 @@ class ModelFields(SettingRecord):
         min_length=1,
     )
     served_model_name: NameOrAuto = setting(
-        "model", "NAME", None, "the name clients ask for; auto: the model's own name", min_length=1, max_length=256
+        "model", "NAME", None, "the model's name in the API; auto: its own name", min_length=1, max_length=256
     )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = setting(
         "model",
         "DTYPE",
         "auto",
-        "precision of weights, and of the KV cache unless --kv-cache-dtype says another; auto: float32 on a CPU, where "
+        "precision of weights, and of the KV cache unless --kv-cache-dtype differs; auto: float32 on a CPU, where "
         "then no text depends on its batch; as stored on a GPU",
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
@@ -51,7 +51,7 @@ class ModelFields(SettingRecord):
         "model",
         "TOKENS",
         OPTIONS.max_model_len,
-        "most tokens of prompt and answer together; auto: the model's positions, or what KV memory holds",
+        "most tokens of prompt and answer together; auto: the model's positions, or the KV memory's capacity",
         ge=2,
     )
 
@@ -80,7 +80,7 @@ class ModelFields(SettingRecord):
         "engine",
         "SECONDS",
         0.002,
-        "longest wait of an input for others, where the next is expected soon; 0: each batch is what waits already",
+        "longest wait of an input for a larger batch, if the next input is expected soon; 0: no wait",
         ge=0,
         le=1,
     )
@@ -88,7 +88,7 @@ class ModelFields(SettingRecord):
         "engine",
         "TOKENS",
         1_048_576,
-        "most tokens of inputs to embed or score that may wait; beyond them a request is refused (503)",
+        "most queued tokens of inputs to embed or score; a request beyond them is refused (503)",
         ge=1,
     )
 
@@ -162,17 +162,17 @@ class SchedulingFields(SettingRecord):
         "engine",
         "HOW",
         "fair",
-        "who goes next: fair, by shares of engine time and due times, or fcfs, first come first served; a checkout has "
-        "more to compare with (`sluice simulate`)",
+        "order of requests: fair, by shares of engine time and due times, or fcfs, first come first served; a "
+        "checkout has baselines (`sluice simulate`)",
     )
     admit: Literal["forecast", "minimum_free", "optimistic"] = setting(
         "engine",
         "HOW",
         "forecast",
-        "when a request gets KV memory: by a forecast of what those running will need, while --min-free-blocks are "
-        "free, or whenever its prompt fits",
+        "admission test for KV memory: by a forecast of the running requests' need, while --min-free-blocks are "
+        "free, or whenever the prompt fits",
     )
-    min_free_blocks: int = setting("engine", "N", 0, "KV blocks that --admit minimum_free leaves free", ge=0)
+    min_free_blocks: int = setting("engine", "N", 0, "KV blocks kept free by --admit minimum_free", ge=0)
     overload: Literal["deadline", "controlled_delay", "bounded", "unbounded"] = setting(
         "engine",
         "HOW",
@@ -242,7 +242,7 @@ class ExecutionFields(SettingRecord):
         "engine",
         "N",
         1,
-        "processes that match constrained answers, started with the server; 0: none may be asked for",
+        "processes that match constrained answers, started with the server; 0: structured output is off",
         ge=0,
         le=64,
     )
@@ -250,7 +250,7 @@ class ExecutionFields(SettingRecord):
         "engine",
         "MS",
         250.0,
-        "processor time in which a grammar has to be compiled; one that takes more is refused",
+        "most processor time to compile a grammar; a slower one is refused",
         gt=0,
         le=60_000,
     )
@@ -263,9 +263,7 @@ class ExecutionFields(SettingRecord):
         "on",
         "on: where a grammar allows one continuation, its tokens are computed together and not sampled one by one",
     )
-    seed: int = setting(
-        "engine", "N", 0, "seeds the sampling of requests that bring no seed of their own", ge=0, lt=2**63
-    )
+    seed: int = setting("engine", "N", 0, "seed of requests without a seed of their own", ge=0, lt=2**63)
 
 
 class MemoryFields(SettingRecord):
@@ -289,7 +287,7 @@ class MemoryFields(SettingRecord):
         "memory",
         "FRACTION",
         OPTIONS.kv_memory_fraction,
-        "the same as a share of the free memory; auto: a quarter and at most 1 GiB, on a GPU all that can be used",
+        "the same as a share of the free memory; auto: a quarter and at most 1 GiB, on a GPU all usable memory",
         gt=0,
         lt=1,
     )
@@ -300,8 +298,8 @@ class MemoryFields(SettingRecord):
         "memory",
         "on|off",
         "on" if OPTIONS.prefix_cache else "off",
-        "on: requests of a tenant share the KV memory of what their prompts begin with, and find there what earlier "
-        "ones have left; --kv-allocation contiguous shares nothing",
+        "on: requests of a tenant share the KV memory of common beginnings of their prompts, also with earlier ones; "
+        "--kv-allocation contiguous shares nothing",
     )
     swap_space_bytes: ByteSize = setting(
         "memory",

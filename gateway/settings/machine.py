@@ -1,4 +1,4 @@
-"""Finds how many processor cores and open files this process may use, and how much memory it does."""
+"""The processor cores, open files and memory available to this process."""
 
 import os
 import resource
@@ -15,12 +15,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def spare_cores() -> int:
-    """Returns the number of cores without one, which is left to the event loop; at least 1."""
+    """The number of cores less one, which is left to the event loop; at least 1."""
     return max(1, usable_cores() - 1)
 
 
 def usable_cores(cpu_max: Path = CPU_MAX) -> int:
-    """Returns the cores this process is scheduled on, or the container's quota of processor time if that is less.
+    """The cores this process may run on, or the container's quota of processor time if that is less.
 
     The quota is cgroup v2's: "$MAX $PERIOD" in microseconds, or "max" for none.
     """
@@ -33,7 +33,7 @@ def usable_cores(cpu_max: Path = CPU_MAX) -> int:
 
 
 def most_connections() -> int:
-    """Return the number of connections for which this process may open files, between the defaults' bounds."""
+    """The number of connections for which this process may open files, between the defaults' bounds."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         return MAX_DEFAULT_CONNECTIONS
@@ -41,7 +41,7 @@ def most_connections() -> int:
 
 
 def allow_files(needed: int) -> bool:
-    """Raise this process's own limit of open files, and return whether it may open as many as are needed."""
+    """Raise this process's limit of open files; returns False if the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -50,10 +50,10 @@ def allow_files(needed: int) -> bool:
 
 
 def most_http_workers() -> int:
-    """Returns how many HTTP workers the cores allow beside an engine: one for every 4, at most 8."""
+    """The default number of HTTP workers: one for every 4 cores, at most 8."""
     return min(8, usable_cores() // 4)
 
 
 def resident_bytes() -> int:
-    """Returns how much of this process's memory is in RAM."""
+    """This process's resident memory in bytes."""
     return int(_STATM.read_text().split()[1]) * _PAGE

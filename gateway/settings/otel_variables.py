@@ -27,7 +27,7 @@ _HONOURED = {
     *("OTEL_BSP_" + name for name in ("SCHEDULE_DELAY", "MAX_QUEUE_SIZE", "MAX_EXPORT_BATCH_SIZE", "EXPORT_TIMEOUT")),
     *(_OTLP + name for name in _OF_THE_EXPORTER),
 }  # fmt: skip
-_AS_WE_ARE = {  # values that ask for what the gateway does anyway
+_AS_WE_ARE = {  # values that match the gateway's behaviour
     "OTEL_TRACES_EXPORTER": {"otlp"},
     "OTEL_METRICS_EXPORTER": {"otlp"},
     "OTEL_LOGS_EXPORTER": {"none"},
@@ -44,30 +44,30 @@ _REMEDIES = {
 
 
 def is_disabled() -> bool:
-    """Returns whether `OTEL_SDK_DISABLED` forbids all telemetry by OTLP."""
+    """True if `OTEL_SDK_DISABLED` forbids all telemetry by OTLP."""
     return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 
 def sample_ratio(default: float) -> float | str:
-    """Returns the share of requests to trace by `OTEL_TRACES_SAMPLER`, or a text that the setting then refuses."""
+    """The share of requests to trace by `OTEL_TRACES_SAMPLER`, or a text that the setting then refuses."""
     sampler = os.environ.get("OTEL_TRACES_SAMPLER", "").strip()
     ratio = SAMPLERS.get(sampler, default)
     return (os.environ.get("OTEL_TRACES_SAMPLER_ARG") or 1.0) if ratio is None else ratio
 
 
 def positive(name: str, default: float, unit: float = 1.0) -> float:
-    """Returns the number that a variable holds, times `unit`; the default if it holds none above 0."""
+    """A variable's number, times `unit`; the default without a number above 0."""
     number = _number(os.environ.get(name, ""))
     return default if number is None else number * unit
 
 
 def milliseconds(name: str, default: float) -> float:
-    """Returns in seconds the duration that a variable holds in milliseconds."""
+    """A variable's milliseconds, in seconds."""
     return positive(name, default, 0.001)
 
 
 def ignored(environ: Mapping[str, str]) -> list[str]:
-    """Returns one line for each variable of OpenTelemetry that asks for something the gateway does not do."""
+    """A line for each variable of OpenTelemetry that has no effect."""
     asked = {name: value.strip() for name, value in environ.items() if name.startswith("OTEL_") and value.strip()}
     return [line for name, value in sorted(asked.items()) if (line := _objection(name, value))]
 

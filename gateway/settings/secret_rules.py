@@ -1,9 +1,9 @@
-"""Checks secrets that an operator chooses: the form of a key, and what would be guessed."""
+"""Checks an operator's secrets: the form of a key, and signs of a weak one."""
 
 import re
 from itertools import pairwise
 
-MAX_KEY = 512  # characters, each a byte
+MAX_KEY_CHARS = 512  # characters, each a byte
 MIN_ADMIN_KEY_CHARS = 16
 MIN_DISTINCT_CHARS = 8  # 32 random hexadecimal digits have fewer once in 10^8
 MAKE_ONE = "`openssl rand -hex 32` prints a good one"
@@ -15,12 +15,12 @@ _PLACEHOLDER = re.compile(
 
 
 def placeholder(secret: str) -> str | None:
-    """Returns that `secret` was copied from a template and never replaced; None if it does not look so."""
+    """A message if `secret` looks like a template's placeholder; else None."""
     return f"is a placeholder that was never replaced; {MAKE_ONE}" if _PLACEHOLDER.search(secret) else None
 
 
 def weakness(secret: str) -> str | None:
-    """Returns why `secret` would be guessed, in words that follow its name and do not repeat it; None if nothing shows.
+    """The weakness of `secret`, in words that follow its name and do not repeat it; None without an obvious one.
 
     A secret that passes need not be strong: only a placeholder, few distinct characters, a repetition and a plain
     sequence such as 0123456789abcdef are found.
@@ -36,15 +36,15 @@ def weakness(secret: str) -> str | None:
 
 
 def _sequential(secret: str) -> int:
-    """Returns how many characters come right after, or right before, the one to their left in ASCII."""
+    """The number of characters that succeed, or precede, their left neighbour in ASCII."""
     return sum(abs(ord(after) - ord(before)) == 1 for before, after in pairwise(secret))
 
 
 def is_token(text: str, least: int) -> bool:
-    """Returns whether a text can be a key, with `least` characters or more."""
-    return least <= len(text) <= MAX_KEY and all("!" <= character <= "~" for character in text)
+    """True if a text has the form of a key, with `least` characters or more."""
+    return least <= len(text) <= MAX_KEY_CHARS and all("!" <= character <= "~" for character in text)
 
 
 def rule(least: int) -> str:
     """Returns in words the rule that `is_token` checks."""
-    return f"{least} to {MAX_KEY} printable ASCII characters without spaces"
+    return f"{least} to {MAX_KEY_CHARS} printable ASCII characters without spaces"

@@ -28,7 +28,7 @@ from gateway.settings.machine import most_connections
 
 
 def _standard(name: str, default: str | None = None) -> Callable[[], str | None]:
-    """Returns a default that reads the variable which OpenTelemetry has a standard name for."""
+    """A default that reads OpenTelemetry's standard variable."""
     return lambda: os.environ.get(name) or default
 
 
@@ -65,7 +65,7 @@ class QuotaFields(SettingRecord):
         "quotas",
         "SECONDS",
         30.0,
-        "time after which what a crashed replica held is free again, and for which an outage of the store is bridged",
+        "time after which a crashed replica's reservations are freed, and for which an outage of the store is bridged",
         ge=3,
         le=3600,
     )
@@ -74,16 +74,16 @@ class QuotaFields(SettingRecord):
         "quotas",
         "on|off",
         "on",
-        "on: replicas that serve one model with one store tell each other ten times a second what tenants were "
-        "served, so that each has its share of all of them; off: of each replica by itself",
+        "on: replicas with one model and one store exchange the tenants' service ten times a second, so that shares "
+        "hold over all of them; off: on each replica by itself",
     )
 
     advertise: str | None = setting(
         "quotas",
         "URL",
         None,
-        "where routers reach this replica: it announces that in the store, with its admin port at the same host, for "
-        "`--replicas-store` of a router; without a port it is --port",
+        "this replica's address for routers: announced in the store, with its admin port at the same host, for a "
+        "router's `--replicas-store`; the port defaults to --port",
         pattern=r"^https?://[^/?#@\s]+$",
     )
 
@@ -97,8 +97,8 @@ class NetworkFields(SettingRecord):
         "network",
         "N",
         None,
-        "processes that speak HTTP for the engine's; they divide connections among them, and a limit per address holds "
-        "in each. 0: none, the engine's process does; auto: one for every 4 cores, at most 8",
+        "processes that speak HTTP in place of the engine's; connections are divided among them, and a limit per "
+        "address holds in each. 0: none; auto: one for every 4 cores, at most 8",
         ge=0,
         le=64,
     )
@@ -106,7 +106,7 @@ class NetworkFields(SettingRecord):
         "network",
         "N",
         most_connections,
-        "most connections at once; a further one evicts another, first of all one that has shown no key",
+        "most connections at once; a further one evicts another, preferably one that has shown no key",
         ge=1,
     )
     max_connections_per_peer: IntOrAuto = setting(
@@ -128,15 +128,15 @@ class NetworkFields(SettingRecord):
         "network",
         "on|off",
         "off",
-        "answer /v1/models, /server_info and /model_info to who shows no key as well, as routers probe them, and tell "
-        "/v1/loads: the name of the model, its limits, and how much all tenants together have running and waiting",
+        "answer /v1/models, /server_info, /model_info and /v1/loads without a key, as routers probe them: the "
+        "model's name, its limits, and the load of all tenants together",
     )
     unknown_fields: Literal["ignore", "refuse"] = setting(
         "network",
         "ignore|refuse",
         "ignore",
-        "how unknown request fields are treated that would not change the answer: ignored, as the header "
-        "x-sluice-ignored tells, or refused with a 400; unknown fields that would change it are always refused",
+        "treatment of unknown request fields without effect on the answer: ignored, and listed in the header "
+        "x-sluice-ignored, or refused with a 400; unknown fields with an effect are always refused",
     )
     max_body_bytes: ByteSize = setting(
         "network", "BYTES", ByteSize(4 * 2**20), "largest request body; a larger one is answered 413", ge=1024
@@ -145,16 +145,16 @@ class NetworkFields(SettingRecord):
         "network",
         "BYTES",
         ByteSize(64 * 2**20),
-        "most bytes of one tenant's request bodies that are read and not parsed yet, and half as many of one key; a "
-        "body of more than 64KiB waits until it fits",
+        "most unparsed bytes of one tenant's request bodies, and half as many of one key; a body of more than 64KiB "
+        "waits until it fits",
         ge=2048,
     )
     refused_per_second: float = setting(
         "network",
         "N",
         20.0,
-        "most requests of an API key that are refused in a second; further ones are answered 429 unread. For an "
-        "address without a good key, further answers wait. 64KiB that were read of a body count one more",
+        "most refused requests of an API key in a second; further ones are answered 429 unread. For an address "
+        "without a valid key, further answers wait. Each 64KiB read of a body counts one more",
         ge=1,
         le=1_000_000,
     )
@@ -171,7 +171,7 @@ class NetworkFields(SettingRecord):
         "network",
         "SECONDS",
         30.0,
-        "time without progress after which a client that reads nothing is cut",
+        "time without progress after which a client that does not read is cut",
         gt=0,
         le=3600,
     )
@@ -179,7 +179,7 @@ class NetworkFields(SettingRecord):
         "network",
         "SECONDS",
         0.0,
-        "how long a server that is told to stop serves on while it says it is not ready, so that balancers hear of it",
+        "time to keep serving while not ready, after a signal to stop, so that balancers notice",
         ge=0,
         le=3600,
     )
@@ -220,12 +220,10 @@ class SecurityFields(SettingRecord):
         "secret that stored responses are encrypted under, where replicas share it; auto: follows from the pepper",
     )
     old_storage_secrets: SecretOrAuto = setting(
-        "security", "", None, "secrets before it, separated by commas, that what is stored can still be read under"
+        "security", "", None, "earlier secrets, separated by commas, that still decrypt stored responses"
     )
 
-    admin_host: str = setting(
-        "admin", "HOST", "127.0.0.1", "address that the admin API and its page listen on", min_length=1
-    )
+    admin_host: str = setting("admin", "HOST", "127.0.0.1", "address of the admin API and its page", min_length=1)
     admin_port: PortOrOff = setting(
         "admin", "PORT", 8001, "port of the admin API and its page; 0: any free one; off: none"
     )
@@ -246,13 +244,16 @@ class LoggingFields(SettingRecord):
         ge=65_536,
     )
     log_level: Literal["auto", "debug", "info", "warning", "error"] = setting(
-        "logging", "LEVEL", "auto", "least severe message that is logged; auto: info, with --dev debug"
+        "logging", "LEVEL", "auto", "least severe level that is logged; auto: info, with --dev debug"
     )
     log_format: Literal["auto", "json", "text"] = setting(
-        "logging", "FORMAT", "auto", "of the messages on stderr; auto: text on a terminal and with --dev, else json"
+        "logging",
+        "FORMAT",
+        "auto",
+        "format of the messages on stderr; auto: text on a terminal and with --dev, else json",
     )
     dev: bool = setting(
-        "logging", "BOOL", False, "for development: readable logs, down to debug messages and what errors say"
+        "logging", "BOOL", False, "for development: readable logs, down to debug messages and errors' texts"
     )
 
 
@@ -266,7 +267,7 @@ class TelemetryFields(SettingRecord):
         "telemetry",
         "SECONDS",
         10.0,
-        "of predicted work that one replica should have: sluice_replicas_wanted is what it has over this",
+        "target of predicted work for one replica: sluice_replicas_wanted is its work divided by this",
         gt=0,
         le=86_400,
     )
@@ -289,7 +290,7 @@ class TelemetryFields(SettingRecord):
         "telemetry",
         "HOW",
         _standard("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
-        "how the collector is spoken to: OTLP over gRPC, or protobuf over HTTP",
+        "protocol of the collector: OTLP over gRPC, or protobuf over HTTP",
     )
     otlp_headers: SecretStr | None = setting(
         "telemetry", "", None, "headers for the collector, such as authorization=Bearer%20...: NAME=VALUE,NAME=VALUE"
@@ -298,7 +299,7 @@ class TelemetryFields(SettingRecord):
         "telemetry",
         "SHARE",
         partial(otel_variables.sample_ratio, 0.01),
-        "of requests without a trace of their own, that are traced",
+        "share of requests without a client's trace that are traced",
         ge=0,
         le=1,
     )
@@ -306,7 +307,7 @@ class TelemetryFields(SettingRecord):
         "telemetry",
         "SECONDS",
         2.0,
-        "wait for a first token, for memory or for the client to read, from which a request is traced anyway",
+        "wait for a first token, for memory or for the client to read that has a request traced anyway",
         gt=0,
         le=86_400,
     )

@@ -29,27 +29,27 @@ class Settings(SettingFields):
 
     @property
     def is_loopback(self) -> bool:
-        """Returns whether only this machine can reach the gateway."""
+        """True if only this machine can reach the gateway."""
         return _is_loopback(self.host)
 
     @property
     def num_http_workers(self) -> int:
-        """Returns how many processes speak HTTP for the engine's; 0 if that does itself."""
+        """The number of HTTP workers; 0 if the engine's process speaks HTTP itself."""
         return most_http_workers() if self.http_workers is None else self.http_workers
 
     @property
     def open_files(self) -> int:
-        """Returns how many files the process may come to need."""
+        """The files that the process may need to open."""
         return self.max_connections + SPARE_FILES
 
     @property
     def has_few_files(self) -> bool:
-        """Returns whether the default of `max_connections` is lower than it would be with more open files."""
+        """True if the limit of open files lowers the default of `max_connections`."""
         return "max_connections" not in self.model_fields_set and self.max_connections < MAX_DEFAULT_CONNECTIONS
 
     @property
     def served_name(self) -> str:
-        """Returns the name that clients call the model by; a directory goes by its own name, not by its path."""
+        """The model's name in the API; a directory goes by its own name, not by its path."""
         if self.served_model_name:
             return self.served_model_name
         directory = Path(self.model).expanduser()
@@ -246,7 +246,7 @@ _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
 
 
 def _has_good_port(url: str) -> bool:
-    """Returns whether a URL can be taken apart, which a password that is not encoded may prevent."""
+    """True if a URL can be parsed, which an unencoded password may prevent."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -281,4 +281,4 @@ def _refuse(secret: SecretStr | None, why: Callable[[str], str | None]) -> Secre
 
 
 def _readable(path: Path) -> bool:
-    return os.access(path, os.R_OK) and path.is_file()  # in this order: in a closed folder the second raises
+    return os.access(path, os.R_OK) and path.is_file()  # in this order: without access to the folder the second raises

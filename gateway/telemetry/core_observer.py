@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CompletedStep:
-    """One completed step, which nobody changes. Moments are in seconds of the engine's clock, durations in seconds."""
+    """One completed step, frozen. Moments are in seconds of the engine's clock, durations in seconds."""
 
     scheduled: ScheduledStep
     planned: float
@@ -45,24 +45,24 @@ class CompletedStep:
 
 
 class CoreTelemetry(CoreObserver):
-    """Keeps the timelines of sequences, and notifies listeners of admissions, steps and releases. What the limits of a
-    tenant are asked for goes into the record of the request.
+    """Keeps the timelines of sequences, and notifies listeners of admissions, steps and releases.
 
-    Its work is proportional to what changes, not to the rows of every step.
+    The limits asked of a tenant go into the record of the request. The work is proportional to changes, not to the rows
+    of every step.
     """
 
     def __init__(self, core: Controller) -> None:
         """Add itself to the observers of `core`."""
         self.core = core
-        self.on_admit: list[Callable[[SequenceTimeline], object]] = []  # for the first time
+        self.on_admit: list[Callable[[SequenceTimeline], object]] = []  # called at a sequence's first admission
         self.on_step: list[Callable[[CompletedStep], object]] = []
-        self.on_release: list[Callable[[SequenceTimeline], object]] = []  # it has ended and its blocks are free
-        self._timelines: dict[Sequence, SequenceTimeline] = {}  # of sequences that wait or run
-        self._releasing: list[SequenceTimeline] = []  # ended, but still named by a step in flight
+        self.on_release: list[Callable[[SequenceTimeline], object]] = []  # once an ended sequence's blocks are free
+        self._timelines: dict[Sequence, SequenceTimeline] = {}  # of queued and running sequences
+        self._releasing: list[SequenceTimeline] = []  # of ended sequences named by a step in flight
         core.observers.append(self)
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
-        """Returns the timeline of a queued sequence; a new one for a sequence that the core never reported."""
+        """The timeline of a sequence; a new one if the core never reported it."""
         return self._timelines.get(sequence) or SequenceTimeline(sequence, Promise(sequence.tenant), sequence.arrival)
 
     def requested(self, asked: Asked, now: float) -> None:
@@ -110,7 +110,7 @@ class CoreTelemetry(CoreObserver):
                 timeline.chunks.append(Chunk(batch.step, batch.starts[row], batch.lengths[row], now))
 
     def _forget_from(self, step: int) -> None:
-        """Remove the chunks of this step and of those after it, which did not take place."""
+        """Remove the chunks of this step and of later ones, which did not take place."""
         for timeline in (*self._timelines.values(), *self._releasing):
             while timeline.chunks and timeline.chunks[-1].step >= step:
                 timeline.chunks.pop()

@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 BUFFER_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
 UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
-"""The errors of reading a file of text when it is absent, cut off, damaged or no text."""
+"""Errors of reading a text file that is absent, cut off, damaged or no text."""
 FLUSH_SECONDS = 0.5  # the longest that a line waits to be written
 
 Later = Callable[[float, Callable[[], None]], object]  # (seconds from now, function)
 
 
 class EventLogError(Exception):
-    """An event log cannot be written or read, or does not hold what is looked for; the message names it."""
+    """An event log cannot be written or read, or lacks the request; the message names it."""
 
 
 class EventLogFile:
@@ -35,7 +35,7 @@ class EventLogFile:
     """
 
     def __init__(self, path: Path, segment_bytes: int, later: Later, keep: int = 8) -> None:
-        """Begin a new log; that of an earlier run at PATH is rotated first. Raises `EventLogError`."""
+        """Begin a new log, after rotating an earlier run's at PATH. Raises `EventLogError`."""
         self._lines: list[str] = []  # to be written
         self.write = self._lines.append  # a whole line, without its end
         self._path = path
@@ -58,7 +58,7 @@ class EventLogFile:
         self._write_lines()
 
     def _write_lines(self) -> None:
-        """Write the lines that have come since the last time; once the log has ended, they are dropped."""
+        """Write the pending lines; once the log has ended, they are dropped."""
         if self._lines and not self._file.closed:
             together = "\n".join(self._lines)
             fits = self._written + len(together) < self._segment_bytes
@@ -98,7 +98,7 @@ class EventLogFile:
     def _open(self) -> TextIO:
         self._written = 0
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.fchmod(descriptor, 0o600)  # where there was an empty one
+        os.fchmod(descriptor, 0o600)  # an empty file may have had other permissions
         return os.fdopen(descriptor, "w", BUFFER_BYTES, "utf-8")
 
     def _rotate(self) -> None:
@@ -110,9 +110,9 @@ class EventLogFile:
 
 
 def read_event_log(path: Path) -> Iterator[str]:
-    """Yields the lines of the newest run at PATH, from its first segment that is left. Raises `EventLogError`.
+    """Yields the lines of the newest run at PATH, from its oldest remaining segment. Raises `EventLogError`.
 
-    A last line that was not written to its end is left out. Segments may be compressed with gzip.
+    An incomplete last line is left out. Segments may be compressed with gzip.
     """
     try:
         for segment in _segments(path):
@@ -133,7 +133,7 @@ def _segments(path: Path) -> list[Path]:
 
 
 def _begins_a_log(segment: Path) -> bool:
-    """Returns whether a segment is the first of a log. Raises `EventLogError` if it is no segment at all."""
+    """True for the first segment of a log. Raises `EventLogError` if it is no segment at all."""
     with open_text(segment, errors="replace") as file:
         first = file.readline()
     if first and not first.startswith('["'):

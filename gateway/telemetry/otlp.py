@@ -1,4 +1,4 @@
-"""The collector that spans and metrics are sent to, and the resource by which it knows this process."""
+"""The collector of spans and metrics, and the resource that identifies this process."""
 
 import logging
 import threading
@@ -85,7 +85,7 @@ class _FirstMessage(threading.local):
 
 
 class _ExportErrors(logging.Handler):
-    """Keeps each thread's first message of the SDK's exporters about a failed export, and lets none into the log."""
+    """Keeps each thread's first message of the SDK's exporters about a failed export, out of the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -104,7 +104,7 @@ _export_errors = _ExportErrors()
 _exporters = logging.getLogger("opentelemetry.exporter")
 _exporters.addHandler(_export_errors)
 _exporters.propagate = False
-grpc_exporter.logger.filters.clear()  # they drop for 20 s a message that the exporter of another signal has logged
+grpc_exporter.logger.filters.clear()  # they drop for 20 s a message logged by another signal's exporter
 
 
 class DeliveryLog:

@@ -1,4 +1,4 @@
-"""The record of one request, from which its log line, its metrics, its trace and the admin's pages are made.
+"""The record of one request, the source of its log line, metrics, trace and admin page.
 
 Moments are in seconds of the engine's clock, which never goes back; `began_ns` relates them to the calendar. It holds
 no prompt, no output and no key. `Telemetry` keeps the records of live requests and notifies listeners of each end.
@@ -38,12 +38,12 @@ _SAMPLED = 1
 
 @dataclass(slots=True)
 class TraceContext:
-    """The ids of a request's span and of its parent, as W3C Trace Context defines them. Nobody changes them."""
+    """The ids of a request's span and of its parent, as W3C Trace Context defines them."""
 
     trace_id: int  # 128 bits, never 0
     span_id: int  # 64 bits, never 0; of our own span
     parent_id: int | None = None  # of the client's
-    client_samples: bool = False  # the client has asked for its trace to be kept
+    client_samples: bool = False  # the client's sampling flag
     state: str = ""  # tracestate, handed on as it came
 
     @property
@@ -53,7 +53,7 @@ class TraceContext:
 
 
 def trace_context(traceparent: bytes | None, tracestate: bytes | None) -> TraceContext:
-    """Returns our place in the client's trace, or in a new one if the header is absent or not valid."""
+    """A span of ours in the client's trace, or in a new one if the header is absent or invalid."""
     span_id = getrandbits(64) or 1
     match = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
     if match is None:
@@ -88,12 +88,12 @@ class SequenceTimeline:
     promise: Promise
     queued: float
     admitted: float | None = None  # for the first time
-    credit: float | None = None  # its tenant's credit then, in engine seconds for each unit of its weight
+    credit: float | None = None  # its tenant's at admission, in engine seconds for each unit of weight
     was_promoted: bool = False  # admitted before a more urgent one of its tenant, by aging
-    prefilled: float | None = None  # when its last chunk was computed
+    prefilled: float | None = None  # its last chunk was computed
     first_token: float | None = None
     ended: float | None = None
-    released: float | None = None  # when its blocks were free again
+    released: float | None = None  # its blocks were free again
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[float] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
@@ -101,7 +101,7 @@ class SequenceTimeline:
 
 
 class Granted(Protocol):
-    """A grant of what a request may use of its limits; see `Grant`."""
+    """The amounts a request may use of its limits; see `Grant`."""
 
     reservation: Reservation | None
     settlement: asyncio.Future[None] | None
@@ -110,9 +110,9 @@ class Granted(Protocol):
 class Cancellable(Protocol):
     """The scope in which a request is served, here or in another process; moments are of the engine's clock."""
 
-    error: ApiError | None  # what its client is sent, once it has been failed
-    ended_early: float | None  # when it was ended from outside
-    writing_since: float | None  # the last progress of the writes that wait
+    error: ApiError | None  # sent to the client once the request has failed
+    ended_early: float | None  # moment at which it was ended from outside
+    writing_since: float | None  # last progress of the pending writes
 
     def fail(self, error: ApiError) -> None:
         """End the request, unless it has ended; the client is sent `error`."""
@@ -131,13 +131,14 @@ class StoreCall:
 
 @dataclass(slots=True, eq=False)
 class EngineRecord:
-    """The engine's part of a request's record, in the engine's process: its limits and its sequences. Only the engine's
-    client and those it calls write it.
+    """The engine's part of a request's record: limits and sequences.
+
+    Only the engine's client and its callees write it.
     """
 
-    asked: Asked | None = None  # what its tenant's limits were asked for
+    asked: Asked | None = None  # charge asked of its tenant's limits
     asked_at: float | None = None
-    grammar: Grammar | None = None  # what its answers have to match
+    grammar: Grammar | None = None  # the constraint on its answers
     grammar_wait: float | None = None  # seconds until its grammar was compiled; None: it has none
     beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
     reserving: float | None = None
@@ -149,7 +150,7 @@ class EngineRecord:
 
     @property
     def num_output_tokens(self) -> int:
-        """Returns how many tokens were generated, delivered or not."""
+        """The number of generated tokens, delivered or not."""
         return sum([len(timeline.sequence.output) for timeline in self.timelines])
 
     @property
@@ -158,23 +159,23 @@ class EngineRecord:
 
     @property
     def charged(self) -> float:
-        """Returns the engine seconds that it was charged."""
+        """The engine seconds charged to it."""
         return sum(timeline.promise.charged for timeline in self.timelines)
 
     @property
     def queued(self) -> float | None:
-        """Returns when the first of its sequences began to wait for the engine; None if none has."""
+        """The moment at which its first sequence was queued; None if none was."""
         return min([timeline.queued for timeline in self.timelines], default=None)
 
     @property
     def admitted(self) -> float | None:
-        """Returns when the last of its sequences joined a step; None if one never did."""
+        """The moment at which its last sequence joined a step; None if one never did."""
         joined = [timeline.admitted for timeline in self.timelines if timeline.admitted is not None]
         return max(joined, default=None) if len(joined) == len(self.timelines) else None
 
     @property
     def first_token(self) -> float | None:
-        """Returns when the engine had the first token of any of its sequences; None if it has none."""
+        """The moment of the engine's first token of any of its sequences; None before it."""
         return min([one.first_token for one in self.timelines if one.first_token is not None], default=None)
 
 
@@ -192,19 +193,19 @@ class RequestRecord:
     began_ns: int  # Unix nanoseconds
     num_retries: int = 0  # attempts before this one, by the client's count
 
-    # known once the key and the body were read
+    # known after authentication and reading the body
     tenant: str | None = None
     key: str | None = None  # its id
     model: str | None = None
     operation: str | None = None  # of the GenAI conventions; None: nothing is generated
-    sampling: SamplingParams | None = None  # as the client asked
+    sampling: SamplingParams | None = None  # the client's own
     streams: bool = False
     num_choices: int = 1
     num_answers: int = 1  # choices for each prompt, which follow one another
     service_class: str | None = None
     policy_version: str | None = None
     response_id: str | None = None
-    ignored: tuple[str, ...] = ()  # its fields without effect, by the names that they are counted by
+    ignored: tuple[str, ...] = ()  # its ignored fields, by the metric's names
 
     body_bytes: int = 0  # read so far
 
@@ -229,7 +230,7 @@ class RequestRecord:
 
     @property
     def has_failed(self) -> bool:
-        """Returns whether it failed by our fault; statuses of 4xx are the client's."""
+        """True if it failed by our fault; statuses of 4xx are the client's."""
         return self.status >= 500 or self.outcome in _FAILED
 
     @property
@@ -238,7 +239,7 @@ class RequestRecord:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Returns how many of the prompt tokens were found in the prefix cache."""
+        """The prompt tokens found in the prefix cache."""
         return num_cached_tokens([timeline.sequence for timeline in self.engine.timelines], self.num_answers)
 
 
@@ -270,7 +271,7 @@ Listener = Callable[[RequestRecord], object]
 
 
 class Telemetry:
-    """Keeps the records of live requests and calls listeners with each one that has ended. `clock` is the engine's."""
+    """Keeps the records of live requests, and calls listeners at each end. `clock` is the engine's."""
 
     def __init__(self, clock: Callable[[], float], unix_ns: Callable[[], int] = time.time_ns) -> None:
         self.clock = clock
@@ -279,7 +280,7 @@ class Telemetry:
         self._unix_ns = unix_ns
 
     def begin(self, scope: Scope, response: ResponseWriter) -> RequestRecord:
-        """Make the record of a request, which the running task and those that it starts find in `current`."""
+        """Make the record of a request, which its task and child tasks find in `current`."""
         retries = response.request_headers.get(b"x-stainless-retry-count") or b""
         record = RequestRecord(
             response.request_id.decode(),
@@ -295,8 +296,9 @@ class Telemetry:
         return record
 
     def ended(self, record: RequestRecord, outcome: Outcome, at: float | None = None) -> None:
-        """Note the end of a request, now or at a moment before, and call the listeners, whose failures are logged and
-        do not reach the client.
+        """Record the end of a request, now or at an earlier moment, and call the listeners.
+
+        A listener's failure is logged and does not reach the client.
         """
         self.live.discard(record)
         record.outcome, record.ended = outcome, self.clock() if at is None else at

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from gateway.errors import InvalidApiKey
 from gateway.replica.fleet_secret import FleetSecret
-from gateway.settings.secret_rules import MAX_KEY
+from gateway.settings.secret_rules import MAX_KEY_CHARS
 from gateway.settings.settings import Settings
 from gateway.tenants.key_store import KeyRecord, KeyStore, Replaced
 from quotas.policy.policy import SCOPES
@@ -40,7 +40,7 @@ class KeyRing:
 
     def __init__(self, pepper: bytes, records: Iterable[KeyRecord], clock: Callable[[], float] = time.time) -> None:
         self.fleet = FleetSecret(pepper)
-        self._hmac = hmac.new(pepper, digestmod="sha256")  # of no key yet: to make it takes longer than to copy it
+        self._hmac = hmac.new(pepper, digestmod="sha256")  # template: copying is cheaper than making one
         self._clock = clock
         self._nobody = _Entry(Principal("", ""), _Secret.none(), _Secret.none())
         self._entries: dict[bytes, _Entry] = {}
@@ -51,7 +51,7 @@ class KeyRing:
         return len(self._entries)
 
     def change(self, records: Iterable[KeyRecord], removed: Iterable[str] = ()) -> None:
-        """Have these keys open the gateway from now on as these records say, and the removed ids no more."""
+        """Add or replace these keys, and remove the ids in `removed`."""
         for key_id in removed:
             self._drop(key_id.encode())
         for record in records:
@@ -73,7 +73,7 @@ class KeyRing:
         return self._by_tenant.keys()
 
     def find(self, tenant: str, key_id: str) -> Principal:
-        """Return the principal of a tenant's key, whose secret somebody else has seen. Raises `InvalidApiKey`."""
+        """The principal of a tenant's key whose secret was checked elsewhere. Raises `InvalidApiKey`."""
         entry = self._entries.get(key_id.encode())
         if entry is None or entry.principal.tenant != tenant:
             raise InvalidApiKey(_INCORRECT)
@@ -84,7 +84,7 @@ class KeyRing:
         return [*self._by_tenant.get(tenant, {}).values()]
 
     def authenticate(self, authorization: bytes | None) -> Principal:
-        """Return the principal behind an Authorization header.
+        """The principal of an Authorization header.
 
         Raises `InvalidApiKey`, in the same words and after the same work for an unknown, a wrong and an expired key.
         """
@@ -149,16 +149,16 @@ def demo_record(key: str, pepper: bytes) -> KeyRecord:
 def new_key(
     tenant: str, pepper: bytes, expires: datetime | None = None, scopes: tuple[str, ...] = SCOPES, name: str = ""
 ) -> tuple[str, KeyRecord]:
-    """Make a fresh key for `tenant`, to be shown once, and the record of it to store."""
+    """Make a key for `tenant`, to be shown once, and its record to store."""
     key_id = secrets.token_hex(4)
     key = _new_secret(key_id)
     return key, replace(_record(key_id, key, tenant, pepper, expires), scopes=scopes, name=name)
 
 
 def rotated(record: KeyRecord, pepper: bytes, expires: datetime | None, until: datetime) -> tuple[str, KeyRecord]:
-    """Return the key with a fresh secret, to be shown once, and its record, by which the old one opens `until` then.
+    """The key with a fresh secret, to be shown once, and its record, in which the old one stays valid `until` then.
 
-    The id stays, and with it what policies say of the key and what is counted by key.
+    The id stays, and with it the policies and the counts by key.
     """
     key = _new_secret(record.id)
     present = _record(record.id, key, record.tenant, pepper, expires)
@@ -183,8 +183,8 @@ def bearer_token(authorization: bytes | None) -> bytes:
     """
     if not authorization:
         raise InvalidApiKey("You didn't provide an API key: send it in a header, Authorization: Bearer YOUR_KEY.")
-    if len(authorization) > MAX_KEY + 16:
-        raise InvalidApiKey(f"The API key is longer than {MAX_KEY} bytes.")
+    if len(authorization) > MAX_KEY_CHARS + 16:
+        raise InvalidApiKey(f"The API key is longer than {MAX_KEY_CHARS} bytes.")
     scheme, _, key = authorization.strip(_SPACES).replace(b"\t", b" ").partition(b" ")
     key = key.strip(_SPACES)
     if scheme.lower() != b"bearer" or not key or b" " in key:
@@ -193,7 +193,7 @@ def bearer_token(authorization: bytes | None) -> bytes:
 
 
 def _id_of(key: bytes) -> bytes:
-    """Return the id inside a key of our format; any other key can only be a demo key that an operator chose."""
+    """The id inside a key of our format; a key of another format can only be an operator's demo key."""
     if not key.startswith(_PREFIX):
         return DEMO.encode()
     return key[len(_PREFIX) :].partition(b"-")[0]

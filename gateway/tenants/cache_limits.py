@@ -10,7 +10,7 @@ from backend.roofline import show_bytes
 from quotas.policy.policy import Policy
 from quotas.policy.policy_diff import changed_tenants
 
-TENANTS_PER_TURN = 100  # tenants whose limits change before others have a turn on the event loop
+TENANTS_PER_TURN = 100  # tenants whose limits change in one turn of the event loop
 
 
 class CachedMemory(Protocol):
@@ -27,7 +27,7 @@ class KVPool:
     block_bytes: int
     max_model_len: int
     longest: int  # blocks of a sequence of `max_model_len`
-    caches: bool = True  # whether anything stays in it that nobody uses
+    caches: bool = True  # False: idle blocks are not kept
 
     @staticmethod
     def of(config: EngineConfig, block_bytes: int) -> "KVPool":
@@ -35,12 +35,12 @@ class KVPool:
         return KVPool(config.num_blocks, block_bytes, config.max_model_len, longest, config.shares_blocks)
 
     def cache_limits(self, policy: Policy, tenant: str) -> tuple[int, int | None]:
-        """Return the tenant's floor and ceiling in whole blocks, with no more than the policy says above either."""
+        """The tenant's floor and ceiling in whole blocks, rounded down."""
         return blocks_kept(policy, tenant, self.block_bytes)
 
 
 def blocks_kept(policy: Policy, tenant: str, block_bytes: int) -> tuple[int, int | None]:
-    """Return a tenant's floor and ceiling in whole blocks, with no more than the policy says above either."""
+    """A tenant's floor and ceiling in whole blocks, rounded down."""
     limits = policy.cache_limits(tenant)
     floor, ceiling = -(-limits.floor // block_bytes), limits.ceiling
     if ceiling is None:
@@ -50,12 +50,12 @@ def blocks_kept(policy: Policy, tenant: str, block_bytes: int) -> tuple[int, int
 
 
 def floors_of(policy: Policy, pool: KVPool) -> dict[str, int]:
-    """Return the blocks that are kept for each tenant that has any."""
+    """The floor of each tenant that has one, in blocks."""
     return {tenant: pool.cache_limits(policy, tenant)[0] for tenant, kept in policy.caching.items() if kept.floor}
 
 
 def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
-    """Yield a field of the policy and what is wrong with it, if its floors leave no room for the longest sequence."""
+    """Yield a field and its problem, if the policy's floors leave no room for the longest sequence."""
     floors = floors_of(policy, pool)
     kept = sum(floors.values())
     lacking = kept + pool.longest - pool.num_blocks
@@ -76,20 +76,20 @@ def show_blocks(blocks: int, pool: KVPool) -> str:
 
 
 class CacheLimiter:
-    """Tells the engine what each tenant's cached memory is limited to: of tenants that the policy names as soon as it
-    holds, of others when they first ask for something.
+    """Sets the tenants' floors and ceilings in the engine: of named tenants with each policy, of others at their first
+    request.
     """
 
     def __init__(self, memory: CachedMemory, pool: KVPool, policy: Policy) -> None:
         self._memory = memory
         self._pool = pool
         self._policy = policy
-        self._in_force: Policy | None = None  # by whose limits the engine goes
-        self._limits: dict[str, tuple[int, int | None]] = {}  # that hold in the engine, of tenants that have any
-        self._others: set[str] = set()  # tenants that have asked for something and were not named then
+        self._in_force: Policy | None = None  # the policy applied to the engine
+        self._limits: dict[str, tuple[int, int | None]] = {}  # present floors and ceilings, by tenant
+        self._others: set[str] = set()  # unnamed tenants with requests
 
     async def policy_changed(self, policy: Policy) -> None:
-        """Have the limits of this policy hold from now on; floors are lowered before any is raised."""
+        """Apply the limits of this policy; floors are lowered before any is raised."""
         before, self._policy, self._in_force = self._in_force, policy, policy
         for index, tenant in enumerate(await asyncio.to_thread(self._changed, before, policy, [*self._others])):
             if index % TENANTS_PER_TURN == TENANTS_PER_TURN - 1:
@@ -97,7 +97,7 @@ class CacheLimiter:
             self._limit(tenant)
 
     def _changed(self, before: Policy | None, policy: Policy, others: list[str]) -> list[str]:
-        """Return the tenants that are limited otherwise by `policy`, first those whose floors it lowers."""
+        """The tenants whose limits `policy` changes; lowered floors come first."""
         raised: dict[str, bool] = {}
         for tenant in {*changed_tenants(before, policy), *others}:
             present, coming = self._limits.get(tenant, (0, None)), self._pool.cache_limits(policy, tenant)

@@ -1,4 +1,4 @@
-"""The policy as it applies to one request: which class, how long, at whose cost."""
+"""The policy as it applies to one principal: class, targets and limits."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,7 +22,7 @@ class KVShape:
 
 
 class EffectivePolicy:
-    """The policy as it applies to one principal, worked out once and used by every request until the policy changes."""
+    """The policy as it applies to one principal, computed once and used by every request until the policy changes."""
 
     def __init__(self, policy: Policy, principal: Principal) -> None:
         self.name = principal.tenant
@@ -33,7 +33,7 @@ class EffectivePolicy:
         self.rate_headers = RateHeaders(self.charged)
         self.models = self.tenant.models_of(principal.key_id)  # None: all
         self.scopes = _scopes(principal, self.tenant)
-        self.cache_scope = policy.cache_scope(principal.tenant)  # among whom its prompts may be found in the cache
+        self.cache_scope = policy.cache_scope(principal.tenant)  # prompts are shared within this scope
         self.kv_bytes = min(
             (limit.amount for limit in self.limits if limit.resource is Resource.KV_BYTES), default=None
         )
@@ -44,11 +44,11 @@ class EffectivePolicy:
         self._classes: dict[str | None, ClassPolicy] = {}  # by tier
 
     def require(self, scope: str) -> None:
-        """Raises `Forbidden` unless the policy admits the tenant and the key has the scope."""
+        """Raise `Forbidden` unless the policy admits the tenant and the key has the scope."""
         if not self._is_served:
             raise Forbidden(
                 f"This server serves only tenants that its policy names, and {self.name!r} is none of them: "
-                "have the tenant named there, or use the key of another."
+                "have the tenant named there, or use another tenant's key."
             )
         if scope not in self.scopes:
             scopes = ", ".join(self.scopes) or "none"
@@ -58,7 +58,7 @@ class EffectivePolicy:
         return self.models is None or model in self.models
 
     def check_model(self, model: str) -> None:
-        """Raises `ModelNotFound` for a model that the tenant may not use, as for one that does not exist."""
+        """Raise `ModelNotFound` for a model denied to the tenant, as for an unknown one."""
         if self.models is not None and model not in self.models:
             raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
 
@@ -74,11 +74,11 @@ class EffectivePolicy:
         return found
 
     def kv_tokens(self, shape: KVShape) -> int | None:
-        """Return the tokens of the longest sequence that the tenant's KV memory could hold; None without a limit."""
+        """The most tokens of a sequence within the tenant's KV memory; None without a limit."""
         return None if self.kv_bytes is None else self.kv_bytes // shape.block_bytes * shape.block_tokens
 
     def check_kv(self, num_tokens: int, shape: KVShape, param: str) -> None:
-        """Raises `Unsatisfiable`, about `param`, for a sequence that could never be held."""
+        """Raise `Unsatisfiable`, about `param`, for a sequence beyond the tenant's KV memory."""
         most = self.kv_tokens(shape)
         if self.kv_bytes is not None and most is not None and num_tokens > most:
             raise Unsatisfiable(
@@ -88,7 +88,7 @@ class EffectivePolicy:
             )
 
     def check_prompts(self, count: int) -> None:
-        """Raises `Unsatisfiable` for more prompts in one request than could ever wait; one alone may always run."""
+        """Raise `Unsatisfiable` for more prompts in one request than could ever wait; one alone may always run."""
         if self._queued is not None and count > max(self._queued, 1):
             raise Unsatisfiable(
                 f"Your tenant's limit queued_requests is {self._queued}: this request has {count} prompts, each of "
@@ -97,7 +97,7 @@ class EffectivePolicy:
             )
 
     def check_answers(self, count: int, param: str) -> None:
-        """Raises `Unsatisfiable`, about `param`, for more answers to a prompt than the tenant may ask for."""
+        """Raise `Unsatisfiable`, about `param`, for more answers to a prompt than the tenant may ask for."""
         most = self.tenant.max_n
         if count > most:
             raise Unsatisfiable(
@@ -107,7 +107,7 @@ class EffectivePolicy:
             )
 
     def check_grammar(self, size: int, param: str) -> None:
-        """Raises `Unsatisfiable`, about `param`, for a grammar of more bytes than the tenant's may have."""
+        """Raise `Unsatisfiable`, about `param`, for a grammar larger than the tenant's limit."""
         most = self.tenant.max_schema_bytes
         if size > most:
             raise Unsatisfiable(
@@ -117,8 +117,8 @@ class EffectivePolicy:
             )
 
     def check_logprobs(self, count: int | None, param: str) -> None:
-        """Raises `Unsatisfiable`, about `param`, for log probabilities of more tokens at each position than the tenant
-        may be told.
+        """Raise `Unsatisfiable`, about `param`, for more log probabilities at each position than the tenant may
+        have.
         """
         most = self.tenant.max_top_logprobs
         if count is not None and count > most:
@@ -129,10 +129,9 @@ class EffectivePolicy:
             )
 
     def reservable(self, num_prompt_tokens: int, expected: int) -> int | None:
-        """Return how many output tokens to reserve at first for an answer that declares no length.
+        """The output tokens to reserve at first for an answer of undeclared length; None: no limit counts them.
 
-        None means all that it may have, because no limit counts them. `expected` is what answers of this tenant rarely
-        exceed.
+        `expected` is the tenant's high estimate of an answer.
         """
         if not self._of_answers:
             return None
@@ -144,13 +143,13 @@ class EffectivePolicy:
 
 
 class CurrentPolicy(Protocol):
-    """Has the policy in force, which is replaced whole."""
+    """Holds the policy in force, which is replaced whole."""
 
     current: Policy
 
 
 class EffectivePolicies:
-    """Caches the effective policy of every principal under the policy that holds now."""
+    """Caches the effective policy of every principal under the present policy."""
 
     def __init__(self, policies: CurrentPolicy) -> None:
         self._policies = policies
@@ -172,6 +171,6 @@ class EffectivePolicies:
 
 
 def _scopes(principal: Principal, tenant: TenantPolicy) -> tuple[str, ...]:
-    """Return the scopes that the key was made with, as far as the policy leaves them."""
+    """The key's scopes, as far as the policy allows them."""
     key = tenant.key(principal.key_id)
     return tuple(scope for scope in principal.scopes if key is None or scope in key.scopes)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-INTERVAL_SECONDS = 0.2  # an edit is taken up after one to three of them
+INTERVAL_SECONDS = 0.2  # an edit is noticed after one to three of them
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
 
 def signature(paths: Iterable[Path]) -> Signature:
-    """Return what changes with any of the files: which exist, and the inode, size and time of change of each."""
+    """A value that changes with any of the files: existence, inode, size and time of change of each."""
     return tuple(sorted(entry for path in paths if (entry := _entry(path)) is not None))
 
 
@@ -51,7 +51,7 @@ class FileWatcher:
             try:
                 await self.poll()
             except Exception:
-                log.exception("an edited file could not be taken up; the next edit is")
+                log.exception("an edited file could not be read; the next edit will be")
 
     async def poll(self) -> None:
         """Compare the files with the last poll, and call `changed` if they changed before it and not since."""

@@ -1,4 +1,4 @@
-"""Books the KV memory that floors and pins keep for tenants, which is on no request's account."""
+"""Books the KV memory kept by floors and pins, which no request is charged for."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ INTERVAL_SECONDS = 2.0
 
 
 class UsageStore(Protocol):
-    """Takes usage that no limit counts."""
+    """Stores usage that no limit counts."""
 
     def book(self, tenant: str, key: str | None, usage: Usage) -> None: ...
 
@@ -44,7 +44,7 @@ class KeptUsage:
                 self._store.book(tenant, None, Usage(kv_byte_seconds=total - booked, requests=0))
 
     async def run(self) -> None:
-        """Book again and again, for as long as the server runs, and once more as it ends."""
+        """Book at intervals for as long as the server runs, and once more as it ends."""
         try:
             while True:
                 await asyncio.sleep(INTERVAL_SECONDS)

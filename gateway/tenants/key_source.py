@@ -51,7 +51,7 @@ class KeySource:
         self.store = KeyStore(settings.state_dir)
         self.pepper = pepper = pepper_of(settings, self.store)
         self._policy = policy
-        self.demo_key = demo_key(settings, pepper)  # to be shown to who starts the gateway
+        self.demo_key = demo_key(settings, pepper)  # to be shown in the announcement
         demo = [demo_record(self.demo_key, pepper)] if self.demo_key else []
         self._demo = {record.id: record for record in demo}
         self._first_read = signature(self.files())  # of the files, before they were read
@@ -68,7 +68,7 @@ class KeySource:
 
     @property
     def in_force(self) -> Mapping[str, KeyRecord]:
-        """All keys that open this gateway, or would have before they expired, by id."""
+        """All keys by id, including expired ones."""
         return self._keys.in_force
 
     @property
@@ -79,7 +79,7 @@ class KeySource:
         return (self.store.path,)
 
     async def watch(self, policies: LivePolicy) -> None:
-        """Take up edits of the key file since it was read, and of what policies say of keys, while the server runs."""
+        """Apply edits of the key file since it was read, and of the policies' keys, while the server runs."""
         policies.on_change.append(self.take_policy)
         await FileWatcher(self.files, self.reload, self._first_read).run()
 
@@ -88,7 +88,7 @@ class KeySource:
         await self.reload()
 
     async def reload(self) -> None:
-        """Read the key file again. Reloads take turns, so that the last that was read is the one in force."""
+        """Read the key file again. Reloads are serialized, so that the last one read is in force."""
         async with self._reloading:
             await self._reload()
 
@@ -107,7 +107,7 @@ class KeySource:
             await changed(change)
 
     def _followed(self, before: _Keys, policy: Policy) -> tuple[_Keys, KeyChange]:
-        """Return the keys as the files and the policy have them now, and what differs. Raises `KeyStoreError`."""
+        """The present keys of files and policy, and the difference. Raises `KeyStoreError`."""
         stored = self.store.by_id()
         edited = changed_tenants(before.policy, policy)
         old = {key for name in edited for key in before.policy.tenant(name).keys} if before.policy else set()
@@ -134,7 +134,7 @@ class KeySource:
     def _in_force(
         self, key_id: str, stored: Mapping[str, KeyRecord], of_policy: Mapping[str, KeyRecord], policy: Policy
     ) -> KeyRecord | None:
-        """Return the record of a key by all of its sources. Raises `KeyStoreError` where there are two."""
+        """The record of a key by all of its sources. Raises `KeyStoreError` if two sources define it."""
         record = stored.get(key_id)
         found = [narrowed(record, policy.tenant(record.tenant))] if record else []
         found += [source[key_id] for source in (of_policy, self._demo) if key_id in source]
@@ -147,7 +147,7 @@ class KeySource:
 
 
 def narrowed(record: KeyRecord, tenant: TenantPolicy) -> KeyRecord:
-    """Return the record with the policy's expiry where that is earlier; a replaced secret ends with it."""
+    """The record with the policy's expiry if that is earlier; a replaced secret ends with it."""
     key = tenant.key(record.id)
     if key is None or key.expires is None:
         return record
@@ -170,7 +170,7 @@ def _record(tenant: str, key: KeyPolicy) -> KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """A key that is stored or in the policy; with an empty `key_id`, any key of a tenant that no policy narrows."""
+    """A stored key, or the policy's; with an empty `key_id`, any unrestricted key of a tenant."""
 
     principal: Principal
     described: str
@@ -182,14 +182,14 @@ def any_key_of(tenant: str) -> KnownKey:
 
 
 def find_key(key_id: str, policy: Policy, store: KeyStore) -> KnownKey:
-    """Return a stored key, else one that the policy has. Raises `KeyStoreError` where neither does."""
+    """A stored key, else the policy's. Raises `KeyStoreError` for an unknown one."""
     if stored := store.by_id().get(key_id):
         record = narrowed(stored, policy.tenant(stored.tenant))
         principal = Principal(record.tenant, record.id, record.scopes)
         return KnownKey(principal, f"tenant {record.tenant}, key {key_id}", record.expires)
     for tenant in policy.tenants.values():
         if key := tenant.key(key_id):
-            where = "" if key.hmac else f" (not stored in {store.directory}: there, it opens nothing)"
+            where = "" if key.hmac else f" (not stored in {store.directory}: it is not valid there)"
             principal = Principal(tenant.name, key_id, key.scopes)
             return KnownKey(principal, f"tenant {tenant.name}, key {key_id}{where}", key.expires)
     raise KeyStoreError(
@@ -198,7 +198,7 @@ def find_key(key_id: str, policy: Policy, store: KeyStore) -> KnownKey:
 
 
 class UnknownKey(KeyStoreError):
-    """There is no such key in the directory."""
+    """The directory has no key with this id."""
 
     def __init__(self, key_id: str) -> None:
         super().__init__(
@@ -207,11 +207,11 @@ class UnknownKey(KeyStoreError):
 
 
 class RotatedAlready(KeyStoreError):
-    """A key would have three secrets: its older secret was promised to hold until `until`."""
+    """A second rotation would leave three secrets: the older one was promised until `until`."""
 
     def __init__(self, key_id: str, until: datetime) -> None:
         super().__init__(
-            f"{key_id} was rotated already, and its old secret opens until {until:%Y-%m-%d %H:%M} UTC: wait until "
+            f"{key_id} was rotated already, and its old secret is valid until {until:%Y-%m-%d %H:%M} UTC: wait until "
             "then, or end all its older secrets now with --overlap 0s"
         )
 
@@ -219,10 +219,9 @@ class RotatedAlready(KeyStoreError):
 def rotate(
     store: KeyStore, pepper: bytes, key_id: str, now: datetime, until: datetime, expires: datetime | None
 ) -> tuple[str, KeyRecord]:
-    """Give a stored key a new secret, to be shown once; the present one opens `until` then.
+    """Give a stored key a new secret, to be shown once; the present one stays valid `until` then.
 
-    The key `expires`, or lives as long from now as it was to live. Raises `UnknownKey`, `RotatedAlready` and
-    `KeyStoreError`.
+    The key `expires`, or gets its present lifetime from now. Raises `UnknownKey`, `RotatedAlready` and `KeyStoreError`.
     """
     with store.edit() as records:
         record = records.get(key_id)

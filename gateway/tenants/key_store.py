@@ -41,7 +41,7 @@ class KeyStoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The secret that a key had before its rotation, and until when it still opens the gateway."""
+    """The secret of a key before its rotation, and the end of its validity."""
 
     digest: bytes = field(repr=False)
     expires: datetime
@@ -54,7 +54,7 @@ class KeyRecord:
     id: str
     tenant: str
     digest: bytes = field(repr=False)
-    created: datetime  # with this secret
+    created: datetime  # moment of this secret
     expires: datetime | None = None  # None: never
     scopes: tuple[str, ...] = SCOPES
     name: str = ""
@@ -62,7 +62,7 @@ class KeyRecord:
 
 
 class KeyStore:
-    """The directory. Keys that were read once are read again only where the file has changed since."""
+    """The directory. The key file is read again only if it has changed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -74,7 +74,7 @@ class KeyStore:
         return self.directory / "keys.json"
 
     def pepper(self) -> bytes:
-        """Return the pepper, made now if there is none. Processes that start together get the same one."""
+        """The pepper, made at the first call; processes that start together get the same one."""
         path = self.directory / "pepper"
         pepper = self._secret(path, secrets.token_bytes(PEPPER_BYTES))
         if len(pepper) != PEPPER_BYTES:
@@ -88,7 +88,7 @@ class KeyStore:
         return self.directory / "admin-key"
 
     def admin_key(self) -> str:
-        """Return the key of the admin API, made now if there is none."""
+        """The key of the admin API, made at the first call."""
         path = self.admin_key_path
         fresh = f"{ADMIN_PREFIX}{secrets.token_hex(ADMIN_BYTES)}\n"
         key = self._secret(path, fresh.encode()).decode("latin-1").strip()
@@ -99,7 +99,7 @@ class KeyStore:
         return key
 
     def _secret(self, path: Path, fresh: bytes) -> bytes:
-        """Return what the file holds; it is created with `fresh` if it does not exist."""
+        """The contents of the file, which is created with `fresh` if it does not exist."""
         with _explained(path):
             if not path.exists():
                 self._make_directory()
@@ -113,7 +113,7 @@ class KeyStore:
         return list(self.by_id().values())
 
     def by_id(self) -> Mapping[str, KeyRecord]:
-        """Return the keys by id; one that has not changed is the same object as before, as all are if none has."""
+        """The keys by id. An unchanged key is the same object as before, and so is the mapping if no key changed."""
         with self._reading, _explained(self.path):
             return self._keys.read()
 
@@ -124,15 +124,13 @@ class KeyStore:
             records[record.id] = record
 
     def remove(self, key_id: str) -> bool:
-        """Forget a key, and return whether there was such a key."""
+        """Forget a key; returns False if it is unknown."""
         with self.edit() as records:
             return records.pop(key_id, None) is not None
 
     @contextmanager
     def edit(self) -> Iterator[dict[str, KeyRecord]]:
-        """Yield the records by id to one writer at a time; what the block changes of them is stored,
-        unless it raises.
-        """
+        """Yield the records by id to one writer at a time; the block's changes are stored, unless it raises."""
         with self._locked():
             before = self.by_id()
             records = dict(before)
@@ -150,7 +148,7 @@ class KeyStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the directory's lock, which lets one writer at a time in, over all processes."""
+        """Hold the directory's lock: one writer at a time, over all processes."""
         with _explained(self.directory):
             self._make_directory()
             descriptor = os.open(self.directory, os.O_RDONLY)
@@ -170,11 +168,11 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 FORMAT = b'{"version": 2}\n'
-SPARE_LINES = 1000  # beside twice as many as there are keys, before the file is written anew
+SPARE_LINES = 1000  # beyond two for each key, before the file is rewritten
 
 
 class _KeyFile:
-    """The key file as far as it has been read."""
+    """The part of the key file read so far."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -185,7 +183,7 @@ class _KeyFile:
         self._num_lines = self._size = self._checksum = 0  # of what was read, which ends with a line
 
     def read(self) -> Mapping[str, KeyRecord]:
-        """Read what was added, or all where anything else has changed. Raises `OSError` and `KeyStoreError`."""
+        """Read the added lines, or all after any other change. Raises `OSError` and `KeyStoreError`."""
         if not self._path.exists():
             self._forget()
             return self._records
@@ -195,11 +193,11 @@ class _KeyFile:
             if content[: len(FORMAT)] != FORMAT:
                 return self._read_object(bytes(content))
         added = bytes(content[self._size :])
-        self._take(added[: added.rfind(b"\n") + 1])  # a line without an end is being written, or never was
+        self._take(added[: added.rfind(b"\n") + 1])  # an incomplete line is still being written, or was cut off
         return self._records
 
     def write(self, records: Mapping[str, KeyRecord], entries: list[dict[str, Any]]) -> None:
-        """Add entries to the file that was just read, by which there are these records. Raises `OSError`."""
+        """Add entries to the file just read, which then has these records. Raises `OSError`."""
         if self._size and self._num_lines < 2 * len(records) + SPARE_LINES:
             _append(self._path, self._size, _lines(entries))
         else:
@@ -222,7 +220,7 @@ class _KeyFile:
             self._size, self._checksum = self._size + len(added), crc32(added, self._checksum)
 
     def _read_object(self, content: bytes) -> Mapping[str, KeyRecord]:
-        """Read a file of one object, as they were before keys had lines."""
+        """Read a file of one object, the older format."""
         with self._undamaged():
             records = [_parse(entry) for entry in json.loads(content)["keys"]]
         by_id = {record.id: record for record in records}
@@ -245,7 +243,7 @@ def _lines(entries: Iterable[dict[str, Any]]) -> bytes:
 
 
 def _append(path: Path, size: int, lines: bytes) -> None:
-    """Write lines behind the first `size` bytes, in place of one that was cut short, and wait for the disk."""
+    """Write lines behind the first `size` bytes, over an incomplete line, and wait for the disk."""
     with path.open("r+b", buffering=0) as file:
         file.truncate(size)
         file.seek(size)
@@ -259,7 +257,7 @@ def _append(path: Path, size: int, lines: bytes) -> None:
 
 
 def _link_new(path: Path, content: bytes) -> None:
-    """Create `path` whole, unless another process was first."""
+    """Create `path` atomically, unless another process was first."""
     temporary = _written(path, content)
     with suppress(FileExistsError):
         path.hardlink_to(temporary)
@@ -296,7 +294,7 @@ def _entry(record: KeyRecord) -> dict[str, Any]:
 
 
 def _parse(entry: dict[str, Any]) -> KeyRecord:
-    """Parse an entry; one from before there were scopes has all. Raises `ValueError`, `KeyError` or `TypeError`."""
+    """Parse an entry; an old one without scopes has all. Raises `ValueError`, `KeyError` or `TypeError`."""
     if not isinstance(entry, dict):
         raise TypeError(f"{entry!r:.80} is no key")
     expires, old = entry.get("expires"), entry.get("replaced")
@@ -320,7 +318,7 @@ def _moment(text: str) -> datetime:
 
 
 def _tenant(value: object) -> str:
-    """Parse the name of a tenant: one that a policy could have."""
+    """Parse the name of a tenant, by the policy's rules."""
     name = _text(value)
     try:
         return tenant_name(name)

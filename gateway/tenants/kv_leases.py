@@ -1,4 +1,4 @@
-"""Keeps the engine's leases on KV memory at what the store grants each tenant that has a limit of it."""
+"""Sets the engine's KV memory of each limited tenant to the store's leases."""
 
 import asyncio
 import logging
@@ -12,10 +12,10 @@ from quotas.errors import QuotaError
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.02  # between checks for a tenant that was denied a block
-RENEW_SECONDS = 1.0  # between renewals of a lease that suffices
-RETRY_SECONDS = 0.2  # between attempts to get what other replicas hold
-HEADROOM_RATIO = 1.25  # of what is needed, so that growth seldom waits for a renewal
-IDLE_SECONDS = 30.0  # without demand, after which a tenant is forgotten until it comes back
+RENEW_SECONDS = 1.0  # between renewals of a sufficient lease
+RETRY_SECONDS = 0.2  # between attempts to get memory held by other replicas
+HEADROOM_RATIO = 1.25  # of the demand, so that growth seldom waits for a renewal
+IDLE_SECONDS = 30.0  # without demand, after which a tenant is forgotten
 
 
 class LeaseStore(Protocol):
@@ -44,12 +44,12 @@ class KVAllowances(Protocol):
 @dataclass(slots=True)
 class _Lease:
     limit: int  # bytes
-    coming: int = 0  # blocks that requests need which are about to be queued
-    is_short: bool = False  # others hold what it wants
+    coming: int = 0  # blocks of requests about to be queued
+    is_short: bool = False  # other replicas hold the memory it wants
     renewed: float = float("-inf")
     expires: float = float("-inf")
     blocks: int = 0
-    wanted_at: float = 0.0  # when there was demand last
+    wanted_at: float = 0.0  # moment of the last demand
 
 
 class KvLeases:
@@ -68,9 +68,8 @@ class KvLeases:
         self._wake = asyncio.Event()
 
     def use(self, tenant: str, limit: int | None, blocks: int) -> None:
-        """Announce a request of the tenant that may need `blocks`.
-
-        `limit` is in bytes as its policy says now; None means that there is none.
+        """Announce a request of the tenant that may need `blocks`. `limit` is in bytes by the present policy; None: no
+        limit.
         """
         lease = self.leases.get(tenant)
         if limit is None:
@@ -108,7 +107,7 @@ class KvLeases:
         return self._clock() >= lease.renewed + (denied if self._memory.is_denied(tenant) else RENEW_SECONDS)
 
     async def _renew(self, tenant: str, lease: _Lease, longest: int) -> None:
-        """Renew one lease; `longest` is the blocks that the longest sequence of the tenant may come to need."""
+        """Renew one lease; `longest` is the tenant's longest sequence, in blocks."""
         now = self._clock()
         demand, lease.coming = max(self._memory.demand(tenant), lease.coming), 0
         if demand:

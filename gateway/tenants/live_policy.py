@@ -18,16 +18,16 @@ from quotas.policy.problems import Mark, Problem
 
 log = logging.getLogger(__name__)
 
-MAX_EDITIONS = 50  # that are remembered
-MAX_CHANGES = 500  # lines of each
+MAX_EDITIONS = 50  # kept
+MAX_CHANGE_LINES = 500  # lines of each
 
 
 Check = Callable[[Policy], Iterable[tuple[str, str]]]
-"""Returns the fields of a valid policy that this gateway could not keep to, each with what is wrong with it."""
+"""Returns fields of a valid policy that this gateway cannot honour, each with the problem."""
 
 
 def check_policy(policy: Policy, sources: Mapping[str, bytes], checks: Iterable[Check]) -> None:
-    """Raises `PolicyError` for a policy that a check finds something in, at the places that its files have."""
+    """Raise `PolicyError` for the problems that checks find, at the fields' places in the files."""
     found = [problem for check in checks for problem in check(policy)]
     if found:
         places = field_places(sources)
@@ -35,18 +35,18 @@ def check_policy(policy: Policy, sources: Mapping[str, bytes], checks: Iterable[
 
 
 def _place(field: str, places: Mapping[str, Mark], sources: Iterable[str]) -> Mark:
-    """Return the place of a field, or of the default that it is inherited from."""
+    """The place of a field, or of the default that it inherits."""
     _, _, inherited = field.split(".", 2)
     return places.get(field) or places.get(f"defaults.{inherited}") or Mark(next(iter(sources), ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """A policy that took effect, and what it changed."""
+    """A policy that took effect, and its changes."""
 
     version: str
     at: float  # Unix seconds
-    changes: tuple[str, ...]  # as `policy_diff` tells them, the first `MAX_CHANGES` lines; none of the first edition
+    changes: tuple[str, ...]  # lines of `policy_diff`, the first `MAX_CHANGE_LINES`; none of the first edition
 
 
 class LivePolicy:
@@ -77,7 +77,7 @@ class LivePolicy:
         return self._path is not None
 
     def files(self) -> Iterable[Path]:
-        """Return the files that the policy is read from; the path itself while there are none."""
+        """The policy's files; the path itself while there are none."""
         if self._path is None:
             return ()
         try:
@@ -86,16 +86,16 @@ class LivePolicy:
             return (self._path,)
 
     def require(self, check: Check) -> None:
-        """Take up no policy from now on in which `check` finds something. Raises `PolicyError` for the present one."""
+        """Reject every later policy in which `check` finds a problem. Raises `PolicyError` for the present one."""
         check_policy(self.current, {} if self._path is None else read_sources(self._path), [check])
         self.checks.append(check)
 
     async def watch(self) -> None:
-        """Take up edits for as long as the server runs, those since the files were first read included."""
+        """Apply edits for as long as the server runs, including those since the files were first read."""
         await FileWatcher(self.files, self.reload, self._first_read).run()
 
     async def reload(self) -> None:
-        """Read the files again. Reloads take turns: listeners learn of each policy in the order they were read."""
+        """Read the files again. Reloads are serialized: listeners learn of each policy in the order of reading."""
         assert self._path is not None, "the default policy has no files"
         async with self._reloading:
             await self._reload(self._path)
@@ -112,7 +112,7 @@ class LivePolicy:
             return
         self.problem = None
         if policy.version != self.current.version:
-            log.info("policy %s takes the place of %s", policy.version, self.current.version)
+            log.info("policy %s replaces %s", policy.version, self.current.version)
             self.history.append(Edition(policy.version, self._clock(), changes))
             self.current = policy
             self.num_reloads += 1
@@ -120,19 +120,19 @@ class LivePolicy:
                 await changed(policy)
 
     def _read(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
-        """Read the files and return the policy and what it changes. Raises `PolicyError`."""
+        """Read the files; returns the policy and its changes. Raises `PolicyError`."""
         sources = read_sources(path)
         policy = self._reader.parse(sources)
         if policy is self.current:
             return policy, ()
         check_policy(policy, sources, self.checks)
-        return policy, tuple(policy_diff(self.current, policy, MAX_CHANGES))
+        return policy, tuple(policy_diff(self.current, policy, MAX_CHANGE_LINES))
 
 
 def scheduling_policy(policy: Policy) -> SchedulingPolicy:
-    """Return the part of a policy that the scheduler works by: weights, classes and bounds of the queue.
+    """The scheduler's part of a policy: weights, classes and bounds of the queue.
 
-    A tenant that is weighed as the unnamed ones are is left out, unless these may queue fewer requests than it.
+    A tenant with the unnamed tenants' weight is left out, unless an unnamed one may queue fewer requests.
     """
     others = policy.default
     weight, is_bounded = others.weight, others.queued_requests is not None

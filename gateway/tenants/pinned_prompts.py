@@ -1,4 +1,4 @@
-"""The system prompts that a policy pins, in tokens, and which of them cannot stay in the KV memory there is."""
+"""The system prompts that a policy pins, in tokens, and the problems of pins that do not fit the KV memory."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,12 +11,12 @@ from quotas.policy.policy import Policy
 from quotas.policy.problems import quoted
 
 PROBES = ("A", "7", "\n")  # first user messages, as different as possible
-MAX_CACHED_PROMPTS = 1024  # whose tokens are not worked out again for every policy
+MAX_CACHED_PROMPTS = 1024  # tokenized prompts kept between policies
 POOL_BLOCKS_PER_PINNABLE = 2  # half of the pool may be pinned
 
 
 class PinnedPrompts:
-    """Works out what a system prompt is in tokens. It may be asked on any thread."""
+    """Tokenizes system prompts; on any thread."""
 
     def __init__(self, tokenizer: Tokenizer, block_size: int) -> None:
         self._tokenizer = tokenizer
@@ -24,9 +24,9 @@ class PinnedPrompts:
         self.tokens = lru_cache(MAX_CACHED_PROMPTS)(self._tokens)
 
     def _tokens(self, system: str) -> tuple[int, ...]:
-        """Return the tokens, in whole blocks, that every conversation with this system prompt begins with.
+        """The tokens, in whole blocks, shared by all conversations with this system prompt.
 
-        Raises `InvalidRequest` for a prompt that the model's chat template does not take.
+        Raises `InvalidRequest` for a prompt that the model's chat template refuses.
         """
         first, *others = (self._conversation(system, user) for user in PROBES)
         alike = [len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, other)))) for other in others]  # noqa: B905
@@ -38,7 +38,7 @@ class PinnedPrompts:
 
 
 def pinned_problems(policy: Policy, pool: KVPool, prompts: PinnedPrompts) -> Iterator[tuple[str, str]]:
-    """Yield each field of the policy that pins what cannot stay, with what is wrong with it."""
+    """Yield each field of the policy with a pin that cannot stay, and the problem."""
     if not pool.caches:
         return
     blocks: dict[str, int] = {}
@@ -57,7 +57,7 @@ def pinned_problems(policy: Policy, pool: KVPool, prompts: PinnedPrompts) -> Ite
 
 
 def _too_many(policy: Policy, pool: KVPool, blocks: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield the largest pin if all together take more than their share, or leave no room for the longest sequence."""
+    """Yield the largest pin if all pins exceed their share, or leave no room for the longest sequence."""
     pinned, share = sum(blocks.values()), pool.num_blocks // POOL_BLOCKS_PER_PINNABLE
     floors = sum(floors_of(policy, pool).values())
     room = min(share, pool.num_blocks - pool.longest - floors)

@@ -1,4 +1,4 @@
-"""Opens the store of quotas: the embedded one, or the one that the settings name."""
+"""Opens the quota store: the embedded one, or the configured one."""
 
 import logging
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ HEARTBEATS_PER_LEASE = 6  # within the time of a lease
 
 @contextmanager
 def open_store(settings: Settings) -> Iterator[str]:
-    """Yield the URL of the quota store, the embedded one where settings name none. Raises `EmbeddedStoreError`."""
+    """Yield the URL of the quota store, by default the embedded one's. Raises `EmbeddedStoreError`."""
     if settings.redis_url is not None:
         yield settings.redis_url.get_secret_value()
         return

@@ -1,7 +1,7 @@
 """The headers with the rest of a client's limits.
 
-`x-ratelimit-*` are OpenAI's: of requests and of tokens, the limit that leaves the smallest share. `RateLimit-Policy`
-and `RateLimit` name every limit with a window (draft-ietf-httpapi-ratelimit-headers-10).
+`x-ratelimit-*` are OpenAI's: of requests and of tokens, the limit with the smallest share left. `RateLimit-Policy` and
+`RateLimit` name every limit with a window (draft-ietf-httpapi-ratelimit-headers-10).
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,7 @@ class RateHeaders:
                 self._groups.append((group, members))
 
     def of(self, states: Sequence[LimitState]) -> dict[str, str]:
-        """Returns the headers for these states of the limits; none if no limit has a window of time, or no state is
-        known.
-        """
+        """The headers for these states of the limits; none without a limit with a window, or without a state."""
         if not self._names or not states:
             return {}
         now = [f"{name};r={states[index].remaining};t={round(states[index].reset)}" for index, name in self._names]

@@ -31,8 +31,8 @@ class Sealer:
 
     @staticmethod
     def of(settings: Settings, pepper: bytes) -> "Sealer":
-        """Return the sealer of these settings. It seals under the first secret, without any under one that follows from
-        the pepper, and opens what was sealed under any.
+        """The sealer of these settings: it seals under the first secret, by default one derived from the pepper, and
+        opens all.
         """
         newest, old = settings.storage_secret, settings.old_storage_secrets
         secrets = [] if newest is None else [newest.get_secret_value()]
@@ -46,8 +46,8 @@ class Sealer:
         return self._key_id + nonce + sealed
 
     def open(self, tenant: str, name: str, sealed: bytes, most: int = 0) -> bytes | None:
-        """Return the contents; None if they were sealed for another tenant or name, or under a secret that is gone, or
-        are longer than `most` bytes (0: any length).
+        """The contents; None if they were sealed for another tenant or name, or under a removed secret, or are longer
+        than `most` bytes (0: any length).
         """
         key_id, nonce = sealed[:KEY_ID_BYTES], sealed[KEY_ID_BYTES : KEY_ID_BYTES + NONCE_BYTES]
         if key_id not in self._secrets or len(nonce) < NONCE_BYTES:

@@ -14,19 +14,19 @@ from quotas.store.served_sums import ServedElsewhere
 
 log = logging.getLogger(__name__)
 
-PERIOD_SECONDS = 0.1  # between exchanges where there are several replicas
-ALONE_SECONDS = 1.0  # after which a replica that is alone looks for others
+PERIOD_SECONDS = 0.1  # between exchanges of several replicas
+ALONE_SECONDS = 1.0  # between exchanges of a lone replica
 
 
 class Sums(Protocol):
-    """The sums of what all replicas have served, as `quotas.store.served_sums` keeps them."""
+    """The sums of all replicas' service, as `quotas.store.served_sums` keeps them."""
 
     async def exchange(self, served: Mapping[str, float]) -> ServedElsewhere: ...
 
 
 def share_debts(settings: Settings, store: RedisStore, admission: Admission, core: Controller) -> "SharedDebts | None":
-    """Returns what shares debts among the replicas that serve one model on one store; None where settings
-    or the order of requests leave nothing to share.
+    """The exchange of debts among the replicas that serve one model on one store; None if settings or the order leave
+    nothing to share.
     """
     if settings.shared_debts == "off" or settings.order != "fair":
         return None
@@ -35,9 +35,9 @@ def share_debts(settings: Settings, store: RedisStore, admission: Admission, cor
 
 
 class SharedDebts:
-    """Exchanges what tenants were served with the other replicas, on the event loop; the core never waits for it.
+    """Exchanges the tenants' service with the other replicas, on the event loop; the core never waits for it.
 
-    While the store is away each replica is fair by its own service alone, and `staleness` says for how long.
+    While the store is away each replica is fair by its own service alone, for `staleness` seconds so far.
     """
 
     def __init__(
@@ -47,39 +47,39 @@ class SharedDebts:
         debts_changed: Callable[[Mapping[str, float], int], object],
         clock: Callable[[], float],
     ) -> None:
-        """`served` returns what this replica has served in all, of tenants that it has served since the last call, in
-        engine seconds. `debts_changed` is told what others have since, and how many replicas there are.
+        """`served` returns this replica's total service, of tenants served since the last call, in engine seconds.
+        `debts_changed` is called with the others' service since the last exchange, and the number of replicas.
         """
         self._sums = sums
         self._served = served
         self._debts_changed = debts_changed
         self._clock = clock
         self._exchanged = clock()
-        self.replicas = 1  # as the last exchange found, this one included
-        self.elsewhere = 0.0  # that others have served since this replica began
+        self.replicas = 1  # at the last exchange, this one included
+        self.elsewhere = 0.0  # engine seconds served by other replicas since this one's start
 
     @property
     def staleness(self) -> float:
-        """Seconds since this replica last learned what others have served."""
+        """Seconds since this replica last learned the others' service."""
         return self._clock() - self._exchanged
 
     async def run(self) -> None:
-        """Exchange again and again, as long as the server runs."""
+        """Exchange at intervals, as long as the server runs."""
         is_away = False
         while True:
             try:
                 await self.exchange()
             except QuotaError as error:
                 if not is_away:
-                    log.warning("fairness is local while other replicas' service is not known: %s", error)
+                    log.warning("fairness is local while other replicas' service is unknown: %s", error)
                 is_away = True
             else:
                 is_away = False
             await asyncio.sleep(PERIOD_SECONDS if self.replicas > 1 else ALONE_SECONDS)
 
     async def exchange(self) -> None:
-        """Tell what was served here, and charge what was served elsewhere. Raises `QuotaError`; a later call
-        tells it all.
+        """Report the service here, and charge the service elsewhere. Raises `QuotaError`; a later call reports it
+        all.
         """
         found = await self._sums.exchange(self._served())
         self._exchanged, self.replicas = self._clock(), found.replicas

@@ -1,4 +1,4 @@
-"""Keys of tenants that the policy does not name: seldom meant, since the mistyped name of a tenant has no limits."""
+"""Keys of tenants outside the policy: seldom intended, since a mistyped tenant has no limits."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,9 +10,9 @@ MAX_LISTED_TENANTS = 20
 
 
 def describe_unnamed(policy: Policy, tenant: str) -> str:
-    """Say what a tenant that `policy` does not name may do, and which name may have been meant."""
+    """The effect of `policy` on a tenant outside it, and a similar name that may have been intended."""
     if not policy.admits(tenant):
-        fate = "its keys open nothing (unnamed_tenants: refuse)"
+        fate = "its keys are refused (unnamed_tenants: refuse)"
     elif policy.default.limits:
         fate = "the defaults hold for it"
     else:
@@ -21,7 +21,7 @@ def describe_unnamed(policy: Policy, tenant: str) -> str:
 
 
 def unnamed_keys(policy: Policy, records: Iterable[KeyRecord]) -> Mapping[str, list[str]]:
-    """Return the ids of the keys whose tenant is not named, by tenant."""
+    """The ids of the keys of unnamed tenants, by tenant."""
     found: dict[str, list[str]] = {}
     for record in records:
         if record.tenant not in policy.tenants:
@@ -30,7 +30,7 @@ def unnamed_keys(policy: Policy, records: Iterable[KeyRecord]) -> Mapping[str, l
 
 
 def unnamed_tenant_lines(policy: Policy, records: Iterable[KeyRecord]) -> list[str]:
-    """Return a line for each such tenant, the first `MAX_LISTED_TENANTS` of them; none where all are named."""
+    """A line for each unnamed tenant, the first `MAX_LISTED_TENANTS` of them."""
     found = sorted(unnamed_keys(policy, records).items())
     lines = [
         f"{tenant} ({_keys(ids)}): {describe_unnamed(policy, tenant)}" for tenant, ids in found[:MAX_LISTED_TENANTS]

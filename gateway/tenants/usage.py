@@ -34,7 +34,7 @@ class Entry:
 
 
 def by_tenant(entries: Iterable[Entry]) -> list[Entry]:
-    """Sum up entries to one for each tenant and day; those of a tenant and day stand together."""
+    """Sum entries by tenant and day; entries of one tenant and day are adjacent."""
     groups = groupby(entries, key=lambda entry: (entry.day, entry.tenant))
     return [
         Entry(day, tenant, None, reduce(add, (entry.usage for entry in group), NOTHING))
@@ -80,7 +80,7 @@ def total(entries: Iterable[Entry]) -> Usage:
 
 
 def costs(entries: Iterable[Entry], policy: Policy) -> dict[str, Decimal]:
-    """Return costs by currency, of what has a price."""
+    """Costs by currency, of usage with a price."""
     sums: dict[str, Decimal] = {}
     with localcontext(EXACT):
         for entry in entries:
@@ -115,9 +115,9 @@ def _if(condition: bool, cell: str) -> tuple[str, ...]:
     return (cell,) if condition else ()
 
 
-LEDGER_DAYS = 400  # that a ledger is kept (lua/ledger.lua)
-PIECE_LEDGERS = 1000
-CALLS_PER_WRITE = 32  # questions in one write: their answers keep an event loop for a millisecond
+LEDGER_DAYS = 400  # lifetime of a ledger (lua/ledger.lua)
+LEDGERS_PER_TURN = 1000
+CALLS_PER_WRITE = 32  # in one write: their answers take the event loop a millisecond
 
 
 class TooManyLedgers(Exception):
@@ -131,9 +131,8 @@ class TooManyLedgers(Exception):
 async def read_ledgers(
     store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
 ) -> AsyncIterator[tuple[str, date, Batch]]:
-    """Yield each tenant, day and what the ledger says of it, by day and tenant.
-
-    Raises `QuotaError`, and `TooManyLedgers` where there are more than `most`.
+    """Yield each tenant, day and ledger, by day and tenant. Raises `QuotaError`, and `TooManyLedgers` beyond `most` of
+    them.
     """
     if tenant is not None:
         ledgers = [(tenant, first + timedelta(days=number)) for number in range((last - first).days + 1)]
@@ -160,8 +159,8 @@ def entries_of(tenant: str, day: date, usage: Batch) -> list[Entry]:
 
 
 def _in_order(ledgers: list[Ledger]) -> list[Ledger]:
-    """Sort in pieces: of all at once, others would wait for the interpreter."""
-    pieces = (ledgers[start : start + PIECE_LEDGERS] for start in range(0, len(ledgers), PIECE_LEDGERS))
+    """Sort in pieces, so that other threads get the interpreter."""
+    pieces = (ledgers[start : start + LEDGERS_PER_TURN] for start in range(0, len(ledgers), LEDGERS_PER_TURN))
     return list(merge(*(sorted(piece, key=_place) for piece in pieces), key=_place))
 
 
@@ -187,11 +186,11 @@ class UsageSums:
         by_price[price] = by_price.get(price, NOTHING) + reduce(add, usage.values())
 
     def of_owner(self, tenant: str, key: str | None) -> tuple[Usage, dict[str, Decimal]]:
-        """Return what a tenant, or one of its keys, used, and its cost by currency."""
+        """The use of a tenant, or of one of its keys, and its cost by currency."""
         return _sum([(self._policy.tenant(tenant).price, self.by_owner[tenant, key])])
 
     def of_day(self, day: date) -> tuple[Usage, dict[str, Decimal]]:
-        """Return what was used on a day, and its cost by currency."""
+        """The use of a day, and its cost by currency."""
         return _sum(self._by_day.get(day, {}).items())
 
     def of_all(self) -> tuple[Usage, dict[str, Decimal]]:

@@ -19,7 +19,7 @@ import orjson
 log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<BII")
-FRAMES_PER_TURN = 16  # some 2 ms of requests: a flood at one worker does not keep the engine from its steps
+FRAMES_PER_TURN = 16  # some 2 ms of requests: a flood at one worker does not delay the engine's steps
 
 
 class FrameKind(IntEnum):
@@ -70,7 +70,7 @@ class WorkerLink(asyncio.Protocol):
         self._is_handling = False
 
     def send(self, kind: FrameKind, message: Any = None, binary: bytes = b"") -> None:
-        """Send a frame at the end of this turn; to an end that is gone, nothing."""
+        """Send a frame at the end of this turn of the event loop; dropped if the other end has gone."""
         if not self._pending:
             self._loop.call_soon(self._flush)
         self._pending.append(frame(kind, message, binary))
@@ -101,9 +101,9 @@ class WorkerLink(asyncio.Protocol):
             self._handle()
 
     def _handle(self) -> None:
-        """Handle a few frames, and those that are left in later turns; meanwhile nothing more is read.
+        """Handle a few frames now, and the rest in later turns; nothing more is read meanwhile.
 
-        Once the other end is gone, and all that it had was ended, nothing is begun for it any more.
+        Once the other end is lost and its requests are ended, further frames are dropped.
         """
         if self._transport is None:
             return
@@ -122,7 +122,7 @@ class WorkerLink(asyncio.Protocol):
             (self._transport.pause_reading if self._is_handling else self._transport.resume_reading)()
 
     def _handle_some(self, data: bytes) -> int:
-        """Handle a few frames, and return how long they are."""
+        """Handle a few frames, and return their length in bytes."""
         offset = 0
         with memoryview(data) as view:
             for _ in range(FRAMES_PER_TURN):
@@ -133,7 +133,7 @@ class WorkerLink(asyncio.Protocol):
         return offset
 
     def _handle_one(self, view: memoryview) -> int:
-        """Handle the first frame of the view and return its size; 0 if it is not whole."""
+        """Handle the first frame of the view and return its size; 0 if it is incomplete."""
         if len(view) < _HEADER.size:
             return 0
         sizes: tuple[int, int, int] = _HEADER.unpack_from(view)
@@ -177,7 +177,7 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def _is_whole(data: bytes) -> bool:
-    """Returns whether the data begins with a whole frame."""
+    """True if the data begins with a whole frame."""
     if len(data) < _HEADER.size:
         return False
     sizes: tuple[int, int, int] = _HEADER.unpack_from(data)

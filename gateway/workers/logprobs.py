@@ -1,26 +1,25 @@
-"""Log probabilities as they cross to an HTTP worker: numbers in one piece, and what says whose they are."""
+"""Log probabilities on their way to an HTTP worker: numbers in one binary part, and entries that assign them."""
 
 from array import array
-from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 from backend.scheduler.batch import TokenLogprobs
-from backend.scheduler.sequence import Sequence as EngineSequence
+from backend.scheduler.sequence import Sequence
 
-Entry = list[Any]  # number of the stream, whether they are of its prompt, how many tokens, how many likely ones of each
+Entry = list[Any]  # number of the stream, is_prompt, number of tokens, of likely ones for each
 
 
 class LogprobsMessage:
-    """Gathers the log probabilities of a step for all streams of a worker that want them."""
+    """Gathers a step's log probabilities for all streams of a worker that request them."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self._logprobs = array("d")
         self._ids = array("I")
 
-    def add(self, number: int, tokens: Sequence[TokenLogprobs], is_prompt: bool = False) -> None:
-        """Add those of one stream, of which each has as many likely tokens."""
+    def add(self, number: int, tokens: list[TokenLogprobs], is_prompt: bool = False) -> None:
+        """Add the log probabilities of one stream; each token has the same number of likely tokens."""
         if not tokens:
             return
         self.entries.append([number, is_prompt, len(tokens), len(tokens[0].token_ids)])
@@ -33,8 +32,8 @@ class LogprobsMessage:
         return self._logprobs.tobytes() + self._ids.tobytes()
 
 
-def take_logprobs(entries: list[Entry], binary: memoryview, sequences: dict[int, EngineSequence]) -> None:
-    """Append what a `LogprobsMessage` holds to those of the sequences, by number, that are still known."""
+def take_logprobs(entries: list[Entry], binary: memoryview, sequences: dict[int, Sequence]) -> None:
+    """Append the log probabilities of a `LogprobsMessage` to its sequences, by number, if still known."""
     count = len(binary) // 12
     logprobs, ids = array("d", bytes(binary[: 8 * count])), array("I", bytes(binary[8 * count :]))
     start = 0

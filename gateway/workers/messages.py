@@ -43,7 +43,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Update:
-    """Says which keys are added, changed or revoked, and how the policy is edited; it is pickled like `Setup`."""
+    """An edit of keys and policy; it is pickled like `Setup`."""
 
     keys: Sequence[KeyRecord] = ()
     revoked: Sequence[str] = ()
@@ -55,7 +55,7 @@ def error_message(error: ApiError) -> Message:
 
 
 def error_of(message: Message) -> ApiError:
-    """Returns the error of a message: of the same class, with the same attributes."""
+    """The error of a message, of the same class and attributes."""
     name, state = message
     (kind,) = [kind for kind in _subclasses(ApiError) if kind.__name__ == name]
     error: ApiError = kind.__new__(kind, state["message"])
@@ -120,7 +120,7 @@ def request_message(request: EngineRequest) -> tuple[Message, bytes]:
     return message, token_ids.tobytes()
 
 
-def request_of(message: Message, binary: memoryview) -> EngineRequest:
+def engine_request_of(message: Message, binary: memoryview) -> EngineRequest:
     """Returns the request of a message. Its stop strings stay with the worker, which looks for them."""
     name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
     token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
@@ -176,7 +176,7 @@ def _sampling(
     stop_token_ids: tuple[int, ...],
     ignore_eos: bool,
 ) -> SamplingParams:
-    """Returns parameters, which are checked once for all requests that have the same."""
+    """Sampling parameters, checked once for all requests with the same."""
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -194,7 +194,7 @@ def _sampling(
 
 
 def _constraints(sampling: SamplingParams) -> Message | None:
-    """Returns what few requests ask for; None: nothing of it."""
+    """The rarely used parameters; None without any."""
     bias, allowed, bad_words, grammar = (
         sampling.logit_bias,
         sampling.allowed_token_ids,
@@ -228,7 +228,7 @@ def _constrained(
 
 
 def record_message(record: RequestRecord) -> Message:
-    """Returns what is known of a request when the engine is asked, or when it ends without that."""
+    """The record of a request as known when the engine is called, or at an end without the engine."""
     trace = record.trace
     return [
         record.request_id,
@@ -269,14 +269,14 @@ def record_of(message: Message, sampling: SamplingParams | None = None) -> Reque
 
 
 def end_message(record: RequestRecord) -> Message:
-    """Returns what is known of a request once it has ended."""
+    """The record of a request as known at its end."""
     error = None if record.error is None else error_message(record.error)
     ended_early = None if record.scope is None else record.scope.ended_early
     return [record.outcome, record.status, record.first_byte, record.ended, record.body_bytes, ended_early, error]
 
 
 def end(record: RequestRecord, message: Message) -> tuple[Outcome, float]:
-    """Write into a record what its end was like; returns its outcome and its moment."""
+    """Complete a record by its end; returns its outcome and moment."""
     outcome, record.status, record.first_byte, ended, record.body_bytes, ended_early, error = message
     if record.scope is not None:
         record.scope.ended_early = ended_early

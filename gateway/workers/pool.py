@@ -24,20 +24,22 @@ from quotas.policy.policy_diff import PolicyEdit
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 60.0  # that a worker may take until it serves
-SILENT_SECONDS = 60.0  # without a report, after which a worker is killed
-UPDATE_SECONDS = 5.0  # that an edit waits for workers to take it up
-MIN_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds before a worker that has died is started again, doubled each time
-STEADY_SECONDS = 10.0  # of service, after which the pauses begin anew
-LEAVE_SECONDS = 10.0  # beyond its own timeouts, after which a worker that should have ended is killed
+START_SECONDS = 60.0  # for a worker to start serving
+SILENT_SECONDS = 60.0  # without a report: the worker is killed
+UPDATE_SECONDS = 5.0  # for workers to apply an edit
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0  # seconds before a dead worker is restarted, doubled each time
+STEADY_SECONDS = 10.0  # of service, after which the pause is minimal again
+LEAVE_SECONDS = 10.0  # beyond its timeouts: a worker that has not ended is killed
 
 
 MakeSetup = Callable[[], Setup]
 
 
 class WorkerPool:
-    """Has N processes serve the tenants' port, each on a socket of its own that stays open here: connections that the
-    kernel has given to a worker which has died wait for its successor.
+    """Runs N processes that serve the tenants' port.
+
+    Each has a socket of its own, which stays open here: connections that the kernel gave to a dead worker wait for its
+    successor.
     """
 
     def __init__(self, settings: Settings, on_started: Callable[[], object]) -> None:
@@ -77,7 +79,7 @@ class WorkerPool:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def mirror(self, keys: KeySource, policies: LivePolicy, service: Service) -> None:
-        """Have every edit of keys and policies, and every refusal that makes suspect, hold in the workers."""
+        """Send the workers every edit of keys and policies, and every suspect of the refusal limiter."""
 
         told = policies.current
 
@@ -96,13 +98,13 @@ class WorkerPool:
         service.quotas.on_refused.append(lambda tenant, key: self.suspect(tenant, key or ""))
 
     async def update(self, update: Update) -> None:
-        """Have keys or a policy hold in every worker, and wait until they do."""
+        """Send an edit to every worker, and wait until all have applied it."""
         pickled = pickle.dumps(update)
         waiting = [asyncio.create_task(served.update(pickled)) for served in self._served if served is not None]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=UPDATE_SECONDS)
             if late:
-                log.error("%d HTTP workers have not taken up an edit yet", len(late))
+                log.error("%d HTTP workers have not applied an edit yet", len(late))
 
     def suspect(self, tenant: str, key: str | None = None) -> None:
         """Have every worker ask before it reads bodies; see `ServedWorker.suspect`."""
@@ -110,7 +112,7 @@ class WorkerPool:
             served.suspect(tenant, key)
 
     def seated(self, index: int, served: ServedWorker | None) -> None:
-        """Note who serves in a place, or that nobody does for now."""
+        """Set the worker of a seat; None while it is empty."""
         self._served[index] = served
         if served is None:
             self.table.left(index)
@@ -118,19 +120,19 @@ class WorkerPool:
             served.link.send(FrameKind.END)
 
     def ready(self) -> None:
-        """Note that one more worker serves; the gateway does once all do."""
+        """Count a serving worker; the gateway is ready once all serve."""
         if not self.started and self._num_up() == len(self._served):
             self.started = True
             self._on_started()
 
     async def until_ending(self, seconds: float) -> None:
-        """Wait so long, or until the workers are told to end."""
+        """Wait `seconds`, or until the workers are told to end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ending.wait()
 
     async def leave(self, exited: "asyncio.Task[int]") -> None:
-        """Wait until a worker has exited, once it was told to within its own timeouts and a little more."""
+        """Wait until a worker that was told to end has exited; kill it after its own timeouts and `LEAVE_SECONDS`."""
         ending = asyncio.create_task(self._ending.wait())
         try:
             await asyncio.wait({exited, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -157,7 +159,7 @@ class WorkerPool:
 
 
 class _Seat:
-    """The place of one worker, with its socket: one process after the other sits there."""
+    """The place of one worker, with its socket: a dead worker's successor takes it over."""
 
     def __init__(
         self,
@@ -172,28 +174,27 @@ class _Seat:
         self._sock = sock
         self._client = client
         self._setup = setup
-        self._heard = asyncio.Event()  # since it was cleared
+        self._heard = asyncio.Event()  # of a report since it was cleared
 
     async def run(self) -> None:
-        """Start a worker, and another when it has died, until the pool ends. Raises `ListenError` for one that dies
-        before the gateway serves.
+        """Start a worker, and a successor whenever it dies, until the pool ends. Raises `ListenError` if it dies before
+        the gateway serves.
         """
-        pool, loop, pause = self._pool, asyncio.get_running_loop(), MIN_PAUSE
+        pool, loop, pause = self._pool, asyncio.get_running_loop(), MIN_PAUSE_SECONDS
         while not pool.should_exit:
             began = loop.time()
             try:
                 ended = f"ended with status {await self._serve()}"
-            except OSError as error:  # there is no memory, or no file, for another process right now
+            except OSError as error:  # short of memory or files for another process
                 ended = f"could not be started ({error})"
             if pool.should_exit:
                 return
             if not pool.started:
                 raise ListenError(
-                    f"an HTTP worker {ended} before it served: the log may say why, and with --http-workers 0 there "
-                    "are none"
+                    f"an HTTP worker {ended} before it served: see the log; --http-workers 0 serves without them"
                 )
             pool.table.num_restarts += 1
-            pause = MIN_PAUSE if loop.time() - began > STEADY_SECONDS else min(2 * pause, MAX_PAUSE)
+            pause = MIN_PAUSE_SECONDS if loop.time() - began > STEADY_SECONDS else min(2 * pause, MAX_PAUSE_SECONDS)
             log.error("HTTP worker %d %s; another starts in %.1f s", self._index, ended, pause)
             await pool.until_ending(pause)
 
@@ -232,7 +233,7 @@ class _Seat:
         return process
 
     async def _watch(self, served: ServedWorker, process: asyncio.subprocess.Process) -> None:
-        """Kill a worker that does not come to serve, or that says nothing any more."""
+        """Kill a worker that does not start serving, or stops reporting."""
         await asyncio.wait({served.ready}, timeout=START_SECONDS)
         if served.ready.done():
             self._pool.ready()

@@ -1,4 +1,4 @@
-"""Keeps in the engine's process what there is of a request that an HTTP worker serves: its streams, and its scope."""
+"""The engine's side of a request that an HTTP worker serves: its streams, and its scope."""
 
 import asyncio
 from array import array
@@ -17,7 +17,7 @@ from gateway.workers.messages import error_message
 
 
 class RemoteStream(TokenStream):
-    """The stream of a sequence whose consumer is in a worker: it keeps nothing, and wakes nobody here.
+    """The stream of a sequence whose consumer is in a worker: it stores no tokens and wakes no task here.
 
     A consumer that is not `eager` is sent the first token, by which it times the engine, and the rest with the last.
     """
@@ -29,7 +29,7 @@ class RemoteStream(TokenStream):
         self.number = number
         self.request = request
         self._outbox = outbox
-        self._num_put = 0  # tokens that were sent
+        self._num_put = 0  # tokens sent
         self.eager = request.asked.streams or request.asked.may_stop
 
     def put(self, reason: FinishReason | None) -> bool:
@@ -43,7 +43,7 @@ class RemoteStream(TokenStream):
             if count == num_put + 1:
                 outbox.numbers.append(self.number)
                 outbox.token_ids.append(output[num_put])
-            else:  # a grammar forces several at once
+            else:  # a grammar may force several tokens at once
                 outbox.numbers += [self.number] * (count - num_put)
                 outbox.token_ids += output[num_put:]
             if not outbox.is_scheduled:
@@ -53,7 +53,7 @@ class RemoteStream(TokenStream):
         return False
 
     def _begin(self) -> None:
-        """Tell what of its prompt was found in the cache, before its first token."""
+        """Send the prompt's cached tokens, before the first token."""
         self._find_due()
         if self.sequence.num_cached_tokens:
             self._outbox.cached.append([self.number, self.sequence.num_cached_tokens])
@@ -72,7 +72,7 @@ class RemoteStream(TokenStream):
 
 
 class DetailedRemoteStream(RemoteStream):
-    """The same for a consumer who wants to know log probabilities, which arrive no later than their tokens."""
+    """As `RemoteStream`, with log probabilities, which are sent with their tokens or earlier."""
 
     __slots__ = ("_num_told",)
 
@@ -91,7 +91,7 @@ class DetailedRemoteStream(RemoteStream):
         super().end(reason)
 
     def _tell(self) -> None:
-        """Tell of the tokens since the last time, and first of the prompt."""
+        """Send the log probabilities of tokens since the last call, and first the prompt's."""
         sequence, first = self.sequence, self._num_told
         self._num_told = len(sequence.output)
         if first == 0 and sequence.prompt_logprobs and self.request.tells_of(sequence.prompt_logprobs):
@@ -112,13 +112,13 @@ class Outbox:
         self._call_soon = asyncio.get_running_loop().call_soon
         self.numbers: list[int] = []
         self.token_ids: list[int] = []
-        self.cached: list[list[int]] = []  # streams that begin, each with what of its prompt was found in the cache
+        self.cached: list[list[int]] = []  # new streams, each with its prompt's cached tokens
         self.logprobs = LogprobsMessage()
         self.is_scheduled = False
         self._ended: list[RemoteStream] = []
 
     def end(self, stream: RemoteStream) -> None:
-        """Add that a stream has ended."""
+        """Note the end of a stream in the next frame."""
         self._ended.append(stream)
         if not self.is_scheduled:
             self.schedule()
@@ -128,7 +128,7 @@ class Outbox:
         self._link.send(FrameKind.STREAM_FAILED, [stream.number, str(error)])
 
     def schedule(self) -> None:
-        """Send after what runs now: the core may not be called by those to whom it is handing its tokens."""
+        """Send after the running callback: the core may not be reentered while it delivers tokens."""
         self.is_scheduled = True
         self._call_soon(self._send)
 
@@ -146,11 +146,11 @@ class Outbox:
 
 
 class RemoteRequest:
-    """A request of a worker, from when it asks the engine to its end; it is the scope of its record, see `Cancellable`,
-    and does not hold that in turn: such a ring would wait for the garbage collector.
+    """A worker's request, from its call of the engine to its end.
 
-    It is settled once the engine has ended all its streams, which is before its client has the last token; or, where
-    a stop string may end one before that, when the worker says so.
+    It is the scope of its record, see `Cancellable`, and does not refer to the record: a cycle would wait for the
+    garbage collector. It is settled once the engine has ended all its streams, before the client has the last token;
+    or, if a stop string may end one earlier, when the worker says so.
     """
 
     def __init__(self, number: int, asked: EngineRequest, link: WorkerLink) -> None:
@@ -158,16 +158,16 @@ class RemoteRequest:
         self.error: ApiError | None = None
         self.ended_early: float | None = None
         self.writing_since: float | None = None
-        self.task: asyncio.Task[None] | None = None  # while its limits are asked
+        self.task: asyncio.Task[None] | None = None  # while its limits are being charged
         self._number = number
         self._link = link
         self._generation: InProcessGeneration | None = None
         self._has_ended = False
-        self._num_open = len(asked.prompts)  # streams that the engine has not ended
-        self._told_prompts = set[int]()  # of lists that live as long as the streams
+        self._num_open = len(asked.prompts)  # unfinished streams
+        self._told_prompts = set[int]()  # ids of lists, which live as long as the streams
 
     def admitted(self, generation: InProcessGeneration) -> None:
-        """Take the generation over, and tell the worker."""
+        """Take over the generation, and notify the worker."""
         self._generation = generation
         self._link.send(FrameKind.ADMITTED, [self._number, generation.headers])
 
@@ -181,7 +181,7 @@ class RemoteRequest:
             self._link.send(FrameKind.FAIL, [self._number, error_message(error)])
 
     def tells_of(self, prompt_logprobs: list[TokenLogprobs]) -> bool:
-        """Returns True the first time for the log probabilities of a prompt, of which its answers have one list."""
+        """True on the first call for a prompt's log probabilities, which its answers share."""
         is_new = id(prompt_logprobs) not in self._told_prompts
         self._told_prompts.add(id(prompt_logprobs))
         return is_new
@@ -204,7 +204,7 @@ class RemoteRequest:
         self.close()
 
     def close(self) -> None:
-        """End what goes on, and settle if that was not done yet; a second call does nothing."""
+        """End open streams, and settle if that has not happened; idempotent."""
         if self.task is not None:
             self.task.cancel()
         generation, self._generation = self._generation, None
@@ -212,6 +212,6 @@ class RemoteRequest:
             generation.close()
 
     def end(self) -> None:
-        """Close, and fail no more."""
+        """Close, and ignore later failures."""
         self._has_ended = True
         self.close()

@@ -1,4 +1,4 @@
-"""Serves, in the engine's process, what one HTTP worker asks for."""
+"""Serves one HTTP worker's calls, in the engine's process."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.workers.link import FrameKind, WorkerLink
-from gateway.workers.messages import Message, end, error_message, error_of, record_of, request_of
+from gateway.workers.messages import Message, end, engine_request_of, error_message, error_of, record_of
 from gateway.workers.remote_request import DetailedRemoteStream, Outbox, RemoteRequest, RemoteStream
 from gateway.workers.stats import WorkerStats
 
@@ -36,7 +36,7 @@ class ServedWorker:
         on_report: Callable[[WorkerStats, Message], object],
         on_lost: Callable[[], object],
     ) -> None:
-        """`on_report` is called every second with the worker's figures and the latencies since the last time."""
+        """`on_report` is called every second with the worker's figures and the latest latencies."""
         self.link = WorkerLink(self._received, self._lost)
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client = client
@@ -80,7 +80,7 @@ class ServedWorker:
         }
 
     async def update(self, pickled: bytes) -> None:
-        """Send a pickled `Update`, and wait until it is in force or the worker is gone."""
+        """Send a pickled `Update`, and wait until it is applied or the worker is lost."""
         if self._is_lost:
             return
         number, done = next(self._numbers), asyncio.get_running_loop().create_future()
@@ -89,8 +89,8 @@ class ServedWorker:
         await done
 
     def suspect(self, tenant: str, key: str | None) -> None:
-        """Have the worker ask before it reads a body with this key, of which a limit was spent; without a key, before
-        any of the tenant's, of which one was refused for what it is.
+        """Make the worker call before it reads a body with this key, which exhausted a limit; without a key, with any
+        key of the tenant, which sent a faulty request.
         """
         self.link.send(FrameKind.SUSPECT, [tenant, key])
 
@@ -98,9 +98,9 @@ class ServedWorker:
         self._receivers[kind](message, binary)
 
     def _lost(self) -> None:
-        """End all that the worker had: its clients have lost their connections."""
+        """End all requests of the worker: its clients have lost their connections."""
         self._is_lost = True
-        with ExitStack() as ending:  # all of these run, even when one raises
+        with ExitStack() as ending:  # each callback runs, even if another raises
             ending.callback(self._on_lost)
             for done in self._updates.values():
                 ending.callback(done.set_result, None)
@@ -123,7 +123,7 @@ class ServedWorker:
 
     def _generate(self, message: Message, binary: memoryview) -> None:
         number, begun, requested = message
-        asked = request_of(requested, binary)
+        asked = engine_request_of(requested, binary)
         record = record_of(begun, asked.sampling)
         request = record.scope = RemoteRequest(number, asked, self.link)
         self._requests[number] = request, record
@@ -155,7 +155,7 @@ class ServedWorker:
             request.task = None
 
     def _policy(self, tenant: str, key: str) -> EffectivePolicy:
-        """Returns what a key may do, by the keys and the policy as they are here and now."""
+        """The key's policy, by the keys and policy of this process."""
         return self._service.effective_policies.of(self._service.keys.find(tenant, key))
 
     def _stop(self, message: Message, _: memoryview) -> None:
@@ -190,7 +190,7 @@ class ServedWorker:
         except Exception as failure:
             refusal = refusal_of(failure)
             if not isinstance(failure, ApiError):
-                log.error("a question of a worker failed", exc_info=failure, extra={"discreet": True})
+                log.error("a call of a worker failed", exc_info=failure, extra={"discreet": True})
             error = error_message(refusal)
         self.link.send(FrameKind.ANSWER, [number, answer, error])
 

@@ -1,4 +1,4 @@
-"""Gathers what HTTP workers report every second: their connections, the latencies of delivery, and how they fare."""
+"""Gathers the HTTP workers' reports of every second: connections, delivery latencies, and resources."""
 
 import asyncio
 import time
@@ -49,14 +49,14 @@ async def report(client: WorkerClient, table: ConnectionTable, deliveries: Deliv
 
 
 def _taken(series: HistogramSeries) -> list[Any]:
-    """Returns what a histogram has counted since the last call."""
+    """The histogram's counts since the last call."""
     counts, total = series.counts, series.sum
     series.counts, series.sum = [0] * len(counts), 0.0
     return [counts, total]
 
 
 def add_latencies(deliveries: DeliveryMetrics, latencies: list[Any]) -> None:
-    """Add what a worker has counted to what all have."""
+    """Add a worker's latencies to the totals."""
     for series, (counts, total) in zip((deliveries.first_token, deliveries.gap), latencies, strict=True):
         series.counts = [mine + its for mine, its in zip(series.counts, counts, strict=True)]
         series.sum += total
@@ -66,7 +66,7 @@ class PoolStats:
     """The figures of all workers of a pool, including the last counts of dead workers."""
 
     def __init__(self, num_workers: int, num_up: Callable[[], int]) -> None:
-        """`num_up` says how many workers serve."""
+        """`num_up` returns the number of serving workers."""
         self.by_worker = [WorkerStats() for _ in range(num_workers)]
         self.num_restarts = 0
         self._num_up = num_up
@@ -74,12 +74,12 @@ class PoolStats:
         self._num_refused = 0
 
     def left(self, index: int) -> None:
-        """Keep what a worker had counted, which is no more."""
+        """Keep the last counts of a dead worker."""
         stats, self.by_worker[index] = self.by_worker[index], WorkerStats()
         self._evicted = [sum(pair) for pair in zip(self._evicted, stats.evicted, strict=True)]
         self._num_refused += stats.num_refused
 
-    # what `show_connections` reads of a `ConnectionTable`
+    # as `show_connections` reads them of a `ConnectionTable`
 
     def num(self, state: ConnectionState) -> int:
         """Returns how many connections are in this state."""
@@ -109,4 +109,4 @@ class PoolStats:
 
     def _points(self, attribute: str) -> list[Point]:
         points: list[Point] = [((str(index),), getattr(stats, attribute)) for index, stats in enumerate(self.by_worker)]
-        return points or [(("",), 0.0)]  # a series that is there, so that dashboards find it
+        return points or [(("",), 0.0)]  # an empty series, so that dashboards find it

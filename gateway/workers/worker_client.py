@@ -1,4 +1,4 @@
-"""Asks, from an HTTP worker, the engine of another process."""
+"""Calls, from an HTTP worker, the engine of another process."""
 
 import asyncio
 import pickle
@@ -33,18 +33,18 @@ from quotas.policy.policy import Policy
 from quotas.reservation import LimitState
 
 GONE = "the engine's process has ended"
-_NO_ENDS: frozenset[int] = frozenset()  # the engine knows which tokens end a sequence, and draws its seed
+_NO_ENDS: frozenset[int] = frozenset()  # the engine adds end tokens and seed itself
 
 
 class MirroredPolicy:
-    """The policy in force, as the engine's process says."""
+    """The policy in force, mirrored from the engine's process."""
 
     def __init__(self, policy: Policy) -> None:
         self.current = policy
 
 
 class WorkerGeneration:
-    """One request that the engine was asked for; see `Generation`.
+    """One request at the remote engine; see `Generation`.
 
     When the engine has ended all its streams it settles by itself, unless a stop string may end one here.
     """
@@ -79,7 +79,7 @@ class WorkerGeneration:
 
 
 class WorkerCharge:
-    """One request that was charged in the engine's process; see `RequestCharge`."""
+    """A request charged in the engine's process; see `RequestCharge`."""
 
     def __init__(self, link: WorkerLink, number: int, headers: Mapping[str, str]) -> None:
         self.headers = headers
@@ -92,9 +92,10 @@ class WorkerCharge:
 
 
 class WorkerClient:
-    """Asks the engine at the other end of a link; see `EngineClient`. Keys and the policy here mirror the engine's.
+    """Calls the engine at the other end of a link; see `EngineClient`.
 
-    Requests are numbered; the streams of one have its number and those that follow.
+    Keys and the policy here mirror the engine's. Requests are numbered; the streams of a request have its number and
+    the numbers that follow.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class WorkerClient:
         """`drain` and `end` are called when the engine's process says so; `end`, too, when the link is lost."""
         self.refused_tenants = refused_tenants
         self.link = WorkerLink(self._received, self._lost)
-        self._refused_keys = refused_keys  # of whom to ask whether a limit is still spent
+        self._refused_keys = refused_keys  # keys that exhausted a limit, to be checked with the engine
         self._keys = keys
         self._policies = policies
         self._clock = clock
@@ -136,7 +137,7 @@ class WorkerClient:
             FrameKind.END: lambda *_: end(),
         }
 
-    # what endpoints ask
+    # calls of endpoints
 
     async def generate(
         self,
@@ -224,7 +225,7 @@ class WorkerClient:
         return text.encode()
 
     async def ask(self, what: str, *told: Any) -> Any:
-        """Returns what the engine's process answers, or raises the `ApiError` that it answers with."""
+        """The answer of the engine's process; raises the `ApiError` that it answers with."""
         self._check_link()
         answer, number = asyncio.get_running_loop().create_future(), self._next_number
         self._next_number += 1
@@ -242,7 +243,7 @@ class WorkerClient:
         self.link.send(FrameKind.ENDED, [number, begun, end_message(record)])
 
     def writing(self) -> list[Message]:
-        """Returns the requests of which a write waits for its client, each with the moment of its last progress."""
+        """Requests with a pending write, each with the moment of its last progress."""
         return [
             [number, record.scope.writing_since]
             for record, number in self._numbers.items()
@@ -255,7 +256,7 @@ class WorkerClient:
         self.link.send(FrameKind.STOP, [number, index, num_tokens])
 
     def close(self, number: int, num_streams: int, is_closed: bool) -> None:
-        """Forget a request, which the engine is to end unless it has closed it by itself."""
+        """Forget a request; the engine ends it unless it has closed it itself."""
         self._forget(number, num_streams)
         if not is_closed:
             self.link.send(FrameKind.CLOSE, number)
@@ -269,13 +270,13 @@ class WorkerClient:
         if self._is_lost:
             raise DeviceError(GONE)
 
-    # what the engine's process says
+    # messages of the engine's process
 
     def _received(self, kind: FrameKind, message: Any, binary: memoryview) -> None:
         self._receivers[kind](message, binary)
 
     def _lost(self) -> None:
-        """Fail all that waits for the engine, and have the server end."""
+        """Fail all pending calls, and end the server."""
         self._is_lost = True
         for generation in self._generations.values():
             if not generation.admitted.done():
@@ -288,7 +289,7 @@ class WorkerClient:
         self._end()
 
     def _update(self, number: int, binary: memoryview) -> None:
-        update: Update = pickle.loads(binary)  # noqa: S301 - of the process that started this one
+        update: Update = pickle.loads(binary)  # noqa: S301 - from the parent process
         if update.policy is not None:
             self._policies.current = update.policy.of(self._policies.current)
         self._keys.change(update.keys, update.revoked)
@@ -305,8 +306,9 @@ class WorkerClient:
             generation.admitted.set_exception(DeviceError(device) if error is None else error_of(error))
 
     def _take_tokens(self, told: tuple[list[Message], list[Message]] | None, binary: memoryview) -> None:
-        """Take tokens of any number of streams: the numbers of these first, in 64 bits each, then the tokens. What is
-        told beside them are the streams that end, and those that begin with tokens of the prefix cache.
+        """Take tokens of any number of streams: the streams' numbers first, in 64 bits each, then the tokens.
+
+        Beside them come the streams that end, and new ones with cached tokens of their prompt.
         """
         ends, cached = told or ((), ())
         middle = len(binary) // 12 * 8
@@ -326,7 +328,7 @@ class WorkerClient:
         self._delivery.flush()
 
     def _take_logprobs(self, entries: list[Entry], binary: memoryview) -> None:
-        """Take log probabilities of tokens that come later, or of the prompts before them."""
+        """Take log probabilities of later tokens, or of the prompts before them."""
         streams = {number: self._streams[number].sequence for number, *_ in entries if number in self._streams}
         take_logprobs(entries, binary, streams)
 

@@ -41,7 +41,7 @@ from gateway.workers.worker_client import MirroredPolicy, WorkerClient
 
 
 class WorkerServer(Server):
-    """Serves the tenants' port until it is told to end, by the link and not by signals."""
+    """Serves the tenants' port until the link tells it to end; it ignores signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -49,13 +49,13 @@ class WorkerServer(Server):
 
 
 def run_worker() -> None:
-    """Serve until the engine's process says otherwise."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all, and a supervisor may
+    """Serve until the engine's process ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal, and perhaps a supervisor, signals all processes
         signal.signal(number, signal.SIG_IGN)
     port, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     kind, pickled = read_frame(link)
     assert kind is FrameKind.SETUP
-    setup: Setup = pickle.loads(pickled)  # noqa: S301 - of the process that started this one
+    setup: Setup = pickle.loads(pickled)  # noqa: S301 - from the parent process
     tokenizer = Tokenizer.from_dir(setup.model_dir, setup.vocab_size, setup.settings.chat_control_tokens)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -102,7 +102,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
 
 
 def share(settings: Settings) -> Settings:
-    """Returns the settings of one worker: connections and unparsed bytes are divided among them."""
+    """The settings of one worker: its share of connections and of unparsed bytes."""
     num_workers = settings.num_http_workers
     unparsed = max(2 * settings.max_body_bytes, settings.max_unparsed_bytes // num_workers)
     connections = math.ceil(settings.max_connections / num_workers)

@@ -36,16 +36,16 @@ from labs.simulation.summary import Summary
 
 DEVICE = DEVICES["llama3-8b-a100"]
 ENGINE = "overload=unbounded,max_num_batched_tokens=512,max_num_seqs=128,prefill_chunk=512,max_model_len=32768"
-SYSTEM = 1008  # tokens of a system prompt, which all agents of a tenant have
+SYSTEM = 1008  # tokens of a system prompt, common to a tenant's agents
 COPY = 16 * 131_072 / 25e9  # seconds, of a block at 25 GB/s
 AGENTS = 60
 BETTER, WORST, LOST = 1.2, 0.97, 0.01
-JUDGED = 1000  # the first of the seeds that are judged: none that anything was chosen by
+FIRST_JUDGED_SEED = 1000  # the first judged seed; no setting was tuned with them
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Agents that come at a rate, and how long their tools take."""
+    """Agents arriving at a rate, and the durations of their tools."""
 
     name: str
     rate: float  # a second
@@ -102,7 +102,7 @@ class Run:
 
 
 def agents(load: Load, said: str, seed: int, count: int, tenant: str = "everyone") -> list[Arrival]:
-    """The first request of each; what clients say does not change when they come."""
+    """The first request of each agent; the clients' hints do not change arrivals."""
     random, words, moment, made = Random(seed), Random(seed + 1), 0.0, list[Arrival]()
     for number in range(1, count + 1):
         moment += random.expovariate(load.rate)
@@ -130,7 +130,7 @@ def _serve(run: Run, arrivals: list[Arrival]) -> Summary:
 
 
 def beside_a_liar(run: Run) -> float:
-    """The share of its prompts' tokens that a tenant finds, beside one that says `run.said` of all that it sends."""
+    """The hit share of a tenant's prompt tokens beside one that claims `run.said` for all its requests."""
     load, half = LOADS[run.load], run.agents // 2
     liars = agents(load, run.said, run.seed, half, "liar")
     honest = agents(load, "nothing", run.seed + 500_000, half, "honest")
@@ -141,7 +141,9 @@ def beside_a_liar(run: Run) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     options = scenario_parser(__doc__, runs=3).parse_args(arguments)
-    seeds, count = ((1,), 6) if options.quick else (tuple(range(JUDGED, JUDGED + options.runs)), AGENTS)
+    seeds, count = (
+        ((1,), 6) if options.quick else (tuple(range(FIRST_JUDGED_SEED, FIRST_JUDGED_SEED + options.runs)), AGENTS)
+    )
     report = Report("agents", options.quick)
     with process_pool(2) as pool:
         cases = [(name, blocks, host) for name, load in LOADS.items() for blocks, host in _memory(load)]

@@ -34,11 +34,11 @@ from labs.benchmarks.kernels_gpu import (
 )
 
 GPU = torch.cuda.is_available()
-SECONDS = 400.0
+MAX_RUN_SECONDS = 400.0
 SHAPES = {"llama": LLAMA_3_8B, "qwen": QWEN3_06B}
 
 Way = tuple[str, ModuleType, dict[str, Any]]
-"""What it is called, and what is changed in which module."""
+"""The name of a tiling, and its changes by module."""
 
 
 def ways_to_decode() -> Iterator[Way]:
@@ -76,7 +76,7 @@ def _attention(bench: Bench, workload: Workload) -> float:
 def compare(
     bench: Bench, ways: Iterable[Way], workloads: Sequence[Workload], deadline: float
 ) -> Iterator[dict[str, Any]]:
-    """Print a line for each way, and give it as figures."""
+    """Print a line for each tiling, and yield its figures."""
     labels = [str(workload) for workload in workloads]
     print(f"{bench.name:48}{'  '.join(labels)}")
     for way in ways:
@@ -91,7 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--shape", choices=SHAPES, default="llama")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="begin no way after these")
+    parser.add_argument("--seconds", type=float, default=MAX_RUN_SECONDS, help="begin no way after these")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     device, dtype = (torch.device("cuda"), torch.bfloat16) if GPU else (torch.device("cpu"), torch.float32)

@@ -79,7 +79,7 @@ class StepClock:
         self._waiting: list[asyncio.Future[None]] = []
 
     def step(self) -> asyncio.Future[None]:
-        """Returns what is done when the next step ends."""
+        """A future that is done at the end of the next step."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_later(self.seconds, self._tick)
@@ -147,7 +147,7 @@ class Chat(BaseModel):
 
 
 class Libraries:
-    """Answers chats with what is loaded of the embedded model's tokenizer and template, as their libraries come."""
+    """Answers chats with the libraries alone, and the embedded model's tokenizer and template."""
 
     def __init__(self) -> None:
         directory = resolve_model("embedded")
@@ -194,7 +194,7 @@ def _whole_answer() -> bytes:
 
 
 def _completion(with_usage: bool) -> list[bytes]:
-    """What a stream of 32 tokens is made of."""
+    """The events of a stream of 32 tokens."""
     events = [_event({"role": "assistant", "content": ""}), *[_event() for _ in range(32)], _event({}, "length")]
     usage = [_chunk({"choices": [], "usage": USAGE})] if with_usage else []
     return [*events, *usage, b"data: [DONE]\n\n"]

@@ -18,10 +18,10 @@ from labs.benchmarks.memory import MIB, Growth, resident_bytes
 from labs.benchmarks.report import Report, scenario_parser
 
 KV_BYTES = 24 * MIB
-BURST = 100  # requests at once, of those that the process is weighed after
-WARM = 500  # requests after which memory no longer grows
+BURST_REQUESTS = 100  # concurrent requests before each weighing of the process
+WARM_UP_REQUESTS = 500  # requests after which memory no longer grows
 MAX_GROWTH = 8  # MiB
-SHORT, LONG = 120, 450  # tokens of a prompt, at most; one in ten is long
+SHORT_PROMPT_TOKENS, LONG_PROMPT_TOKENS = 120, 450  # tokens of a prompt, at most; one in ten is long
 
 BESIDE = {
     "all at once": EngineOptions(),
@@ -35,7 +35,7 @@ BESIDE = {
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What is asked for: prompts as token ids, and how each is sampled."""
+    """Requests: prompts as token ids, and their sampling parameters."""
 
     prompts: list[list[int]]
     sampling: list[SamplingParams]
@@ -54,7 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=1100, help="of a run, answered alone and beside others")
     parser.add_argument("--soak", type=int, default=6000, help="requests that the process is weighed after")
     options = parser.parse_args(arguments)
-    runs, requests, soak = (1, 8, 2 * BURST) if options.quick else (options.runs, options.requests, options.soak)
+    runs, requests, soak = (
+        (1, 8, 2 * BURST_REQUESTS) if options.quick else (options.runs, options.requests, options.soak)
+    )
     report = Report("batch_invariance", options.quick)
     alone = LLM("embedded", EngineOptions(max_num_seqs=1))
     invariant = alone.model.runner.decoder.ops.batch_invariant
@@ -83,17 +85,19 @@ def _weigh(report: Report, count: int) -> None:
     llm = LLM("embedded", EngineOptions(kv_memory_bytes=KV_BYTES, max_num_seqs=64))
     growth, started = Growth(), time.perf_counter()
     growth.add(0, resident_bytes() / MIB)
-    for done in range(BURST, count + 1, BURST):
-        Requests.random(BURST, -done).texts(llm)
+    for done in range(BURST_REQUESTS, count + 1, BURST_REQUESTS):
+        Requests.random(BURST_REQUESTS, -done).texts(llm)
         growth.add(done, resident_bytes() / MIB)
     every = max(1, len(growth.samples) // 12)
     rows: list[dict[str, object]] = [{"requests": n, "resident MiB": round(mib)} for n, mib in growth.samples[::every]]
     report.add_table(f"memory, {time.perf_counter() - started:.0f} s", rows)
-    report.at_most(f"MiB grown since {WARM} requests, of {count}", growth.since(WARM), MAX_GROWTH)
+    report.at_most(
+        f"MiB grown since {WARM_UP_REQUESTS} requests, of {count}", growth.since(WARM_UP_REQUESTS), MAX_GROWTH
+    )
 
 
 def _prompt(generator: Random) -> list[int]:
-    longest = LONG if generator.random() < 0.1 else SHORT
+    longest = LONG_PROMPT_TOKENS if generator.random() < 0.1 else SHORT_PROMPT_TOKENS
     return [generator.randrange(2, 1000) for _ in range(generator.randint(1, longest))]
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks keep because it is costly to make."""
+"""The cache of benchmarks' costly artifacts."""
 
 import os
 from pathlib import Path

@@ -39,18 +39,18 @@ TENANTS, NEIGHBOUR = ("attacker", "victim", "friend"), "neighbour"
 NUM_TOKENS = 512  # of a prompt of ids; of one of words it is about this
 NUM_WORDS = 62
 PAIRS_PER_SALTED = 10  # one pair in ten tries a salt
-LEVEL = 0.01  # of the test; the confidence of intervals is its complement
-FRACTION = 0.05  # of a hit's effect, beyond which a difference would be called a leak
+SIGNIFICANCE_LEVEL = 0.01  # of the test; the confidence of intervals is its complement
+LEAK_SHARE_OF_HIT = 0.05  # of a hit's effect: a larger difference is a leak
 RESAMPLES = 1000
 QUICK_PAIRS = 8
-SHIFTS = (0.0, 0.005, 0.01, 0.02, FRACTION)
+SHIFTS = (0.0, 0.005, 0.01, 0.02, LEAK_SHARE_OF_HIT)
 
 Prompt = str | list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A server, and what else it does."""
+    """A server, and its load beside the measurement."""
 
     name: str
     http_workers: int = 0
@@ -70,7 +70,7 @@ MODES = {
 
 @dataclass(slots=True)
 class Answer:
-    """What the client of a stream sees."""
+    """The client's view of a stream."""
 
     first: float  # seconds to the first event
     cached: int  # as its usage says
@@ -129,7 +129,7 @@ class Series:
 
     @property
     def hits(self) -> list[float]:
-        """How much sooner an answer began that was found, in each pair."""
+        """The gain of a hit in each pair: the seconds by which its answer began earlier."""
         return [miss.first - hit.first for miss, hit in zip(self.cached_by_nobody, self.own, strict=True)]
 
     @property
@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _text(random: Random) -> str:
-    """Words that nobody has said."""
+    """Random new words."""
     return " ".join("".join(random.choices(string.ascii_lowercase, k=8)) for _ in range(NUM_WORDS))
 
 
@@ -218,7 +218,7 @@ def _measure_pair(clients: dict[str, Client], random: Random, prompt: Callable[[
 
 
 def _tell(report: Report, mode: Mode, measured: dict[str, Series]) -> None:
-    confidence = 1 - LEVEL
+    confidence = 1 - SIGNIFICANCE_LEVEL
     rows: list[dict[str, object]] = []
     powers: list[dict[str, object]] = []
     for kind, series in measured.items():
@@ -240,28 +240,28 @@ def _tell(report: Report, mode: Mode, measured: dict[str, Series]) -> None:
                 "in a group, ms": 1e3 * group.estimate,
             }
         )
-        found = [power(series.differences, shift * effect.estimate, LEVEL, RESAMPLES) for shift in SHIFTS]
+        found = [power(series.differences, shift * effect.estimate, SIGNIFICANCE_LEVEL, RESAMPLES) for shift in SHIFTS]
         powers.append({"prompts": kind} | {f"{shift:.1%}": each for shift, each in zip(SHIFTS, found, strict=True)})
-        report.at_least(f"p of a difference, {kind}, {mode.name}", p, LEVEL)
+        report.at_least(f"p of a difference, {kind}, {mode.name}", p, SIGNIFICANCE_LEVEL)
         farthest = between.farthest / effect.estimate
         report.at_most(
             f"farthest end of its {confidence:.0%} interval, in effects of a hit, {kind}, {mode.name}",
             farthest,
-            FRACTION,
+            LEAK_SHARE_OF_HIT,
         )
-        report.at_least(f"power at {FRACTION:.0%} of a hit, {kind}, {mode.name}", found[-1], 0.9)
+        report.at_least(f"power at {LEAK_SHARE_OF_HIT:.0%} of a hit, {kind}, {mode.name}", found[-1], 0.9)
         report.at_least(
             f"sooner in a sharing group, in effects of a hit, {kind}, {mode.name}", group.low / effect.estimate, 0.9
         )
         _tell_counts(report, mode, kind, series)
     report.add_table(f"{mode.name}: time to the first event; intervals of {confidence:.0%}", rows)
-    title = f"{mode.name}: how often the test at {LEVEL} rejects a difference of so much of a hit's effect"
+    title = f"{mode.name}: how often the test at {SIGNIFICANCE_LEVEL} rejects a difference of so much of a hit's effect"
     report.add_table(title, powers)
     report.notes = ["difference: the attacker's wait for what another tenant has cached, less that for what nobody has"]
 
 
 def _tell_counts(report: Report, mode: Mode, kind: str, series: Series) -> None:
-    """Counts have no noise: each is right or it is a leak."""
+    """Check the counts, which have no noise: each wrong one is a leak."""
     missed = [*series.cached_by_other, *series.cached_by_nobody, *series.salted]
     found = [*series.own, *series.of_victim, *series.of_friend]
     whole = sum(answer.cached >= answer.prompt_tokens - 1 - 16 for answer in found)

@@ -24,29 +24,29 @@ from statistics import mean
 from admission.step_times.step_time import StepWork
 from labs.benchmarks.overload import OURS
 from labs.benchmarks.overload_loads import BESIDE_2X, DEVICE, FIRST_TOKEN, LIGHT, MIXED, OVERLOAD, Load, Traffic
-from labs.benchmarks.overload_runs import PER_TOKEN, Run, simulate
+from labs.benchmarks.overload_runs import PER_TOKEN_SECONDS, Run, simulate
 from labs.benchmarks.report import Report, quantile, scenario_parser
 from labs.simulation.arrival import Arrival
 from labs.simulation.recorder import AttemptOutcome
 
-BUDGET = 512  # tokens of a step, as `overload_loads.ENGINE` has it
-FIXED = DEVICE.seconds(StepWork()) / BUDGET  # seconds of each token, in steps that are full
+STEP_TOKENS = 512  # tokens of a step, as `overload_loads.ENGINE` has it
+FIXED_SECONDS_PER_TOKEN = DEVICE.seconds(StepWork()) / STEP_TOKENS  # seconds of each token, in steps that are full
 EARLIEST = "order=earliest_deadline,overload=unbounded"
-SPEEDS = (0.96, 0.98, 1.0)  # times those of the least times, at which requests are chosen; the best counts
-ANSWERS = 40  # quantiles of the answers, by which unknown ones are judged
-REPAIRS = 2  # runs again without those that were late
+TIME_FACTORS = (0.96, 0.98, 1.0)  # multiples of the least times by which requests are chosen; the best counts
+ANSWERS = 40  # quantiles of the answers, for unknown lengths
+MAX_RERUNS = 2  # reruns without late requests
 HORIZONS = (0.0, 4.0, 8.0)  # seconds after the last deadline for a first token, up to which time is counted
 
 
 def least_seconds(arrival: Arrival) -> tuple[float, float]:
-    """Returns the engine time that the prompt takes at the least, and that of the tokens after the first."""
+    """The least engine time of the prompt, and of the tokens after the first."""
     rates, prompt, more = DEVICE.rates, arrival.prompt_tokens, arrival.output_tokens - 1
-    chunks = prompt // BUDGET
-    behind = BUDGET * chunks * (chunks - 1) / 2  # tokens that chunks have before them
+    chunks = prompt // STEP_TOKENS
+    behind = STEP_TOKENS * chunks * (chunks - 1) / 2  # tokens that chunks have before them
     context = more * prompt + more * (more + 1) / 2
     return (
-        (FIXED + rates.prefill) * prompt + rates.prefill_context * behind,
-        (FIXED + rates.decode) * more + rates.decode_context * context,
+        (FIXED_SECONDS_PER_TOKEN + rates.prefill) * prompt + rates.prefill_context * behind,
+        (FIXED_SECONDS_PER_TOKEN + rates.decode) * more + rates.decode_context * context,
     )
 
 
@@ -80,15 +80,15 @@ class Bound:
         return self._filled(self._tokens) / sum(self._tokens)
 
     def _filled(self, values: Sequence[float]) -> float:
-        """Returns the value at the most of requests that have their time together."""
+        """The largest total value of requests that fit the time together."""
         return min(_best(end, seconds, values) for end, seconds in zip(self._ends, self._seconds, strict=True))
 
 
 def _seconds_by(end: float, arrival: Arrival) -> float:
-    """Returns the engine time that a request takes before then at the least, if it is good."""
+    """The least engine time of a good request before `end`."""
     prompt, more = least_seconds(arrival)
     due = _due(arrival)
-    part = max(0.0, min(1.0, (end - due) / (PER_TOKEN * max(1, arrival.output_tokens - 1))))
+    part = max(0.0, min(1.0, (end - due) / (PER_TOKEN_SECONDS * max(1, arrival.output_tokens - 1))))
     return prompt + more * part * part  # later tokens take longer: the square is a lower bound
 
 
@@ -109,7 +109,7 @@ class Chosen:
     """Requests that can all be in time on one machine."""
 
     def __init__(self) -> None:
-        self._jobs: list[tuple[float, float, float]] = []  # when each comes, its seconds, and when it is due
+        self._jobs: list[tuple[float, float, float]] = []  # arrival, seconds and deadline of each
 
     def add(self, came: float, seconds: float, due: float) -> bool:
         """Choose one more, if all can still be in time; returns whether they can."""
@@ -152,13 +152,13 @@ class Chosen:
 
 
 def look_ahead(arrivals: Sequence[Arrival], speed: float, first: Iterable[str] = ()) -> Run:
-    """Returns the run of those who are chosen; requests of the tenants `first` are chosen before all others."""
+    """The run of the chosen requests; requests of the tenants `first` are chosen before all others."""
     before, chosen, taken = frozenset(first), Chosen(), list[Arrival]()
     for one in sorted(arrivals, key=lambda one: (one.tenant not in before, one.prompt_tokens)):
         if chosen.add(one.time, sum(least_seconds(one)) / speed, _due(one)):
             taken.append(one)
     run = simulate(EARLIEST, sorted(taken))
-    for _ in range(REPAIRS):
+    for _ in range(MAX_RERUNS):
         taken = [one for one, outcome in run.outcomes if outcome is AttemptOutcome.GOOD]
         run = simulate(EARLIEST, taken)
     outcomes = {one.session: AttemptOutcome.REFUSED for one in arrivals} | dict(run.by_session)
@@ -180,7 +180,7 @@ def show(traffic: Traffic, load: Load, seeds: Sequence[int], shorter: float) -> 
     for seed in seeds:
         arrivals = load.shortened(shorter).arrivals(traffic, seed)
         known, unknown = Bound(arrivals), Bound(arrivals, [round(length) for length in answers])
-        runs = [look_ahead(arrivals, speed, LIGHT) for speed in SPEEDS]
+        runs = [look_ahead(arrivals, speed, LIGHT) for speed in TIME_FACTORS]
         for what, value in (
             ("good, at most", known.good),
             ("good, answers unknown", unknown.good),

@@ -19,12 +19,12 @@ from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective
 from labs.simulation.study import simulate_run
 
-LOAD = 1.4
-SECONDS = 150.0
+LOAD_SHARE_OF_CAPACITY = 1.4
+RUN_SECONDS = 150.0
 ASKING = (3, 1, 1, 1)  # by tenant
 PER_TOKEN = 0.1
 WHOLE_PROMPTS = "prefill_chunk=off,max_num_batched_tokens=16384,kv_tokens=430000,max_model_len=16384,max_num_seqs=192"
-AS_PUBLISHED = {  # the settings beside which a choice is meant; the others come first, come first served
+AS_PUBLISHED = {  # the settings that a choice needs; default: first come, first served
     Batching.PREFILL_FIRST: f"fcfs,batching=prefill_first,{WHOLE_PROMPTS}",
     Batching.STATIC_PADDED: f"magnus,batching=static_padded,{ENGINE}",
     Batching.SLAI: f"shortest_first,batching=slai,{ENGINE}",
@@ -36,10 +36,10 @@ TRAFFIC = {"conversations": Traffic.conversations, "code": Traffic.code, "short"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a choice makes of one kind of traffic."""
+    """The figures of a choice on one kind of traffic."""
 
     good: float  # share of the requests
-    light: float  # the same of the tenants who ask for no more than their share, the least of theirs
+    light: float  # the least share of good requests of a tenant within its share
     gap: float  # seconds
 
 
@@ -58,14 +58,14 @@ def choices() -> Iterator[tuple[str, str]]:
 
 def beside(seed: int, share: float) -> dict[str, dict[str, Figures]]:
     """Returns the figures of each choice, by kind of traffic."""
-    loads = {name: _requests(traffic(), seed, SECONDS * share) for name, traffic in TRAFFIC.items()}
+    loads = {name: _requests(traffic(), seed, RUN_SECONDS * share) for name, traffic in TRAFFIC.items()}
     return {
         choice: {name: _figures(policy, requests) for name, requests in loads.items()} for choice, policy in choices()
     }
 
 
 def lines(found: dict[str, dict[str, Figures]]) -> Iterator[str]:
-    """Yields the table, and what it says of the default."""
+    """Yields the table, and its verdict on the default."""
     kinds = list(TRAFFIC)
     yield f"| choice | {' | '.join(f'{kind}: good | light | gap' for kind in kinds)} |\n"
     yield f"|---|{'---|' * 3 * len(kinds)}\n"
@@ -79,7 +79,7 @@ def lines(found: dict[str, dict[str, Figures]]) -> Iterator[str]:
 
 
 def verdict(kind: str, found: dict[str, Figures]) -> str:
-    """Returns where the default is beaten on one kind of traffic, by whom, and what they lose by it."""
+    """The choices that beat the default on one kind of traffic, and their losses."""
     (_, ours), *others = found.items()
     more = [choice for choice, one in others if one.good > ours.good]
     smaller = [choice for choice, one in others if one.gap < ours.gap]
@@ -94,7 +94,7 @@ def verdict(kind: str, found: dict[str, Figures]) -> str:
 
 def _requests(traffic: Traffic, seed: int, seconds: float) -> list[Arrival]:
     random, now, made = Random(seed), 0.0, list[Arrival]()
-    while (now := now + random.expovariate(LOAD * traffic.capacity)) < seconds:
+    while (now := now + random.expovariate(LOAD_SHARE_OF_CAPACITY * traffic.capacity)) < seconds:
         (tenant,), (drawn,) = random.choices(TENANTS, ASKING), random.choices(traffic.trace)
         one = drawn._replace(time=now, tenant=tenant, max_tokens=traffic.max_tokens, deadline=FIRST_TOKEN)
         made.append(one._replace(session=len(made)))

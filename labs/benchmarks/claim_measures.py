@@ -1,4 +1,4 @@
-"""What `claims` measures: each function is the setting of one claim, as near to its source's as can be."""
+"""The measurements of `claims`: each function is the setting of one claim, as near to its source's as possible."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.pools.link import Link
 from labs.simulation.pools.pools import Split, simulate_split, splits
 from labs.simulation.recorder import Objective
-from labs.simulation.search.sweep import GOOD
+from labs.simulation.search.sweep import KNEE_GOODPUT
 from labs.simulation.study import SimulatedRun, capacity, simulate_run
 from labs.simulation.summary import Summary
 from labs.simulation.workload import Workload
@@ -33,7 +33,7 @@ ARENA, KINDS, NOISE = 27, 40, 0.62  # tenants, kinds of prompts, and the deviati
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is measured here: the figure that is held against the claim's, and what is said of it."""
+    """The measured figure to compare with the claim's, and a remark."""
 
     figure: float
     text: str
@@ -80,7 +80,7 @@ def _of_kinds(seed: int, count: float, declared: int = MAX_TOKENS) -> list[Arriv
 
 
 def _teach(run: SimulatedRun) -> None:
-    """Let the run's order learn from 3,000 such requests of another day, as papers train theirs beforehand."""
+    """Let the run's order learn from 3,000 like requests of another day, as papers train theirs beforehand."""
     order = run.core.order
     assert isinstance(order, PublishedOrder) and order.predicted is not None
     for one in _of_kinds(7, 3000):
@@ -406,8 +406,8 @@ def _largest_loads(traffic: Traffic, good: Objective, seed: int, share: float) -
         for load in (one / 10 for one in range(1, 12)):
             requests = _poisson(seed, 4 * load, 60 * share, traffic=traffic)
             now = simulate_split(split, policy, requests, DEVICE, Link(100e9 / 8), good).goodput
-            if now < GOOD:
-                most[name] += 0.1 * (before - GOOD) / (before - now)
+            if now < KNEE_GOODPUT:
+                most[name] += 0.1 * (before - KNEE_GOODPUT) / (before - now)
                 break
             most[name], before = load, now
     whole, chunked, *apart = most.values()
@@ -454,7 +454,7 @@ def controlled_delay(seed: int, share: float) -> Measured:
 
 
 def decodes_of_prefill() -> float:
-    """Returns how many steps of one decode take as long as a prompt of 4,096 tokens."""
+    """The time of a prompt of 4,096 tokens, in steps of one decode."""
     decode = DEVICE.seconds(StepWork(decode_tokens=1, decode_context=512))
     return sum(DEVICE.seconds(StepWork(512, 0, 0, at, 512 * at)) for at in range(0, 4096, 512)) / decode
 

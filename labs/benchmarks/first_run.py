@@ -30,10 +30,10 @@ SAMPLE_SECONDS = 0.2
 MOST_CPU_SECONDS = {"pip": 60.0, "uv": 40.0}
 MOST_MEBIBYTES = 1240.0  # 1.3 GB
 END_SECONDS = 60.0
-PATIENCE = 3600.0  # a slow network
+TIMEOUT_SECONDS = 3600.0  # a slow network
 SIZE = ".venv, MiB"
 SERVE = "start to the first token"
-PARTS = {  # by what a command line has; the processes that such a one starts are counted with it
+PARTS = {  # by a part of the command line; child processes count with it
     "virtual environment": r" -m venv |\buv venv ",
     "packages": r" -m pip |\buv pip ",
     "C++ kernels": r" -m backend\.kernels\.build",
@@ -89,7 +89,7 @@ class Processes:
 
 
 def _stats() -> Iterator[tuple[int, tuple[int, float]]]:
-    """Parent and CPU seconds of each process, with those of its children that have ended."""
+    """Parent and CPU seconds of each process, its ended children included."""
     ticks = os.sysconf("SC_CLK_TCK")
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -108,7 +108,7 @@ def _part(pid: int) -> str | None:
 
 
 def first_run(commit: str, place: Path, caches: Path, uv: Path | None) -> dict[str, object]:
-    """Return what the first start of a commit took: seconds by part, and sizes in MiB."""
+    """The cost of a commit's first start: seconds by part, and sizes in MiB."""
     checkout = place / "sluice"
     checkout.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
@@ -169,7 +169,7 @@ def _stream(said: str) -> None:
     """Send the request that was shown, and wait for the first text."""
     address, path = re.search(r"curl -N http://([^/\s]+)(\S+)", said).groups()
     key, body = re.search(r"Bearer (\S+?)'", said)[1], re.search(r"-d '(.*)'", said)[1]
-    connection = HTTPConnection(address, timeout=PATIENCE)
+    connection = HTTPConnection(address, timeout=TIMEOUT_SECONDS)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     connection.request("POST", path, body=body, headers=headers)
     for line in connection.getresponse():

@@ -43,13 +43,13 @@ from quotas.store.redis_store import RedisStore
 
 DEVICE = DEVICES["llama3-8b-a100"]
 POLICY = f"order=fair,overload=unbounded,{MEMORY}"
-WAITING = 96  # requests of each tenant on each replica: more than one slice can admit
-SLICE = 0.1  # seconds between two exchanges of a replica
+WAITING = 96  # requests of each tenant on each replica, beyond one slice's admissions
+SLICE_SECONDS = 0.1  # between two exchanges of a replica
 LATE: Mapping[str, int | None] = {"0.1 s late": 1, "0.5 s late": 5, "never": None}  # in slices
 NAMES = [tenant.name for tenant in TENANTS]
 EQUAL = dict.fromkeys(NAMES, 1.0)
 UNEQUAL = dict(zip(NAMES, (4.0, 2.0, 1.0, 1.0), strict=True))
-EXCHANGES = 300  # of which the cost is the mean
+EXCHANGES = 300  # averaged for the cost
 
 Row = dict[str, object]
 
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Observer(FairnessObserver):
-    """Knows the requests that have come, by tenant."""
+    """Counts the arrived requests by tenant."""
 
     def __init__(self, core: Controller) -> None:
         super().__init__(core)
@@ -105,7 +105,7 @@ class Replica:
         self._loop.advance(until)
 
     def learn(self, others: Mapping[str, float], replicas: int) -> None:
-        """Learn what others have served in all."""
+        """Learn the others' total service."""
         more = {name: total - self._learned.get(name, total) for name, total in others.items()}
         self._learned = dict(others)
         self.core.debts_changed({name: cost for name, cost in more.items() if cost > 0}, replicas, self._now)
@@ -127,7 +127,7 @@ class Fleet:
         self.now = 0.0
         self.replicas: dict[int, Replica] = {}
         self._seed, self._weights, self._late = seed, weights, late
-        self._gone: Counter[str] = Counter()  # what those served that died
+        self._gone: Counter[str] = Counter()  # service of dead replicas
         self._history: deque[tuple[Counter[str], dict[Replica, dict[str, float]]]] = deque(maxlen=late)
 
     @property
@@ -142,7 +142,7 @@ class Fleet:
         self._let_live(frozenset[int]().union(*reach.values()))
         shares, before, began, largest = max_min_shares(reach, self._weights), self.served, self.now, 0.0
         heaviest = max(self._weights.values())
-        while self.now < began + seconds - SLICE / 2:
+        while self.now < began + seconds - SLICE_SECONDS / 2:
             self._slice(reach)
             served = self.served
             for name, share in shares.items():
@@ -157,7 +157,7 @@ class Fleet:
             self.replicas[number] = Replica(number, self._seed, self._weights, self.now)
 
     def _slice(self, reach: Reach) -> None:
-        self.now += SLICE
+        self.now += SLICE_SECONDS
         for replica in self.replicas.values():
             replica.advance(self.now, reach)
         if self._late is None:

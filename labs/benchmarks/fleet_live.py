@@ -2,9 +2,9 @@
 
 `sluice serve` with the embedded model four times, over real HTTP, with one store. Four tenants always have more
 requests waiting than there are rows: one on each of the four replicas, one on two of them, and two on one each. What
-each has been served is read every `LOOK` seconds from the replicas' metrics. Fair are the weighted max-min shares of
-the graph of who reaches which replica, of what the replicas have served in all: processes that share two cores are not
-equally fast.
+each has been served is read every `LOOK_INTERVAL_SECONDS` from the replicas' metrics. Fair are the weighted
+max-min shares of the graph of who reaches which replica, of what the replicas have served in all: processes that share
+two cores are not equally fast.
 
 A departure is the largest of any tenant, by its weight, at any look; it is held against R times the gap of one replica,
 on which all four have work, measured in the same way and the same run. Beside it the same replicas without sharing.
@@ -45,8 +45,8 @@ WEIGHTS: Mapping[str, Mapping[str, float]] = {
 LENGTHS = {"all": (200, 24), "half": (40, 48), "first": (90, 16), "last": (24, 64)}  # tokens of prompts and answers
 CLIENTS = 12  # of each tenant at each replica
 SETTINGS = {"max_num_seqs": 8, "overload": "unbounded", "threads": 1, "http_workers": 0, "prefix_cache": "off"}
-LOOK = 0.25  # seconds
-SETTLE = 2.0  # seconds until all have learned of each other and have work waiting
+LOOK_INTERVAL_SECONDS = 0.25
+SETTLE_SECONDS = 2.0  # until all have learned of each other and have work waiting
 SERVED = re.compile(r'^sluice_tenant_service_seconds_total\{.*tenant="(\w+)".*\} (\S+)$', re.MULTILINE)
 WORDS = range(16, 1024)  # token ids behind the special ones
 
@@ -136,14 +136,17 @@ class _Fleet:
         replica has served since.
         """
         with ThreadPoolExecutor(REPLICAS) as threads:
-            load = [threads.submit(self._load, replica, reach, seed, SETTLE + seconds) for replica in range(REPLICAS)]
-            time.sleep(SETTLE)
+            load = [
+                threads.submit(self._load, replica, reach, seed, SETTLE_SECONDS + seconds)
+                for replica in range(REPLICAS)
+            ]
+            time.sleep(SETTLE_SECONDS)
             before, began = self._served(), time.monotonic()
-            while (elapsed := time.monotonic() - began) < seconds - LOOK:
-                time.sleep(LOOK)
+            while (elapsed := time.monotonic() - began) < seconds - LOOK_INTERVAL_SECONDS:
+                time.sleep(LOOK_INTERVAL_SECONDS)
                 now = self._served()
                 yield (
-                    elapsed + LOOK,
+                    elapsed + LOOK_INTERVAL_SECONDS,
                     [Counter({name: n[name] - b[name] for name in REACH}) for n, b in zip(now, before, strict=True)],
                 )
             for one in load:

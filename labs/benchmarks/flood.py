@@ -1,9 +1,9 @@
-"""What a flood does to its neighbour, live: python -m labs.benchmarks.flood
+"""A flood's effect on its neighbour, live: python -m labs.benchmarks.flood
 
 `sluice serve` with the embedded model on one core, clients on another, real HTTP. A light tenant sends short requests
 on a timetable. Beside it, in turn: a tenant that keeps all slots busy in closed loops (behaved), one that sends the
-same requests in an open loop at four times what the server can complete (flood), and the same flood under
-first come, first served. What the server can complete is measured first.
+same requests in an open loop at four times the server's capacity (flood), and the same flood under first come, first
+served. The capacity is measured first.
 """
 
 import os
@@ -78,9 +78,9 @@ def _server(options: Namespace, core: int, order: str) -> Iterator[Served]:
 
 
 def _capacity(server: Served, seconds: float) -> float:
-    """Heavy requests a second that are completed when some always wait; measured after a warm-up of the same length.
+    """The capacity in heavy requests a second: completed under a permanent backlog, after a warm-up of the same length.
 
-    Takes as long as the first of them does, where that is more than `seconds`.
+    Takes as long as the first request, if that is more than `seconds`.
     """
     with Traffic(server.port) as clients:
         heard = clients.run(2 * seconds, loops={HEAVY: ClosedLoop(2 * SLOTS, _heavy(server, 0))})

@@ -1,4 +1,4 @@
-"""Requests whose prompts no cache has seen, and how it is known that none had: else a cache is what is measured."""
+"""Requests with uncached prompts, and the check of it: else the benchmark measures a cache."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,9 @@ def check_nothing_was_cached(port: int) -> None:
 
 
 def cached_tokens(port: int) -> int:
-    """Return how many a gateway has found since it began; it has to serve its metrics: `metrics_on_tenant_port`."""
+    """The cached tokens that a gateway has found since its start; it has to serve its metrics:
+    `metrics_on_tenant_port`.
+    """
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/metrics")

@@ -84,7 +84,7 @@ def _cost_by_part(server: Worker, stream: bool, connections: int, seconds: float
 
 
 def _loaded(server: Worker, requests: Iterator[bytes], connections: int, seconds: float) -> tuple[dict[str, Any], int]:
-    """Put a load on it; returns by how much its figures rose, and the number of answers."""
+    """Put a load on it; returns the increase of its figures, and the number of answers."""
     closed_loop(server.ready["port"], requests, connections, seconds / 6)
     before = server.ask()
     load = closed_loop(server.ready["port"], requests, connections, seconds, warm_up=0)

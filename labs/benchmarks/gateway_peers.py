@@ -54,7 +54,7 @@ Figures = dict[str, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A proxy that serves, and what it is asked."""
+    """A proxy under test, and its requests."""
 
     port: int
     key: str
@@ -69,7 +69,7 @@ class Server:
         return Fresh(post(PATH, BODY | self.extra | {"stream": True}, self.key))
 
     def is_limited(self) -> bool:
-        """Whether it says what is left of a limit."""
+        """True if its answers report the rest of a limit."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         head, _, body = next(self.whole).partition(b"\r\n\r\n")
         try:

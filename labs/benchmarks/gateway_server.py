@@ -86,7 +86,7 @@ def defaults(state_dir: Path) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Device:
-    """Says how long each step takes, and counts steps and the rows that they had."""
+    """Returns the duration of each step, and counts steps and their rows."""
 
     step_seconds: float
     row_seconds: float
@@ -123,7 +123,7 @@ class CalibratedDevice(SimulatedExecutor):
 
 
 class InstantTelemetry(CoreTelemetry):
-    """Knows of every sequence what it would of one that the engine took through a single step."""
+    """Records each sequence as if the engine took it through a single step."""
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
         now = sequence.arrival
@@ -134,7 +134,7 @@ class InstantTelemetry(CoreTelemetry):
 
 
 class InstantEngine(Engine):
-    """Has the whole answer when the request arrives: what is left is the gateway."""
+    """An engine with the whole answer at the request's arrival: the gateway is left to measure."""
 
     def __init__(self, core: Controller, executor: SimulatedExecutor, words: list[int]) -> None:
         super().__init__(core, executor)

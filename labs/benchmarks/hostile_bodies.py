@@ -1,13 +1,11 @@
-"""What hostile requests do to a neighbour, live: python -m labs.benchmarks.hostile_bodies
+"""Hostile requests' effect on a neighbour, live: python -m labs.benchmarks.hostile_bodies
 
 `sluice serve` with the embedded model on one core, clients on another, real HTTP. A tenant sends short chats on a
-timetable. Beside it eight connections send what is refused, one kind after the other: bodies of 4 MiB with very many
-elements, wrong keys, small bad requests. Quiet and hostile windows alternate, so that what else the machine does falls
-on both.
-
-Then beside it, in turn: a tenant that keeps all slots busy in closed loops, one with four times as many clients, and
-the same clients with 64 stop strings each, which the text always begins and never ends. These are admitted, and their
-bound is that of fairness: at most twice what a tenant costs that only keeps the slots busy, as in `flood`.
+timetable. Beside it eight connections send refused requests, one kind after the other: bodies of 4 MiB with very many
+elements, wrong keys, small bad requests. Quiet and hostile windows alternate, so that the machine's other work falls on
+both. Then beside it, in turn: a tenant that keeps all slots busy in closed loops, one with four times as many clients,
+and the same clients with 64 stop strings each, which the text always begins and never ends. These are admitted, and
+their bound is that of fairness: at most twice the cost of a tenant that only keeps the slots busy, as in `flood`.
 """
 
 import os
@@ -31,11 +29,11 @@ from labs.benchmarks.traffic import ClosedLoop, Due, Traffic
 
 SLOTS = 16
 NEIGHBOUR, HOSTILE = "neighbour", "hostile"
-RATE = 12.0  # chats of the neighbour a second
+CHATS_PER_SECOND = 12.0  # chats of the neighbour a second
 CLIENTS = {"behaved": SLOTS, "decode flood": 4 * SLOTS, "many stops": 4 * SLOTS}
 REFUSALS = (400, 401, 413, 429, 503)
 SETTINGS = {"max_num_seqs": SLOTS, "max_waiting": 100_000, "overload": "unbounded"}
-MARGIN = 1.25  # of many stops beside none: noise, and the one automaton
+MAX_STOPS_RATIO = 1.25  # of many stops beside none: noise, and the one automaton
 
 Figure = Callable[[list[float]], float]
 
@@ -96,11 +94,11 @@ def _tell_admitted(report: Report, options: Namespace, server: Served) -> None:
     behaved, flood, stops = waits.values()
     report.at_most("p99 beside a decode flood, times that beside a behaved tenant", _ratio(flood, behaved, _p99), 2)
     report.at_most("p99 beside a flood of many stops, likewise", _ratio(stops, behaved, _p99), 2)
-    report.at_most("p50 beside many stops, times that beside none", _ratio(stops, flood, median), MARGIN)
+    report.at_most("p50 beside many stops, times that beside none", _ratio(stops, flood, median), MAX_STOPS_RATIO)
 
 
 def _window(server: Served, seconds: float, seed: int, loops: dict[str, ClosedLoop] | None = None) -> list[float]:
-    """The neighbour's waits in seconds; one that had no token in the window counts with its wait until its end."""
+    """The neighbour's waits in seconds; a request without a token in the window counts with its wait until its end."""
     with Traffic(server.port, REFUSALS) as clients:
         return clients.run(seconds, _chats(server, seconds, seed), loops).waits(NEIGHBOUR)
 
@@ -108,7 +106,7 @@ def _window(server: Served, seconds: float, seed: int, loops: dict[str, ClosedLo
 def _chats(server: Served, seconds: float, seed: int) -> Iterator[Due]:
     random, at = Random(seed), 0.0
     requests = _chats_of(server.keys[NEIGHBOUR], f"{MARK}: count from 3 to 6.", max_tokens=8)
-    while (at := at + random.expovariate(RATE)) < seconds:
+    while (at := at + random.expovariate(CHATS_PER_SECOND)) < seconds:
         yield Due(at, NEIGHBOUR, next(requests))
 
 

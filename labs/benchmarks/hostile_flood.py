@@ -54,7 +54,7 @@ def _request(path: str, body: bytes, key: str) -> bytes:
 
 
 class Flood:
-    """What eight connections send, until it is told otherwise."""
+    """The requests of eight connections, until told otherwise."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -30,7 +30,7 @@ NEIGHBOUR, HOSTILE = "neighbour", "hostile"
 STREAMS, TOKENS = 2, 300
 HOSTILE_TOKENS = 48
 PREPARED = 8  # requests of a window, which come again once all were sent: writing one takes the clients' time
-BOUND = 1.1
+MAX_LATENCY_RATIO = 1.1
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
             check_nothing_was_cached(server.port)
     report.add_table("the neighbour's time between tokens", rows)
     for when, most in worst.items():
-        report.at_most(f"p99 between tokens beside hostile schemas, times {when}; the worst kind", most, BOUND)
+        report.at_most(
+            f"p99 between tokens beside hostile schemas, times {when}; the worst kind", most, MAX_LATENCY_RATIO
+        )
     return report.finish(options.results)
 
 

@@ -27,7 +27,7 @@ from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
 WORKERS = 2
 STEADY = {16: 10, 256: 20, 1000: 60}  # streams that run all the time, and how many milliseconds a step of theirs takes
 LOOP_US_A_TOKEN = {16: 8.0, 256: 3.0, 1000: 3.0}
-SHORT, LONG = 32, 256  # tokens of the answers from which the cost of a request is told
+SHORT_ANSWER_TOKENS, LONG_ANSWER_TOKENS = 32, 256  # tokens of the answers from which the cost of a request is told
 CLOSED = {16: 0.0, 64: 5.0}  # connections with a request each, and how many milliseconds a step of theirs takes
 CONNECTIONS = 64
 DEVICE_STREAMS, DEVICE_US = 1000, 40.0  # of device time a token
@@ -86,7 +86,7 @@ class _Window:
         self._before = self._now()
 
     def end(self) -> dict[str, float]:
-        """Returns by how much each figure has risen."""
+        """The increase of each figure."""
         return {name: value - self._before[name] for name, value in self._now().items()}
 
     def _now(self) -> dict[str, float]:
@@ -142,7 +142,10 @@ def _requests(report: Report, runs: int, seconds: float) -> None:
         for connections, step_ms in CLOSED.items():
             for workers in (0, WORKERS):
                 with _gateway(workers, f"--step-ms={step_ms}", own_core=True) as server:
-                    short, long = (_loaded(server, connections, tokens, seconds) for tokens in (SHORT, LONG))
+                    short, long = (
+                        _loaded(server, connections, tokens, seconds)
+                        for tokens in (SHORT_ANSWER_TOKENS, LONG_ANSWER_TOKENS)
+                    )
                 own = figures[workers, connections]
                 for name, what in (("loop_cpu", "loop"), ("workers", "workers"), ("generator", "generator")):
                     request, token = _shares(short, long, name)
@@ -153,14 +156,17 @@ def _requests(report: Report, runs: int, seconds: float) -> None:
         | {what: Spread.of(values) for what, values in own.items()}
         for (workers, connections), own in figures.items()
     ]
-    report.add_table(f"CPU of streams of {SHORT} and of {LONG} tokens, event log on, median (extremes)", rows)
+    report.add_table(
+        f"CPU of streams of {SHORT_ANSWER_TOKENS} and of {LONG_ANSWER_TOKENS} tokens, event log on, median (extremes)",
+        rows,
+    )
     few, many = (figures[WORKERS, connections] for connections in CLOSED)
     report.at_most("loop CPU a token at 16 connections by the slope, us", median(few["loop: a token"]), 8.0)
     report.at_most("loop CPU a request with workers, us", median(many["loop: us a request"]), 120.0)
 
 
 def _loaded(server: Worker, connections: int, tokens: int, seconds: float) -> dict[str, float]:
-    """Returns what a window took in which every answer that ends is followed by a request."""
+    """The cost of a window in which each answer is followed by a request."""
     requests = _fresh(server, stream=True, tokens=tokens)
     with Clients(server.ready["port"], connections) as clients:
         clients.send(requests)
@@ -207,17 +213,17 @@ def _rates(report: Report, runs: int, seconds: float) -> None:
         for _ in range(runs):
             for workers, server in servers.items():
                 own, port = figures[workers], server.ready["port"]
-                alone = closed_loop(port, _fresh(server, stream=False, tokens=SHORT), 1, seconds)
+                alone = closed_loop(port, _fresh(server, stream=False, tokens=SHORT_ANSWER_TOKENS), 1, seconds)
                 own["p50 ms at 1"].append(quantile(sorted(alone.latencies), 0.5) * 1000)
                 for name, stream in (("requests/s", False), ("streams/s", True)):
-                    load = closed_loop(port, _fresh(server, stream, SHORT), CONNECTIONS, seconds)
+                    load = closed_loop(port, _fresh(server, stream, SHORT_ANSWER_TOKENS), CONNECTIONS, seconds)
                     own[f"{name} at {CONNECTIONS}"].append(load.answers / load.seconds)
                     own[f"generator, {name}"].append(load.busy)
     rows: list[dict[str, object]] = [
         {"workers": workers} | {what: Spread.of(values) for what, values in own.items()}
         for workers, own in figures.items()
     ]
-    report.add_table(f"answers through {SHORT} steps of no length on two cores, median (extremes)", rows)
+    report.add_table(f"answers through {SHORT_ANSWER_TOKENS} steps of no length on two cores, median (extremes)", rows)
     pairs = zip(figures[WORKERS]["p50 ms at 1"], figures[0]["p50 ms at 1"], strict=True)
     report.at_most("p50 at 1 connection, workers add, ms", median(ours - theirs for ours, theirs in pairs), 0.2)
 

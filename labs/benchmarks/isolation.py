@@ -139,12 +139,12 @@ def _worst(run: Run, tenants: Sequence[str]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """How one tenant asks: mean lengths in tokens, and what it declares and does."""
+    """The habit of one tenant: mean lengths in tokens, declarations and behaviour."""
 
     prompt: int = 600
     output: int = 120
     deadline: float | None = 2.0
-    times: float = 1.0  # as many requests as ask for an honest tenant's device time
+    times: float = 1.0  # of the requests for an honest tenant's device time
     leaves_after: float = inf  # tokens of an answer
     sends_of_40_s: float = 40.0  # seconds of each 40 in which it sends
 

@@ -43,7 +43,7 @@ COMPILE_SECONDS = 0.25  # of a processor, as a server allows
 
 @dataclass(slots=True)
 class Found:
-    """What came of the schemas."""
+    """The results of the schemas."""
 
     asked: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # by reason
@@ -143,13 +143,13 @@ def _judge(found: Found, name: str, tests: list[dict[str, Any]], matcher: LLMatc
 
 
 def _reason(message: str) -> str:
-    """What a refusal is about, without its field and its place."""
+    """The kind of a refusal, without its field and place."""
     words = message.split()
     return " ".join(words[2:4]) if "has" in words[:2] else " ".join(words[1:6])
 
 
 def generate(found: Found, count: int, seed: int) -> tuple[int, int, list[str]]:
-    """How many answers reached their end, how many the grammar ended, and the files for which they were invalid."""
+    """The numbers of complete answers and of answers ended by the grammar, and the files of invalid ones."""
     llm = LLM("embedded", EngineOptions(max_num_seqs=ROWS))
     ended, cut, wrong = 0, 0, list[str]()
     encode = llm.model.tokenizer.encode
@@ -172,7 +172,7 @@ def generate(found: Found, count: int, seed: int) -> tuple[int, int, list[str]]:
 
 
 def _cases(found: Found) -> Iterator[tuple[str, Any, Grammar]]:
-    """What was taken, again and again."""
+    """The accepted schemas, in a cycle."""
     return cycle(found.taken)
 
 

@@ -54,7 +54,7 @@ SMALL_DECODES, SMALL_PREFILLS = (Workload(3, 1, 70),), (Workload(2, 9, 40),)
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the device was measured to do."""
+    """The measured peak rates of the device."""
 
     bandwidth: float  # bytes/s, read and written
     matrix_rate: float  # FLOP/s
@@ -125,7 +125,7 @@ class Bench:
         yield self._measure("SiLU and multiply", workload, lambda: self.ops.silu_mul(next(inputs)), moved, turns=copies)
 
     def products(self, workload: Workload) -> Iterator[Measured]:
-        """Those of a layer and, where every row is sampled, the last; each weight is read once."""
+        """The products of a layer and, if every row is sampled, the last one; each weight is read once."""
         shape = self.shape
         query, inner = shape.num_heads * shape.head_dim, shape.intermediate_size
         sizes = {
@@ -181,7 +181,7 @@ class Bench:
 
 
 def turns(num_bytes: int) -> int:
-    """How many buffers of `num_bytes` take turns, so that few are in a cache when their turn comes; 1 on a CPU."""
+    """The number of buffers of `num_bytes` to rotate, so that few are cached at their turn; 1 on a CPU."""
     return min(MOST_TURNS, -(-CACHED_BYTES // num_bytes)) if torch.cuda.is_available() else 1
 
 

@@ -45,12 +45,12 @@ GIB = 1 << 30
 CORE = "order=fair,overload=unbounded"
 ENGINE = "max_num_batched_tokens=512,max_num_seqs=256,prefill_chunk=512"
 BANDWIDTH = 25e9  # bytes a second of a copy to the host or back
-MAX_TOKENS = 1024  # what everyone declares
+MAX_TOKENS = 1024  # declared by every request
 SHARES = [0.5**n for n in range(8)]  # of tenants, in the sessions
 SEED = 7
 MOST_WASTE = 0.01
-WINDOW = 60.0  # seconds
-SLOWER = 1.5  # times as long as Azure's takes to come: one machine serves it, and is behind only in bursts
+WINDOW_SECONDS = 60.0
+AZURE_SLOWDOWN_RATIO = 1.5  # of the trace: one machine serves it, with backlogs only in bursts
 MOONCAKE_SLOWER, MOONCAKE_REQUESTS = 12.0, 4_000
 DRAWN, DRAWN_RATE, SESSIONS = 5_000, 3.5, 600
 
@@ -85,12 +85,12 @@ Slots = Mapping[str, float]  # of tokens, by tenant
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the memory is used for at one moment."""
+    """The use of the memory at one moment."""
 
     held: Slots
     unused: Slots
     written: Slots  # by the steps in flight
-    leaving: Slots  # of those that have ended, and are named by steps in flight
+    leaving: Slots  # of ended sequences named by steps in flight
     idle: Slots
     swapped: Slots
 
@@ -116,8 +116,8 @@ class Weighed:
                 slot_seconds[tenant] += slots * (end - start)
         held, unused = sum(use.held.values()), sum(use.unused.values())
         while start < end:
-            window = int(start // WINDOW)
-            until = min(end, (window + 1) * WINDOW)
+            window = int(start // WINDOW_SECONDS)
+            until = min(end, (window + 1) * WINDOW_SECONDS)
             self.held[window] += held * (until - start)
             self.unused[window] += unused * (until - start)
             start = until
@@ -138,7 +138,7 @@ class Weighed:
 
     @property
     def worst_window(self) -> float:
-        """Returns its waste, of those windows in which at least a tenth of what is usual was held."""
+        """The waste of the worst window with at least a tenth of the usual memory held."""
         least = sum(self.held.values()) / len(self.held) / 10
         return max(self.unused[window] / held for window, held in self.held.items() if held >= least)
 
@@ -221,7 +221,7 @@ def _workloads(traces: list[Path], quick: bool) -> dict[str, list[Arrival]]:
 def _traced(path: Path, quick: bool) -> list[Arrival]:
     arrivals = read_trace(path)
     has_contents = arrivals[0].content is not None
-    slower = MOONCAKE_SLOWER if has_contents else SLOWER
+    slower = MOONCAKE_SLOWER if has_contents else AZURE_SLOWDOWN_RATIO
     most = 100 if quick else MOONCAKE_REQUESTS if has_contents else len(arrivals)
     return with_tenants([one._replace(time=one.time * slower) for one in arrivals[:most]], SHARES, SEED)
 

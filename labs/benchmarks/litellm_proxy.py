@@ -21,7 +21,7 @@ from backend.bound_process import bound
 from backend.timed_run import end_group
 from labs.benchmarks.litellm_environment import litellm_command
 from labs.benchmarks.machine import on_core
-from labs.benchmarks.processes import PATIENCE, WorkerFailed, free_port
+from labs.benchmarks.processes import CLEAN_UP_SECONDS, WorkerFailed, free_port
 
 KEY = "sk-benchmark"  # and its limits: peers/litellm_keys.py
 KEYS = Path(__file__).parent / "peers" / "litellm_keys.py"
@@ -54,7 +54,7 @@ def litellm_proxy(core: int, backend_port: int, redis_port: int) -> Iterator[int
             _wait_until_ready(process, port, directory / "log")
             yield port
         finally:
-            end_group(process, PATIENCE)
+            end_group(process, CLEAN_UP_SECONDS)
 
 
 def _config(backend_port: int, redis_port: int) -> dict[str, object]:

@@ -20,12 +20,12 @@ TAIL_BYTES = len(CHUNKED_END)  # kept between reads; shorter than EVENT, so that
 
 
 class BadAnswer(RuntimeError):
-    """The server answered with another status than was expected, or closed the connection."""
+    """The server answered with an unexpected status, or closed the connection."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What came back."""
+    """The results of a load."""
 
     seconds: float = 0.0
     answers: int = 0
@@ -71,7 +71,7 @@ class Connection:
         self.num_events = 0
         self.event_times: list[float] = []  # of the last answer, one for each event
         self._tail = b""
-        self._left = -1  # bytes of the answer still to come; -1: its head has not come
+        self._left = -1  # outstanding bytes of the answer; -1: before its head
         self._chunked = False
 
     def send(self, request: bytes) -> None:
@@ -81,7 +81,7 @@ class Connection:
         self.sock.sendall(request)
 
     def receive(self) -> bool:
-        """Take what has come; whether the answer is complete. Raises `BadAnswer`."""
+        """Read the received bytes; True once the answer is complete. Raises `BadAnswer`."""
         data = self.sock.recv(RECEIVE_BYTES)
         if not data:
             raise BadAnswer("the server closed the connection")

@@ -47,7 +47,7 @@ def _line_us() -> float:
 
 
 def _record() -> RequestRecord:
-    """A request that was served."""
+    """The record of a served request."""
     sequence = Sequence(PromptRequest("chatcmpl-1-0", "acme", [7] * 200, SamplingParams(), 100, 0, frozenset()))
     sequence.output += [8] * 100
     timeline = SequenceTimeline(sequence, Promise("acme"), 100.004, admitted=100.01, first_token=100.03, ended=100.9)

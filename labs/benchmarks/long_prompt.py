@@ -34,8 +34,8 @@ from labs.simulation.workload import Workload
 
 POLICY = "order=fair,max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512,max_waiting=100000"
 RULES = {"the default": POLICY, "by arrival": POLICY.replace("order=fair", "order=fcfs")}
-LONG, SHORT, SHORTS = 8192, 100, 10  # tokens, and how many
-MANY = 8  # long ones side by side
+LONG_PROMPT_TOKENS, SHORT_PROMPT_TOKENS, NUM_SHORT_PROMPTS = 8192, 100, 10  # tokens, and how many
+NUM_LONG_PROMPTS = 8  # long ones side by side
 ANSWERS, BEGIN, DURATION = 32, 2.0, 0.9  # beside them; when the long prompt comes, and how long most of it takes
 POSITIONS = 50  # of the short ones, in each run
 FIRST_SEED = 101
@@ -43,7 +43,7 @@ LOAD, SECONDS, TENANTS = 0.7, 300.0, 4
 
 
 class _Queueing(CoreObserver):
-    """Counts the steps that are planned while a prompt waits for its last chunk, and those that its chunks take."""
+    """Counts the steps planned while a prompt waits for its last chunk, and the steps of its chunks."""
 
     def __init__(self) -> None:
         self.steps: dict[Sequence, int] = {}  # planned without it
@@ -115,19 +115,21 @@ def _beside(
     policy: str, tenants: str, at_once: bool, deadline: float | None, positions: int, seed: int
 ) -> dict[str, float]:
     random, waited, slowdowns, firsts = Random(seed), [], [], []
-    alone = _run(policy, [Arrival(BEGIN, LONG, 16, tenant="long", deadline=deadline)])[1][LONG][0]
+    alone = _run(policy, [Arrival(BEGIN, LONG_PROMPT_TOKENS, 16, tenant="long", deadline=deadline)])[1][
+        LONG_PROMPT_TOKENS
+    ][0]
     for _ in range(positions):
         start = random.uniform(0.0, DURATION)
-        times = sorted(start if at_once else random.uniform(0.0, DURATION) for _ in range(SHORTS))
-        names = ["long" if tenants == "same" else f"short-{n}" for n in range(SHORTS)]
+        times = sorted(start if at_once else random.uniform(0.0, DURATION) for _ in range(NUM_SHORT_PROMPTS))
+        names = ["long" if tenants == "same" else f"short-{n}" for n in range(NUM_SHORT_PROMPTS)]
         shorts = [
-            Arrival(BEGIN + time, SHORT, 16, tenant=name, deadline=deadline)
+            Arrival(BEGIN + time, SHORT_PROMPT_TOKENS, 16, tenant=name, deadline=deadline)
             for time, name in zip(times, names, strict=True)
         ]
-        steps, first = _run(policy, [Arrival(BEGIN, LONG, 16, tenant="long", deadline=deadline), *shorts])
+        steps, first = _run(policy, [Arrival(BEGIN, LONG_PROMPT_TOKENS, 16, tenant="long", deadline=deadline), *shorts])
         waited += steps
-        firsts += first[SHORT]
-        slowdowns.append(first[LONG][0] / alone)
+        firsts += first[SHORT_PROMPT_TOKENS]
+        slowdowns.append(first[LONG_PROMPT_TOKENS][0] / alone)
     return {
         "short, steps p99": float(quantile(sorted(waited), 0.99)),
         "short, s p99": quantile(sorted(firsts), 0.99),
@@ -138,13 +140,13 @@ def _beside(
 
 def _side_by_side(policy: str, seed: int) -> dict[str, float]:
     begin = BEGIN + Random(seed).uniform(0.0, DURATION)
-    many = [Arrival(BEGIN, LONG, 16, tenant="many") for _ in range(MANY)]
-    other = Arrival(begin, LONG + 1, 16, tenant="other")
+    many = [Arrival(BEGIN, LONG_PROMPT_TOKENS, 16, tenant="many") for _ in range(NUM_LONG_PROMPTS)]
+    other = Arrival(begin, LONG_PROMPT_TOKENS + 1, 16, tenant="other")
     alone, without, both = (_run(policy, arrivals)[1] for arrivals in ([other], many, [*many, other]))
     return {
-        "the other's": both[LONG + 1][0] / alone[LONG + 1][0],
-        "the eight, mean": sum(both[LONG]) / sum(without[LONG]),
-        "the eight, last": max(both[LONG]) / max(without[LONG]),
+        "the other's": both[LONG_PROMPT_TOKENS + 1][0] / alone[LONG_PROMPT_TOKENS + 1][0],
+        "the eight, mean": sum(both[LONG_PROMPT_TOKENS]) / sum(without[LONG_PROMPT_TOKENS]),
+        "the eight, last": max(both[LONG_PROMPT_TOKENS]) / max(without[LONG_PROMPT_TOKENS]),
     }
 
 
@@ -158,7 +160,7 @@ def _run(policy: str, arrivals: list[Arrival]) -> tuple[list[int], dict[int, lis
     first: dict[int, list[float]] = {}
     for length, time in recorder.found:
         first.setdefault(length, []).append(time)
-    return [steps for sequence, steps in queueing.done if sequence.num_prompt_tokens == SHORT], first
+    return [steps for sequence, steps in queueing.done if sequence.num_prompt_tokens == SHORT_PROMPT_TOKENS], first
 
 
 def _conversations(seeds: range, shorter: float, report: Report) -> list[dict[str, object]]:

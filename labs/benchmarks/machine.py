@@ -1,4 +1,4 @@
-"""Where a figure was measured, and on which cores its two sides ran."""
+"""The machine of a measurement, and the cores of its two sides."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ PACKAGES = ("torch", "transformers", "uvicorn", "starlette", "uvloop", "httptool
 
 
 def describe() -> dict[str, str]:
-    """What a reader needs to compare: processor, cores, memory, system, versions, commit, and how busy it was."""
+    """The facts of a comparison: processor, cores, memory, system, versions, commit, and load."""
     return {
         "cpu": f"{_processor()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
@@ -51,7 +51,7 @@ def on_cores(cores: Collection[int]) -> Iterator[None]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns what a process has used so far, all its threads together."""
+    """The CPU seconds of a process so far, all threads together."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 

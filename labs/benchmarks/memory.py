@@ -1,4 +1,4 @@
-"""What a process holds of memory, and whether it grows with the work that it has done."""
+"""A process's memory, and its growth with the work done."""
 
 import os
 from dataclasses import dataclass, field

@@ -17,7 +17,7 @@ from admission.scheduling_policy import SchedulingPolicy
 from backend.scheduler.scheduled_step import ScheduledStep
 from labs.benchmarks.counterfactual import by_session
 from labs.benchmarks.overload_loads import DEVICE, MAX_TOKENS, SHORT_PROMPTS, Traffic, drawn_trace
-from labs.benchmarks.overload_runs import FIRST_TOKEN, PER_TOKEN
+from labs.benchmarks.overload_runs import FIRST_TOKEN, PER_TOKEN_SECONDS
 from labs.benchmarks.report import Report, Spread, scenario_parser
 from labs.simulation.arrival import Arrival
 from labs.simulation.loop import Loop
@@ -25,7 +25,7 @@ from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.recorder import AttemptOutcome, Objective, Recorder
 
 PLAIN = ("fcfs", "earliest_deadline", "shortest_first")
-SECONDS = 120.0
+RUN_SECONDS = 120.0
 LEAST_OF_BEST = 0.9  # of the good requests of the best plain order, by tenants within their share
 FEWEST_REQUESTS = 30  # of tenants within their share, for a world to be judged
 ANSWERS = (1, 5, 20, 60, 120, 250, 400, 500, 600, 700, 750, 800, 850, 900, 950, 1000, 1024)
@@ -40,11 +40,11 @@ KINDS = {
 
 
 class Asking(NamedTuple):
-    """What one tenant asks for."""
+    """The demand of one tenant."""
 
     tenant: str
     weight: float
-    load: float  # times what the machine completes
+    load: float  # of the machine's capacity
     kind: str
     deadlines: tuple[float | None, ...]
     priority_class: int
@@ -52,7 +52,7 @@ class Asking(NamedTuple):
 
 
 class World(NamedTuple):
-    """Who asks, and the machine."""
+    """The tenants and the machine of a world."""
 
     number: int
     tenants: list[Asking]
@@ -81,7 +81,7 @@ class World(NamedTuple):
         return cls(number, tenants, engine)
 
     def within_share(self) -> set[str]:
-        """Return the tenants that ask for no more than their part of the machine by weight."""
+        """The tenants that ask for at most their weight's part of the machine."""
         weight = sum(one.weight for one in self.tenants)
         return {one.tenant for one in self.tenants if one.load <= one.weight / weight}
 
@@ -123,14 +123,14 @@ class Outcome(NamedTuple):
     """One order in one world."""
 
     good: float  # of all requests
-    good_within: float  # of those of tenants within their share; 1 where there are too few
+    good_within: float  # of tenants within their share; 1 if they are too few
     idle: int
     open: int  # requests that have not ended
 
 
 def run(world: World, order: str, seconds: float) -> Outcome:
     policy, arrivals = world.policy(order), world.arrivals(seconds)
-    core, recorder = policy.make_core(), Recorder(DEVICE, Objective(FIRST_TOKEN, PER_TOKEN), {})
+    core, recorder = policy.make_core(), Recorder(DEVICE, Objective(FIRST_TOKEN, PER_TOKEN_SECONDS), {})
     core.observers.append(watch := IdleWatch(core))
     Loop(core, DEVICE, recorder, policy.engine.max_model_len).run(arrivals)
     outcomes = by_session(recorder.outcomes)
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = scenario_parser(__doc__, runs=300)
     parser.add_argument("--first", type=int, default=1, help="number of the first world")
     options = parser.parse_args(arguments)
-    count, seconds = (2, 20.0) if options.quick else (options.runs, SECONDS)
+    count, seconds = (2, 20.0) if options.quick else (options.runs, RUN_SECONDS)
     report, rows = Report("mixes", options.quick), list[dict[str, object]]()
     ratios, idle, left, below = list[float](), 0, 0, 0
     for number in range(options.first, options.first + count):

@@ -13,8 +13,9 @@ none is refused.
 Targets are judged by means over the seeds, which are not those that anything was tuned with: `--seeds-from 1` is for
 tuning, with `--settings` for what is tried and `--only` for some of the scenes. What was admitted and missed, and what
 was wrongly refused, are shares of the offered requests. A refusal was wrong when the same world with the request let
-in, its deadline kept, has more good requests among those of the next 30 s; one in `LOOKED_INTO` is replayed. Coverage
-is that of consecutive promises of first tokens: the share of windows of 100 in which 0.82 to 0.97 of them held.
+in, its deadline kept, has more good requests among those of the next 30 s; one in `REFUSALS_PER_REPLAY` is replayed.
+Coverage is that of consecutive promises of first tokens: the share of windows of 100 in which 0.82 to 0.97 of them
+held.
 """
 
 import sys
@@ -52,7 +53,7 @@ PLAIN = {
     "earliest deadline with ours": "order=earliest_deadline,overload=deadline",
     "fair with deadlines": OURS,
 }
-LOOKED_INTO = 4  # every such refusal is replayed as an admission
+REFUSALS_PER_REPLAY = 4  # every n-th refusal is replayed as an admission
 WORST_TENANT, WORST_WINDOW = 0.95, 0.85  # of the mean; where only chance made them differ, 0.98 and 0.96
 ALONE_P99, BESIDE_P99 = 0.27, 0.6  # seconds; what light tenants may wait beside a flood grows with what they wait alone
 
@@ -117,7 +118,7 @@ def compare_equal(bench: Bench, report: Report) -> None:
     """Shows equal tenants at 1.4 times capacity, and at the times that were recorded."""
     name = bench.traffic.name
     for load in (OVERLOAD, *((RECORDED,) if bench.traffic.is_recorded else ())):
-        runs = bench.runs(load, look_into=LOOKED_INTO)
+        runs = bench.runs(load, look_into=REFUSALS_PER_REPLAY)
         report.add_table(f"{name}, {load.name}", [row("fair with deadlines", runs, FRONTIER)])
         report.add_table(f"{name}, {load.name}: promises", [row("fair with deadlines", runs, PROMISES)])
         if load is OVERLOAD:
@@ -188,7 +189,7 @@ def compare_neighbours(bench: Bench, report: Report) -> None:
 
 
 def _compare_patient(bench: Bench, report: Report) -> None:
-    """Shows what light tenants wait of whom nobody is refused."""
+    """Shows the waits of light tenants without refusals."""
     runs = {load.name: bench.runs(load) for load in (ALONE, BESIDE_4X, BESIDE_PATIENT)}
     p99s: dict[str, Callable[[Run], float]] = {"p99 of first tokens, s": lambda run: run.p99_of(LIGHT)}
     rows = [row(name, each, p99s, "light tenants") for name, each in runs.items()]

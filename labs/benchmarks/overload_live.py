@@ -5,9 +5,9 @@ lengths drawn from quantiles of Azure's conversations of 2023 (see `overload`) a
 the model's context. Every request is a stream, says in its headers how long it will wait for its first token and
 between two, and is good when both held; waits are counted from the moment it was due.
 
-Capacity is what the server completes a second while `CROWD` requests are always there. As many are then offered, and
-twice as many, in an open loop; requests due in the first tenth of that time are not counted. A refusal takes from
-before its request is written, over a connection that is there already, until its last byte is read.
+Capacity is what the server completes a second while `CROWD_REQUESTS` requests are always there. As many are then
+offered, and twice as many, in an open loop; requests due in the first tenth of that time are not counted. A refusal
+takes from before its request is written, over a connection that is there already, until its last byte is read.
 """
 
 import gc
@@ -35,13 +35,18 @@ SCALE = 8  # the longest conversation has 15,050 tokens, the model's context 2,0
 FIRST_TOKEN, INTERVAL = 1.0, 0.1  # seconds, until the first token and on average between two
 IMPATIENT = {"x_sluice_ttft_ms": FIRST_TOKEN * 1e3, "x_llm_d_slo_tpot_ms": INTERVAL * 1e3}
 WORDS = range(16, 1024)  # token ids behind the special ones
-CROWD = 128  # twice as many as run at once
+CROWD_REQUESTS = 128  # twice as many as run at once
 LOADS = {"1x": 1.0, "2x": 2.0}
-UNCOUNTED = 0.1  # of the time
+UNCOUNTED_SHARE_OF_TIME = 0.1  # of the time
 TOO_MANY, UNAVAILABLE, GIVEN_UP = 429, 503, 504
 CONNECTIONS = 512  # made before the first request
 DRAIN = 60.0  # seconds, for what is in flight when the time is over
-SETTINGS = {"max_num_seqs": CROWD // 2, "max_waiting": 10_000, "max_connections": 16_000, "header_timeout": 600}
+SETTINGS = {
+    "max_num_seqs": CROWD_REQUESTS // 2,
+    "max_waiting": 10_000,
+    "max_connections": 16_000,
+    "header_timeout": 600,
+}
 
 GOOD, TOKENS = "good a second", "good tokens a second"
 REFUSAL_P50, REFUSAL_P99 = "refusal p50, ms", "refusal p99, ms"
@@ -57,7 +62,7 @@ class Asked(NamedTuple):
     output_tokens: int
 
     def is_good(self, exchange: Exchange) -> bool:
-        """Whether its whole answer came, and its tokens in time."""
+        """True if its whole answer came, with its tokens in time."""
         if exchange.first is None or exchange.done is None:
             return False
         interval = (exchange.done - exchange.first) / max(1, self.output_tokens - 1)
@@ -71,12 +76,12 @@ class Conversations:
         self._server, self._trace, self._random = server, trace, Random(seed)
 
     def patient(self, tenant: str) -> Iterator[bytes]:
-        """Those that wait for as long as it takes."""
+        """Requests without deadlines."""
         while True:
             yield self._next(0.0, tenant).due.request
 
     def poisson(self, rate: float, seconds: float) -> list[Asked]:
-        """A timetable of those that do not."""
+        """A timetable of requests with deadlines."""
         asked, at = [], 0.0
         while (at := at + self._random.expovariate(rate)) < seconds:
             asked.append(self._next(at, self._random.choice(TENANTS), **IMPATIENT))
@@ -123,8 +128,8 @@ def _measure(options: Namespace, core: int, trace: Sequence[Arrival], run: int, 
 
 
 def capacity_of(server: Served, conversations: Conversations, seconds: float) -> float:
-    """Of the second half of that time; or of twice as long, where nobody was served by then."""
-    loops = {tenant: ClosedLoop(CROWD // len(TENANTS), conversations.patient(tenant)) for tenant in TENANTS}
+    """The capacity over the second half of that time; or over twice as long if no request was served by then."""
+    loops = {tenant: ClosedLoop(CROWD_REQUESTS // len(TENANTS), conversations.patient(tenant)) for tenant in TENANTS}
     with Traffic(server.port) as clients:
         heard = clients.run(seconds, loops=loops)
     late = [one for one in heard.exchanges if one.done is not None and one.done > seconds / 2]
@@ -144,8 +149,10 @@ def offer(server: Served, asked: Sequence[Asked], seconds: float) -> Heard:
 
 
 def figures_of(asked: Sequence[Asked], heard: Heard, seconds: float) -> dict[str, float]:
-    """Of what was due after the uncounted time, which may be nothing; exchanges are in the order of their timetable."""
-    start = UNCOUNTED * seconds
+    """The figures of requests due after the uncounted time, perhaps none; exchanges are in the order of their
+    timetable.
+    """
+    start = UNCOUNTED_SHARE_OF_TIME * seconds
     pairs = [pair for pair in zip(asked, heard.exchanges, strict=True) if pair[0].due.at >= start]
     good = [one for one, exchange in pairs if one.is_good(exchange)]
     exchanges = [exchange for _, exchange in pairs]

@@ -1,4 +1,4 @@
-"""What is asked of the simulated machine in `overload`: lengths of prompts and answers, and who comes when.
+"""The loads of the simulated machine in `overload`: lengths of prompts and answers, and arrivals.
 
 Lengths are drawn independently from quantiles of Azure's LLM inference traces of 2023, log-linear in between: of its
 conversations, and of its requests for code, which are long prompts and short answers. A log-normal fit would miss that
@@ -55,7 +55,7 @@ def drawn_trace(
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests to draw from, and what they declare."""
+    """Requests to draw from, and their declarations."""
 
     name: str
     trace: Sequence[Arrival]  # with its own times, if `is_recorded`
@@ -65,7 +65,7 @@ class Traffic:
 
     @cached_property
     def capacity(self) -> float:
-        """The requests a second that the machine completes of those that are all there from the start."""
+        """The capacity in requests a second: completed with all requests present from the start."""
         at_once = Workload(tuple(self.trace), tenants=str(len(TENANTS)), max_tokens=self.max_tokens)
         return capacity(parse_simulated_policy(f"order=fair,{ENGINE}", DEVICE), at_once, DEVICE)
 
@@ -92,7 +92,7 @@ class Traffic:
 
 
 class Part(NamedTuple):
-    """Tenants who together ask for `factor` times what the machine completes of such requests; each for as much."""
+    """Tenants that together ask for `factor` times the capacity for such requests, in equal parts."""
 
     tenants: tuple[str, ...]
     factor: float

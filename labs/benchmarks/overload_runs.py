@@ -20,18 +20,18 @@ from labs.simulation.device import Device
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import AttemptOutcome, Objective, Recorder, TrackedRequest
 
-PER_TOKEN = 0.1  # seconds on average for each token after the first, of a good request
+PER_TOKEN_SECONDS = 0.1  # on average for each token after the first, of a good request
 WARM_UP = 30.0
-RECOVERED = 10.0  # seconds, over which goodput is told after a burst
-WINDOW = 30.0  # seconds, of which the worst is shown
-PROMISES = 100  # in a window of coverage
+RECOVERY_WINDOW_SECONDS = 10.0  # seconds, over which goodput is told after a burst
+WINDOW_SECONDS = 30.0  # seconds, of which the worst is shown
+WINDOW_PROMISES = 100  # in a window of coverage
 COVERED = (0.82, 0.97)  # that a window of bounds with a confidence of 0.9 should be within
 
 GOOD, REFUSED, EXPIRED = AttemptOutcome.GOOD, AttemptOutcome.REFUSED, AttemptOutcome.EXPIRED
 
 
 class KeptPromise(NamedTuple):
-    """What an admitted request was told, and when its tokens came; seconds from its arrival."""
+    """The promise of an admitted request, and its times; in seconds from its arrival."""
 
     number: int  # in the order in which they were given
     tenant: str
@@ -44,16 +44,16 @@ class KeptPromise(NamedTuple):
 
 
 class PromiseRecorder(Recorder):
-    """Judges each request by its own deadline and `PER_TOKEN`, and keeps what it was promised."""
+    """Judges each request by its own deadline and `PER_TOKEN_SECONDS`, and keeps what it was promised."""
 
     def __init__(self) -> None:
-        super().__init__(DEVICE, Objective(FIRST_TOKEN, PER_TOKEN), {})
+        super().__init__(DEVICE, Objective(FIRST_TOKEN, PER_TOKEN_SECONDS), {})
         self.kept: list[KeptPromise] = []
         self._told: dict[Running, tuple[int, Promise]] = {}  # with their numbers
 
     @property
     def promises(self) -> list[KeptPromise]:
-        """Returns those of which it is known what became of them, in the order in which they were given."""
+        """The promises with known outcomes, in the order in which they were given."""
         return sorted(self.kept)
 
     def queued(self, sequence: Running, arrival: Arrival, promise: Promise) -> None:
@@ -86,7 +86,7 @@ class Run:
     by_session: Mapping[int, AttemptOutcome]
     attempts: float  # for each request
     promises: list[KeptPromise]
-    first_tokens: Mapping[str, Sequence[float]]  # seconds, of those that were completed, by tenant
+    first_tokens: Mapping[str, Sequence[float]]  # seconds, of completed requests, by tenant
     regrets: Regrets = field(default_factory=Regrets)
 
     @cached_property
@@ -94,7 +94,7 @@ class Run:
         return [(arrival, self.by_session[arrival.session]) for arrival in self.arrivals]
 
     def share(self, *outcomes: AttemptOutcome, of: Callable[[Arrival], bool] = lambda _: True) -> float:
-        """Returns the share of such outcomes among the requests `of` a kind; 1 where there is none."""
+        """The share of these outcomes among the requests `of` a kind; 1 without any."""
         found = [outcome in outcomes for arrival, outcome in self.outcomes if of(arrival)]
         return sum(found) / len(found) if found else 1.0
 
@@ -134,8 +134,8 @@ class Run:
 
     @property
     def worst_window(self) -> float:
-        """The share of good requests among those that arrived in the worst `WINDOW` seconds."""
-        return min(self._good_shares(lambda arrival: int(arrival.time / WINDOW)))
+        """The share of good requests among those that arrived in the worst `WINDOW_SECONDS`."""
+        return min(self._good_shares(lambda arrival: int(arrival.time / WINDOW_SECONDS)))
 
     def _good_shares(self, kind: Callable[[Arrival], object]) -> list[float]:
         good: defaultdict[object, list[bool]] = defaultdict(list)
@@ -157,10 +157,10 @@ class Run:
 
     @property
     def recovery(self) -> float:
-        """Seconds after the burst until those who arrive in a window fare 95 % as well as before it."""
+        """Seconds after the burst until arrivals of a window fare 95 % as well as before it."""
         before = self._good_between(WARM_UP, BURST_START)
         time = BURST_END
-        while self._good_between(time, time + RECOVERED) < 0.95 * before and time < BURST_SECONDS:
+        while self._good_between(time, time + RECOVERY_WINDOW_SECONDS) < 0.95 * before and time < BURST_SECONDS:
             time += 1
         return time - BURST_END
 
@@ -182,12 +182,12 @@ class Run:
     # what was promised
 
     def covered(self) -> float:
-        """Returns the share of the windows of `PROMISES` consecutive promises of first tokens that are `COVERED`."""
+        """The share of the windows of `WINDOW_PROMISES` consecutive promises of first tokens that are `COVERED`."""
         held = [_holds(promise) for promise in self.promises]
-        total, counts = sum(held[: PROMISES - 1]), []
-        for first, newest in enumerate(held[PROMISES - 1 :]):
+        total, counts = sum(held[: WINDOW_PROMISES - 1]), []
+        for first, newest in enumerate(held[WINDOW_PROMISES - 1 :]):
             total += newest
-            counts.append(COVERED[0] <= total / PROMISES <= COVERED[1])
+            counts.append(COVERED[0] <= total / WINDOW_PROMISES <= COVERED[1])
             total -= held[first]
         return sum(counts) / len(counts) if counts else 1.0
 
@@ -205,7 +205,7 @@ class Run:
         by_tenant: defaultdict[str, list[bool]] = defaultdict(list)
         for promise in self.promises:
             by_tenant[promise.tenant].append(_holds(promise))
-        return min((_mean(held) for held in by_tenant.values() if len(held) >= PROMISES / 2), default=1.0)
+        return min((_mean(held) for held in by_tenant.values() if len(held) >= WINDOW_PROMISES / 2), default=1.0)
 
     @property
     def told_over_true(self) -> float:
@@ -229,8 +229,8 @@ def simulate(
     make_loop: type[ForkingLoop] = ForkingLoop,
     device: Device = DEVICE,
 ) -> Run:
-    """`look_into`: every such refusal is replayed as an admission; 0: none. A `device` may be slower than `DEVICE`, of
-    whose memory it has as much.
+    """`look_into`: every n-th refusal is replayed as an admission; 0: none. A `device` may be slower than `DEVICE`,
+    with its memory.
     """
     simulated = parse_simulated_policy(f"{policy},{ENGINE}", DEVICE)
     recorder = PromiseRecorder()

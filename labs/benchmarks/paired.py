@@ -1,4 +1,5 @@
-"""What paired measurements show: Wilcoxon's signed-rank test, Hodges and Lehmann's median difference, and their power.
+"""Statistics of paired measurements: Wilcoxon's signed-rank test, Hodges and Lehmann's median difference, and their
+power.
 
 All of it for dozens of pairs and more, where the rank sum is normal (Hollander, Wolfe and Chicken, Nonparametric
 Statistical Methods, 3.1 to 3.3).

@@ -1,4 +1,4 @@
-"""Samples what the event loop's thread does, by the part of the gateway that does it."""
+"""Samples the work of the event loop's thread, by part of the gateway."""
 
 import inspect
 import signal
@@ -12,7 +12,7 @@ from typing import Any
 INTERVAL = 0.001  # seconds between two samples
 
 PARTS: Mapping[str, Sequence[str]] = {
-    "accept, head": ["gateway.http.connection:Connection.data_received"],
+    "accept, head": ["gateway.http.connection:HttpConnection.data_received"],
     "auth": ["gateway.api.endpoint:Endpoint.authenticate", "gateway.api.frontend:Frontend.policy"],
     "body": ["gateway.api.endpoint:Endpoint.read"],
     "template": ["gateway.api.frontend:Frontend.render"],

@@ -34,7 +34,7 @@ from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
 from labs.benchmarks.route import ADMIN_KEY, KEY, MESSAGES, PATH
 
 CONCURRENT = 16
-RATE = 500.0  # a second, as they come
+PICKS_PER_SECOND = 500.0  # a second, as they come
 Figures = dict[str, list[float]]
 
 
@@ -153,7 +153,7 @@ async def _open_loop(process: Any, seconds: float, dice: Random) -> list[float]:
         latencies.append(late + await _exchange(process, ()))
 
     async with asyncio.TaskGroup() as group:
-        while (due := due + dice.expovariate(RATE)) < seconds:
+        while (due := due + dice.expovariate(PICKS_PER_SECOND)) < seconds:
             await asyncio.sleep(began + due - perf_counter())
             group.create_task(one(began + due))
     return latencies
@@ -205,14 +205,14 @@ async def _ready(port: int) -> None:
 
 def _tell(report: Report, figures: Figures) -> None:
     columns = ("picks a core", "exchanges a core", "picks/s", "exchanges/s", "p50", "p99")
-    heads = {"p50": f"p50 ms at {RATE:g}/s", "p99": f"p99 ms at {RATE:g}/s"}
+    heads = {"p50": f"p50 ms at {PICKS_PER_SECOND:g}/s", "p99": f"p99 ms at {PICKS_PER_SECOND:g}/s"}
     rows: list[dict[str, object]] = [
         {"picker": name, **{heads.get(column, column): Spread.of(figures[f"{name} {column}"]) for column in columns}}
         for name in ("empty", "sluice pick")
     ]
     report.add_table(f"a core is a second of its processor time; {CONCURRENT} at a time, median (extremes)", rows)
     report.at_least("picks a second of a core", median(figures["sluice pick picks a core"]), 1000)
-    report.at_most(f"p99 at {RATE:g}/s, ms", median(figures["sluice pick p99"]), 10)
+    report.at_most(f"p99 at {PICKS_PER_SECOND:g}/s, ms", median(figures["sluice pick p99"]), 10)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ from quotas.policy.policy_file import PolicyReader
 from quotas.reservation import Usage
 
 SIZES = (100, 1_000, 10_000, 90_000)
-JUDGED = 10_000  # tenants
-PER_FILE = 20_000  # tenants
+JUDGED_TENANTS = 10_000  # tenants
+TENANTS_PER_FILE = 20_000  # tenants
 LEDGERS = 10_000  # at most, all of today
 BOOKED_AT_ONCE = 50
 PREFIX = "/admin/v1"
@@ -86,11 +86,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _judge(report: Report) -> None:
     for row in report.tables["reading, CPU seconds"]:
-        if row["tenants"] == JUDGED:
-            report.at_most(f"{JUDGED:,} tenants, {row['texts']}: s to read", _median(row["first"]), 1.0)
+        if row["tenants"] == JUDGED_TENANTS:
+            report.at_most(f"{JUDGED_TENANTS:,} tenants, {row['texts']}: s to read", _median(row["first"]), 1.0)
         report.at_most(f"{row['tenants']:,} tenants, {row['texts']}: s to read an edit", _median(row["an edit"]), 0.2)
     for row in report.tables["the loop held by one question, ms of CPU"]:
-        report.at_most(f"{JUDGED:,} tenants: ms of {row['question']}", float(str(row[f"{JUDGED:,}"])), 5.0)
+        report.at_most(
+            f"{JUDGED_TENANTS:,} tenants: ms of {row['question']}", float(str(row[f"{JUDGED_TENANTS:,}"])), 5.0
+        )
 
 
 def _median(value: object) -> float:
@@ -101,8 +103,8 @@ def _median(value: object) -> float:
 def tenants(number: int, of_its_own: bool) -> Sources:
     """The files of a policy: each tenant with amounts of its own, or with one of forty plans."""
     files = {}
-    for first in range(0, number, PER_FILE):
-        indices = range(first, min(number, first + PER_FILE))
+    for first in range(0, number, TENANTS_PER_FILE):
+        indices = range(first, min(number, first + TENANTS_PER_FILE))
         texts = (_tenant(index, index if of_its_own else index % 40) for index in indices)
         files[f"{first:06}.yaml"] = ("tenants:\n" + "".join(texts)).encode()
     return files
@@ -168,7 +170,9 @@ class Turns:
 
 
 def _serve(number: int) -> tuple[dict[str, object], dict[str, float]]:
-    """Run a gateway in this process until it has answered; return what coming into force took, and the holds in ms."""
+    """Run a gateway in this process until it has answered; returns the cost of applying the policy, and the loop's
+    holds in ms.
+    """
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
         asked, asking = _Asked(Path(folder), number), list[Future[None]]()
 

@@ -29,16 +29,16 @@ from backend.worker.executor import Executor, InlineDevice, PendingStep
 
 CONVERSATIONS, TURNS, SEQS = 12, 3, 6
 PROMPTS, OUTPUTS = (60, 260), (20, 60)  # tokens of a turn
-BUDGET = 128  # tokens of a step
+STEP_TOKENS = 128  # tokens of a step
 KV_BYTES = SWAP_BYTES = 2**26
 LONGEST = TURNS * (PROMPTS[1] + OUTPUTS[1])
-POOL = 1 / 8  # of what all conversations come to need: a quarter of what the half of them need that may run
+POOL_SHARE_OF_NEED = 1 / 8  # of all conversations: a quarter of the need of the half that may run
 SAMPLING = SamplingParams(temperature=0, ignore_eos=True)
 
 
 @dataclass(slots=True)
 class LiveRun:
-    """What one run took, and what came of it."""
+    """The cost and the results of one run."""
 
     seconds: float  # of the CPU, and of waiting for copies
     tokens: list[list[int]]  # of each answer
@@ -89,7 +89,7 @@ class LiveEngine:
         torch.set_num_threads(1)
         options = EngineOptions(
             max_num_seqs=SEQS,
-            max_num_batched_tokens=BUDGET,
+            max_num_batched_tokens=STEP_TOKENS,
             max_model_len=LONGEST,
             kv_memory_bytes=KV_BYTES,
             swap_space_bytes=SWAP_BYTES,
@@ -127,7 +127,7 @@ class _Serving:
     ) -> None:
         needed = sum(sum(len(prompt) + output for prompt, output in one) for one in turns)
         blocks = needed // model.engine_config.block_size
-        pool = max(model.engine_config.blocks_for(LONGEST), int(POOL * blocks))
+        pool = max(model.engine_config.blocks_for(LONGEST), int(POOL_SHARE_OF_NEED * blocks))
         config = replace(model.engine_config, num_blocks=pool, num_host_blocks=blocks, block_copy_seconds=copy)
         core = CoreConfig(
             order="fcfs",

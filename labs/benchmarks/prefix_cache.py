@@ -255,7 +255,7 @@ def _planning(report: Report, cached: int, steps: int) -> None:
 
 
 def _naming(report: Report, known: int, prompts: int) -> None:
-    """What the event loop is held by, a part of a prompt's naming, as `PromptNames` does it for one that arrives."""
+    """The event loop's holds by each part of an arriving prompt's naming, as `PromptNames` does it."""
     gc.collect()
     gc.freeze()
     rows: list[dict[str, object]] = []

@@ -39,12 +39,12 @@ SHARES = {"equal": [1.0] * TENANTS, "skewed": [1 / (n + 1) for n in range(TENANT
 MADE_POOLS, TRACED_POOLS = (8_000, 27_000), (27_000, 100_000)  # blocks
 SEED, SESSIONS, TRACED = 31, 600, 3_000
 LEAST_FOUND, LEAST_REQUESTS = 0.01, 50
-WORST = 0.9  # of the LRU's hits, for the lengths that fare worst
+MIN_SHARE_OF_LRU_HITS = 0.9  # of the LRU's hits, for the lengths that fare worst
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of one request."""
+    """The result of one request."""
 
     arrival: Arrival
     first_token: float  # seconds
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         pools = TRACED_POOLS if name.startswith("traced") else MADE_POOLS
         rows += [{"workload": name, "blocks": blocks} | _compare(arrivals, blocks) for blocks in pools]
     report.add_table("64 tenants: hits, of an exact LRU's, and first tokens, of those without the cache", rows)
-    for what, bound in (("all", OF_LRU), ("worst lengths", WORST)):
+    for what, bound in (("all", OF_LRU), ("worst lengths", MIN_SHARE_OF_LRU_HITS)):
         report.at_least(f"hits, of an exact LRU's, {what}, worst run", min(row[f"hits, {what}"] for row in rows), bound)
     worst = max(row["p50, worst lengths"] for row in rows)
     report.at_most("median first token of that without the cache, worst lengths and run", worst, 1.0)

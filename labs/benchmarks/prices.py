@@ -30,18 +30,18 @@ from labs.simulation.recorder import Objective, PlannedWork, Recorder
 
 SEEDS = 101  # the first; those below were looked at while the fit was made
 REPEATS = 5  # of each calibration step
-SEEN = 0.2  # of some step's time, from which a coefficient is judged
+MIN_SHARE_OF_STEP = 0.2  # of some step's time, from which a coefficient is judged
 NOISE, STALLS, STALL = 0.02, 0.002, 5.0
 NAMES = ("fixed", "prefill", "decode", "decode context", "prefill context", "prefill pairs", "beyond the knee")
 
 
 class Truth(Protocol):
-    """A device of which it is known what everything costs."""
+    """A device with known true costs."""
 
     def seconds(self, amounts: Amounts) -> float: ...
 
     def rates(self, amounts: Amounts) -> tuple[float, ...]:
-        """What a unit of each amount adds to a step of these, on average while the step grows."""
+        """The marginal cost of each amount's unit, averaged while the step grows."""
         ...
 
 
@@ -270,7 +270,10 @@ def _recover(report: Report, seeds: range) -> None:
             for errors, coefficient, one in zip(found, core.step_time.fitted.coefficients, true, strict=True):
                 errors.append(coefficient / one - 1 if one else coefficient)
         works = [work_of_shape(step) for series in calibration_series(policy.engine) for step in series]
-        shown = [max(one * amount for amount in _column(place, works, truth)) >= SEEN for place, one in enumerate(true)]
+        shown = [
+            max(one * amount for amount in _column(place, works, truth)) >= MIN_SHARE_OF_STEP
+            for place, one in enumerate(true)
+        ]
         each = {what: Spread.of(errors) for what, errors, seen in zip(NAMES, found, shown, strict=True) if seen}
         rows.append({"device": name} | {what: each.get(what, "-") for what in NAMES})
         worst = max(max(abs(spread.low), abs(spread.high)) for spread in each.values())
@@ -289,7 +292,7 @@ def _column(place: int, works: list[StepWork], truth: Truth) -> list[float]:
 
 
 class _Noisy:
-    """What steps take that vary and stall."""
+    """Step times with variation and stalls."""
 
     def __init__(self, truth: Truth, random: Random) -> None:
         self._truth, self._random = truth, random

@@ -17,7 +17,7 @@ from labs.benchmarks.machine import on_core
 
 ROOT = Path(__file__).parents[2]
 END_SECONDS = 180.0  # that a program in the background has to end: it may drain
-PATIENCE = 20  # seconds that a process may take to clean up after itself
+CLEAN_UP_SECONDS = 20  # that a process may take to clean up after itself
 
 
 class Worker:
@@ -54,7 +54,7 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with suppress(subprocess.TimeoutExpired):
-            self._process.communicate(timeout=PATIENCE)
+            self._process.communicate(timeout=CLEAN_UP_SECONDS)
         end_group(self._process)
 
     @property

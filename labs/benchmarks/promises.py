@@ -37,15 +37,15 @@ from labs.benchmarks.overload_loads import (
     Load,
     Traffic,
 )
-from labs.benchmarks.overload_runs import PROMISES, KeptPromise, Run, simulate
+from labs.benchmarks.overload_runs import WINDOW_PROMISES, KeptPromise, Run, simulate
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
 from labs.simulation.arrival import Arrival
 
 OURS = "order=fair,overload=deadline"
 STARVED_SPEED, STARVED_SECONDS = 0.5, 4.0
-LEARNED = 50  # promises, before those of a starved machine are judged
+WARM_UP_PROMISES = 50  # promises, before those of a starved machine are judged
 CONFIDENCE = 0.9
-WITHIN_ORACLE = 1.15  # times what the oracle tells
+WITHIN_ORACLE = 1.15  # of the oracle's bounds
 LOADS = (UNDERLOAD, OVERLOAD, BURST, MIXED, BESIDE_2X)
 STARVED = (UNDERLOAD, OVERLOAD, BURST)
 
@@ -59,7 +59,7 @@ class Starvation:
         self._switches = [0.0]  # to and from its own speed
 
     def seconds(self, work: StepWork) -> float:
-        """Returns what a step takes that begins now."""
+        """The duration of a step that begins now."""
         while self._switches[-1] <= self.now:
             self._switches.append(self._switches[-1] + self._random.expovariate(1 / STARVED_SECONDS))
         is_slow = bisect_right(self._switches, self.now) % 2 == 0
@@ -96,7 +96,7 @@ class Promised:
 
     @property
     def once_learned(self) -> float:
-        held = [_holds(promise) for promise in self.promises[LEARNED:]]
+        held = [_holds(promise) for promise in self.promises[WARM_UP_PROMISES:]]
         return mean(held) if held else 1.0
 
     @property
@@ -109,7 +109,7 @@ class Promised:
 
     @cached_property
     def oracle_over_true(self) -> float:
-        """What is told over true by who knows the distribution of lengths, and all else of each request."""
+        """The oracle's told over true: it knows the distribution of lengths, and all else of each request."""
         lengths = sorted(arrival.output_tokens for arrival in self.run.arrivals)
         most = quantile(lengths, CONFIDENCE)
         told = []
@@ -139,7 +139,7 @@ def _holds(promise: KeptPromise) -> bool:
 
 
 def predictable() -> Traffic:
-    """Returns conversations whose answers have 170 to 230 tokens, of which nobody says so."""
+    """Conversations whose answers have 170 to 230 tokens, unknown to the scheduler."""
     random = Random(0)
     trace = [one._replace(output_tokens=random.randint(170, 230)) for one in Traffic.conversations().trace]
     return Traffic("predictable answers", trace, MAX_TOKENS)
@@ -168,7 +168,7 @@ def show(traffic: Traffic, loads: Sequence[Load], seeds: Sequence[int], options:
 
 
 def _judge(report: Report, name: str, runs: Sequence[Promised]) -> None:
-    report.at_least(f"{name}: windows of {PROMISES} covered", mean(one.run.covered() for one in runs), 0.95)
+    report.at_least(f"{name}: windows of {WINDOW_PROMISES} covered", mean(one.run.covered() for one in runs), 0.95)
     report.at_least(f"{name}: the worst tenant in any run", min(one.run.worst_covered_tenant for one in runs), 0.82)
     told, oracle = mean(one.told_over_true for one in runs), mean(one.oracle_over_true for one in runs)
     what = f"{name}: completions told / true, where an oracle of lengths tells {oracle:.2f}"
@@ -183,7 +183,9 @@ def show_starved(traffic: Traffic, seeds: Sequence[int], options: Namespace, rep
         runs = [promised(_arrivals(load, traffic, seed, options), settings, Starvation(seed)) for seed in seeds]
         rows.append(row(load.name, runs))
         worst = min(one.once_learned for one in runs)
-        report.at_least(f"{traffic.name}, {load.name}, starved: coverage after {LEARNED} in any run", worst, 0.85)
+        report.at_least(
+            f"{traffic.name}, {load.name}, starved: coverage after {WARM_UP_PROMISES} in any run", worst, 0.85
+        )
     report.add_table(f"{traffic.name}, on a starved machine: promises", rows)
 
 

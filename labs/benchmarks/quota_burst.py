@@ -28,7 +28,7 @@ BODY = {
     "max_tokens": 4,
     "ignore_eos": True,
 }
-PATIENCE = 300.0  # seconds
+TIMEOUT_SECONDS = 300.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def _measure(requests: int) -> dict[str, float]:
                     redis_url=store.url,
                     policy=policy,
                     max_num_seqs=64,
-                    header_timeout=PATIENCE,
+                    header_timeout=TIMEOUT_SECONDS,
                 )
             )
             for index in range(GATEWAYS)
@@ -85,14 +85,14 @@ def _measure(requests: int) -> dict[str, float]:
 def _cost(directory: Path, core: int) -> int:
     """Tokens that one request uses."""
     with served(core, [TENANT], directory / "alone") as server:
-        reply = httpx.post(_url(server), json=BODY, headers=_headers(server), timeout=PATIENCE)
+        reply = httpx.post(_url(server), json=BODY, headers=_headers(server), timeout=TIMEOUT_SECONDS)
         cost: int = reply.json()["usage"]["total_tokens"]
         return cost
 
 
 async def _burst(gateways: list[Served], store: RedisServer, requests: int) -> tuple[Counter[int], int, int]:
     limits = httpx.Limits(max_connections=requests)
-    async with httpx.AsyncClient(timeout=PATIENCE, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits) as client:
 
         async def status(gateway: Served) -> int:
             return (await client.post(_url(gateway), json=BODY, headers=_headers(gateway))).status_code

@@ -28,14 +28,14 @@ from labs.benchmarks.served import Served, served
 
 AMPLE, TIGHT = "ample", "tight"
 CLIENTS = 2  # of each tenant at each gateway
-RATE, BURST = 30, 60  # requests: a minute, and at once
+REQUESTS_PER_MINUTE, BURST_REQUESTS = 30, 60  # requests: a minute, and at once
 LIMITS = {
     AMPLE: {"tokens": "1B/month", "concurrent_requests": 100},
-    TIGHT: {"requests": {"rate": f"{RATE}/min", "burst": BURST}, "concurrent_requests": 100},
+    TIGHT: {"requests": {"rate": f"{REQUESTS_PER_MINUTE}/min", "burst": BURST_REQUESTS}, "concurrent_requests": 100},
 }
-LEASE = 10.0  # seconds
-CALM = 4.0  # seconds before and after each fault
-PAUSE, DOWN = 5.0, 1.0  # seconds
+LEASE_SECONDS = 10.0
+CALM_SECONDS = 4.0  # before and after each fault
+PAUSE_SECONDS, DOWN_SECONDS = 5.0, 1.0  # seconds
 BODY = {"model": "embedded", "messages": [{"role": "user", "content": "Count from 3 to 12."}], "max_tokens": 8}
 LONG = {**BODY, "max_tokens": 1500, "ignore_eos": True}
 STREAMS = 3
@@ -44,7 +44,7 @@ TIMEOUT = 60.0
 
 @dataclass(slots=True)
 class Answers:
-    """Of one tenant, while one fault lasted and healed."""
+    """The answers of one tenant during one fault and its healing."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     slowest: float = 0.0  # seconds
@@ -66,7 +66,7 @@ class Clients:
         }
 
     def turn(self) -> dict[str, Answers]:
-        """What came since the last turn."""
+        """The answers since the last turn."""
         past, self.answers = self.answers, {AMPLE: Answers(), TIGHT: Answers()}
         return past
 
@@ -123,13 +123,13 @@ def main(arguments: list[str] | None = None) -> int:
         store = stack.enter_context(RedisServer(directory))
         policy = directory / "policy.yaml"
         policy.write_text(json.dumps({"tenants": {name: {"limits": limits} for name, limits in LIMITS.items()}}))
-        settings = {"redis_url": store.url, "policy": policy, "quota_lease": LEASE}
+        settings = {"redis_url": store.url, "policy": policy, "quota_lease": LEASE_SECONDS}
         gateways = [stack.enter_context(served(core, LIMITS, directory / str(i), **settings)) for i in range(2)]
-        rows, admitted, allowed, freed = asyncio.run(_measure(gateways, store, 1.0 if options.quick else CALM))
+        rows, admitted, allowed, freed = asyncio.run(_measure(gateways, store, 1.0 if options.quick else CALM_SECONDS))
     report.add_table("faults", rows)
     report.at_most("requests of the ample tenant lost", sum(float(str(row["lost"])) for row in rows), 0)
     report.at_most("answers of the tight tenant, of what its limit allows", admitted / allowed, 1)
-    report.at_most("seconds until a killed gateway holds nothing", freed, LEASE + 2)
+    report.at_most("seconds until a killed gateway holds nothing", freed, LEASE_SECONDS + 2)
     return report.finish(options.results)
 
 
@@ -149,7 +149,7 @@ async def _measure(
         )
     ]
     admitted = clients.total[TIGHT]
-    allowed = BURST + RATE / 60 * (time.perf_counter() - started)
+    allowed = BURST_REQUESTS + REQUESTS_PER_MINUTE / 60 * (time.perf_counter() - started)
     freed = await _kill(clients, gateways[1], gateways[0])
     await clients.close()
     return rows, admitted, allowed, freed
@@ -177,13 +177,13 @@ async def _fault(clients: Clients, name: str, fault: Callable[[], Awaitable[None
 
 async def _paused(store: RedisServer) -> None:
     store.pause()
-    await asyncio.sleep(PAUSE)
+    await asyncio.sleep(PAUSE_SECONDS)
     store.resume()
 
 
 async def _restarted(store: RedisServer) -> None:
     store.kill()
-    await asyncio.sleep(DOWN)
+    await asyncio.sleep(DOWN_SECONDS)
     await asyncio.to_thread(store.start)
 
 
@@ -201,7 +201,7 @@ async def _kill(clients: Clients, victim: Served, other: Served) -> float:
         return await clients.held(other, AMPLE) == STREAMS
 
     async def is_free() -> bool:
-        """The next request of a tenant finds out who has died."""
+        """The next request of a tenant reclaims dead replicas' reservations."""
         return await clients.status(other, AMPLE) == 200 and await clients.held(other, AMPLE) == 0
 
     await _until(is_held)

@@ -1,4 +1,4 @@
-"""What a scenario found: spreads over its runs, targets met or missed, on the terminal and as JSON."""
+"""The results of a scenario: spreads over its runs, targets met or missed, on the terminal and as JSON."""
 
 import json
 from argparse import ArgumentParser, RawDescriptionHelpFormatter

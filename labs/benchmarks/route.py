@@ -26,7 +26,7 @@ from labs.benchmarks.report import Report, Spread, scenario_parser
 KEY, ADMIN_KEY = "sk-benchmark", "correct-horse-battery-staple"
 EVENTS = 35
 CONNECTIONS = 16
-MANY = 1000
+NUM_OPEN_STREAMS = 1000
 MESSAGES = [
     {"role": "system", "content": "You answer in one sentence. " * 40},
     {"role": "user", "content": f"{MARK}: tell me a story of 3 sentences."},
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = scenario_parser(__doc__, runs=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement in each run")
     options = parser.parse_args(arguments)
-    runs, seconds, many = (1, 0.3, 50) if options.quick else (options.runs, options.seconds, MANY)
+    runs, seconds, many = (1, 0.3, 50) if options.quick else (options.runs, options.seconds, NUM_OPEN_STREAMS)
     proxy_core, load_core = machine.two_cores()
     report = Report("route", options.quick)
     figures: Figures = defaultdict(list)

@@ -32,7 +32,7 @@ from labs.benchmarks.traffic import Due, Exchange, Traffic
 
 REPLICAS = 4
 TENANTS: Mapping[str, float] = {"half": 0.5, "quarter": 0.25, "some": 0.15, "few": 0.1}  # of the sessions
-SESSIONS = 5.0  # that begin a second
+SESSIONS = 5.0  # beginning each second
 TURNS = (2, 8)
 THINKING = 5.0  # seconds between two turns, on average
 SYSTEM_WORDS, TURN_WORDS = 220, (10, 60)  # of a tenant's three system prompts, and of each turn
@@ -48,7 +48,7 @@ OVER_LEAST_LOAD, OVER_WEIGHTED, IMBALANCE, WORSE = 0.06, 0.03, 1.3, 0.02
 
 @dataclass(slots=True)
 class Measured:
-    """What came of the timetable of one run."""
+    """The results of one run's timetable."""
 
     exchanges: Sequence[Exchange]
     attempts: list[float]  # by replica

@@ -28,7 +28,7 @@ BYTES_PER_TOKEN = 4  # of prompts
 
 @dataclass(eq=False, slots=True)
 class Routed:
-    """One request, where it went and what became of it; moments are in seconds of the run."""
+    """One request, its replica and its result; moments are in seconds of the run."""
 
     arrival: Arrival
     request: RoutedRequest
@@ -88,7 +88,7 @@ class SimulatedFleet:
         self.arriving: Routed  # while its replica takes it
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Routed]:
-        """Serve all, and return what became of each; arrivals are in order of time."""
+        """Serve all requests, and return their results; arrivals are in order of time."""
         routed = []
         for arrival in _among_polls(arrivals, self._poll):
             self._advance(arrival.time)

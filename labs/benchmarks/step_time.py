@@ -39,12 +39,12 @@ from labs.simulation.traces import read_trace
 
 TENANTS = ("chat", "summaries")
 SLOTS = 32
-RATE = 12.0  # requests a second of the timetable
-BURST = 120  # requests at its end
+REQUESTS_PER_SECOND = 12.0  # requests a second of the timetable
+BURST_REQUESTS = 120  # requests at its end
 MAX_WAITING = 10_000
 SPECIAL_TOKENS, VOCABULARY = 2, 1000
 MAX_ERROR = 0.1
-CROWD = 8  # steps of the same work, from which their spread is read
+MIN_LIKE_STEPS = 8  # steps of the same work, from which their spread is read
 
 JUDGED = ("all steps together, s", "one step of the simulator, mean, s", "first arrival to last token, s",
           "first token, p50, s", "first token, p99, s", "whole request, p50, s", "whole request, p99, s")  # fmt: skip
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = scenario_parser(__doc__, runs=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of the timetable, before the burst")
     options = parser.parse_args(arguments)
-    runs, seconds, burst = (1, 2.0, 8) if options.quick else (options.runs, options.seconds, BURST)
+    runs, seconds, burst = (1, 2.0, 8) if options.quick else (options.runs, options.seconds, BURST_REQUESTS)
     report = Report("step_time", options.quick)
     server_core, load_core = machine.two_cores()
     os.sched_setaffinity(0, {load_core})
@@ -95,7 +95,7 @@ def _serve(core: int, directory: Path, seconds: float, burst: int, seed: int) ->
 
 def _timetable(server: Served, seconds: float, burst: int, random: Random) -> list[Due]:
     moments, at = [], 0.0
-    while (at := at + random.expovariate(RATE)) < seconds:
+    while (at := at + random.expovariate(REQUESTS_PER_SECOND)) < seconds:
         moments.append(at)
     return [_due(server, at, random) for at in [*moments, *[seconds] * burst]]
 
@@ -200,11 +200,11 @@ def _compare(seen: Path, unseen: Path) -> Figures:
 
 
 def _spread(steps: list[Step]) -> float:
-    """Median relative distance of a step from the median of those that do nearly the same work."""
+    """The median relative distance of a step from the median of its like."""
     alike = defaultdict(list)
     for work, seconds in steps:
         alike[work.prefill_tokens // 16, work.decode_tokens, work.decode_context // 128].append(seconds)
-    crowds = [(median(times), times) for times in alike.values() if len(times) >= CROWD]
+    crowds = [(median(times), times) for times in alike.values() if len(times) >= MIN_LIKE_STEPS]
     return median(abs(middle - seconds) / seconds for middle, times in crowds for seconds in times)
 
 

@@ -1,8 +1,8 @@
-"""A tenant tries to get more of the machine than is its own, beside three that honestly ask for as much.
+"""A strategic tenant tries to exceed its share, beside three honest ones with the same demand.
 
-All four always have work waiting. What each gets is the true cost of its rows (`true_costs`). A strategy
-gains by how much more its tenant gets than the honest ones do on average, as a share of what these get; where it comes
-before the others, beyond what an honest tenant would have more, which then still runs what it began alone.
+All four always have work waiting. Each one's gain is the true cost of its rows (`true_costs`). A strategy gains by how
+much more its tenant gets than the honest mean, as a share of it; for a tenant that arrives earlier, beyond an honest
+early tenant's advantage.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +27,10 @@ from labs.simulation.recorder import Objective, Recorder
 HONEST = tuple(f"honest-{number}" for number in range(3))
 STRATEGIST = "strategist"
 USUAL = Mix("chat", 600, 120)
-CLASS = 1  # of all who do not ask for another
+CLASS = 1  # the default class
 ASKED = 0.5  # of the machine by each, so that all of them have work waiting
 FIRST_BY = 2.0  # seconds
-PRESSING = 4.0  # times as many requests where most of them leave or are refused
+PRESSING = 4.0  # of the usual requests, if most of them leave or are refused
 
 
 def _as_it_is(arrival: Arrival) -> Arrival:

@@ -176,7 +176,7 @@ def _cost(llm: LLM, grammars: list[Grammar], runs: int) -> dict[str, Measured]:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a row is to say: a valid instance of its grammar."""
+    """The script of a row: a valid instance of its grammar."""
 
     grammar: Grammar
     token_ids: list[int]
@@ -200,7 +200,7 @@ class Vocabulary:
 def find_scripts(
     folder: Path, taken: list[tuple[str, Any, Grammar]], kind: GrammarKind, vocabulary: Vocabulary
 ) -> list[Script]:
-    """Returns an instance for each of `ROWS` schemas, of those of which one is neither short nor long."""
+    """An instance for each of `ROWS` schemas, of the schemas with one neither short nor long."""
     tokenizer = make_tokenizer(vocabulary.path.read_text(), vocabulary.size, vocabulary.end_tokens)
     scripts: list[Script] = []
     for name, _, asked in taken:
@@ -215,8 +215,8 @@ def find_scripts(
 
 
 def _tokens(matcher: SlotMatcher, tokenizer: Any, text: bytes, vocab_size: int) -> list[int]:
-    """Returns the tokens by which a text is said: those that the grammar forces, and otherwise the tokenizer's; none if
-    the grammar does not allow them.
+    """The tokens that spell a text: the grammar's forced ones, otherwise the tokenizer's; none if the grammar does not
+    allow them.
     """
     said: list[int] = []
     mask = ctypes.create_string_buffer(4 * -(-vocab_size // 32))

@@ -105,7 +105,7 @@ def _measure(name: str, gateway: Worker, seconds: float, figures: Figures, token
 
 
 def _story_us() -> float:
-    """To begin and to end the story of a request, with nobody to listen."""
+    """The microseconds to begin and to end a request's record, without listeners."""
     telemetry = Telemetry(lambda: 0.0)
     scope = {"method": "POST", "path": PATH, "headers": [(b"x-request-id", b"req_1"), (b"host", b"localhost")]}
     response = ResponseWriter(scope, _send, telemetry.clock)

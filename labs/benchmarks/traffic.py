@@ -39,8 +39,8 @@ class Exchange:
     due: float
     sent: float
     first: float | None = None  # event
-    done: float | None = None  # when a whole stream was there
-    refused: float | None = None  # when the whole refusal was there
+    done: float | None = None  # end of a whole stream
+    refused: float | None = None  # end of the whole refusal
     status: int | None = None  # of an answer that has ended
 
     def waited(self, now: float) -> float:
@@ -50,7 +50,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class Heard:
-    """All that was sent and what came of it."""
+    """All requests and their results."""
 
     seconds: float = 0.0
     exchanges: list[Exchange] = field(default_factory=list)

@@ -20,7 +20,7 @@ DEVICE = DEVICES["llama3-8b-a100"]
 SLOTS = 192
 POLICY = f"order=fair,overload=unbounded,max_num_batched_tokens=512,max_num_seqs={SLOTS},prefill_chunk=512"
 MOMENTS = (40.0, 60.0, 150.0, 300.0)  # seconds
-AMPLE = 3.0  # times what would fill a tenant's share, if steps had no fixed part, that waits from the start on
+AMPLE = 3.0  # of a tenant's share without fixed parts of steps, waiting from the start
 
 
 class Mix(NamedTuple):

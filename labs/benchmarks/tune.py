@@ -28,10 +28,10 @@ from labs.simulation.workload import Workload
 
 DEVICE = DEVICES["llama3-8b-a100"]
 POLICY = parse_simulated_policy("fair", DEVICE)
-LOAD = 0.9
+LOAD_SHARE_OF_CAPACITY = 0.9
 REQUESTS = 600
-BUDGET = 30
-NEAR = 0.97  # of the goodput of the best of all settings
+BUDGET_SIMULATIONS = 30
+MIN_SHARE_OF_BEST = 0.97  # of the goodput of the best of all settings
 QUICK_GRID = 12  # settings
 
 
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     with process_pool(options.jobs) as pool:
         for name, workload in workloads.items():
-            tuner = Tuner(POLICY, workload.arrivals(seed=1), DEVICE, Objective(), BUDGET, pool)
+            tuner = Tuner(POLICY, workload.arrivals(seed=1), DEVICE, Objective(), BUDGET_SIMULATIONS, pool)
             tuned = tuner.run()
             grid = tuner.grid()
             best = tuner.best_of([*grid[: QUICK_GRID if options.quick else None], tuned.best.setting])
@@ -65,7 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
                         "simulations": cost,
                     }
                 )
-            report.at_least(f"{name}: goodput found, of the best of {len(grid)} settings", found / most, NEAR)
+            report.at_least(
+                f"{name}: goodput found, of the best of {len(grid)} settings", found / most, MIN_SHARE_OF_BEST
+            )
     report.add_table(f"the engine's settings ({', '.join(LADDERS)}) and what they make good", rows)
     return report.finish(options.results)
 
@@ -81,7 +83,7 @@ def _traced(paths: Iterable[Path], requests: int) -> dict[str, Workload]:
 
 
 def _at_load(workload: Workload) -> Workload:
-    rate = LOAD * capacity(POLICY, workload, DEVICE)
+    rate = LOAD_SHARE_OF_CAPACITY * capacity(POLICY, workload, DEVICE)
     if workload.rate is not None:
         return replace(workload, rate=rate)
     return replace(workload, speedup=rate * workload.trace[-1].time / len(workload.trace))

@@ -1,9 +1,9 @@
-"""Whether what `sluice tune` promises holds live: python -m labs.benchmarks.tune_live [--seconds 30] [--runs 3]
+"""The promises of `sluice tune`, live: python -m labs.benchmarks.tune_live [--seconds 30] [--runs 3]
 
-The load of `overload_live` at `LOAD` times capacity meets `sluice serve`, with settings that suit it badly
-and with its own, which writes an event log. `sluice tune --log` searches better ones in it, and the server is started
-again with the flags that it prints, for the same requests. Shown are the shares of good requests that the simulator
-gives the present settings and those that it promises, beside those that there were.
+The load of `overload_live` at `LOAD_SHARE_OF_CAPACITY` times capacity meets `sluice serve`, with settings that suit it
+badly and with its own, which writes an event log. `sluice tune --log` searches better ones in it, and the server is
+started again with the flags that it prints, for the same requests. Shown are the simulator's shares of good requests
+for the present settings and its promises, beside the measured ones.
 """
 
 import os
@@ -33,14 +33,14 @@ from labs.benchmarks.report import Report, Spread, scenario_parser
 from labs.benchmarks.served import served_afresh
 from labs.simulation.arrival import Arrival
 
-LOAD = 0.7
+LOAD_SHARE_OF_CAPACITY = 0.7
 PRESENT: Mapping[str, Mapping[str, object]] = {
     "few rows": {"max_num_seqs": 2, "max_num_batched_tokens": 64, "prefill_chunk": 64},
     "small steps": {"max_num_seqs": 8, "max_num_batched_tokens": 16, "prefill_chunk": 16},
     "its own": {},
 }
-BUDGET = 8
-NEAR = 0.05  # of the requests, by which a promise may be off
+BUDGET_SIMULATIONS = 8
+MAX_PROMISE_ERROR_SHARE = 0.05  # of the requests, by which a promise may be off
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,11 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
     report.add_table("share of good requests, by run", rows)
     report.notes = [f"{what}: {Spread.of(values)}" for what, values in shares.items()]
     worse = [before - live for live, before in zip(shares["live"], shares["before"], strict=True)]
-    report.at_most("worse than before, the worst run", max(worse), NEAR)
+    report.at_most("worse than before, the worst run", max(worse), MAX_PROMISE_ERROR_SHARE)
     for told, held in (("simulated", "before"), ("promised", "live")):
         missing = [promised - live for promised, live in zip(shares[told], shares[held], strict=True)]
-        report.at_most(f"{told} and not kept, median of runs", median(missing), NEAR)
-        report.at_most(f"{told} and not kept, the worst run", max(missing), 2 * NEAR)
+        report.at_most(f"{told} and not kept, median of runs", median(missing), MAX_PROMISE_ERROR_SHARE)
+        report.at_most(f"{told} and not kept, the worst run", max(missing), 2 * MAX_PROMISE_ERROR_SHARE)
     return report.finish(options.results)
 
 
@@ -73,7 +73,7 @@ def _measure(
     options: Namespace, core: int, trace: Sequence[Arrival], run: int, present: Mapping[str, object]
 ) -> dict[str, object]:
     with TemporaryDirectory() as directory, served_afresh(core, TENANTS, Path(directory), **SETTINGS) as server:
-        rate = LOAD * capacity_of(server, Conversations(server, trace, run), options.seconds)
+        rate = LOAD_SHARE_OF_CAPACITY * capacity_of(server, Conversations(server, trace, run), options.seconds)
     with TemporaryDirectory() as directory:
         events = Path(directory) / "events"
         before = _good(options, core, trace, run, rate, {**present, "event_log": events})
@@ -100,7 +100,17 @@ def _tuned(events: Path) -> tuple[dict[str, object], float, float]:
     good requests that it gives the present ones, and promises.
     """
     targets = ("--good-first-token", str(FIRST_TOKEN), "--good-per-token", str(INTERVAL))
-    command = (sys.executable, "-m", "sluice", "tune", "--log", str(events), "--budget", str(BUDGET), *targets)
+    command = (
+        sys.executable,
+        "-m",
+        "sluice",
+        "tune",
+        "--log",
+        str(events),
+        "--budget",
+        str(BUDGET_SIMULATIONS),
+        *targets,
+    )
     printed = subprocess.run(**bound(command), check=True, capture_output=True, text=True).stdout.strip().splitlines()
     goodput = next(line for line in printed if line.startswith("goodput"))
     _, simulated, _, promised, _ = goodput.split()

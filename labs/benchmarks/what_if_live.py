@@ -40,7 +40,7 @@ tenants:
 TENANTS = ("by-requests", "by-tokens", "by-budget", "by-concurrency", "by-memory", "unlimited")
 COUNTED = TENANTS[:3]
 LIMITED = TENANTS[:4]  # that are refused something; the fourth for how long each step took just then
-RATE = 2.0  # requests a second of each tenant
+TENANT_REQUESTS_PER_SECOND = 2.0  # requests a second of each tenant
 PROMPTS = ("Count from 3 to 12.", "Tell me a story about a fox and a river.", "What is 12 + 30?", "Hello!")
 TOO_MANY = 429
 DRAIN = 60.0  # seconds
@@ -89,16 +89,16 @@ def _offer(server: Served, run: int, seconds: float) -> Heard:
 def _timetable(server: Served, run: int, seconds: float) -> Iterator[Due]:
     random = Random(run)
     for tenant in TENANTS:
-        at = random.expovariate(RATE)
+        at = random.expovariate(TENANT_REQUESTS_PER_SECOND)
         while at < seconds:
             message = {"role": "user", "content": random.choice(PROMPTS)}
             body = {"model": "embedded", "messages": [message], "max_tokens": random.randint(40, 160), "stream": True}
             yield Due(at, tenant, post("/v1/chat/completions", body, server.keys[tenant]))
-            at += random.expovariate(RATE)
+            at += random.expovariate(TENANT_REQUESTS_PER_SECOND)
 
 
 def _compared(tenant: str, heard: Heard, again: TenantSummary) -> dict[str, float]:
-    """Live and simulated; of a tenant's requests, and of the first tokens of those that were let in."""
+    """The live and simulated figures of a tenant's requests, and of the first tokens of admitted ones."""
     offered, waits = len(heard.of(tenant)), heard.waits(tenant)
     live = heard.refused(tenant) / offered
     return {

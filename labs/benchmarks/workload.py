@@ -1,4 +1,4 @@
-"""What engines are asked to generate: token ids in, a fixed number of tokens out, greedy, no end token."""
+"""The workloads of engines: token ids in, a fixed number of tokens out, greedy, no end token."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -40,7 +40,7 @@ def fresh(workload: Workload, run: int) -> Workload:
 
 
 def token_ids_only(workload: Workload) -> Workload:
-    """The same requests, of which nobody makes text."""
+    """The same requests without detokenisation."""
     return replace(workload, name=f"{workload.name}, no text", detokenize=False)
 
 

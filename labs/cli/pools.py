@@ -1,7 +1,8 @@
-"""`sluice pools`: whether prompts and answers are better served by devices of their own.
+"""`sluice pools`: compares prefill and decode devices with devices that do both.
 
 The simulator serves the requests with each split of the devices; a link carries keys and values from prefill devices to
-decode devices. No real device is used."""
+decode devices. No real device is used.
+"""
 
 from argparse import Namespace, _SubParsersAction
 from collections.abc import Iterator, Sequence
@@ -27,13 +28,13 @@ from labs.simulation.policy import SimulatedPolicy
 from labs.simulation.pools.link import Link
 from labs.simulation.pools.pools import PoolFigures, Split, check, simulate_split, splits
 from labs.simulation.recorder import Objective
-from labs.simulation.search.sweep import GOOD
+from labs.simulation.search.sweep import KNEE_GOODPUT
 from labs.simulation.study import Study
 from labs.simulation.summary import Tail
 from labs.simulation.traces import Traffic
 
-DEVICES, MOST = 4, 64
-GIGABITS = 100.0
+DEFAULT_DEVICES, MAX_DEVICES = 4, 64
+DEFAULT_LINK_GBPS = 100.0
 NOTES = """\
 Each device runs the core itself; a request goes to the device of its pool with the least to do. Loads are multiples of
 what all devices complete together. Each device that computes prompts has a link of its own. A transfer begins when its
@@ -48,7 +49,7 @@ examples:
 def add_pools_command(commands: "_SubParsersAction[Any]") -> None:
     parser = commands.add_parser(
         "pools",
-        help="compare devices that serve prompts and answers apart with such that serve both",
+        help="compare split prefill and decode devices with devices that do both",
         usage="sluice pools --trace FILE [--devices N | --split P:D] [--link-gbps X] [flags]",
         description=__doc__,
         epilog=NOTES,
@@ -57,16 +58,16 @@ def add_pools_command(commands: "_SubParsersAction[Any]") -> None:
     group = add_policy(parser)
     number = group.add_mutually_exclusive_group()
     number.add_argument(
-        "--devices", metavar="N", type=argument(_devices), default=DEVICES,
-        help=f"devices that are split in every way, from 2 to {MOST} (default: {DEVICES})",
+        "--devices", metavar="N", type=argument(_devices), default=DEFAULT_DEVICES,
+        help=f"devices that are split in every way, from 2 to {MAX_DEVICES} (default: {DEFAULT_DEVICES})",
     )  # fmt: skip
     number.add_argument(
         "--split", metavar="P:D", type=argument(_split),
         help="the one split to simulate beside as many devices together: P compute prompts, D go on",
     )  # fmt: skip
     group.add_argument(
-        "--link-gbps", metavar="X", type=argument(_above_zero), default=GIGABITS,
-        help=f"gigabits a second with which each device of the first pool sends (default: {GIGABITS:g})",
+        "--link-gbps", metavar="X", type=argument(_above_zero), default=DEFAULT_LINK_GBPS,
+        help=f"gigabits a second with which each device of the first pool sends (default: {DEFAULT_LINK_GBPS:g})",
     )  # fmt: skip
     group.add_argument(
         "--link-latency", metavar="S", type=argument(_at_least_zero), default=1e-4,
@@ -77,16 +78,21 @@ def add_pools_command(commands: "_SubParsersAction[Any]") -> None:
 
 
 def _devices(text: str) -> int:
-    if text.isdecimal() and 2 <= int(text) <= MOST:
+    if text.isdecimal() and 2 <= int(text) <= MAX_DEVICES:
         return int(text)
-    raise ValueError(f"a whole number from 2 to {MOST}")
+    raise ValueError(f"a whole number from 2 to {MAX_DEVICES}")
 
 
 def _split(text: str) -> Split:
     prefill, _, decode = text.partition(":")
-    if prefill.isdecimal() and decode.isdecimal() and min(one := (int(prefill), int(decode))) and sum(one) <= MOST:
+    if (
+        prefill.isdecimal()
+        and decode.isdecimal()
+        and min(one := (int(prefill), int(decode)))
+        and sum(one) <= MAX_DEVICES
+    ):
         return Split(prefill=one[0], decode=one[1])
-    raise ValueError(f"two whole numbers above 0, of {MOST} devices in all, such as 1:3")
+    raise ValueError(f"two whole numbers above 0, of {MAX_DEVICES} devices in all, such as 1:3")
 
 
 def _above_zero(text: str) -> float:
@@ -128,13 +134,13 @@ def _pools(namespace: Namespace) -> int:
 
 
 def _ways(namespace: Namespace) -> list[Split]:
-    """Returns the splits that are compared; the first is of as many devices that do both."""
+    """The splits to compare; the first has as many devices that do both."""
     one: Split | None = namespace.split
     return splits(namespace.devices) if one is None else [Split(together=one.devices), one]
 
 
 def _at(load: float | None, namespace: Namespace, policy: SimulatedPolicy, traffic: Traffic) -> list[PoolFigures]:
-    """Returns the figures of each split at a load; None: at the pace that the flags say."""
+    """The figures of each split at a load; None: at the pace of the flags."""
     device = traffic.device
     assert device is not None
     workload = workload_of(namespace, traffic.arrivals, policy.engine.max_model_len)
@@ -207,11 +213,11 @@ def _curves(found: dict[float | None, list[PoolFigures]]) -> str:
     ways: list[Split] = [one.split for one in next(iter(found.values()))]
     rows = [(f"{load:g}", *(format_percent(one.goodput) for one in figures)) for load, figures in found.items()]
     knees = [
-        max((load for load, figures in found.items() if load and figures[number].goodput >= GOOD), default=None)
+        max((load for load, figures in found.items() if load and figures[number].goodput >= KNEE_GOODPUT), default=None)
         for number in range(len(ways))
     ]
     loads = ("below all" if not one else f"{one:g}" for one in knees)
-    last = [(f"largest load with {format_percent(GOOD)} good", *loads)]
+    last = [(f"largest load with {format_percent(KNEE_GOODPUT)} good", *loads)]
     rates = [found[one][number].good_rate if one else None for number, one in enumerate(knees)]
     last += [("good requests a second and device at it", *(format_number(one) if one else NOTHING for one in rates))]
     heading = ("load", *map(str, ways))

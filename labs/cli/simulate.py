@@ -37,8 +37,8 @@ from labs.what_if.unsimulated import Seen, assumed, unsimulated
 from quotas.policy.policy import DEFAULT_POLICY
 from quotas.policy.policy_diff import policy_changes, policy_diff
 
-MOST_POLICIES = 4  # in one comparison, whose table is as wide as a terminal
-SATURATED = 0.95  # of the time that the device is busy: more than it can do may be asked of it
+MOST_POLICIES = 4  # in one comparison, whose table fits a terminal
+SATURATED_BUSY_SHARE = 0.95  # of the time: at this utilisation the offered load may exceed the capacity
 NOTES = """\
 A policy is a policy file, or an ordering or settings joined by commas, with any field of the core's and the engine's
 configuration, or a file with settings:
@@ -54,7 +54,7 @@ examples:
 def add_simulate_command(commands: "_SubParsersAction[Any]") -> None:
     parser = commands.add_parser(
         "simulate",
-        help="what a policy would have done to recorded traffic",
+        help="simulate a policy on recorded traffic",
         usage="sluice simulate --trace FILE [--policy P] [--compare P] [flags]",
         description=__doc__,
         epilog=NOTES,
@@ -122,7 +122,7 @@ def _told_apart(policies: Sequence[SimulatedPolicy], texts: Sequence[str | None]
 
 
 def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: TraceFacts) -> list[str]:
-    """Return what each policy changes, what of that could not be simulated, and what was taken for granted."""
+    """The changes of each policy, the unsimulated ones, and the assumptions."""
     study = results.study
     first, *others = files
     pairs = [(first, file) for file in others] if others else [(None, first)]
@@ -147,8 +147,8 @@ def _remarks(results: Results, files: Sequence[PolicyFile | None], traced: Trace
 
 
 def _overload(study: Study, results: Results, most: float | None) -> list[str]:
-    """Return whether the requests ask for more than the device can do, by how much, and what to do about it."""
-    if results.runs[0][0].busy < SATURATED:
+    """A warning if the offered load exceeds the capacity, by how much, and the remedies."""
+    if results.runs[0][0].busy < SATURATED_BUSY_SHARE:
         return []
     workload = study.workload
     arrivals = workload.arrivals(1)

@@ -1,4 +1,4 @@
-"""Refuses flags of a simulation that contradict each other, and names what of a trace has no effect on it."""
+"""Refuses contradictory flags of a simulation, and names columns of a trace without effect."""
 
 from argparse import Namespace
 
@@ -7,7 +7,7 @@ from labs.simulation.recording import TraceFacts
 
 
 def check_flags(namespace: Namespace, has_policy_file: bool) -> None:
-    """Raises `OptionError` where one flag would leave another without effect."""
+    """Raise `OptionError` for a flag that another one overrules."""
     if namespace.classes != "trace" and namespace.service_tiers != "trace":
         raise OptionError("--service-tiers", namespace.service_tiers, "contradicts --classes, which says each class")
     if namespace.service_tiers != "trace" and not has_policy_file:
@@ -22,7 +22,7 @@ def check_flags(namespace: Namespace, has_policy_file: bool) -> None:
 
 
 def unread_columns(namespace: Namespace, facts: TraceFacts, has_policy_file: bool) -> list[str]:
-    """Returns a sentence for each column of a table that makes no difference."""
+    """A sentence for each column of a table without effect."""
     overruled = [
         f"no effect: column {heading} of the trace: {reason}"
         for field, heading in facts.columns
@@ -34,7 +34,7 @@ def unread_columns(namespace: Namespace, facts: TraceFacts, has_policy_file: boo
 
 
 def _overruled(field: str, namespace: Namespace, has_policy_file: bool) -> str | None:
-    """Returns why a field of a table has no effect; None if it has one."""
+    """The reason why a field of a table has no effect; None if it has one."""
     by_rule = {
         "tenant": ("--tenants", namespace.tenants),
         "class": ("--classes", namespace.classes),

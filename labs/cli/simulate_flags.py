@@ -1,4 +1,4 @@
-"""The flags of `sluice simulate`, and what each of them takes."""
+"""The flags of `sluice simulate`, and their types."""
 
 from argparse import ArgumentParser, ArgumentTypeError
 from math import inf, isfinite
@@ -18,7 +18,7 @@ DEFAULT_DEVICE = "llama3-8b-a100"
 
 
 def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
-    """Adds the flags that say what is simulated; returns their group, and that of those of which one may be given."""
+    """Adds the flags of the traffic; returns their group, and the group of the mutually exclusive pace."""
     group = parser.add_argument_group("traffic")
     group.add_argument(
         "--trace", "--log", metavar="FILE", type=Path, required=True, help="recorded requests and their lengths"
@@ -36,7 +36,7 @@ def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
     )
     pace = group.add_mutually_exclusive_group()
     pace.add_argument("--speedup", metavar="X", type=_positive, default=1.0, help="serve X times as fast as recorded")
-    pace.add_argument("--load", metavar="X", type=_positive, help="serve X times what the device can complete")
+    pace.add_argument("--load", metavar="X", type=_positive, help="serve X times the device's capacity")
     pace.add_argument(
         "--rate", metavar="R", type=_positive, help="Poisson arrivals, R a second, lengths from the trace"
     )
@@ -44,7 +44,7 @@ def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
         "--tenants",
         metavar="RULE",
         default="trace",
-        help="whose the requests are: 4, heavy:0.8,light:0.2, hash:4 or trace (default: trace)",
+        help="tenants of the requests: 4, heavy:0.8,light:0.2, hash:4 or trace (default: trace)",
     )
     classes = "the class of each request: 0:0.1,1:0.9 or trace (default: trace)"
     group.add_argument("--classes", metavar="RULE", default="trace", help=classes)
@@ -67,7 +67,7 @@ def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
         "that no answer exceeds)",
     )
     group.add_argument(
-        "--patience", metavar="S", type=_positive, default=inf, help="clients that have no token after S seconds leave"
+        "--patience", metavar="S", type=_positive, default=inf, help="clients leave after S seconds without a token"
     )
     deadline = "requests want their first token within S seconds, and say so, unless the trace has a deadline for them"
     group.add_argument("--deadline", metavar="S", type=_positive, help=deadline)
@@ -75,14 +75,14 @@ def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
 
 
 def add_runs(group: Any, pace: Any) -> None:
-    """Adds the flags that say how often it is simulated."""
+    """Adds the flags of repetitions and loads."""
     sweep = "serve each of several loads from LOW to HIGH, as --load does, and find the largest with 90 %% good"
     pace.add_argument("--sweep", metavar="LOW:HIGH[:N]", type=_loads, help=sweep)
     group.add_argument("--seeds", metavar="N", type=_count, default=1, help="runs of each policy (default: 1)")
 
 
 def add_policy(parser: ArgumentParser) -> Any:
-    """Adds the flags that say by what it is served, and by how many processors it is simulated; returns their group."""
+    """Adds the flags of policy, device and processes; returns their group."""
     group = parser.add_argument_group("policies and device")
     group.add_argument(
         "--policy",
@@ -101,12 +101,12 @@ def add_policy(parser: ArgumentParser) -> Any:
 
 def add_comparison(group: Any) -> None:
     group.add_argument(
-        "--compare", metavar="P", action="append", default=[], help="a policy to compare it with; may be repeated"
+        "--compare", metavar="P", action="append", default=[], help="a policy to compare with; may be repeated"
     )
 
 
 def add_objective(parser: ArgumentParser) -> Any:
-    """Adds the flags that say which requests are good; returns the group of the report's."""
+    """Adds the flags of the objective; returns the group of the report's."""
     group, good = parser.add_argument_group("report"), Objective()
     group.add_argument(
         "--good-first-token", metavar="S", type=_positive,

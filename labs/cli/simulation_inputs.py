@@ -1,4 +1,4 @@
-"""Reads what the flags of a simulation say: its traffic, its policies, its workload and its objective."""
+"""Reads a simulation's flags: traffic, policies, workload and objective."""
 
 import sys
 from argparse import Namespace
@@ -29,12 +29,12 @@ from quotas.policy.policy import Policy
 from quotas.policy.policy_file import SUFFIXES, field_places, parse_policy, read_sources
 from quotas.policy.problems import Mark
 
-MOMENT = 1.0  # seconds
+PROGRESS_DELAY_SECONDS = 1.0
 
 
 def read_traffic_of(namespace: Namespace) -> Traffic:
-    """Returns the trace, with the device that serves it, and what is known of its requests once rules have assigned
-    tenants and service tiers. Raises `SimulationError`.
+    """The trace, with its device, and the facts of its requests after the rules assigned tenants and service tiers.
+    Raises `SimulationError`.
     """
     with progress("reading", "entries", None) as read:
         traffic = read_traffic(
@@ -66,7 +66,7 @@ def policy_of(text: str, traffic: Traffic, option: str) -> tuple[SimulatedPolicy
 
 
 def names_a_file(text: str) -> bool:
-    """Return whether a text names a policy file and no ordering; a file called like an ordering needs its folder."""
+    """True if a text names a policy file and no ordering; a file called like an ordering needs its folder."""
     path = Path(text)
     if path.suffix in SUFFIXES:
         return True
@@ -84,7 +84,7 @@ def _device(name: str | None, recorded: Device | None) -> Device:
 
 
 def _facts_used(namespace: Namespace, traffic: Traffic) -> TraceFacts:
-    """Return what is known of the requests once the rules have assigned tenants and service tiers."""
+    """The facts of the requests after the rules assigned tenants and service tiers."""
     facts = traffic.facts
     asks_by_rule = namespace.classes != "trace"
     return facts._replace(
@@ -126,8 +126,8 @@ def at_load(
     devices: int = 1,
     option: str = "--load",
 ) -> tuple[Workload, float | None]:
-    """Return the used part of the trace sped up to `load` times the capacity of `devices`, and the capacity of one,
-    which a run measures. Raises `OptionError` about the `option` of the load.
+    """The used part of the trace sped up to `load` times the capacity of `devices`, and one device's measured capacity.
+    Raises `OptionError` about the `option` of the load.
     """
     if load is None:
         return workload, None
@@ -145,7 +145,7 @@ def capacity_of(policy: SimulatedPolicy, workload: Workload, device: Device) -> 
 
 
 def facts_of(namespace: Namespace, study: Study) -> str:
-    """Returns what was simulated, in a line."""
+    """A line that describes the simulation."""
     workload = study.workload
     parts = [f"{format_number(workload.size)} requests"]
     if workload.rate is not None:
@@ -175,7 +175,13 @@ def progress(what: str, unit: str, total: int | None) -> Iterator["tqdm[Any]"]:
     """Show progress on a terminal for work that takes longer than a moment."""
     quiet = not sys.stderr.isatty()
     with tqdm(
-        desc=what, total=total, unit=f" {unit}", disable=quiet, delay=MOMENT, leave=False, file=sys.stderr
+        desc=what,
+        total=total,
+        unit=f" {unit}",
+        disable=quiet,
+        delay=PROGRESS_DELAY_SECONDS,
+        leave=False,
+        file=sys.stderr,
     ) as bar:
         yield bar
 

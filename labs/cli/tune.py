@@ -22,10 +22,10 @@ from labs.cli.simulation_inputs import (
 )
 from labs.process_pool import process_pool
 from labs.simulation.metrics import NOTHING, escape_controls, format_duration, format_number, format_percent
-from labs.simulation.search.tuning import ENOUGH, LADDERS, Tuned, Tuner
+from labs.simulation.search.tuning import LADDERS, MIN_GAIN_GOODPUT, Tuned, Tuner
 from labs.simulation.study import Study
 
-BUDGET = 30
+DEFAULT_BUDGET_SIMULATIONS = 30
 NOTES = """\
 A request is good when it meets the targets of its class in the policy file; without targets, 2 s and 0.1 s a token.
 What a larger step takes of the memory beside the model and its keys and values is not simulated.
@@ -47,8 +47,8 @@ def add_tune_command(commands: "_SubParsersAction[Any]") -> None:
     add_policy(parser)
     add_objective(parser)
     parser.add_argument(
-        "--budget", metavar="N", type=argument(_budget), default=BUDGET,
-        help=f"search for as long as simulating all requests N times takes (default: {BUDGET})",
+        "--budget", metavar="N", type=argument(_budget), default=DEFAULT_BUDGET_SIMULATIONS,
+        help=f"search for as long as simulating all requests N times takes (default: {DEFAULT_BUDGET_SIMULATIONS})",
     )  # fmt: skip
     parser.set_defaults(run=_tune, parser=parser, compare=[], sweep=None, seeds=1)
 
@@ -95,8 +95,10 @@ def _report(tuned: Tuned) -> str:
 
 def _advice(tuned: Tuned) -> str:
     tried = f"{tuned.num_settings} settings, as much as {tuned.spent:.0f} simulations of all requests"
-    if tuned.gain <= ENOUGH:
-        return f"keep the present settings: none of those found is better by {format_percent(ENOUGH)} ({tried})"
+    if tuned.gain <= MIN_GAIN_GOODPUT:
+        return (
+            f"keep the present settings: none of those found is better by {format_percent(MIN_GAIN_GOODPUT)} ({tried})"
+        )
     flags = " ".join(f"{_flag(name)} {_written(value)}" for name, value in tuned.best.values.items())
     return f"{flags}\n  {100 * tuned.gain:+.1f} points of goodput ({tried})"
 

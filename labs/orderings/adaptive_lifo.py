@@ -1,7 +1,7 @@
-"""First in, first out while the queue is short-lived; newest first once it has not run empty for a while.
+"""First in, first out while the queue is short-lived; last in, first out once it has been busy for a while.
 
-The companion of controlled delay (Maurer, Fail at Scale, 2015): under overload the newest can still be in
-time. Blind to tenants.
+The companion of controlled delay (Maurer, Fail at Scale, 2015): under overload the newest can still be in time. Blind
+to tenants.
 """
 
 from collections import OrderedDict

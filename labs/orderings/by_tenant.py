@@ -10,9 +10,7 @@ from labs.orderings.sequence_heap import Predict, SequenceHeap
 
 
 class TenantQueues:
-    """The queues of tenants; `active` are those with work waiting, in the order in which they last began to
-    have some.
-    """
+    """The queues of tenants; `active` are backlogged ones, in the order of their backlogs' beginnings."""
 
     def __init__(self) -> None:
         self.active: dict[str, SequenceHeap] = {}
@@ -22,7 +20,7 @@ class TenantQueues:
         return self._size
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence. One that was preempted keeps its arrival, hence its place."""
+        """Add a sequence. A preempted one keeps its arrival, hence its place."""
         self.active.setdefault(sequence.tenant, SequenceHeap()).add(sequence, sequence.arrival)
         self._size += 1
 
@@ -39,7 +37,7 @@ class TenantQueues:
         return first
 
     def with_newcomer(self, newcomer: Sequence) -> dict[str, list[Sequence]]:
-        """Return the queue of each tenant with a newcomer behind those of its own, in the order of `active`."""
+        """The queue of each tenant, with a newcomer at the end of its own, in the order of `active`."""
         lines = {tenant: [one for _, one in queue.in_order()] for tenant, queue in self.active.items()}
         lines.setdefault(newcomer.tenant, []).append(newcomer)
         return lines
@@ -84,15 +82,15 @@ class RequestRoundRobin(Indifferent):
 
 
 class VirtualTokenCounter(Indifferent):
-    """The tenant that was served least goes first, by engine seconds over its weight (Sheng et al., 2024, by tokens).
+    """The tenant with the least service goes first, by engine seconds over its weight (Sheng et al., 2024, by tokens).
 
-    Finding the head is O(tenants waiting).
+    Finding the head is O(backlogged tenants).
     """
 
     def __init__(self, share: Share, cost: Predict) -> None:
-        """`cost` predicts a whole request's engine seconds; nothing but what is foreseen depends on it."""
+        """`cost` predicts a whole request's engine seconds; only forecasts depend on it."""
         self._share, self._cost = share, cost
-        self._lifts: dict[str, float] = {}  # engine seconds that tenants are counted beyond what they were served
+        self._lifts: dict[str, float] = {}  # engine seconds added to tenants' service
         self._queues = TenantQueues()
         self._last_left: str | None = None
 
@@ -115,7 +113,7 @@ class VirtualTokenCounter(Indifferent):
         return self._queues.first_of(min(active, key=self.counter)) if active else None
 
     def around(self, newcomer: Sequence) -> Line:
-        """As if each were charged with all of its cost when it is admitted."""
+        """The line if each request were charged its whole cost at admission."""
         lines, line = self._queues.with_newcomer(newcomer), list[Sequence]()
         counters = {tenant: self.counter(tenant) for tenant in lines}
         counters[newcomer.tenant] = self._lifted(newcomer.tenant)
@@ -135,7 +133,7 @@ class VirtualTokenCounter(Indifferent):
             self._last_left = sequence.tenant
 
     def _lifted(self, tenant: str) -> float:
-        """Return the counter that the tenant has once something of it waits."""
+        """The tenant's counter once it is backlogged."""
         own, active = self.counter(tenant), self._queues.active
         if tenant in active:
             return own

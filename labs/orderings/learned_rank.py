@@ -1,31 +1,31 @@
-"""Shortest predicted answer first; what that has passed over for long goes before all others.
+"""Shortest predicted answer first, with promotion of starving requests.
 
 Learning to rank (Fu et al., NeurIPS 2024, known as vllm-ltr): requests run in the order of predicted ranks of their
-answers' lengths; one that was passed over for `PASSED_OVER` steps is promoted before all that were not. The paper ranks
-what runs as well, and pauses the longest; here an admitted request goes on, so a promotion has done its work once its
-request is admitted, and needs no quantum.
+answers' lengths; a request passed over for `STARVATION_STEPS` is promoted before all others. The paper ranks running
+requests as well, and pauses the longest; here an admitted request goes on, so a promotion ends with its request's
+admission, and needs no quantum.
 
-Blind to tenants, classes and weights. Nothing is passed over for more than `PASSED_OVER` steps but by what was promoted
-before.
+Blind to tenants, classes and weights. A request is passed over for more than `STARVATION_STEPS` only by earlier
+promoted ones.
 """
 
 from backend.scheduler.sequence import Sequence
 from labs.orderings.ordering import Indifferent, Line
 from labs.orderings.sequence_heap import Predict, SequenceHeap
 
-PASSED_OVER = 200
+STARVATION_STEPS = 200
 """The most steps that pass over a request: the paper's threshold of starvation."""
 
 
 class LearnedRank(Indifferent):
     """Serves promoted requests first, then all others, each by rank. O(log waiting)."""
 
-    def __init__(self, rank: Predict, passed_over: int = PASSED_OVER) -> None:
+    def __init__(self, rank: Predict, passed_over: int = STARVATION_STEPS) -> None:
         """`rank` returns the expected length of the answer, in any unit."""
         self._rank, self._passed_over = rank, passed_over
-        self._ranks: dict[Sequence, float] = {}  # of all that have not ended
+        self._ranks: dict[Sequence, float] = {}  # of live sequences
         self._promoted, self._others = SequenceHeap(), SequenceHeap()
-        self._waiting_since: dict[Sequence, int] = {}  # of the others, in this order
+        self._waiting_since: dict[Sequence, int] = {}  # of the others, oldest first
         self._step = 0
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class LearnedRank(Indifferent):
         self._waiting_since[sequence] = self._step
 
     def at(self, now: float) -> None:
-        """A step that is planned passes over all that still wait after it."""
+        """A planned step passes over all requests that wait after it."""
         self._step += 1
         due = self._step - self._passed_over
         while (first := next(iter(self._waiting_since), None)) is not None and self._waiting_since[first] <= due:
@@ -51,7 +51,7 @@ class LearnedRank(Indifferent):
         return self._promoted.first() or self._others.first()
 
     def around(self, newcomer: Sequence) -> Line:
-        """The longer make way for it, however late they are, unless they were promoted."""
+        """Longer requests come behind it, however late they are, unless they were promoted."""
         own = self._rank(newcomer)
         promoted = [one for _, one in self._promoted.in_order()]
         return Line([*promoted, *(one for rank, one in self._others.in_order() if rank <= own)], [])

@@ -1,11 +1,11 @@
-"""Prompts of like lengths together, so that a batch that pads them to its longest wastes little.
+"""Prompts of similar lengths together, so that padding to a batch's longest wastes little.
 
 Bucketing by length, as sequence-to-sequence trainers and static servers do it: requests are grouped by the power of two
-that their prompts reach, and one plan admits from the group whose oldest request is the oldest of all, as long as that
-group has any. It pays where prompts are padded (`static_padded`); where they are packed, as in every
-other batch here, it is first come, first served, in a worse order.
+that their prompts reach, and one plan admits from the group with the oldest request, as long as that group has any. It
+pays where prompts are padded (`static_padded`); with packing, as in every other batch here, it is first come, first
+served, in a worse order.
 
-Blind to tenants, classes and weights. Nobody starves: the oldest of all goes first in the next plan.
+Blind to tenants, classes and weights. No request starves: the oldest of all goes first in the next plan.
 """
 
 from backend.scheduler.sequence import Sequence
@@ -14,7 +14,7 @@ from labs.orderings.sequence_heap import SequenceHeap
 
 
 def group_of(sequence: Sequence) -> int:
-    """Return the power of two that its prompt reaches."""
+    """The power of two that its prompt reaches."""
     return sequence.num_prompt_tokens.bit_length()
 
 
@@ -58,5 +58,5 @@ class LengthGroups(Indifferent):
 
     def _oldest(self, group: int) -> float:
         entry = self._groups[group].first_entry()
-        assert entry is not None, "a group has somebody waiting"
+        assert entry is not None, "a group has a waiting sequence"
         return entry[0]

@@ -17,12 +17,12 @@ from functools import lru_cache
 from zlib import crc32
 
 NUM_WEIGHTS = 1024
-LEAST_ANSWERS = 200  # before it says anything
-EDGE_TOKENS = 4  # at either end of a prompt that are looked at
-_RECENT_ANSWERS = 128  # that new ones are compared with
-_PAIRS = 8  # of them, for each new one
-_MARGIN = 50  # steps by which the longer is to score higher; a weight moves by one
-_UNLIKE_RATIO = 1.2  # of two lengths: pairs that differ by less teach nothing
+MIN_ANSWERS = 200  # before the first prediction
+EDGE_TOKENS = 4  # at either end of a prompt, used as features
+_RECENT_ANSWERS = 128  # compared with new ones
+_PAIRS = 8  # comparisons for each new one
+_MARGIN = 50  # steps by which the longer has to score higher; a weight moves by one
+_UNLIKE_RATIO = 1.2  # of two lengths: closer pairs are skipped
 _RANKED_SCORES = 512  # recent ones
 _BUCKETS = 16
 _BUCKET_ANSWERS = 64
@@ -41,7 +41,7 @@ def _number_of(tenant: str) -> int:
 
 
 def features_of(tenant: str, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-    """Return the hashed features of a request: its tenant, its prompt's length and edges, and what it declares."""
+    """The hashed features of a request: its tenant, its prompt's length and edges, and its declaration."""
     length, who = len(prompt).bit_length() * 2 + (len(prompt) * 3 >> len(prompt).bit_length() & 1), _number_of(tenant)
     found = [
         _hashed(_LENGTH, length),
@@ -58,16 +58,16 @@ class LengthPredictor:
     """Predicts from features; asking and learning are O(features) and take some microseconds."""
 
     def __init__(self) -> None:
-        self.count = 0  # answers that it has learned from
+        self.count = 0  # answers learned from
         self._weights = [0] * NUM_WEIGHTS  # in steps, so that sums are exact
         self._recent: deque[tuple[tuple[int, ...], int]] = deque(maxlen=_RECENT_ANSWERS)
-        self._scores: deque[int] = deque()  # recent ones, as they were before their answers were learned from
+        self._scores: deque[int] = deque()  # recent ones, before learning from their answers
         self._sorted: list[int] = []  # the same
         self._buckets = [deque[int](maxlen=_BUCKET_ANSWERS) for _ in range(_BUCKETS)]  # lengths by rank
 
     def expected(self, features: tuple[int, ...]) -> float | None:
-        """Return the expected length of the answer, in tokens; None until there were `LEAST_ANSWERS`."""
-        if self.count < LEAST_ANSWERS:
+        """Return the expected length of the answer, in tokens; None until there were `MIN_ANSWERS`."""
+        if self.count < MIN_ANSWERS:
             return None
         rank = self._rank(self._score(features))
         near = sorted(range(_BUCKETS), key=lambda other: abs(other - rank))
@@ -93,7 +93,7 @@ class LengthPredictor:
         return bisect_left(self._sorted, score) * _BUCKETS // (len(self._sorted) + 1)
 
     def _learn(self, features: tuple[int, ...], length: int) -> None:
-        """Compare with answers spread over the recent ones, which are others from one answer to the next."""
+        """Compare with answers spread over the recent ones, different ones for each answer."""
         recent, weights = self._recent, self._weights
         for turn in range(min(_PAIRS, len(recent))):
             other, other_length = recent[(self.count * 7 + turn * 17) % len(recent)]

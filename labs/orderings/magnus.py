@@ -1,7 +1,7 @@
 """Batches that waste little: Magnus (Cheng et al., "Enabling Efficient Batch Serving for LMaaS", arXiv 2406.04785).
 
-A request joins the batch in which the least memory is then read for nothing, if that is less than `MOST_WASTED` and
-the batch still fits the KV memory by its predicted lengths; else it begins a batch of its own. A row of a padded batch
+A request joins the batch in which it wastes the least memory reads, if that is less than `MAX_WASTED_TOKENS` and the
+batch still fits the KV memory by its predicted lengths; else it begins a batch of its own. A row of a padded batch
 is read, in every step in which it has a token to gain, with the padding of its prompt, and then as a whole until the
 batch's last answer has ended:
 
@@ -22,7 +22,7 @@ from backend.scheduler.sequence import Sequence
 from labs.orderings.ordering import Indifferent, Line
 from labs.orderings.sequence_heap import Predict
 
-MOST_WASTED = 50_000  # tokens that are read for nothing by one row: the authors' choice
+MAX_WASTED_TOKENS = 50_000  # of padding read by one row: the authors' choice
 
 
 class _Batch:
@@ -32,30 +32,30 @@ class _Batch:
         self.members = dict(members or {})
 
     def wasted(self, sequence: Sequence, output: float) -> float:
-        """Return what the batch would waste with one more."""
+        """The batch's waste with one more request."""
         rows = [(one.num_prompt_tokens, tokens) for one, (tokens, _) in self.members.items()]
         rows.append((sequence.num_prompt_tokens, output))
         prompt, longest = max(row[0] for row in rows), max(row[1] for row in rows)
         return max(_wasted(*row, prompt, longest) for row in rows)
 
     def tokens(self, sequence: Sequence, output: float) -> float:
-        """Return the memory that the batch would need with one more, all rows as long as the longest."""
+        """The batch's memory with one more request, all rows as long as the longest."""
         prompt = max(sequence.num_prompt_tokens, *(one.num_prompt_tokens for one in self.members))
         return (len(self.members) + 1) * (prompt + max(output, *(tokens for tokens, _ in self.members.values())))
 
 
 class Magnus(Indifferent):
-    """Serves batches that it has made as requests came. O(waiting) for an arrival, O(batches) for a plan."""
+    """Serves batches made as requests came. O(waiting) for an arrival, O(batches) for a plan."""
 
     def __init__(self, output: Predict, seconds: Predict, kv_tokens: int, most: int) -> None:
-        """`output` predicts the tokens of an answer, `seconds` the engine time that a request takes, above 0. Batches
-        have at most `most` requests.
+        """`output` predicts the tokens of an answer, `seconds` a request's engine time, above 0. Batches have at most
+        `most` requests.
         """
         self._output, self._seconds, self._kv_tokens, self._most = output, seconds, kv_tokens, most
-        self._outputs: dict[Sequence, tuple[float, float]] = {}  # and the time, of all that have not ended
-        self._batches: list[_Batch] = []  # that none is empty of
+        self._outputs: dict[Sequence, tuple[float, float]] = {}  # with the seconds, of live sequences
+        self._batches: list[_Batch] = []  # none of them empty
         self._batch_of: dict[Sequence, _Batch] = {}
-        self._served: _Batch | None = None  # by this plan
+        self._served: _Batch | None = None  # by the present plan
         self._now = 0.0
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class Magnus(Indifferent):
             self._batches.remove(batch)
 
     def around(self, newcomer: Sequence) -> Line:
-        """By the ratios of the moment, in which it stands at the end of its batch."""
+        """By the present ratios; the newcomer stands at the end of its batch."""
         expected = self._output(newcomer), self._seconds(newcomer)
         own = self._batch_for(newcomer, expected[0])
         joined = _Batch() if own is None else _Batch(own.members)
@@ -103,8 +103,8 @@ class Magnus(Indifferent):
         self._outputs.pop(sequence, None)
 
     def _batch_for(self, sequence: Sequence, output: float) -> _Batch | None:
-        """Return the batch that is to take it; None: it begins one."""
-        best, least = None, float(MOST_WASTED)
+        """The batch that takes it; None: it begins one."""
+        best, least = None, float(MAX_WASTED_TOKENS)
         for batch in self._batches:
             if len(batch.members) < self._most and batch.tokens(sequence, output) <= self._kv_tokens:
                 wasted = batch.wasted(sequence, output)

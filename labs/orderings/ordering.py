@@ -1,6 +1,7 @@
-"""A `WaitingOrder` of a published ordering, which says what goes first, and what stands around a newcomer.
+"""A `WaitingOrder` made of a published ordering, which names the head and a newcomer's neighbours.
 
-Prompts are computed in the order of arrival, and the newest gives way first: the publications say nothing of either.
+Prompts are computed in the order of arrival, and the newest is the victim of a preemption: the publications say nothing
+of either.
 """
 
 from collections.abc import Callable
@@ -14,29 +15,29 @@ from labs.orderings.predicted import Predicted
 
 
 class Line(NamedTuple):
-    """What waits before and behind a newcomer, in the order in which it is served if nothing else comes."""
+    """The waiting sequences before and behind a newcomer, in their order of service without further arrivals."""
 
     before: Listed[Sequence]
-    behind: Listed[Sequence]  # which the newcomer must not make late; an order may sacrifice it
+    behind: Listed[Sequence]  # not to be made late by the newcomer; an order may sacrifice it
 
     @classmethod
     def split(cls, line: list[Sequence], newcomer: Sequence) -> "Line":
-        """Return the parts of a line before and behind the newcomer, which stands in it."""
+        """Split a line at the newcomer, which stands in it."""
         place = line.index(newcomer)
         return cls(line[:place], line[place + 1 :])
 
 
 class Ordering(SequenceQueue, Protocol):
-    """An order of what waits, without tenants on hold."""
+    """An order of waiting sequences, without tenants on hold."""
 
     def at(self, now: float) -> None:
-        """Let the time be `now`: a step is planned next."""
+        """Set the time to `now`: a step is planned next."""
         ...
 
     def around(self, newcomer: Sequence) -> Line:
-        """Return what waits before and behind a sequence that arrives at its `arrival` and does not wait yet.
+        """The line around a sequence that arrives at its `arrival` and does not wait yet.
 
-        Changes nothing that anybody can see; O(n log n) of what waits.
+        Without visible changes; O(n log n) of the waiting sequences.
         """
         ...
 
@@ -46,7 +47,7 @@ class Ordering(SequenceQueue, Protocol):
 
 
 class Indifferent:
-    """The part of an ordering that depends neither on time nor on what is kept of sequences."""
+    """An ordering without time and without state of ended sequences."""
 
     def at(self, now: float) -> None:
         pass
@@ -56,13 +57,13 @@ class Indifferent:
 
 
 class PublishedOrder(HoldingQueue):
-    """Tenants have no shares in it unless the ordering reads their accounts."""
+    """The order of a published ordering. Tenants have no shares in it unless the ordering reads their accounts."""
 
     def __init__(
         self, ordering: Ordering, uncached: Callable[[Sequence], int], predicted: Predicted | None = None
     ) -> None:
-        """`uncached` returns the tokens that are to be computed for a sequence; `predicted` is what the ordering goes
-        by and is to learn from answers; None: nothing.
+        """`uncached` returns a sequence's tokens to compute; `predicted` learns from answers for the ordering; None: it
+        needs none.
         """
         super().__init__(ordering)
         self.ordering, self.predicted, self._uncached = ordering, predicted, uncached
@@ -76,7 +77,7 @@ class PublishedOrder(HoldingQueue):
         return Ahead(float(sum(map(self._uncached, before))), float(len(before)), float(own))
 
     def behind(self, sequence: Sequence, due: float) -> list[Due]:
-        """Return what goes later, each as if it were due at its place in the line."""
+        """Later sequences, each due at its place in the line."""
         behind = self.ordering.around(sequence).behind
         return [Due(float(place), place, one, self._uncached(one)) for place, one in enumerate(behind)]
 

@@ -1,4 +1,4 @@
-"""What is expected of a request when it comes, for the orders that go by it."""
+"""The predictions for a request at its arrival, for orders that use them."""
 
 from collections.abc import Sequence as Listed
 
@@ -8,16 +8,16 @@ from labs.orderings.length_predictor import LengthPredictor, features_of
 
 
 class Predicted:
-    """Asked once of each sequence, as it arrives: what is learned later changes no place."""
+    """Asked once for each sequence, at its arrival: later learning changes no place."""
 
     def __init__(self, parts: OrderParts) -> None:
         self._lengths, self._tariff = parts.lengths, parts.tariff
         self._predictor = LengthPredictor()
 
     def output(self, sequence: Sequence) -> float:
-        """Return the tokens of its answer; 0 where neither its prompt nor its tenant says anything.
+        """The expected tokens of its answer; 0 if neither its prompt nor its tenant tells.
 
-        Expected by what it declares, a request that declares much would change places by a length that none has shown.
+        Its declaration is not used: a large one would change places without evidence.
         """
         tenant, most = sequence.tenant, sequence.request.max_tokens
         output = self._predictor.expected(features_of(tenant, sequence.request.prompt, most))
@@ -26,7 +26,7 @@ class Predicted:
         return min(output, most)
 
     def seconds(self, sequence: Sequence) -> float:
-        """Return the engine time that all of it takes."""
+        """The expected engine time of the whole request."""
         return self._tariff.estimate(sequence.num_prompt_tokens, self.output(sequence), sequence.num_pinned_tokens)
 
     def learn(self, tenant: str, prompt: Listed[int], max_tokens: int, output: int) -> None:

@@ -16,21 +16,21 @@ from labs.orderings.virtual_finish import VirtualFinishWithBoost
 
 
 def _deadline(config: CoreConfig, sequence: Sequence) -> float:
-    """Return when its first token is due; without a deadline by its class, the most urgent by `seconds_per_class`."""
+    """The due time of its first token; without a deadline by its class, the most urgent by `seconds_per_class`."""
     own = sequence.arrival + (sequence.request.priority_class + 1) * config.seconds_per_class
     return own if sequence.request.first_token_by is None else sequence.request.first_token_by
 
 
 def _earliest_deadline(parts: OrderParts) -> WaitingOrder:
-    """Earliest deadline first (Liu and Layland, 1973). Admission by deadline gives up what can no longer be in time."""
+    """Earliest deadline first (Liu and Layland, 1973). Admission by deadline expires late requests."""
     return KeyedOrder(lambda sequence: _deadline(parts.config, sequence), parts.uncached)
 
 
 def _least_laxity(parts: OrderParts) -> WaitingOrder:
-    """Least time to spare first (Dertouzos and Mok, 1989): the time until the first token is due, less the prefill's.
+    """Least laxity first (Dertouzos and Mok, 1989): the time until the first token is due, less the prefill's.
 
-    It falls for all that wait at one pace, so the order is that of the latest moments at which prefills can begin. An
-    admitted request goes on, where the textbook's rule changes over whenever laxities cross.
+    It falls at one pace for all, so the order is that of the latest possible prefill starts. An admitted request goes
+    on, where the textbook's rule switches whenever laxities cross.
     """
 
     def latest_start(sequence: Sequence) -> float:

@@ -4,16 +4,16 @@ from backend.scheduler.sequence import Sequence
 
 
 class Rescored:
-    """The smallest key goes first. `rates` has what each sequence is scored by, which is fixed when it comes."""
+    """The smallest key goes first. `rates` are the sequences' scores, fixed at arrival."""
 
     def __init__(self) -> None:
-        self.rates: dict[Sequence, float] = {}  # of all that have not ended
+        self.rates: dict[Sequence, float] = {}  # of live sequences
         self.waiting: dict[Sequence, None] = {}
         self.now = 0.0
-        self._head: Sequence | None = None  # of now; None: not known
+        self._head: Sequence | None = None  # present head; None: unknown
 
     def rate(self, sequence: Sequence) -> float:
-        """Return what a sequence that comes is scored by."""
+        """A new sequence's score."""
         raise NotImplementedError
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, float]:

@@ -1,11 +1,7 @@
-"""The longest wait for the service that is needed goes first: highest response ratio next (Brinch Hansen, 1971).
+"""Highest response ratio next (Brinch Hansen, 1971): ratio = (waited + service) / service.
 
-    ratio = (waited + service) / service
-
-The short are served early and the long do not starve, as the ratio of what waits grows without end. Magnus (Cheng et
-al., 2024) orders its batches so, by a predicted service time.
-
-Blind to tenants, classes and weights.
+Short requests are served early and long ones do not starve, as the ratio of a waiting request grows without end. Magnus
+(Cheng et al., 2024) orders its batches so, by a predicted service time. Blind to tenants, classes and weights.
 """
 
 from backend.scheduler.sequence import Sequence
@@ -18,12 +14,12 @@ class HighestResponseRatioNext(Rescored):
     """Serves the highest ratio, ties in order of arrival."""
 
     def __init__(self, service: Predict) -> None:
-        """`service` returns the seconds, or any other amount of work, that all of a request takes; above 0."""
+        """`service` returns the seconds, or any other amount of work, of a whole request; above 0."""
         super().__init__()
         self._service = service
 
     def around(self, newcomer: Sequence) -> Line:
-        """By the ratios of the moment: a newcomer has waited for nothing, and all go before it."""
+        """By the present ratios: a newcomer has not waited, and comes last."""
         now = max(self.now, newcomer.arrival)
         return Line(sorted(self.waiting, key=lambda sequence: self.key(sequence, now)), [])
 

@@ -1,4 +1,4 @@
-"""A heap of sequences by a key that stays the same while they wait."""
+"""A heap of sequences by a constant key."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -7,11 +7,11 @@ from itertools import count
 from backend.scheduler.sequence import Sequence
 
 Predict = Callable[[Sequence], float]
-"""Returns the amount of work of a sequence, in any unit; called when it comes, and never again."""
+"""Returns the amount of work of a sequence, in any unit; called once, at its arrival."""
 
 
 class SequenceHeap:
-    """The smallest key first, and ties in the order of adding. Removing is O(1): entries leave when they surface."""
+    """The smallest key first, ties in the order of insertion. Removal is O(1), by lazy deletion."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []

@@ -10,7 +10,7 @@ class ShortestFirst:
 
     def __init__(self, predict: Predict) -> None:
         self._predict = predict
-        self._predicted: dict[Sequence, float] = {}  # of all that have not ended
+        self._predicted: dict[Sequence, float] = {}  # of live sequences
         self._heap = SequenceHeap()
 
     def __len__(self) -> int:
@@ -30,7 +30,7 @@ class ShortestFirst:
         return self._heap.first()
 
     def around(self, newcomer: Sequence) -> Line:
-        """The longer make way for it, however late they are."""
+        """Longer requests come behind it, however late they are."""
         own = self._predict(newcomer)
         return Line([one for predicted, one in self._heap.in_order() if predicted <= own], [])
 

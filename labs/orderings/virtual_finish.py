@@ -27,7 +27,7 @@ class VirtualFinishWithBoost(Rescored):
         self._virtual_time = 0.0
 
     def around(self, newcomer: Sequence) -> Line:
-        """By the keys of the moment, which change at different rates."""
+        """By the present keys, which change at different rates."""
         now, own = max(self.now, newcomer.arrival), (self.rate(newcomer), 0.0)
         keys = {one: self.key(one, now) for one in self.waiting}
         line = sorted(self.waiting, key=keys.__getitem__)

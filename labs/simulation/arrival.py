@@ -1,4 +1,4 @@
-"""The requests of a workload: when each comes, how long it is, and whose it is."""
+"""The requests of a workload: times, lengths and tenants."""
 
 from collections.abc import Callable
 from itertools import zip_longest
@@ -15,12 +15,12 @@ _SAMPLING = SamplingParams()
 
 
 class Turn(NamedTuple):
-    """A request that a session sends once it has an answer: all that was said so far, and more."""
+    """A session's next request, sent after an answer: the whole conversation so far, and more."""
 
-    wait: float  # seconds after the end of the answer before it, as for a tool to return
+    wait: float  # seconds after the end of the previous answer, as for a tool to return
     more_tokens: int  # of its prompt
     output_tokens: int
-    expects: float | None = None  # seconds after its own answer in which its client says that it comes again
+    expects: float | None = None  # seconds from its answer to its client's announced next turn
 
 
 class Arrival(NamedTuple):
@@ -28,31 +28,31 @@ class Arrival(NamedTuple):
 
     time: float
     prompt_tokens: int
-    output_tokens: int  # what it generates if nobody ends it earlier
-    session: int = 0  # requests that belong together share it; what tenants by hash go by
+    output_tokens: int  # generated unless it is ended earlier
+    session: int = 0  # shared by a conversation's requests; hashed into tenants
     tenant: str = ""  # empty: not assigned yet
     priority_class: int = 0
-    max_tokens: int = 0  # what it declares; 0: nobody says, and where a `Workload` does not either, its output length
-    patience: float = inf  # it leaves when it has no token after this long
-    deadline: float | None = None  # seconds in which it wants its first token, and says so
+    max_tokens: int = 0  # declared; 0: by the `Workload`, else its output length
+    patience: float = inf  # it leaves without a token after these seconds
+    deadline: float | None = None  # declared seconds to its first token
     done_within: float | None = None  # the same for its last token
     attempt: int = 0  # retries before it
-    interval: float | None = None  # seconds between tokens that it wants, and says so
+    interval: float | None = None  # declared seconds between tokens
     key: str | None = None  # id of the API key that it came with
-    service_tier: str | None = None  # what it asked for; None: nothing, or the trace does not say
-    asked_class: int | None = None  # the class that it asks for instead, by number; it gets none above its tenant's
-    is_declared: bool = True  # False: `max_tokens` is only what the context leaves
+    service_tier: str | None = None  # requested; None: none, or unknown
+    asked_class: int | None = None  # requested class, by number; capped at its tenant's
+    is_declared: bool = True  # False: `max_tokens` is the rest of the context
     body_bytes: int = 0
-    refused_by: str | None = None  # the limit that refused it where it was recorded: not judged anew without limits
+    refused_by: str | None = None  # the limit that refused it when recorded; kept unless limits are simulated
     more_prompts: tuple[tuple[int, int, int], ...] = ()  # of the same request: lengths, answers' lengths, max_tokens
-    content: Content | None = None  # of its prompt and its answer; None: nobody knows, and it shares nothing
+    content: Content | None = None  # of its prompt and its answer; None: unknown, and shared with no other
     more_contents: tuple[Content | None, ...] = ()  # of its other prompts
-    begins: tuple[int, ...] = ()  # the first tokens of its prompt, by which orders may guess its answer's length
-    num_answers: int = 1  # to each prompt, which counts once
-    group: int | None = None  # of one prompt alone: which of the request's it is, where several answers are wanted
-    expects: float | None = None  # seconds after its answer in which its client says that it comes again
-    turns: tuple[Turn, ...] = ()  # that its session goes on with, one after another, where it is answered
-    began: float | None = None  # when its session's first turn came, if this is not the first
+    begins: tuple[int, ...] = ()  # the first tokens of its prompt, for length predictors
+    num_answers: int = 1  # to each prompt; the prompt counts once
+    group: int | None = None  # number of its prompt, if it has several answers
+    expects: float | None = None  # seconds from its answer to its client's announced next turn
+    turns: tuple[Turn, ...] = ()  # further turns of its session, sent one after another
+    began: float | None = None  # arrival of its session's first turn, if this is a later one
 
     @property
     def declared_tokens(self) -> int:
@@ -60,7 +60,7 @@ class Arrival(NamedTuple):
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that prompt and answer may have together, by the request's own declaration."""
+        """The maximum of prompt and answer tokens by the request's own declaration."""
         return self.prompt_tokens + self.declared_tokens
 
     @property
@@ -85,7 +85,7 @@ class Arrival(NamedTuple):
         return (alone, *others)
 
     def next_turn(self, now: float) -> "Arrival | None":
-        """Returns the session's next request, where this one was answered just now; None if it was the last."""
+        """The session's next request after an answer at `now`; None if it was the last."""
         if not self.turns:
             return None
         turn, *rest = self.turns
@@ -100,12 +100,12 @@ class Arrival(NamedTuple):
         )
 
     def repeated(self, repetition: int) -> "Arrival":
-        """Returns the same request in a repetition of the trace, which shares nothing with the others."""
+        """The same request in a repetition of the trace, which shares no content with the others."""
         return self._with_contents(lambda content: content._replace(repetition=repetition))
 
     @property
     def in_no_scope(self) -> "Arrival":
-        """The same request, which shares with those of its tenant: it is not the one that it was recorded with."""
+        """The same request, whose content is shared with its tenant's, not within its recorded scope."""
         return self._with_contents(lambda content: content._replace(scope=None))
 
     def _with_contents(self, change: Callable[[Content], Content]) -> "Arrival":
@@ -114,24 +114,26 @@ class Arrival(NamedTuple):
 
     @property
     def alike(self) -> "Arrival":
-        """Another request, of the same lengths: it shares nothing."""
+        """Another request of the same lengths, without shared content."""
         return self._replace(content=None, more_contents=())
 
 
 class ClassTarget(NamedTuple):
-    """The latencies that a class promises, in seconds; None: none."""
+    """The latencies promised by a class, in seconds; None: none."""
 
     first_token: float | None = None
     interval: float | None = None  # between tokens
-    refuses: bool = False  # what would be late for its first token
+    refuses: bool = False  # requests expected to be late for the first token
 
 
 NO_TARGET = ClassTarget()
 
 
 def sequence_of(number: int, arrival: Arrival, now: float, target: ClassTarget) -> Sequence:
-    """Makes the sequence of an arrival, whose tokens are 0 but for what it `begins` with. Its seed is the length of its
-    answer, which only the device looks at.
+    """Makes the sequence of an arrival.
+
+    Its tokens are 0, except the ones it `begins` with. Its seed is the length of its answer, which only the device
+    reads.
     """
     declared = arrival.declared_tokens
     ends = _AT_END if declared > arrival.output_tokens else _NEVER

@@ -19,11 +19,11 @@ class Clients(Protocol):
     """All clients of one run together."""
 
     def sent(self, arrival: Arrival) -> None:
-        """Note that they send this attempt."""
+        """Record an attempt that they send."""
         ...
 
     def retry(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> Arrival | None:
-        """Returns the next attempt, which is later than now; None when they give up."""
+        """The next attempt, later than now; None when they give up."""
         ...
 
 
@@ -56,7 +56,7 @@ class BudgetedRetries:
     """A refused request is tried up to `most` times more, each `Retry-After` x U(1, 2) later, within a budget."""
 
     def __init__(self, seed: int, most: int = 2, budget: float = 0.1, reserve: float = 10.0) -> None:
-        """`budget` is the number of retries for each request; `reserve` is the most that is saved up."""
+        """`budget` is the number of retries for each request; `reserve` is the largest saved-up budget."""
         self._random = Random(seed)
         self._most, self._budget, self._reserve = most, budget, reserve
         self._saved = 0.0
@@ -75,21 +75,21 @@ class BudgetedRetries:
 
 
 class Sessions:
-    """The requests that go on once they are answered: each turn comes its wait after the answer before it."""
+    """Sessions: each turn comes its wait after the previous answer."""
 
     def __init__(self) -> None:
-        self._turns: dict[Sequence, Arrival] = {}  # those under way of which there is a next one
+        self._turns: dict[Sequence, Arrival] = {}  # running turns with a next one
 
     def sent(self, sequence: Sequence, arrival: Arrival) -> None:
         if arrival.turns:
             self._turns[sequence] = arrival
 
     def ended(self, sequence: Sequence) -> None:
-        """Note that a sequence has ended without an answer: its session does not go on."""
+        """End the session of a sequence without an answer."""
         self._turns.pop(sequence, None)
 
     def answered(self, new_tokens: Iterable[NewToken], now: float) -> list[Arrival]:
-        """Returns the turns that follow on those of these tokens that end an answer."""
+        """The turns that follow the answers completed by these tokens."""
         if not self._turns:
             return []
         ended = [self._turns.pop(sequence, None) for sequence, _, reason in new_tokens if reason is not None]

@@ -1,8 +1,8 @@
-"""What simulated prompts and answers share: blocks have names by what a trace says of contents, which holds no token.
+"""Shared contents of simulated prompts and answers: blocks are named by a trace's content ids, without tokens.
 
 Contents are known in units of a fixed number of tokens from the beginning. The id of a unit stands for its tokens and
-all before them, so that two prompts share as much as their ids agree in. Tokens without an id in the trace have no name
-and are never found.
+all before them, so that two prompts share their common ids. Tokens without an id in the trace have no name and are
+never found.
 """
 
 from itertools import count
@@ -14,21 +14,21 @@ from backend.scheduler.sequence import Sequence, SequenceStatus
 
 
 class Content(NamedTuple):
-    """What the tokens of a prompt, and of the answer behind it, are."""
+    """The identity of a prompt's tokens, and of the answer's behind it."""
 
     ids: tuple[int, ...]  # of units from the prompt's first token on
     unit: int | None  # tokens in each; None: the one id stands for all tokens, of prompt and answer
-    length: int | None = None  # tokens that are known: those of the prompt alone; None: as many as the ids say
-    repetition: int = 0  # of the trace: nothing is shared between two
-    scope: str | None = None  # those who may share it, unless a policy says who; None: the tenant's own requests
+    length: int | None = None  # known tokens: the prompt's; None: as many as the ids cover
+    repetition: int = 0  # of the trace; repetitions share nothing
+    scope: str | None = None  # its sharing scope, unless a policy sets one; None: the tenant
 
     @classmethod
     def of_session(cls, session: int) -> "Content":
-        """Returns the content of each request of a session: it begins with the prompt before it and with its answer."""
+        """The content of a session's requests: each begins with the previous prompt and answer."""
         return cls((session,), None)
 
     def id_at(self, token: int) -> int | None:
-        """Returns the id of the unit that has the token at this position; None where nobody knows."""
+        """The id of the unit at this token; None if unknown."""
         if self.length is not None and token >= self.length:
             return None
         unit = 0 if self.unit is None else token // self.unit
@@ -36,16 +36,16 @@ class Content(NamedTuple):
 
 
 class SimulatedNames:
-    """Names the blocks of simulated sequences, for as long as anybody uses the names."""
+    """Names the blocks of simulated sequences, for as long as the names are used."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._names: WeakValueDictionary[tuple[object, ...], BlockName] = WeakValueDictionary()
         self._ordinals = count(1)
-        self._contents: dict[str, tuple[str, Content]] = {}  # of sequences that may still be named, with their scopes
+        self._contents: dict[str, tuple[str, Content]] = {}  # of live sequences, with their scopes
 
     def arrives(self, sequence: Sequence, scope: str, content: Content | None) -> None:
-        """Name the full blocks of a prompt, which are found by those of the same scope."""
+        """Name the full blocks of a prompt, which are shared within the scope."""
         if content is None:
             return
         self._contents[sequence.id] = scope, content

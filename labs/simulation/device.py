@@ -1,4 +1,4 @@
-"""Devices that compute nothing, and say how long a step would take."""
+"""Devices that compute nothing, and return the duration of a step."""
 
 import json
 from collections.abc import Callable
@@ -61,25 +61,25 @@ class Served:
 
     core: CoreConfig
     engine: EngineConfig
-    prior: tuple[StepTime, float]  # the step times that it began with, and the steps that these count as
+    prior: tuple[StepTime, float]  # initial step times, and their weight in steps
     scheduling_policy: SchedulingPolicy | None = None  # at the end
     targets: tuple[ClassTarget, ...] = ()  # by class
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device: the `seconds` of a step, and the `rates` by which they are divided among its sequences."""
+    """A device: the `seconds` of a step, and the `rates` that divide them among its sequences."""
 
     name: str
     seconds: Seconds
     rates: Piece  # without a fixed part; all >= 0
-    kv_tokens: int  # what its memory holds beside the model
-    kv_bytes_per_token: float | None = None  # None: nobody says
-    served: Served | None = None  # what was recorded on it
-    host: HostTime = NO_TIME  # what its server takes between two steps
+    kv_tokens: int  # capacity of its memory beside the model
+    kv_bytes_per_token: float | None = None  # None: unknown
+    served: Served | None = None  # the recording's settings
+    host: HostTime = NO_TIME  # the server's time between two steps
 
     def calibration(self, engine: EngineConfig) -> list[tuple[CalibrationStep, float]]:
-        """Returns what the calibration steps of an engine take on it, in seconds."""
+        """The times of an engine's calibration steps on it, in seconds."""
         steps = [step for series in calibration_series(engine) for step in series]
         return [(step, self.seconds(work_of_shape(step))) for step in steps]
 

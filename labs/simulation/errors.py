@@ -11,7 +11,7 @@ from backend.errors import ConfigError
 
 
 class SimulationError(ConfigError):
-    """Base of everything the simulator raises on purpose."""
+    """The base of the simulator's own errors."""
 
 
 class TraceError(SimulationError):

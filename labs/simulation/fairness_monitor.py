@@ -1,4 +1,4 @@
-"""Measures from outside how near tenants' service comes to the bound that the order by due times states."""
+"""Measures how near the tenants' service comes to the bound stated by the order by due times."""
 
 from collections.abc import Iterable
 
@@ -18,17 +18,17 @@ class FairnessMonitor:
     def __init__(self, core: Controller) -> None:
         assert isinstance(core.order, DueOrder)
         self.order, self.share, self._ledger = core.order, core.share, core.ledger
-        self.most_ahead_s = 0.0  # that a tenant paid ahead
-        self.most_run_up_s = 0.0  # that a tenant spent after it was last chosen
-        self.latest_s = 0.0  # by which the requests that began were due later than at once, but for their debts
+        self.most_ahead_s = 0.0  # paid ahead by a tenant
+        self.most_run_up_s = 0.0  # spent by a tenant since it was last chosen
+        self.latest_s = 0.0  # the latest due time of begun requests after their arrival, debts apart
         self._gap = ServiceGap()
-        self._spent: dict[str, float] = {}  # by each tenant, before what is happening
+        self._spent: dict[str, float] = {}  # by tenant, before the present event
         self._spent_before: dict[str, float] = {}  # when it was last chosen
         self._names: list[str] = []
         self._backlogs: list[object] = []
 
     def planned(self, admitted: Iterable[Sequence]) -> None:
-        """Note that a step was planned which admits these."""
+        """Record a planned step that admits these sequences."""
         for sequence in admitted:
             self._spent_before[sequence.tenant] = self._spent.get(sequence.tenant, 0.0)
             offset = self.order.aging.offset(sequence.request.priority_class)
@@ -36,7 +36,7 @@ class FairnessMonitor:
         self.update()
 
     def completed(self) -> None:
-        """Note that the oldest step was completed, or lost, and its charges corrected."""
+        """Record that the oldest step was completed, or lost, and its charges corrected."""
         self.update()
         accounts = self.share.accounts
         self._names += [tenant for tenant in accounts if tenant not in self._names]
@@ -47,7 +47,7 @@ class FairnessMonitor:
         self._backlogs = list(backlogs)
 
     def update(self) -> None:
-        """Note what each tenant has paid ahead now, and has spent since it was last chosen."""
+        """Record each tenant's advance payment now, and its spending since it was last chosen."""
         prepaid = self._prepaid()
         for tenant in self.share.accounts:
             self.most_ahead_s = max(self.most_ahead_s, prepaid.get(tenant, 0.0))

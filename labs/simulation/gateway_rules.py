@@ -10,23 +10,23 @@ from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from labs.simulation.arrival import Arrival, ClassTarget
 
-DEFAULT_RETRY_AFTER = 1.0  # seconds, where nobody can tell when the request would be let in
+DEFAULT_RETRY_AFTER_SECONDS = 1.0  # seconds, if the limit's refill is unknown
 
 
 class GatewayRefused(AdmissionRefused):
-    """The gateway refused a request before it came to the core.
+    """The gateway refused a request before the core saw it.
 
-    `reason` is the limit's name, or what else forbids the request, in a word or two.
+    `reason` is the limit's name, or another prohibition in a word or two.
     """
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
-        super().__init__(f"refused: {reason}", DEFAULT_RETRY_AFTER if retry_after is None else retry_after)
+        super().__init__(f"refused: {reason}", DEFAULT_RETRY_AFTER_SECONDS if retry_after is None else retry_after)
         self.reason = reason
-        self.wait = retry_after  # seconds, as they are; None: nobody can tell
+        self.wait = retry_after  # seconds without jitter; None: unknown
 
 
 class GatewayRefusedForGood(GatewayRefused):
-    """The limit will have nothing more for the request for as long as anybody waits."""
+    """The limit never again has room for the request."""
 
 
 class SimulatedGrant(Protocol):
@@ -34,7 +34,7 @@ class SimulatedGrant(Protocol):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The number of tokens that the answer to each prompt may begin with."""
+        """The initial tokens of the answer to each prompt."""
         ...
 
     def extend(self, tokens: int, now: float) -> None:
@@ -42,7 +42,7 @@ class SimulatedGrant(Protocol):
         ...
 
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:
-        """All answers have ended, and so much was computed for them."""
+        """Settle at these computed tokens: all answers have ended."""
         ...
 
 
@@ -50,21 +50,21 @@ class SimulatedGateway(Protocol):
     """The gateway of one run. Times are in seconds of the run's clock, and never go back."""
 
     def served(self, arrival: Arrival) -> Arrival:
-        """Returns the arrival with the class that serves it, and with a bound on an answer of undeclared length."""
+        """The arrival with its class, and with a bound on an answer of undeclared length."""
         ...
 
     def target(self, priority_class: int) -> ClassTarget: ...
 
     def allowed_blocks(self, tenant: str) -> int | None:
-        """Returns the KV memory that the tenant may hold; None: any number of blocks."""
+        """The tenant's KV limit in blocks; None: no limit."""
         ...
 
     def cache_scope(self, tenant: str) -> str:
-        """Returns the name of those who find what the tenant has cached."""
+        """The name of the tenant's sharing scope."""
         ...
 
     def cache_limits(self, tenant: str) -> tuple[int, int | None]:
-        """Returns how many of its idle cached blocks are kept for the tenant, and how many it may have; None: any."""
+        """The tenant's floor and ceiling of idle cached blocks; None: no ceiling."""
         ...
 
     def reserve(self, arrival: Arrival, lengths: OutputLengths, now: float) -> SimulatedGrant:
@@ -76,14 +76,15 @@ class SimulatedGateway(Protocol):
 
 
 class GatewayRules(Protocol):
-    """The rules that a gateway is made of, and its prices; one object serves many runs, in any process."""
+    """The rules and prices of a gateway; one object serves many runs, in any process."""
 
     def gateway(self) -> SimulatedGateway: ...
 
     def price(
         self, tenant: str, prompt_tokens: int, cached_tokens: int, output_tokens: int
     ) -> tuple[float, str] | None:
-        """Returns the cost of these tokens to the tenant, and the currency; None: it pays nothing. The prompt tokens
-        are those that were computed, without those that were cached.
+        """The cost of these tokens to the tenant, and the currency; None: free.
+
+        The prompt tokens are the computed ones, without cached ones.
         """
         ...

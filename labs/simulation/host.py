@@ -7,7 +7,7 @@ from typing import Any
 from admission.event_logs.numbers import in_seconds
 from admission.step_times.least_squares import Evidence, solve_non_negative
 
-RIDGE = 0.05  # of the sums of squares: rows that vary by less than a quarter of their mean tell hardly anything
+RIDGE_SHARE_OF_SQUARES = 0.05  # rows that vary by less than a quarter of their mean are hardly informative
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class HostTime:
     """
 
     step: float = 0.0
-    row: float = 0.0  # of the step that has ended, whose token is delivered
-    request: float = 0.0  # that has come or ended since the step before was planned
+    row: float = 0.0  # of the ended step, whose token is delivered
+    request: float = 0.0  # arrived or ended since the previous step was planned
 
     def seconds(self, rows: int, requests: int) -> float:
         return self.step + self.row * rows + self.request * requests
@@ -34,10 +34,10 @@ class Host:
 
     def __init__(self, time: HostTime) -> None:
         self._time = time
-        self._requests = self._rows = 0  # that it has to do with before the next step
+        self._requests = self._rows = 0  # to be handled before the next step
 
     def serve(self) -> None:
-        """Note that a request comes or ends."""
+        """Record an arrival or an end of a request."""
         self._requests += 1
 
     def launch(self, rows: int, now: float, done_at: float) -> float:
@@ -78,9 +78,9 @@ class HostTimes:
 
     @property
     def fitted(self) -> HostTime:
-        """What fits best (least squares); what steps of about as many rows do not tell apart is the step's."""
+        """The least-squares fit; costs that equal row counts cannot separate are the step's."""
         gram = [list(row) for row in self._evidence.gram]
         for place in (1, 2):
-            gram[place][place] *= 1 + RIDGE
+            gram[place][place] *= 1 + RIDGE_SHARE_OF_SQUARES
         step, row, request, *_ = solve_non_negative(gram, self._evidence.moment)
         return HostTime(step, row, request)

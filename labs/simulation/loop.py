@@ -25,7 +25,7 @@ from labs.simulation.clients import Clients, NoRetries, Sessions
 from labs.simulation.contents import SimulatedNames
 from labs.simulation.device import Device
 from labs.simulation.gateway_rules import (
-    DEFAULT_RETRY_AFTER,
+    DEFAULT_RETRY_AFTER_SECONDS,
     GatewayRefused,
     GatewayRefusedForGood,
     SimulatedGateway,
@@ -38,20 +38,20 @@ from labs.simulation.sampled_tokens import SampledTokens
 
 @dataclass(slots=True)
 class _RunningRequest:
-    """A request that the gateway let in, as the loop follows it."""
+    """A request admitted by the gateway."""
 
     grant: SimulatedGrant
     running: set[Sequence]
-    prompts: dict[str, int] = field(default_factory=dict)  # tokens, cached ones too, of prompts with answers that ended
+    prompts: dict[str, int] = field(default_factory=dict)  # prompt tokens, cached ones included, of ended answers
     output_tokens: int = 0
 
 
 @dataclass(slots=True)
 class _Extension:
-    """The state of an answer that may have more tokens than were reserved for it so far."""
+    """The state of an answer that may outgrow its reservation."""
 
-    give_up: float = inf  # when it has waited long enough for the refill that it waits for
-    refusal: GatewayRefused | None = None  # there will be no more
+    give_up: float = inf  # end of its patience for a refill
+    refusal: GatewayRefused | None = None  # the final refusal
 
 
 class Loop:
@@ -79,25 +79,25 @@ class Loop:
         self._clients = clients or NoRetries()
         self._engine = core.scheduler.config
         self._host = Host(device.host)
-        self._copied_at = 0.0  # when the newest copies are done that run ahead of their steps
+        self._copied_at = 0.0  # end of the newest copies ahead of their steps
         self._names = SimulatedNames(core.scheduler.config.block_size)
         core.scheduler.name_blocks_by(self._names)
-        self._due: list[tuple[float, int, Arrival]] = []  # heap of what is yet to arrive
+        self._due: list[tuple[float, int, Arrival]] = []  # heap of future arrivals
         self._steps: deque[StepInFlight] = deque()
         self._done_at = 0.0  # of the newest step
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._number, self._expected = count(), count()
         self._sampled_tokens = SampledTokens()
-        self._allowed: set[str] = set()  # tenants whose KV memory and cache have been bounded as the gateway says
+        self._allowed: set[str] = set()  # tenants with KV and cache limits set
         self._num_arrived = 0
-        self._requests: dict[Sequence, _RunningRequest] = {}  # of the requests that a gateway let in
+        self._requests: dict[Sequence, _RunningRequest] = {}  # of requests admitted by a gateway
         self._extensions: dict[Sequence, _Extension] = {}
         self._sessions = Sessions()
         if core.calibrates:
             core.calibrated(device.calibration(self._engine), 0.0)
 
     def run(self, arrivals: Iterable[Arrival], until: float = inf) -> float:
-        """Run all arrivals, in order of time, to their ends or to a time; returns when the last step ended, in
+        """Run all arrivals, in order of time, to their ends or to a time; returns the end of the last step, in
         seconds.
         """
         self.expect(arrivals)
@@ -105,12 +105,12 @@ class Loop:
         return self.end(until)
 
     def expect(self, arrivals: Iterable[Arrival]) -> None:
-        """Let these arrive, each at its time."""
+        """Add arrivals, each at its time."""
         for arrival in arrivals:
             heappush(self._due, (arrival.time, next(self._expected), arrival))
 
     def advance(self, until: float) -> None:
-        """Let everything happen that is due before or at a time, which is not before that of the last call."""
+        """Process all events until a time, which is not before the last call's."""
         self._settle_until(until)
         while self._due and (now := self._due[0][0]) <= until:
             while self._due and self._due[0][0] == now:
@@ -119,24 +119,24 @@ class Loop:
             self._settle_until(until)
 
     def end(self, until: float = inf) -> float:
-        """End the run; returns when the last step ended, in seconds, and `until` at the latest."""
+        """End the run; returns the end of the last step, in seconds, or `until` if that is earlier."""
         end = min(self._done_at, until)
         self._recorder.end(end)
         return end
 
     @property
     def is_over(self) -> bool:
-        """True once nobody is expected, and nothing is under way."""
+        """True without future arrivals or running work."""
         return self.next_at == inf
 
     @property
     def next_at(self) -> float:
-        """The time at which something happens next; inf: never."""
+        """The time of the next event; inf: none."""
         heads = [self._due[0][0] if self._due else inf, self._steps[0].done_at if self._steps else inf]
         return min(*heads, self._timers[0][0] if self._timers else inf)
 
     def _settle_until(self, until: float) -> None:
-        """Let all but arrivals happen that is due by `until` and by the next arrival: one may follow on what ends."""
+        """Process all events except arrivals until `until` or the next arrival: an ended answer may add one."""
         due, steps, timers = self._due, self._steps, self._timers
         while True:
             last = until if not due or due[0][0] > until else due[0][0]
@@ -179,7 +179,7 @@ class Loop:
             self._refused(arrival, refusal, now)
 
     def _admit_all(self, gateway: SimulatedGateway, arrival: Arrival, prompts: Collection[Arrival], now: float) -> None:
-        """Raises `AdmissionRefused`, and then no prompt of the request is let in."""
+        """Admit all prompts of a request, or none: raises `AdmissionRefused`."""
         grant = gateway.reserve(arrival, self._core.lengths, now)
         if arrival.tenant not in self._allowed:
             self._allowed.add(arrival.tenant)
@@ -200,7 +200,7 @@ class Loop:
             raise
 
     def _queue(self, prompt: Arrival, tokens: int, now: float) -> Sequence:
-        """Let a prompt arrive at the core, with `tokens` for its answer to begin with. Raises `AdmissionRefused`."""
+        """Queue a prompt at the core, with `tokens` reserved for its answer at first. Raises `AdmissionRefused`."""
         number = next(self._number)
         sequence = sequence_of(number, prompt, now, self._target(prompt.priority_class))
         if prompt.group is not None:
@@ -220,7 +220,7 @@ class Loop:
         return sequence
 
     def _scope(self, prompt: Arrival) -> str:
-        """Returns the name of those among whom the prompt may be found."""
+        """The name of the prompt's sharing scope."""
         if self._gateway is not None:
             return self._gateway.cache_scope(prompt.tenant)
         if prompt.content is not None and prompt.content.scope is not None:
@@ -258,7 +258,7 @@ class Loop:
         heappush(self._timers, (time, next(self._number), act))
 
     def _ended(self, sequence: Sequence) -> None:
-        """Note that an answer has ended, with any outcome; the last one of a request ends the request."""
+        """Record the end of an answer, with any outcome; a request's last one ends the request."""
         self._sessions.ended(sequence)
         self._host.serve()
         request = self._requests.pop(sequence, None)
@@ -290,7 +290,7 @@ class Loop:
             self._ended(sequence)
 
     def _note_preempted(self, now: float, back: Collection[Sequence] = ()) -> None:
-        """Note those that wait again, and those that the same plan has admitted again, `back`."""
+        """Record preempted sequences, and sequences that the same plan has admitted again, `back`."""
         for sequence in self._core.scheduler.preempted:
             if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING) or sequence in back:
                 self._recorder.preempted(sequence, now)
@@ -304,19 +304,19 @@ class Loop:
         self._steps.append(StepInFlight(self._done_at, elapsed, batch, self._work(scheduled, now)))
 
     def _seconds(self, scheduled: ScheduledStep) -> float:
-        """Returns how long the device takes for a step, but for its copies."""
+        """The device's seconds for a step, without copies."""
         return self._device.seconds(work_of(scheduled))
 
     def _work(self, scheduled: ScheduledStep, now: float) -> PlannedWork:
-        """Returns by what a step is divided among its tenants."""
+        """The work by which a step is divided among its tenants."""
         return self._recorder.planned(scheduled, now)
 
     def _output(self, step: StepInFlight) -> StepOutput:
-        """Returns what a step brings that is complete."""
+        """The output of a complete step."""
         return StepOutput(step.batch.step, self._sampled_tokens.of_step(step.batch), step.elapsed)
 
     def _copy(self, copies: int, now: float) -> float:
-        """Let the step that is planned now make `copies`; return by how many seconds they prolong it."""
+        """Add `copies` to the step being planned; returns the seconds by which they prolong it."""
         seconds = copies * self._engine.block_copy_seconds
         if not (copies and self._engine.copies_run_ahead):
             return seconds
@@ -364,7 +364,8 @@ class Loop:
             self._cut_off(sequence, refusal, now)
         else:
             self._at(
-                now + min(refusal.wait or DEFAULT_RETRY_AFTER, EXTEND_TIMEOUT_S), partial(self._ask_again, sequence)
+                now + min(refusal.wait or DEFAULT_RETRY_AFTER_SECONDS, EXTEND_TIMEOUT_S),
+                partial(self._ask_again, sequence),
             )
 
     def _ask_again(self, sequence: Sequence, now: float) -> None:
@@ -387,7 +388,7 @@ class Loop:
         self._plan(now)
 
     def _cut_off(self, sequence: Sequence, refusal: GatewayRefused, now: float) -> None:
-        """End an answer that is refused more tokens, once it has used up those it had."""
+        """End an answer after its last reserved token, since more are refused."""
         if _left(sequence) <= 0:
             self._core.finish(sequence, FinishReason.CANCELLED, now)
             self._recorder.cut_off(sequence, refusal.reason, now)
@@ -395,5 +396,5 @@ class Loop:
 
 
 def _left(sequence: Sequence) -> int:
-    """Returns the tokens that a sequence may still generate at present."""
+    """The tokens that a sequence may still generate at present."""
     return sequence.token_limit - sequence.num_prompt_tokens - len(sequence.output)

@@ -1,4 +1,4 @@
-"""The quantities of a run that are printed, a row each, and how they are written."""
+"""The printed quantities of a run, a row each, with their formats."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from html import escape
 
 from labs.simulation.summary import ClassSummary, Spread, Summary, TenantSummary
 
-NOTHING = "\N{EN DASH}"  # stands for a quantity that was not measured
+NOTHING = "\N{EN DASH}"  # an unmeasured quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class RunMetric:
 
 
 def escape_controls(text: str) -> str:
-    """Returns the text with its control characters, which a tenant's name may hold, written out."""
+    """The text with control characters, which a tenant's name may hold, escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
@@ -51,7 +51,7 @@ def format_ratio(value: float) -> str:
 
 
 def with_spread(metric: RunMetric, value: Spread | None) -> str:
-    """Writes the median, and the range over seeds where it shows."""
+    """Writes the median, and the range over seeds if it is visible."""
     if value is None:
         return NOTHING
     shown = metric.show(value.median)
@@ -71,7 +71,7 @@ GROUPS: dict[str, tuple[RunMetric, ...]] = {
         RunMetric("offered", lambda s: s.offered, format_number),
         RunMetric("completed", lambda s: s.completed, format_number),
         RunMetric("refused", lambda s: sum(s.refusals.values()), format_number),
-        RunMetric("given up, too late", lambda s: s.given_up, format_number),
+        RunMetric("expired", lambda s: s.given_up, format_number),
         RunMetric("left waiting", lambda s: s.left, format_number),
         RunMetric("ended for lack of memory", lambda s: s.lost, format_number),
     ),
@@ -106,12 +106,12 @@ GROUPS: dict[str, tuple[RunMetric, ...]] = {
         RunMetric("output tokens a second", lambda s: s.output_rate, format_number),
         RunMetric("good output tokens a second", lambda s: s.good_output_rate, format_number),
         RunMetric("prompt tokens cached", lambda s: s.hit_rate, format_percent),
-        RunMetric("cached blocks given up", lambda s: s.evictions, format_number),
+        RunMetric("cached blocks evicted", lambda s: s.evictions, format_number),
         RunMetric("device busy", lambda s: s.busy, format_percent),
         RunMetric("prompts, of the busy time", lambda s: s.prefill_share, format_percent),
         RunMetric("answers, of the busy time", lambda s: 1 - s.prefill_share if s.busy else None, format_percent),
         RunMetric("preemptions", lambda s: s.preemptions, format_number),
-        RunMetric("tokens computed again", lambda s: s.recomputed_tokens, format_number),
+        RunMetric("tokens recomputed", lambda s: s.recomputed_tokens, format_number),
         RunMetric("padding, of computed tokens", lambda s: s.padding, format_percent),
         RunMetric("steps", lambda s: s.steps, format_number),
         RunMetric("simulated time", lambda s: s.seconds, format_duration),

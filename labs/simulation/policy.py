@@ -38,15 +38,15 @@ MAX_MODEL_LEN = 131_072
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPolicy:
-    """Everything that the core of one simulated run is made of."""
+    """The configuration of one simulated run's core."""
 
     name: str
     core: CoreConfig
     engine: EngineConfig
     scheduling_policy: SchedulingPolicy | None = None
     targets: tuple[ClassTarget, ...] = ()  # by class
-    prior: tuple[StepTime, float] | None = None  # step times to begin with, and the steps that these count as
-    rules: GatewayRules | None = None  # who is served in which class and up to which limits; None: all as they come
+    prior: tuple[StepTime, float] | None = None  # initial step times, and their weight in steps
+    rules: GatewayRules | None = None  # classes and limits; None: none
     class_names: tuple[str, ...] = ()
     speculation: Speculation | None = None  # None: each row brings one token
 
@@ -58,7 +58,7 @@ class SimulatedPolicy:
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The weights by tenant; "" stands for those that are not named."""
+        """The weights by tenant; "" stands for unnamed tenants."""
         return self.core.weights if self.scheduling_policy is None else self.scheduling_policy.weights
 
     def target(self, priority_class: int) -> ClassTarget:
@@ -78,12 +78,12 @@ def make_simulated_policy(
     settings: str = "",
     option: str = "--policy",
 ) -> SimulatedPolicy:
-    """Returns the default core under this policy, or the one that the device was recorded with, with other settings.
+    """The default core under this policy, or the recorded one, with other settings.
 
-    Raises `OptionError` where these are none, or are what a policy says itself.
+    Raises `OptionError` if the settings are invalid, or are the policy's own.
     """
     if own := {"weights", "seconds_per_class"} & {part.partition("=")[0] for part in settings.split(",")}:
-        raise OptionError(option, settings, f"{' and '.join(sorted(own))} are said in the policy file: edit it there")
+        raise OptionError(option, settings, f"{' and '.join(sorted(own))} are set in the policy file: edit it there")
     base = parse_simulated_policy(settings, device, option) if settings else _base(option, {}, device)
     return replace(base, name=name, scheduling_policy=scheduling_policy, targets=targets, class_names=class_names)
 
@@ -100,7 +100,7 @@ def recorded_policy(served: Served) -> SimulatedPolicy:
 
 
 def parse_simulated_policy(text: str, device: Device, option: str = "--policy") -> SimulatedPolicy:
-    """Reads settings. The others are as the device was recorded with, or the defaults. Raises `OptionError`."""
+    """Reads settings. Others are the recorded ones, or the defaults. Raises `OptionError`."""
     values = _pairs(text, option)
     engine = {key: values.pop(key) for key in (_ENGINE_KEYS | {"kv_tokens"}) & values.keys()}
     drafting = {key: values.pop(key) for key in _SPECULATION_KEYS & values.keys()}
@@ -137,7 +137,7 @@ def _speculation(values: Mapping[str, str]) -> Speculation | None:
 
 
 def _base(option: str, given: Mapping[str, str], device: Device) -> SimulatedPolicy:
-    """Returns a policy of an engine with these settings; all else is as recorded, or the default."""
+    """A policy of an engine with these settings; all others are the recorded ones, or the defaults."""
     engine = _engine(option, given, device)
     if device.served is None:
         return SimulatedPolicy("default", CoreConfig(), engine)

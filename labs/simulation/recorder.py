@@ -17,9 +17,9 @@ from backend.scheduler.scheduled_step import NewToken, ScheduledStep
 from backend.scheduler.sequence import Sequence
 from labs.simulation.arrival import Arrival
 from labs.simulation.device import Device
-from labs.simulation.statistics import MOST_TENANTS, QuantileHistogram, ServiceGap, Timeline
+from labs.simulation.statistics import MAX_GAP_TENANTS, QuantileHistogram, ServiceGap, Timeline
 
-PROMPT, OUTPUT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et al., 2024)
+PROMPT_TOKEN_WEIGHT, OUTPUT_TOKEN_WEIGHT = 1.0, 2.0  # service in tokens, by the weights of VTC (Sheng et al., 2024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class AttemptOutcome(StrEnum):
     """The outcome of one attempt of a request."""
 
     GOOD = "good"
-    LATE = "late"  # completed, but not as the objective says
+    LATE = "late"  # completed, but missed the objective
     REFUSED = "refused"
     EXPIRED = "expired"
     LEFT = "left"
@@ -46,7 +46,7 @@ class AttemptOutcome(StrEnum):
 
 @dataclass(slots=True)
 class ClassRecord:
-    """The requests that one class served or refused."""
+    """The served or refused requests of one class."""
 
     offered: int = 0
     completed: int = 0
@@ -66,26 +66,26 @@ class TenantRecord:
     good: int = 0
     refused: int = 0
     prompt_tokens: int = 0  # computed for the first time
-    cached_tokens: int = 0  # prompt tokens that never were, as the prefix cache had them
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     output_tokens: int = 0
     seconds: float = 0.0  # of the device
     waiting: int = 0
     backlogged_since: float = 0.0
     backlogged_seconds: float = 0.0
-    backlogged_service: float = 0.0  # what it got while it had work waiting
-    service_before: float = 0.0  # when the backlog began
+    backlogged_service: float = 0.0  # service during its backlog
+    service_before: float = 0.0  # service before its backlog
     interrupted: bool = False  # its backlog ended since the last step
     first_token_times: "array[float]" = field(default_factory=lambda: array("d"))
 
     @property
     def service(self) -> float:
         """The service in weighted tokens."""
-        return PROMPT * self.prompt_tokens + OUTPUT * self.output_tokens
+        return PROMPT_TOKEN_WEIGHT * self.prompt_tokens + OUTPUT_TOKEN_WEIGHT * self.output_tokens
 
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """A request that waits or runs."""
+    """A queued or running request."""
 
     arrival: Arrival
     tenant: TenantRecord
@@ -96,7 +96,7 @@ class TrackedRequest:
 
 
 class PlannedWork(NamedTuple):
-    """The work of a step that was planned."""
+    """The work of a planned step."""
 
     by_tenant: Mapping[str, StepWork]
     prefill: StepWork | None  # of all prompts in it
@@ -112,7 +112,7 @@ class StepInFlight(NamedTuple):
 
 
 class Recorder:
-    """Keeps the figures of a run. The loop notifies it of all that happens, in order of time; it changes nothing."""
+    """Keeps the figures of a run. The loop notifies it of all events, in order of time; it changes nothing."""
 
     def __init__(
         self,
@@ -122,9 +122,9 @@ class Recorder:
         followed: Collection[str] | None = None,
     ) -> None:
         """Without an `objective` a request is good when it keeps the targets of its own class. Gaps are those between
-        the tenants `followed`, of which there are `MOST_TENANTS` at most; None: the first that come.
+        the tenants `followed`, of which there are `MAX_GAP_TENANTS` at most; None: the first that come.
         """
-        assert followed is None or len(followed) <= MOST_TENANTS
+        assert followed is None or len(followed) <= MAX_GAP_TENANTS
         self.tenants: dict[str, TenantRecord] = {}
         self.classes: defaultdict[int, ClassRecord] = defaultdict(ClassRecord)
         self.refusals: Counter[str] = Counter()
@@ -136,22 +136,22 @@ class Recorder:
         self.depth, self.age = Timeline(), Timeline()
         self.gap_tokens, self.gap_seconds = ServiceGap(), ServiceGap()
         self.busy = 0.0
-        self.prefill_seconds = 0.0  # of the busy ones: a step's time is divided by what its parts cost beside the rest
+        self.prefill_seconds = 0.0  # part of the busy seconds: a step's time is divided by marginal costs
         self.good_tokens = 0  # of the answers of good requests
         self.steps = 0
         self.preemptions = 0
         self.left = 0  # gave up waiting
         self.lost = 0  # ended for lack of memory
-        self.given_up = 0  # waited too long, as the core sees it
-        self.outcomes: list[tuple[Arrival, AttemptOutcome]] = []  # of every attempt, as they became known
+        self.given_up = 0  # expired by the core
+        self.outcomes: list[tuple[Arrival, AttemptOutcome]] = []  # of every attempt, in the order of their ends
         self._device, self._objective, self._weights = device, objective, weights
         self._tracked: dict[Sequence, TrackedRequest] = {}
         self._waiting: set[Sequence] = set()
-        self._oldest: list[tuple[float, int, Sequence]] = []  # heap; those that wait no more leave it lazily
+        self._oldest: list[tuple[float, int, Sequence]] = []  # heap with lazy deletion
         self._to_follow = followed
         self._followed: list[TenantRecord] = []
         self._last_completion = -inf
-        self._is_calm = False  # nobody has waited since the last step
+        self._is_calm = False  # no waiting sequence since the last step
         self._decodes: list[Sequence] = []
         self._decode_work: dict[str, StepWork] = {}
 
@@ -182,29 +182,29 @@ class Recorder:
         self._forget(sequence, AttemptOutcome.LEFT, now)
 
     def expired(self, sequence: Sequence, now: float) -> None:
-        """Note that the core gave a sequence up, as it had waited too long."""
+        """Record a sequence that the core expired."""
         self.given_up += 1
         self._forget(sequence, AttemptOutcome.EXPIRED, now)
 
     def evicted(self, sequence: Sequence, now: float) -> None:
-        """Note that the core ended a sequence for lack of memory."""
+        """Record a sequence that the core ended for lack of memory."""
         self.lost += 1
         self._forget(sequence, AttemptOutcome.LOST, now)
 
     def withdrawn(self, sequence: Sequence, now: float) -> None:
-        """Forget a queued sequence whose request was refused for another prompt, with which it is counted."""
+        """Forget a queued sequence whose request was refused for another prompt, which counts for it."""
         self._leave_queue(sequence, now)
         del self._tracked[sequence]
 
     def cut_off(self, sequence: Sequence, reason: str, now: float) -> None:
-        """Note that a limit of its tenant ended an answer."""
+        """Record an answer that a limit of its tenant ended."""
         self._leave_queue(sequence, now)
         self.refused(self._tracked.pop(sequence).arrival, f"{reason}, while answering")
 
     # steps
 
     def planned(self, scheduled: ScheduledStep, now: float) -> PlannedWork:
-        """Note a step that was planned."""
+        """Record a planned step."""
         for sequence in scheduled.admitted:
             self._leave_queue(sequence, now)
         decodes, batch = scheduled.batch.num_decodes, scheduled.batch
@@ -227,7 +227,7 @@ class Recorder:
         return PlannedWork(works, prefill)
 
     def preempted(self, sequence: Sequence, now: float) -> None:
-        """Note that a sequence waits again. A second time changes nothing."""
+        """Record a preempted sequence; idempotent."""
         if not self._tracked[sequence].waiting:
             self.preemptions += 1
             self._wait(sequence, now)
@@ -251,7 +251,7 @@ class Recorder:
 
     def _new_tenant(self, name: str) -> TenantRecord:
         tenant = self.tenants[name] = TenantRecord(name, weight_of(name, self._weights))
-        if len(self._followed) < MOST_TENANTS if self._to_follow is None else name in self._to_follow:
+        if len(self._followed) < MAX_GAP_TENANTS if self._to_follow is None else name in self._to_follow:
             self._followed.append(tenant)
         return tenant
 
@@ -288,7 +288,7 @@ class Recorder:
         self.outcomes.append((arrival, outcome))
 
     def _decodes_by_tenant(self, scheduled: ScheduledStep) -> dict[str, StepWork]:
-        """Returns the work of decodes by tenant. Mostly they are those of the step before, each with one token more."""
+        """The work of decodes by tenant: mostly the previous step's, with one token more each."""
         decodes = scheduled.sequences[: scheduled.batch.num_decodes]
         if decodes == self._decodes:
             for tenant, work in self._decode_work.items():

@@ -30,28 +30,26 @@ from labs.simulation.host import HostTimes
 
 
 class TraceFacts(NamedTuple):
-    """The facts that a trace knows of its requests beside their times and lengths."""
+    """Facts of a trace beside its requests' times and lengths."""
 
     has_tiers: bool = False
     has_keys: bool = False
     has_body_bytes: bool = False
-    model: str | None = None  # that all requests were for
+    model: str | None = None  # of all requests
     began: float | None = None  # Unix seconds of the first arrival
-    has_contents: bool = False  # what prompts share
-    is_recorded: bool = False  # by a gateway, to whom tenants that may not share had nothing in common
+    has_contents: bool = False  # shared contents of prompts
+    is_recorded: bool = False  # by a gateway, which kept tenants' contents apart
     columns: tuple[tuple[str, str], ...] = ()  # of a table: the fields and their headings
     unread: tuple[str, ...] = ()  # the others
 
 
 NO_FACTS = TraceFacts()
-AS_RECORDED = ""  # the scope of what a log says of contents
-SAME = 0.01  # of the time: how near a fit comes to what it was fitted to
+AS_RECORDED = ""  # the scope of a log's contents
+FIT_TOLERANCE_SHARE = 0.01  # of the time: tolerance of a fit
 
 
 class Recording(NamedTuple):
-    """A recording. `device` takes as long in all as it was measured to, and knows the settings that it was
-    served with.
-    """
+    """A recording. `device` reproduces the measured total time, and knows the served settings."""
 
     arrivals: list[Arrival]
     device: Device
@@ -60,7 +58,7 @@ class Recording(NamedTuple):
 
 @dataclass(slots=True)
 class _Log:
-    """The entries that tell of traffic, by kind, with their lines."""
+    """The entries of traffic, by kind, with their lines."""
 
     header: Entry = field(default_factory=list)
     gateway: Entry | None = None
@@ -112,7 +110,7 @@ class _Timed:
         linear = StepTime((0.0, prefill, decode, decode_context, prefill_context, pairs, 0.0))
         predicted = fixed * self.model.num_steps + linear.seconds(self._work) + beyond * self._num_tokens_beyond
         longer = self._seconds / predicted if predicted > 0 else 1.0
-        if abs(longer - 1) < SAME:
+        if abs(longer - 1) < FIT_TOLERANCE_SHARE:
             return fitted
         times = tuple(longer * rate for rate in fitted.coefficients)
         return StepTime(times, fitted.knee)  # type: ignore[arg-type]  # as many as before
@@ -151,7 +149,7 @@ def _facts(log: _Log) -> TraceFacts:
 
 
 def _served(log: _Log) -> Served:
-    """Returns the settings by the header, the last policy and the arrivals."""
+    """The settings, from the header, the last policy and the arrivals."""
     *_, coefficients, knee, prior_weight = log.header
     return Served(
         *make_configs(log.header),
@@ -162,7 +160,7 @@ def _served(log: _Log) -> Served:
 
 
 def _targets(arrived: list[Entry]) -> tuple[ClassTarget, ...]:
-    """Returns each class's targets, as its last request had them. A class that refuses sets every first token a
+    """Each class's targets at its last request. A class that refuses late requests sets every first token a
     deadline.
     """
     by_class: dict[int, ClassTarget] = {}
@@ -180,7 +178,7 @@ def _requests(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
 
 
 def _all_read(log: _Log) -> Iterator[tuple[int, float, Asked]]:
-    """Yields all requests, but for those refused unread of which nothing is known."""
+    """Yields all requests, except unread refusals of unknown content."""
     as_if_read = AsIfRead()
     for line, time, asked in log.asked:
         if (read := as_if_read.of(asked)) is not None:
@@ -230,7 +228,7 @@ def _length(sequence: Sequence | None, arrived: tuple[int, Entry] | None, asked:
 
 
 def _answer_lengths(sequences: dict[str, Sequence]) -> dict[str, int]:
-    """Returns the length that half of each tenant's answers had, of those that came to their end."""
+    """The median length of each tenant's complete answers."""
     lengths: defaultdict[str, list[int]] = defaultdict(list)
     for sequence in sequences.values():
         if sequence.finish_reason in _ENDED:
@@ -239,14 +237,12 @@ def _answer_lengths(sequences: dict[str, Sequence]) -> dict[str, int]:
 
 
 def _sequences(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
-    """Returns each sequence that came to a core without a gateway."""
+    """Each sequence of a core without a gateway."""
     return [_arrival(line, entry, sequences.get(name), log.block_size) for name, (line, entry) in log.arrived.items()]
 
 
 def _content(sequence: Sequence | None, block_size: int) -> Content | None:
-    """Returns what the prompt and the answer of a sequence share with others, by the ordinals of their blocks: those
-    who might not share had none in common.
-    """
+    """The content of a sequence, by the ordinals of its blocks: sequences of different scopes have none in common."""
     if sequence is None or not sequence.block_names:
         return None
     return Content(tuple(name.ordinal for name in sequence.block_names), block_size, scope=AS_RECORDED)
@@ -278,15 +274,15 @@ def _arrival(line: int, entry: Entry, sequence: Sequence | None, block_size: int
     )
 
 
-REFUSAL = 15  # its place in an `arrive` entry
+REFUSAL_INDEX = 15  # index in an `arrive` entry
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 def _has_ended(sequence: Sequence | None, arrived: tuple[int, Entry] | None) -> bool:
-    """Returns whether the length of the sequence's answer is known."""
+    """True if the length of the sequence's answer is known."""
     return (
         sequence is not None
         and arrived is not None
-        and arrived[1][REFUSAL] is None
+        and arrived[1][REFUSAL_INDEX] is None
         and sequence.finish_reason in _ENDED
     )

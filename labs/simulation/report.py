@@ -47,7 +47,7 @@ def _json(report: dict[str, object]) -> str:
     return json.dumps(report, indent=1, allow_nan=False)
 
 
-MOST_TENANTS = 12
+MAX_TABLE_TENANTS = 12
 
 
 def comparison_table(results: Results) -> str:
@@ -58,9 +58,9 @@ def comparison_table(results: Results) -> str:
         if len(classes) > 1:
             parts.append(f"classes under {escape_controls(name)}\n{_aligned(class_rows(classes))}")
         if len(tenants) > 1:
-            parts.append(f"tenants under {escape_controls(name)}\n{_aligned(tenant_rows(tenants[:MOST_TENANTS]))}")
-        if len(tenants) > MOST_TENANTS:
-            parts[-1] += f"\n  and {len(tenants) - MOST_TENANTS} more"
+            parts.append(f"tenants under {escape_controls(name)}\n{_aligned(tenant_rows(tenants[:MAX_TABLE_TENANTS]))}")
+        if len(tenants) > MAX_TABLE_TENANTS:
+            parts[-1] += f"\n  and {len(tenants) - MAX_TABLE_TENANTS} more"
     return "\n\n".join(parts)
 
 

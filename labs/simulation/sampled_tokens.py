@@ -3,33 +3,33 @@
 from backend.scheduler.batch import Batch
 from backend.scheduler.sequence import Sequence
 
-TOKEN, END = 0, 1  # the token that ends an answer, and all others
-EARLIER = 2  # steps: that many tokens of a sequence may be under way beside those it has
+TOKEN, END = 0, 1  # any other token, and the end token
+STEPS_IN_FLIGHT = 2  # steps in flight: tokens of a sequence not yet known
 
 
 class SampledTokens:
-    """Samples an end token where an answer ends that is shorter than it declared, whose seed is the answer's length.
+    """Samples the end token of an answer shorter than it declared; its seed is the answer's length.
 
-    A step samples one token of a sequence at most. So each is looked at only from the step on in which it may end: most
-    steps look at none of their rows.
+    A step samples one token of a sequence at most. So each is checked only from the step at which it may end: most
+    steps check none of their rows.
     """
 
     def __init__(self) -> None:
-        self._holders: dict[int, tuple[Sequence, int]] = {}  # by slot: who holds it, and how many tokens it will have
-        self._due: dict[int, set[int]] = {}  # by step: the slots to look at
+        self._holders: dict[int, tuple[Sequence, int]] = {}  # by slot: its sequence, and its final number of tokens
+        self._due: dict[int, set[int]] = {}  # slots to check, by step
 
     def admitted(self, sequence: Sequence, step: int) -> None:
-        """Note that a sequence takes its slot, to be computed from this step on."""
+        """Record a sequence in its slot, computed from this step on."""
         if not sequence.request.end_tokens:
             self._holders.pop(sequence.slot, None)
             return
         length = sequence.num_prompt_tokens + sequence.request.seed
         self._holders[sequence.slot] = sequence, length
         left = length - sequence.num_prompt_tokens - len(sequence.output) - 1
-        self._look_again(sequence.slot, step + max(0, left - EARLIER))
+        self._look_again(sequence.slot, step + max(0, left - STEPS_IN_FLIGHT))
 
     def of_step(self, batch: Batch) -> list[int]:
-        """Returns a token for each that the step samples. Steps come in their order."""
+        """A token for each sampled row of the step. Steps come in order."""
         tokens = [TOKEN] * len(batch.sampled)
         due = self._due.pop(batch.step, None)
         if due:

@@ -28,10 +28,10 @@ MOST_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How tokens are drafted. Raises `ValueError` that names the field."""
+    """The settings of drafting. Raises `ValueError` that names the field."""
 
     tokens: int  # for each row of an answer, at most
-    is_smart: bool = False  # fewer where that brings more accepted tokens a second
+    is_smart: bool = False  # fewer if that yields more accepted tokens a second
     acceptance: Mapping[str, float] = field(default_factory=lambda: {"": 0.7})  # by tenant; "" is for all others
     draft: float = 0.0  # of a step's time, for each drafted token
 
@@ -66,7 +66,7 @@ class SpeculatingLoop(Loop):
         return self._seconds_with(scheduled, drafted)
 
     def _work(self, scheduled: ScheduledStep, now: float) -> PlannedWork:
-        """Divides a step among tenants by all tokens that their rows have, drafted ones too."""
+        """Divides a step among tenants by all tokens of their rows, drafted ones included."""
         drafted, works, prefill = self._drafted[scheduled.batch.step], dict[str, StepWork](), StepWork()
         super()._work(scheduled, now)
         for row, sequence in enumerate(scheduled.sequences):
@@ -76,7 +76,7 @@ class SpeculatingLoop(Loop):
         return PlannedWork(works, prefill if prefill.prefill_tokens else None)
 
     def _output(self, step: StepInFlight) -> StepOutput:
-        """Returns the tokens of a step, and those accepted behind them, as far as each answer goes."""
+        """The tokens of a step, with the accepted ones behind them, up to each answer's end."""
         batch, scheduled = step.batch, self._core.in_flight[0]
         drafted, tokens, forced = self._drafted.pop(batch.step), list[int](), dict[int, list[int]]()
         for index, (row, sequence) in enumerate(zip(batch.sampled, scheduled.sampled, strict=True)):
@@ -116,8 +116,8 @@ class SpeculatingLoop(Loop):
         return StepWork(length, 0, 0, start, prefill_pairs(start, length))
 
     def _is_answer(self, scheduled: ScheduledStep, row: int) -> bool:
-        """Returns True if a row goes on with an answer, be it with several tokens: those were computed as they were
-        verified. Longer ones compute again what a preemption has lost.
+        """True if a row continues an answer, even with several tokens: they were verified. A longer row recomputes
+        preempted tokens.
         """
         start, length = scheduled.batch.starts[row], scheduled.batch.lengths[row]
         goes_on = start >= scheduled.sequences[row].num_prompt_tokens and length <= 1 + self._speculation.tokens

@@ -1,10 +1,10 @@
-"""Statistics of a run: how unequally tenants were served, quantiles of durations, and values over time."""
+"""Statistics of a run: service gaps between tenants, quantiles of durations, and values over time."""
 
 from collections.abc import Sequence
 from itertools import combinations
 from math import ceil, log
 
-MOST_TENANTS = 8  # all pairs are followed
+MAX_GAP_TENANTS = 8  # all pairs are followed
 
 
 class ServiceGap:
@@ -14,14 +14,14 @@ class ServiceGap:
 
     def __init__(self) -> None:
         self.largest = 0.0
-        self._ranges: dict[tuple[int, int], tuple[float, float]] = {}  # of the difference, while both are backlogged
+        self._ranges: dict[tuple[int, int], tuple[float, float]] = {}  # of the difference while both are backlogged
 
     @property
     def watching(self) -> bool:
         return bool(self._ranges)
 
     def observe(self, service: Sequence[float], backlogged: Sequence[bool]) -> None:
-        """Note each tenant's service so far, by weight, and whether it has had work waiting since the last call."""
+        """Record each tenant's service so far, by weight, and whether it was backlogged since the last call."""
         current: dict[tuple[int, int], tuple[float, float]] = {}
         waiting = [tenant for tenant, waits in enumerate(backlogged) if waits]
         for i, j in combinations(waiting, 2):
@@ -37,7 +37,7 @@ _SMALLEST = 1e-5
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """Returns the smallest value that `share` of the sorted values do not exceed; None of nothing."""
+    """The smallest value at or above `share` of the sorted values; None for none."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
 
 

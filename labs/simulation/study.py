@@ -14,43 +14,41 @@ from labs.simulation.arrival import Arrival
 from labs.simulation.device import Device
 from labs.simulation.loop import Loop
 from labs.simulation.policy import SimulatedPolicy
-from labs.simulation.recorder import OUTPUT, PROMPT, Objective, Recorder
+from labs.simulation.recorder import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT, Objective, Recorder
 from labs.simulation.speculation import SpeculatingLoop
-from labs.simulation.statistics import MOST_TENANTS
+from labs.simulation.statistics import MAX_GAP_TENANTS
 from labs.simulation.summary import FREE, Summary, summarise
 from labs.simulation.workload import Workload
 
 CAPACITY_REQUESTS = 2000
 
-PROGRESS_INTERVAL = 1.0  # seconds of simulated time, between two reports of progress
+PROGRESS_INTERVAL_SECONDS = 1.0  # of simulated time, between two reports of progress
 
 Task = tuple[SimulatedPolicy, int]  # and the seed
-Progress = Callable[[int], object]  # called with how many more requests are over
+Progress = Callable[[int], object]  # called with the number of newly ended requests
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The plan of a comparison. Every policy meets the same arrivals."""
+    """The plan of a comparison. Every policy gets the same arrivals."""
 
     policies: tuple[SimulatedPolicy, ...]
     workload: Workload
     device: Device
-    objective: Objective | None  # None: each policy's own targets, where all state some
+    objective: Objective | None  # None: each policy's own targets, if all have some
     seeds: int = 1
     jobs: int = 1  # processes
 
     @property
     def judged_by(self) -> Objective | None:
-        """The objective that decides which requests are good: one for all policies, unless each states its own targets,
-        which is None.
-        """
+        """The objective that decides which requests are good; None if each policy states its own targets."""
         if self.objective is None and not all(policy.states_targets for policy in self.policies):
             return Objective()
         return self.objective
 
     @property
     def size(self) -> int:
-        """The number of requests of all runs, floods apart."""
+        """The number of requests of all runs, without floods."""
         return len(self.policies) * self.seeds * self.workload.size
 
     def run(self, progress: Progress = lambda requests: None) -> "Results":
@@ -81,7 +79,7 @@ class Results:
 
     @property
     def currencies(self) -> list[str]:
-        """The currencies in which anybody spent something."""
+        """The currencies of any spending."""
         return sorted({currency for summaries in self.runs for summary in summaries for currency in summary.spend})
 
 
@@ -114,12 +112,14 @@ class SimulatedRun:
 
 
 def busiest(arrivals: Iterable[Arrival]) -> frozenset[str]:
-    """Returns the tenants that ask for most service, in weighted tokens: as many as gaps are followed of."""
+    """The tenants that ask for most service, in weighted tokens: the ones whose gaps are followed."""
     asked = Counter[str]()
     for arrival in arrivals:
         prompts = ((arrival.prompt_tokens, arrival.output_tokens, 0), *arrival.more_prompts)
-        asked[arrival.tenant] += sum(round(PROMPT * prompt + OUTPUT * output) for prompt, output, _ in prompts)
-    return frozenset(sorted(asked, key=lambda name: (-asked[name], name))[:MOST_TENANTS])
+        asked[arrival.tenant] += sum(
+            round(PROMPT_TOKEN_WEIGHT * prompt + OUTPUT_TOKEN_WEIGHT * output) for prompt, output, _ in prompts
+        )
+    return frozenset(sorted(asked, key=lambda name: (-asked[name], name))[:MAX_GAP_TENANTS])
 
 
 def simulate_run(
@@ -137,7 +137,7 @@ def simulate_run(
     try:
         while not simulated.loop.is_over:
             before = simulated.num_over
-            simulated.loop.advance(simulated.loop.next_at + PROGRESS_INTERVAL)
+            simulated.loop.advance(simulated.loop.next_at + PROGRESS_INTERVAL_SECONDS)
             progress(simulated.num_over - before)
     finally:
         if collecting:
@@ -148,9 +148,7 @@ def simulate_run(
 def capacity(
     policy: SimulatedPolicy, workload: Workload, device: Device, progress: Progress = lambda requests: None
 ) -> float:
-    """Returns the requests a second that the device completes when all are there at once, nothing bounds them and
-    nothing is cached.
-    """
+    """The throughput in requests a second with all requests present from the start, unbounded and uncached."""
     core = replace(policy.core, overload=Overload.UNBOUNDED)
     scheduling = policy.scheduling_policy and replace(policy.scheduling_policy, bounds=(), may_wait={})
     unbounded = replace(policy, core=core, scheduling_policy=scheduling, targets=(), rules=None)

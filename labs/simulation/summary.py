@@ -11,7 +11,7 @@ from labs.simulation.statistics import quantile
 
 CURVE = tuple(n / 100 for n in range(1, 101))  # shares at which distributions are drawn
 _TAIL = (0.5, 0.9, 0.95, 0.99)
-MOST_TENANTS = 100  # that a summary lists, the most served first
+MAX_SUMMARY_TENANTS = 100  # listed in a summary, the most served first
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TenantSummary:
     goodput: float  # share of its offered requests
     service_share: float  # of all weighted tokens
     time_share: float  # of the device's busy seconds
-    backlogged_share: float  # of the run, how long it had work waiting
+    backlogged_share: float  # of the run, with work waiting
     first_token: Tail
     spend: float | None = None  # None: its policy has no price for it
     currency: str = ""
@@ -51,9 +51,9 @@ class TenantSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClassSummary:
-    """The requests that one class served or refused."""
+    """The served or refused requests of one class."""
 
-    name: str  # as its policy calls it; else its number
+    name: str  # the policy's name of it; else its number
     offered: int
     completed: int
     refused: int
@@ -95,18 +95,18 @@ class Summary:
     first_token_curve: tuple[float | None, ...]
     interval_curve: tuple[float | None, ...]
     tenants: tuple[TenantSummary, ...]
-    classes: tuple[ClassSummary, ...]  # the most urgent first; those that no request was of are left out
+    classes: tuple[ClassSummary, ...]  # the most urgent first; without classes of no request
     spend: dict[str, float]  # of all tenants, by currency
     hit_rate: float = 0.0  # share of the prompt tokens that were cached, and not computed
-    evictions: int = 0  # cached blocks that were given up for memory
-    sessions: int = 0  # of several turns each, all of which were answered
-    padding: float = 0.0  # share of the tokens that were computed for nobody
-    session_seconds: float = 0.0  # from the first request of such a session to the end of its last answer, on average
+    evictions: int = 0  # evicted cached blocks
+    sessions: int = 0  # of several turns each, all answered
+    padding: float = 0.0  # share of computed tokens
+    session_seconds: float = 0.0  # from a session's first request to the end of its last answer, mean
 
 
 Cost = Callable[[str, int, int, int], tuple[float, str] | None]
-"""Returns the cost of a tenant's computed prompt tokens, cached ones and output tokens, with the currency; None: it
-pays nothing.
+"""Returns the cost of a tenant's computed prompt tokens, cached ones and output tokens, with the currency; None:
+free.
 """
 FREE: Cost = lambda *_: None  # noqa: E731 - a constant
 
@@ -190,7 +190,7 @@ def tail_of(ordered: Sequence[float]) -> Tail:
 
 
 def _evenness(tenants: Sequence[TenantRecord]) -> float | None:
-    """Returns Jain's index of the rates, by weight, at which tenants were served while they had work waiting."""
+    """Jain's index of the tenants' weighted service rates while they had work waiting."""
     return jain_fairness_index(
         tenant.backlogged_service / tenant.backlogged_seconds / tenant.weight
         for tenant in tenants
@@ -200,7 +200,7 @@ def _evenness(tenants: Sequence[TenantRecord]) -> float | None:
 
 def _tenants(tenants: Sequence[TenantRecord], busy: float, seconds: float, cost: Cost) -> tuple[TenantSummary, ...]:
     service = sum(tenant.service for tenant in tenants)
-    largest = sorted(tenants, key=lambda tenant: tenant.service, reverse=True)[:MOST_TENANTS]
+    largest = sorted(tenants, key=lambda tenant: tenant.service, reverse=True)[:MAX_SUMMARY_TENANTS]
     return tuple(
         _tenant(tenant, service, busy, seconds, _cost_of(tenant, cost))
         for tenant in sorted(largest, key=lambda tenant: tenant.name)

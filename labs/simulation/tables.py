@@ -49,7 +49,7 @@ _OPTIONAL = tuple(name for name in FIELDS if name not in (*_TIMES, *_NEEDED))
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 _NUMBER = re.compile(r"\s*\d{1,15}\s*")
-_MOST = 10**15 - 1  # tokens or milliseconds
+_MAX_VALUE = 10**15 - 1  # tokens or milliseconds
 
 Columns = Mapping[str, str]  # by field, the heading of its column
 NO_COLUMNS: Columns = {}
@@ -83,15 +83,16 @@ class Table:
 
     path: Path
     columns: Columns
-    unread: tuple[str, ...]  # headings of columns that are in no field
+    unread: tuple[str, ...]  # headings of unused columns
     rows: "csv.DictReader[str]"
 
     @classmethod
     def open(cls, path: Path, file: TextIO, layout: str | None, given: Columns) -> "Table":
-        """Reads the header. The columns are those given, and for fields that are not, those of the layout and those
-        that are named like a field. Without a `layout` it is the one that the headings are of.
+        """Reads the header.
 
-        Raises `OptionError` where a given column is not there, and `TraceError` where the needed ones are not known.
+        The columns are the given ones, and for other fields the layout's, or the ones named like a field. Without a
+        `layout` the headings decide. Raises `OptionError` for a missing given column, and `TraceError` if needed ones
+        are unknown.
         """
         rows = csv.DictReader(file, strict=True)
         try:
@@ -121,7 +122,7 @@ class Table:
 
 
 def _known(path: Path, headings: Sequence[str], layout: str | None, given: Columns) -> dict[str, str]:
-    """Returns the columns of the fields that were not given."""
+    """The columns of the fields that were not given."""
     optional = {name: name for name in _OPTIONAL if name in headings and name not in given}
     for columns in [*LAYOUTS.values(), *_OWN] if layout is None else [LAYOUTS[layout]]:
         needed = {name: column for name, column in columns.items() if not _is_given(name, given)}
@@ -166,7 +167,7 @@ class _Row:
         )
 
     def _text(self, name: str) -> str:
-        """Returns what the row says of an optional field, and nothing where it has no such column."""
+        """The row's text of an optional field; empty without its column."""
         return (self.values.get(self.columns[name]) or "").strip() if name in self.columns else ""
 
     def _moment(self) -> float:
@@ -198,9 +199,9 @@ class _Row:
 
 
 def count_of(path: Path, line: int, name: str, value: object, at_least: int) -> int:
-    """Returns a whole number, or one that a text writes. Raises `TraceError`."""
+    """A whole number, also as text. Raises `TraceError`."""
     number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-    if isinstance(number, int) and not isinstance(number, bool) and at_least <= number <= _MOST:
+    if isinstance(number, int) and not isinstance(number, bool) and at_least <= number <= _MAX_VALUE:
         return number
     reason = f"must be an integer of at least {at_least} and at most 15 digits"
     raise TraceError(path, line, f"{name} {reason}, got {value!r:.40}")

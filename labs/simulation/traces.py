@@ -23,14 +23,14 @@ from labs.simulation.errors import OptionError, TraceError
 from labs.simulation.recording import NO_FACTS, TraceFacts, read_recording
 from labs.simulation.tables import LAYOUTS, NO_COLUMNS, Columns, Table, count_of
 
-LogLines = Callable[[Path], Iterable[str]]  # of an event log, from its first segment on
+LogLines = Callable[[Path], Iterable[str]]  # lines of an event log, from its first segment on
 
-_UNIX = 1e9  # seconds, from which on a time is one since 1970
-MOONCAKE_UNIT = 512  # tokens that a hash id stands for
+_MIN_UNIX_SECONDS = 1e9  # seconds; a larger time counts from 1970
+MOONCAKE_UNIT_TOKENS = 512  # tokens of a hash id
 
 
 class Traffic(NamedTuple):
-    """Arrivals in order of time, the device that they were recorded on, where the trace says, and its other facts."""
+    """Arrivals in order of time, the recorded device, if known, and other facts of the trace."""
 
     arrivals: list[Arrival]
     device: Device | None = None
@@ -78,7 +78,7 @@ def _read(path: Path, kind: str, log_lines: LogLines, columns: Columns) -> Traff
         table = Table.open(path, file, None if kind == "csv" else kind, columns)
         arrivals = list(table.arrivals())
     first = min((arrival.time for arrival in arrivals), default=0.0)
-    began = first if first >= _UNIX else None
+    began = first if first >= _MIN_UNIX_SECONDS else None
     facts = TraceFacts(
         "service_tier" in table.columns, began=began, columns=tuple(table.columns.items()), unread=table.unread
     )
@@ -107,7 +107,9 @@ def _mooncake_arrival(path: Path, line: int, text: str) -> Arrival:
     output = count_of(path, line, "output_length", entry.get("output_length"), at_least=1)
     hashes = entry.get("hash_ids")
     session = hashes[:2][-1] if isinstance(hashes, list) and hashes and isinstance(hashes[-1], int) else line
-    content = Content(tuple(hashes), MOONCAKE_UNIT, prompt) if isinstance(hashes, list) and _are_ids(hashes) else None
+    content = (
+        Content(tuple(hashes), MOONCAKE_UNIT_TOKENS, prompt) if isinstance(hashes, list) and _are_ids(hashes) else None
+    )
     session = session if isinstance(session, int) else line
     return Arrival(milliseconds / 1000, prompt, output, session=session, content=content)
 

@@ -1,4 +1,4 @@
-"""Makes the requests of a simulated run from a trace: how many, how fast, and whose they are."""
+"""Makes the requests of a simulated run from a trace: number, pace and tenants."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ from labs.simulation.errors import OptionError
 Rule = Callable[[Arrival, Random], str]
 
 NO_TIER = "none"
-LEAST_SPEEDUP = 1e-9  # times as fast as recorded: with less, no clock can tell when a request comes
-DECLARED = 1024  # tokens, the fewest that a request is taken to declare of which nobody knows what it declared
+LEAST_SPEEDUP = 1e-9  # times as fast as recorded: below it, times exceed a float's precision
+MIN_DECLARED_TOKENS = 1024  # tokens, the least assumed for a request of unknown declaration
 
 _FLOOD = re.compile(r"(?P<tenant>.+):(?P<rate>[\d.]+)@(?P<start>[\d.]+)\+(?P<seconds>[\d.]+)")
 
@@ -55,7 +55,7 @@ def tier_rule(text: str) -> Callable[[Arrival, Random], str | None]:
 
 
 def share_rule(option: str, text: str) -> Rule:
-    """Returns a rule that draws one of the names, each as often as its share says."""
+    """A rule that draws names by their shares."""
     shares = _shares(option, text)
     names = [name for name, _ in shares]
     cumulated = list(accumulate(share for _, share in shares))
@@ -136,10 +136,10 @@ class Workload:
     classes: str = "trace"
     service_tiers: str = "trace"
     floods: tuple[Flood, ...] = ()
-    max_tokens: int = 0  # what every request declares at least; 0: what is `assumed`, where the trace does not say
+    max_tokens: int = 0  # declared at least; 0: `assumed`, if unknown
     patience: float = inf  # seconds
-    deadline: float | None = None  # seconds to the first token, for requests that have none of their own
-    context: int | None = None  # tokens that a prompt and what is `assumed` of its answer have room in; None: any
+    deadline: float | None = None  # seconds to the first token, for requests without their own
+    context: int | None = None  # bound of a prompt and its `assumed` answer, in tokens; None: none
 
     def __post_init__(self) -> None:
         if self.requests is not None and self.requests < 1:
@@ -157,11 +157,11 @@ class Workload:
 
     @property
     def assumed(self) -> int | None:
-        """The tokens that requests are taken to declare where neither the trace nor `max_tokens` says; None: there is
-        no such request.
+        """The assumed declaration in tokens if neither the trace nor `max_tokens` gives one; None: every request has
+        one.
 
-        It is a power of two that no answer of the trace exceeds, the same for all: a length that a scheduler could
-        not have known is never shown to it.
+        It is a power of two that no answer of the trace exceeds, the same for all: a length that a scheduler could not
+        have known is never shown to it.
         """
         return self._power if not self.max_tokens and any(not arrival.max_tokens for arrival in self._used) else None
 
@@ -171,7 +171,9 @@ class Workload:
 
     @property
     def _power(self) -> int:
-        longest = max(max(a.output_tokens, *(turn.output_tokens for turn in a.turns), DECLARED) for a in self._used)
+        longest = max(
+            max(a.output_tokens, *(turn.output_tokens for turn in a.turns), MIN_DECLARED_TOKENS) for a in self._used
+        )
         return 1 << (longest - 1).bit_length()
 
     def arrivals(self, seed: int) -> list[Arrival]:
@@ -186,7 +188,7 @@ class Workload:
         return arrivals
 
     def _assignment(self, random: Random) -> Callable[[Arrival], Arrival]:
-        """Returns a function that gives a request its tenant and what it asks for, by the rules."""
+        """A function that gives a request its tenant, class and tier, by the rules."""
         tenant, tier = tenant_rule(self.tenants), tier_rule(self.service_tiers)
         priority_class, declared = class_rule(self.classes), self._declaration()
 
@@ -207,8 +209,8 @@ class Workload:
         return assigned
 
     def _declaration(self) -> Callable[[Arrival], int]:
-        """Returns a function that says how many tokens a request declares, which is never its own answer's length
-        unless that is all that the context leaves.
+        """A function that gives a request's declared tokens, never its own answer's length unless the context leaves no
+        more.
         """
         longest = self._power
         usual = self.max_tokens or longest

@@ -1,4 +1,4 @@
-"""Compares two policies on recorded requests: what an edit would have done to them."""
+"""Compares two policies on recorded requests: the effect of an edit."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ from quotas.policy.policy_diff import policy_changes, policy_diff
 
 MOST_REQUESTS = 20_000
 MOST_SECONDS = 10.0
-SLICE = 0.25  # seconds of simulated time, between two looks at the clock
+SLICE_SECONDS = 0.25  # of simulated time, between two looks at the clock
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The result of a comparison. Both policies have met the same requests, up to the same moment."""
+    """The result of a comparison. Both policies got the same requests, up to the same moment."""
 
     changes: tuple[str, ...]  # lines of text, from `policy_diff`
-    not_simulated: tuple[str, ...]  # a sentence for each change that could make no difference, and why
-    assumed: tuple[str, ...]  # a sentence for each thing that was taken for granted
-    num_requests: int  # that came
-    num_left_out: int  # of those given: older than the newest that are allowed, or after the time was over
+    not_simulated: tuple[str, ...]  # a sentence for each change without effect in the simulation, with the reason
+    assumed: tuple[str, ...]  # a sentence for each assumption
+    num_requests: int  # simulated requests
+    num_left_out: int  # given requests beyond `most_requests`, or after the time limit
     before: Summary
     after: Summary
 
@@ -84,9 +84,11 @@ def what_if(
 def simulated(
     name: str, policy: Policy, device: Device, facts: TraceFacts, settings: str = "", option: str = ""
 ) -> SimulatedPolicy:
-    """Returns a policy as a simulation works by it: with classes, weights, bounds, limits and prices, on a core and an
-    engine with these settings. Raises `OptionError` where they are none, and, for an `option` of a command, where no
-    server would take the policy since its floors leave no room.
+    """A policy for a simulation: classes, weights, bounds, limits and prices, on a core and an engine with these
+    settings.
+
+    Raises `OptionError` for invalid settings, and, for an `option` of a command, for a policy whose floors leave no
+    room.
     """
     names, targets = tuple(level.name for level in policy.classes), tuple(map(target_of, policy.classes))
     base = make_simulated_policy(name, scheduling_policy(policy), targets, device, names, settings, option)
@@ -103,7 +105,7 @@ def _side_by_side(runs: Sequence[SimulatedRun], clock: Callable[[], float], dead
     """Run them in slices of simulated time, to their ends or until the time is over; returns the moment reached."""
     until = 0.0
     while clock() < deadline and not all(run.loop.is_over for run in runs):
-        until = max(until + SLICE, min(run.loop.next_at for run in runs))
+        until = max(until + SLICE_SECONDS, min(run.loop.next_at for run in runs))
         for run in runs:
             run.loop.advance(until)
     return until

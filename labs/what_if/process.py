@@ -20,9 +20,9 @@ from labs.simulation.traces import Traffic
 from labs.what_if.comparison import MOST_REQUESTS, WhatIf, what_if
 from quotas.policy.policy_file import PolicyError, field_places, parse_policy
 
-MOST_SECONDS = 10.0  # of computing
-NICENESS = 19  # what serves goes first
-PRIOR_STEPS = 200.0  # that the learned step times count as
+MAX_COMPUTE_SECONDS = 10.0  # of computation
+NICENESS = 19  # serving processes go first
+PRIOR_STEPS = 200.0  # weight of the learned step times
 MAX_ROWS = 100
 MAX_CHANGES = 500
 
@@ -48,14 +48,13 @@ def answer_of(question: WhatIfQuestion, requests: list[RecentRequest]) -> Row | 
     device = device_of("this one", question.step_time, served, question.block_bytes)
     facts = TraceFacts(True, True, True, question.model, question.began)
     traffic = Traffic(arrivals_of(requests), device, facts)
-    return _report(what_if(traffic, question.policy, edited, places, most_seconds=MOST_SECONDS), question.span)
+    return _report(what_if(traffic, question.policy, edited, places, most_seconds=MAX_COMPUTE_SECONDS), question.span)
 
 
 def arrivals_of(requests: list[RecentRequest]) -> list[Arrival]:
-    """Return requests as arrivals of a simulation, in the same order, the first at 0 s.
+    """Requests as arrivals of a simulation, in the same order, the first at 0 s.
 
-    An answer that was cut short is taken to be as long as it declared, or, where it declared nothing, as the median of
-    its tenant's answers.
+    A cut answer is assumed to be as long as declared, or else as the median of its tenant's answers.
     """
     usual = _usual_lengths(requests)
     return [
@@ -132,7 +131,7 @@ def _figures(summary: Summary) -> Row:
 
 
 def _pairs(before: Iterable[TenantSummary | ClassSummary], after: Iterable[TenantSummary | ClassSummary]) -> list[Row]:
-    """Return rows of both runs by name, those that differ first, at most `MAX_ROWS`."""
+    """Rows of both runs by name, differing ones first, at most `MAX_ROWS`."""
     old, new = ({one.name: _of_one(one) for one in some} for some in (before, after))
     rows = [{"name": name, "before": old.get(name), "after": new.get(name)} for name in {**old, **new}]
     return sorted(rows, key=lambda row: row["before"] == row["after"])[:MAX_ROWS]

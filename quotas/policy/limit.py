@@ -6,7 +6,7 @@ from enum import StrEnum
 
 MAX_AMOUNT = 10**15  # the store's scripts count in doubles, exact to 2**53; this leaves room for sums
 MAX_RATE = 4 * 10**9  # of a rate and its burst: the scripts count their refills in 1e-6 of a unit
-DAY = 86_400 * 10**6  # microseconds
+DAY_MICROSECONDS = 86_400 * 10**6
 EPOCH = date(1970, 1, 1)
 
 
@@ -18,11 +18,11 @@ class Resource(StrEnum):
     CONCURRENT_REQUESTS = "concurrent_requests"
     QUEUED_REQUESTS = "queued_requests"
     KV_BYTES = "kv_bytes"
-    __hash__ = str.__hash__  # that of Enum is interpreted
+    __hash__ = str.__hash__  # Enum's is interpreted
 
     @property
     def is_held(self) -> bool:
-        """Return whether it is held for a while and given back, rather than spent: its limits then have no window."""
+        """True if it is held and given back, rather than spent: its limits then have no window."""
         return self in HELD
 
 
@@ -49,7 +49,7 @@ class BudgetPeriod(StrEnum):
 
     def end(self, now: int) -> float:
         """Return the Unix time at which the period of `now`, in microseconds, ends."""
-        first = EPOCH + timedelta(self.first_day(now // DAY))
+        first = EPOCH + timedelta(self.first_day(now // DAY_MICROSECONDS))
         match self:
             case BudgetPeriod.WEEK:
                 following = first + timedelta(7)
@@ -84,7 +84,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A sum that may be spent in each period of the calendar; what is left at its end is lost."""
+    """A sum to spend in each calendar period; the rest at its end is lost."""
 
     period: BudgetPeriod
 
@@ -93,7 +93,7 @@ class Budget:
         return self.period.value
 
 
-Window = Rate | Budget | None  # None: of what is held at once
+Window = Rate | Budget | None  # None: of held resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +123,10 @@ class Limit:
 
     @property
     def is_charged(self) -> bool:
-        """Return whether the store charges requests to it."""
+        """True if the store charges requests to it."""
         return self.resource not in TENANT_ONLY
 
     @property
     def capacity(self) -> int:
-        """The most that the limit can ever hold: a request that asks for more never fits."""
+        """The most that the limit can ever hold: a larger request never fits."""
         return self.window.burst if isinstance(self.window, Rate) else self.amount

@@ -1,4 +1,4 @@
-"""Reads policies from trees of text. Every mistake is noted, and something sensible takes its place."""
+"""Reads policies from trees of text. Every mistake is noted, and a sensible value takes its place."""
 
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quotas.policy import units, words
 from quotas.policy.limit import TENANT_ONLY, Budget, Limit, Rate, Resource
 from quotas.policy.policy import (
-    AGING_STEP,
+    AGING_STEP_SECONDS,
     ALL_MODELS,
     CLASSES,
     DEFAULTS,
@@ -29,7 +29,7 @@ from quotas.policy.policy import (
     Unnamed,
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
-from quotas.policy.schema import MAX_CLASSES, MAX_PINNED, NO_PINS, NO_PRICE, UNLIMITED, fields_of
+from quotas.policy.schema import MAX_CLASSES, MAX_PINNED_PROMPTS, NO_PINS, NO_PRICE, UNLIMITED, fields_of
 from quotas.policy.section import Section, one_of
 from quotas.policy.tenant_texts import Form, Indivisible, TenantTexts, form_of, name_and_body, words_of
 from quotas.policy.yaml_nodes import MAX_NODES, Fields, Items, Node, Scalar
@@ -75,7 +75,7 @@ def _read_lateness(section: Section) -> Lateness:
 
 
 def _read_aging(section: Section, above: list[ClassPolicy]) -> float:
-    aging = section.value("aging", units.duration, above[-1].aging + AGING_STEP if above else 0.0)
+    aging = section.value("aging", units.duration, above[-1].aging + AGING_STEP_SECONDS if above else 0.0)
     if not above and aging:
         section.wrong("aging", "no class is due before the first: leave it out")
     if above and aging < above[-1].aging:
@@ -102,7 +102,7 @@ _RANKS = {resource: rank for rank, resource in enumerate(Resource)}
 def read_limits(
     section: Section | None, key: str | None = None, inherited: tuple[Limit, ...] = ()
 ) -> tuple[Limit, ...]:
-    """Return the limits of the section, in a canonical order. What it does not name is inherited."""
+    """The limits of the section, in a canonical order; unnamed ones are inherited."""
     if section is None:
         return inherited
     limits = [limit for limit in inherited if limit.resource not in section]
@@ -177,10 +177,10 @@ class TenantReader:
         self._levels = {entry.name: entry.level for entry in classes}
         self._first = classes[0].name
         self._class = one_of(list(self._levels), "a class") if is_whole else lambda _: classes[0].name
-        self._keys: dict[str, Mark | None] = {}  # with their places, of those that were not known
+        self._keys: dict[str, Mark | None] = {}  # with their places, of newly read tenants
 
     def read(self, section: Section | None, name: str, base: TenantPolicy) -> TenantPolicy:
-        """Return the policy of a tenant, with what the section leaves out from `base`."""
+        """The policy of a tenant; missing fields come from `base`."""
         section = section or Section(Fields(Mark(""), {}), "", Problems())
         section.refuse_unknown(fields_of("tenant" if name else "defaults"))
         highest = section.value("highest_class", self._class, self._known(base.highest_class, self._first))
@@ -206,7 +206,7 @@ class TenantReader:
         return replace(tenant, keys=self._read_keys(keys, tenant)) if keys else tenant
 
     def claim(self, keys: Mapping[str, None]) -> bool:
-        """Return whether no other tenant has one of these keys."""
+        """Claim these key ids; returns False if another tenant has one of them."""
         num_keys = len(self._keys)
         self._keys |= keys
         return len(self._keys) == num_keys + len(keys)
@@ -259,12 +259,12 @@ class TenantReader:
 
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
-    """Return a bound of one request, which may only narrow what the server allows at all."""
+    """A bound of one request, at most the server's own."""
     if name not in section:
         return base
     bound = section.value(name, partial(units.count, least=least), base)
     if bound > most:
-        section.wrong(name, f"is above {most}, the most of any request: lower it, or leave it out")
+        section.wrong(name, f"is above {most}, the server's limit: lower it, or leave it out")
         return base
     return bound
 
@@ -323,14 +323,15 @@ def _read_stored(section: Section | None, base: StoredResponseLimits) -> StoredR
 
 
 def _read_pinned(section: Section, base: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the system prompts that stay, each once."""
+    """The pinned system prompts, without duplicates."""
     node = section.node("pinned")
     if isinstance(node, Scalar) and node.text == NO_PINS:
         return ()
     pinned = section.values("pinned", words.system_prompt, base)
-    if len(pinned) > MAX_PINNED:
+    if len(pinned) > MAX_PINNED_PROMPTS:
         section.wrong(
-            "pinned", f"has {len(pinned)} system prompts: at most {MAX_PINNED} of a tenant stay, keep those asked most"
+            "pinned",
+            f"has {len(pinned)} system prompts: at most {MAX_PINNED_PROMPTS} of a tenant stay, keep those asked most",
         )
     return pinned
 
@@ -340,7 +341,7 @@ def _ceiling(text: str) -> int | None:
 
 
 def _read_sharing(section: Section | None, tenants: Collection[str], is_whole: bool) -> dict[str, tuple[str, ...]]:
-    """Return the groups with two tenants and more, each with its tenants in order."""
+    """The groups of two tenants and more, with their tenants in order."""
     groups: dict[str, tuple[str, ...]] = {}
     group_of: dict[str, str] = {}
 
@@ -363,7 +364,7 @@ def _read_sharing(section: Section | None, tenants: Collection[str], is_whole: b
 
 
 class PolicyFile(NamedTuple):
-    """A file as a tree, in which the tenants are absent where they come as texts."""
+    """A file as a tree, without the tenants if they are read as texts."""
 
     name: str
     digest: bytes  # of its content
@@ -379,7 +380,7 @@ class KnownTenant(NamedTuple):
 
 class KnownFile(NamedTuple):
     file: PolicyFile
-    tenants: dict[bytes, KnownTenant]  # by text, those without a mistake
+    tenants: dict[bytes, KnownTenant]  # by text, without mistakes
     policies: dict[str, TenantPolicy]  # of these, by name
     keys: dict[str, None]  # of these, by id
 
@@ -389,9 +390,9 @@ class KnownTenants:
 
     def __init__(self) -> None:
         self.files: dict[str, KnownFile] = {}
-        self.by_body: dict[bytes, KnownTenant] = {}  # of tenants that have no keys
-        self.forms: dict[tuple[str, ...], Form | None] = {}  # by what stands around words, None where it is no form
-        self.num_read = 0  # tenants that were not known, since this was made
+        self.by_body: dict[bytes, KnownTenant] = {}  # of tenants without keys
+        self.forms: dict[tuple[str, ...], Form | None] = {}  # by the text around words; None: no form
+        self.num_read = 0  # newly read tenants in all
         self._inherited: object = None
 
     def inheriting(self, *inherited: object) -> None:
@@ -399,7 +400,7 @@ class KnownTenants:
             self._inherited, self.files, self.by_body = inherited, {}, {}
 
     def keep(self, files: dict[str, KnownFile]) -> None:
-        """Forget all other files, and bodies where hardly two tenants are alike."""
+        """Forget all other files, and shared bodies if they hardly repeat."""
         self.files = files
         num_tenants = sum(len(known.tenants) for known in files.values())
         if len(self.by_body) > num_tenants / 2:
@@ -413,7 +414,7 @@ class _Tenants:
 
     def __init__(self, reader: TenantReader, default: TenantPolicy, known: KnownTenants) -> None:
         self.found: dict[str, TenantPolicy] = {}
-        self._places: dict[str, Mark] = {}  # of those that were not known
+        self._places: dict[str, Mark] = {}  # of newly read tenants
         self._reader = reader
         self._default = default
         self._known = known
@@ -466,9 +467,9 @@ class _Tenants:
         return KnownFile(file, sound, policies, keys)
 
     def _is_known(self, by_text: Mapping[bytes, KnownTenant]) -> Callable[[bytes], bool]:
-        """Return what says whether a text need not be read, in the order of the texts."""
+        """A function that tells, in the order of the texts, whether a text is known."""
         by_body, coming = self._known.by_body, set[bytes]()  # bodies
-        shapes = set[tuple[str, ...]]()  # that were met
+        shapes = set[tuple[str, ...]]()  # seen
 
         def is_known(text: bytes) -> bool:
             if text in by_text:
@@ -487,7 +488,7 @@ class _Tenants:
         return is_known
 
     def _formed(self, name: str, around: tuple[str, ...], values: list[str]) -> KnownTenant | None:
-        """Return a tenant without a mistake from the words of its text, if these are all that is not known of it."""
+        """A tenant parsed from the words of its text alone, if its form is known and it has no mistake."""
         forms = self._known.forms
         if around not in forms:
             forms[around] = form_of(around)
@@ -504,7 +505,7 @@ class _Tenants:
         return KnownTenant(policy, form.num_nodes)
 
     def _alike(self, text: bytes) -> KnownTenant:
-        """Return the tenant of a text that differs from a known one in the name alone."""
+        """The tenant of a text that differs from a known one in its name alone."""
         name, body = name_and_body(text) or ("", b"")
         known = self._known.by_body.get(body)
         if known is None:
@@ -524,11 +525,11 @@ def _by_name(known: Mapping[bytes, KnownTenant]) -> tuple[dict[str, TenantPolicy
     return policies, {key: None for one in policies.values() for key in one.keys}
 
 
-def parse(files: Iterable[PolicyFile], problems: Problems, is_whole: bool, known: KnownTenants) -> Policy:
-    """Return the policy of the files.
+def parse_files(files: Iterable[PolicyFile], problems: Problems, is_whole: bool, known: KnownTenants) -> Policy:
+    """The policy of the files.
 
-    If `is_whole`, no file is missing from them, so that a name which is defined nowhere is a mistake. Raises
-    `Indivisible` for a mistake that only several texts of tenants make together.
+    If `is_whole`, no file is missing, so that an undefined name is a mistake. Raises `Indivisible` for a mistake that
+    only several texts of tenants make together.
     """
     tops = [(Section(file.tree, "", problems), file) for file in files]
     sections = [top for top, _ in tops]

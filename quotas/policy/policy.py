@@ -1,4 +1,4 @@
-"""A policy: the classes of service, what each tenant may spend, and how its API keys narrow that. Immutable."""
+"""A policy: classes of service, tenants' rights and limits, and their keys' restrictions. Immutable."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
@@ -14,7 +14,7 @@ SERVICE_TIERS = ("flex", "scale", "priority", "fast")  # of OpenAI's API; auto a
 SCOPES = ("inference", "limits")
 ALL_MODELS = "*"
 MAX_N = 128  # answers to one prompt
-MAX_SCHEMA_BYTES = 2**18  # of what an answer has to match: a schema, a pattern or another grammar
+MAX_SCHEMA_BYTES = 2**18  # of an answer's constraint: a schema, a pattern or another grammar
 MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 
 Outage = Literal["closed", "open", "lease"]
@@ -24,7 +24,7 @@ Unnamed = Literal["allow", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The most that may wait in a class, over all tenants; None means that it is not bounded here."""
+    """Bounds of a class's queue, over all tenants; None: not bounded here."""
 
     requests: int | None = None
     tokens: int | None = None  # of their prompts
@@ -41,9 +41,9 @@ class ClassPolicy:
     service_tiers: tuple[str, ...] = ()
     ttft: float | None = None
     time_per_output_token: float | None = None
-    aging: float = 0.0  # by how much its requests are due later than those of the first
+    aging: float = 0.0  # the delay of its due times over the first class's
     queue: QueueLimits = QueueLimits()
-    when_late: Lateness = "wait"  # what becomes of a request whose first token is expected later than `ttft`
+    when_late: Lateness = "wait"  # treatment of a request whose first token is expected later than `ttft`
     max_reasoning_tokens: int | None = None  # of an answer, before its content
 
 
@@ -59,18 +59,18 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """Limits on a tenant's idle cached KV memory: bytes that are never evicted for others, most bytes, and system
-    prompts that are never evicted.
+    """Limits on a tenant's idle cached KV memory: a floor never evicted for others, a ceiling, and pinned system
+    prompts.
     """
 
     floor: int = 0
-    ceiling: int | None = None  # None: what nobody needs
+    ceiling: int | None = None  # None: all unneeded memory
     pinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponseLimits:
-    """How long a tenant's responses are stored, and how many bytes they may have: the oldest make room."""
+    """Retention and size of a tenant's stored responses: the oldest make room."""
 
     bytes: int = 8 * 2**20  # 0: none are stored
     retention: float = 30 * 86400.0  # seconds
@@ -78,13 +78,13 @@ class StoredResponseLimits:
 
 @dataclass(frozen=True, slots=True)
 class KeyPolicy:
-    """Narrows what requests with one API key may do. Its limits hold besides the tenant's."""
+    """Restricts requests with one API key. Its limits hold besides the tenant's."""
 
     id: str
     hmac: str | None = field(default=None, repr=False)  # hexadecimal; None: the key is in the state directory
     expires: datetime | None = None  # None: never
     scopes: tuple[str, ...] = SCOPES
-    models: tuple[str, ...] = (ALL_MODELS,)  # all that the tenant may use
+    models: tuple[str, ...] = (ALL_MODELS,)  # default: all of the tenant's
     highest_class: str | None = None  # None: the tenant's
     limits: tuple[Limit, ...] = ()
 
@@ -103,9 +103,9 @@ class TenantPolicy:
     price: Price | None = None
     prefix_cache: CacheLimits = CacheLimits()
     stored_responses: StoredResponseLimits = StoredResponseLimits()
-    max_n: int = MAX_N  # answers to one prompt, those of best_of that nobody sees included
-    max_schema_bytes: int = MAX_SCHEMA_BYTES  # of what an answer has to match; 0: any text, and nothing else
-    max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens that are told of at each position
+    max_n: int = MAX_N  # answers to one prompt, hidden ones of best_of included
+    max_schema_bytes: int = MAX_SCHEMA_BYTES  # of an answer's constraint; 0: no constraints
+    max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens at each position
     keys: Mapping[str, KeyPolicy] = field(default_factory=dict)  # by id
     digest: int = field(init=False, compare=False, repr=False)  # of all the above
     queued_requests: int | None = field(init=False, compare=False, repr=False)  # the most that may wait
@@ -116,9 +116,7 @@ class TenantPolicy:
         object.__setattr__(self, "queued_requests", min(waiting, default=None))
 
     def key(self, key_id: str | None) -> KeyPolicy | None:
-        """Return the policy of the key, or None if the policy does not mention it: such a key may do what its tenant
-        may.
-        """
+        """The policy of the key; None if the policy does not mention it: it may do what its tenant may."""
         return self.keys.get(key_id) if key_id else None
 
     def allows_model(self, model: str, key_id: str | None = None) -> bool:
@@ -126,31 +124,31 @@ class TenantPolicy:
         return allowed is None or model in allowed
 
     def models_of(self, key_id: str | None = None) -> frozenset[str] | None:
-        """Return the models that a request with this key may use; None: all."""
+        """The models allowed with this key; None: all."""
         key = self.key(key_id)
         each = [frozenset(one.models) for one in (self, key) if one is not None and ALL_MODELS not in one.models]
         return frozenset.intersection(*each) if each else None
 
     def limits_of(self, key_id: str | None = None) -> tuple[Limit, ...]:
-        """Return all limits that hold for a request with this key: the tenant's, then the key's."""
+        """All limits of a request with this key: the tenant's, then the key's."""
         key = self.key(key_id)
         return self.limits + key.limits if key else self.limits
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Everything that policy files say, in force at one time. `version` is a hash of the content."""
+    """The content of policy files, in force at one time. `version` is a hash of the content."""
 
     version: str
     classes: tuple[ClassPolicy, ...]  # the most urgent first
-    default: TenantPolicy  # of tenants that are not named; its name is empty
+    default: TenantPolicy  # of unnamed tenants; its name is empty
     tenants: Mapping[str, TenantPolicy]
-    unnamed_tenants: Unnamed = "allow"  # whether the keys of tenants that are not named open anything
+    unnamed_tenants: Unnamed = "allow"  # treatment of unnamed tenants' keys
     prefix_sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tenants by group; each in one at most
     caching: Mapping[str, CacheLimits] = field(init=False, compare=False, repr=False)
-    """Of the tenants that the policy names and keeps cached memory for."""
+    """Limits of cached memory of the named tenants that have some."""
     changed_from: dict[str, list[str]] = field(init=False, compare=False, repr=False, default_factory=dict)
-    """Tenants that differ from an earlier version, by `changed_tenants`: each listener to an edit asks for them."""
+    """Differing tenants by earlier version, for `changed_tenants`, which each listener to an edit calls."""
 
     def __post_init__(self) -> None:
         named = self.tenants.items()
@@ -170,15 +168,15 @@ class Policy:
         return Policy(version, classes, default, tenants, unnamed_tenants, groups)
 
     def admits(self, tenant: str) -> bool:
-        """Return whether requests of this tenant are served at all."""
+        """True if requests of this tenant are served."""
         return self.unnamed_tenants == "allow" or tenant in self.tenants
 
     def tenant(self, name: str) -> TenantPolicy:
         return self.tenants.get(name, self.default)
 
     def cache_scope(self, tenant: str) -> str:
-        """Return the name of the scope in which the tenant finds cached prefixes: the tenant alone, or its group with
-        its present members, who find no blocks of former members.
+        """The name of the scope in which the tenant finds cached prefixes: the tenant alone, or its group with its
+        present members, who find no blocks of former members.
 
         Names of tenants and of groups never collide.
         """
@@ -189,9 +187,7 @@ class Policy:
         return f"tenant:{tenant}"
 
     def cache_limits(self, tenant: str) -> CacheLimits:
-        """Return what holds of the tenant's cached memory. Nothing is kept for one that is not named, since nobody
-        could say how many there will be.
-        """
+        """The tenant's limits of cached memory. An unnamed tenant has no floor, since their number is unbounded."""
         limits = self.tenant(tenant).prefix_cache
         return limits if tenant in self.tenants else CacheLimits(ceiling=limits.ceiling)
 
@@ -199,16 +195,16 @@ class Policy:
         return next(entry for entry in self.classes if entry.name == name)
 
     def class_for(self, tenant: str, key_id: str | None = None, service_tier: str | None = None) -> ClassPolicy:
-        """Return the class that serves a request: that of its tier, but never above what the tenant and the key allow.
+        """The class of a request: its tier's, but never above the tenant's and the key's highest class.
 
-        The tenant's default class serves `auto`, `default`, no tier, and a tier that no class names.
+        The tenant's default class serves `auto`, `default`, no tier, and unknown tiers.
         """
         asked = next((entry for entry in self.classes if service_tier in entry.service_tiers), None)
         wanted = asked or self.class_named(self.tenant(tenant).default_class)
         return self.classes[max(self.highest_level(tenant, key_id), wanted.level)]
 
     def highest_level(self, tenant: str, key_id: str | None = None) -> int:
-        """Return the level of the most urgent class that a request may have."""
+        """The level of the most urgent class allowed to a request."""
         owner = self.tenant(tenant)
         key = owner.key(key_id)
         names = (owner.highest_class, key.highest_class if key and key.highest_class else owner.highest_class)
@@ -222,9 +218,7 @@ def _version(
     unnamed_tenants: Unnamed,
     prefix_sharing: Mapping[str, tuple[str, ...]],
 ) -> str:
-    """Return a hash of the content, whose tenants are summed up: their order is none, and one that is edited is one
-    sum.
-    """
+    """A hash of the content. Tenants are summed up: their order does not matter, and an edit of one is one sum."""
     named = sum(map(attrgetter("digest"), tenants.values())) % 2**DIGEST_BITS
     groups = sorted((group, sorted(members)) for group, members in prefix_sharing.items())
     content = [[astuple(entry) for entry in classes], default.digest, named, unnamed_tenants, groups]
@@ -251,7 +245,7 @@ def _said(limits: tuple[Limit, ...]) -> list[tuple[str, int, int]]:
     return [(limit.name, limit.amount, limit.capacity) for limit in limits]
 
 
-AGING_STEP = 20.0  # seconds, from one class to the next: what it is worth is in docs/policies.md
+AGING_STEP_SECONDS = 20.0  # from one class to the next: see docs/policies.md for its value
 
 CLASSES = (
     ClassPolicy(
@@ -267,14 +261,14 @@ CLASSES = (
         level=1,
         ttft=2.0,
         time_per_output_token=0.08,
-        aging=AGING_STEP,
+        aging=AGING_STEP_SECONDS,
         queue=QueueLimits(requests=1024, seconds=120.0),
     ),
     ClassPolicy(
         name="batch",
         level=2,
         service_tiers=("flex",),
-        aging=2 * AGING_STEP,
+        aging=2 * AGING_STEP_SECONDS,
         queue=QueueLimits(requests=4096, seconds=3600.0),
     ),
 )

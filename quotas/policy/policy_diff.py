@@ -11,15 +11,15 @@ from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_text import class_fields, sharing_groups, tenant_fields
 
 UNSET = "unset"
-LONGEST, BEGINNING = 80, 40  # characters of a value that is shown whole, and of what is shown of another
+MAX_VALUE_CHARS, CUT_VALUE_CHARS = 80, 40  # of a value shown whole, and of a longer one's beginning
 
 
 class Change(NamedTuple):
-    """One field whose value differs, or a tenant that is now named, or no longer is, with nothing else changed."""
+    """One changed field, or a tenant newly named, or no longer named, without further changes."""
 
-    scope: str  # whom it concerns, as a path in a policy file: classes.batch, defaults, tenants.acme
+    scope: str  # a path in a policy file: classes.batch, defaults, tenants.acme
     heading: str  # the same for people; empty for the order of classes
-    field: str  # the rest of the path, such as limits.tokens; empty where only the heading is to be said
+    field: str  # the rest of the path, such as limits.tokens; empty: only the heading
     before: str
     after: str
 
@@ -32,11 +32,11 @@ class Change(NamedTuple):
 
 
 def changed_tenants(old: Policy | None, new: Policy) -> list[str]:
-    """Return the names of the tenants whose policies differ, in order; of those that only one names, all of them."""
+    """The names of the tenants whose policies differ, in order; tenants named by one policy alone included."""
     if old and old.version in new.changed_from:
         return new.changed_from[old.version]
     before, after = {} if old is None else old.tenants, new.tenants
-    if [*before] == [*after]:  # tenants that were not read again are the same objects
+    if [*before] == [*after]:  # unchanged tenants are the same objects
         others, gone = [*compress(after, map(is_not, before.values(), after.values()))], set[str]()
     else:
         others, gone = [*after], before.keys() - after.keys()
@@ -48,10 +48,10 @@ def changed_tenants(old: Policy | None, new: Policy) -> list[str]:
 
 
 class PolicyEdit(NamedTuple):
-    """What makes one policy of another: small where few tenants differ."""
+    """The edit from one policy to another: small if few tenants differ."""
 
     rest: Policy  # the later one, without tenants
-    named: dict[str, TenantPolicy]  # those that differ or are new
+    named: dict[str, TenantPolicy]  # changed and new ones
     removed: list[str]
 
     @staticmethod
@@ -69,8 +69,8 @@ class PolicyEdit(NamedTuple):
 
 
 def policy_diff(old: Policy, new: Policy, most: int | None = None) -> list[str]:
-    """Return the changes as lines of text, `most` of them: a heading for everyone whom they concern, and an indented
-    line for each.
+    """The changes as lines of text, `most` of them: a heading for each tenant or class, and an indented line for each
+    change.
     """
     return list(islice(_lines(_changes(old, new)), most))
 
@@ -83,8 +83,8 @@ def _lines(changes: Iterable[Change]) -> Iterator[str]:
 
 
 def policy_changes(old: Policy, new: Policy) -> list[Change]:
-    """Return every field that differs once all defaults are filled in: first of the classes, then of tenants that are
-    not named, then of each tenant that either policy names, and then of groups that share.
+    """Every changed field, defaults filled in: of classes first, then of unnamed tenants, then of each named tenant,
+    then of sharing groups.
     """
     return list(_changes(old, new))
 
@@ -105,7 +105,7 @@ def _classes(old: Policy, new: Policy) -> Iterator[Change]:
 
 
 def _tenants(old: Policy, new: Policy) -> Iterator[Change]:
-    """A tenant that only one of them names is compared with the defaults, which hold for it in the other."""
+    """A tenant named by one policy alone is compared with the other's defaults."""
     heading = "tenants that are not named"
     before, after = ({"unnamed_tenants": policy.unnamed_tenants} for policy in (old, new))
     yield from _section(heading, "", before, after)
@@ -143,8 +143,8 @@ def _shown(value: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a long text, such as a system prompt, by its beginning and what tells it from others."""
-    if len(text) <= LONGEST:
+    """A long text, such as a system prompt, shortened to its beginning, length and digest."""
+    if len(text) <= MAX_VALUE_CHARS:
         return text
     digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{text[:BEGINNING]}… ({len(text):,} characters, {digest})"
+    return f"{text[:CUT_VALUE_CHARS]}… ({len(text):,} characters, {digest})"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from quotas.policy.parser import KnownTenants, PolicyFile, parse
+from quotas.policy.parser import KnownTenants, PolicyFile, parse_files
 from quotas.policy.policy import Policy
 from quotas.policy.problems import MAX_PROBLEMS, Mark, Problem, Problems, TooManyProblems
 from quotas.policy.tenant_texts import Indivisible, cut
@@ -20,7 +20,7 @@ SUFFIXES = (".yaml", ".yml")
 
 
 class PolicyError(Exception):
-    """No policy can be made of the files; `problems` says why, by file and line: all problems, or the first 100."""
+    """The files are no valid policy; `problems` are all problems by file and line, or the first 100."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(problems))
@@ -34,11 +34,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def policy_files(path: Path) -> list[Path]:
-    """Return the files that `path` stands for: the file itself, or the files of that folder that are not hidden,
-    without those of folders below it.
-
-    Raises `PolicyError`.
-    """
+    """The file itself, or the folder's files that are not hidden, without subfolders. Raises `PolicyError`."""
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
     except OSError as error:
@@ -53,7 +49,7 @@ def policy_files(path: Path) -> list[Path]:
 
 
 def read_sources(path: Path) -> dict[str, bytes]:
-    """Return the content of the files by their names. Raises `PolicyError`, which names all that cannot be read."""
+    """The content of the files by name. Raises `PolicyError`, which names all unreadable files."""
     problems: list[Problem] = []
     sources: dict[str, bytes] = {}
     for file in policy_files(path):
@@ -71,7 +67,7 @@ def read_sources(path: Path) -> dict[str, bytes]:
 
 
 def field_places(sources: Mapping[str, bytes]) -> dict[str, Mark]:
-    """Return where each field stands that these files name, by its path such as tenants.acme.limits.tokens."""
+    """The place of each field in these files, by its path such as tenants.acme.limits.tokens."""
     found: dict[str, Mark] = {}
     for name, content in sources.items():
         _note_places(compose(name, content, Problems()), "", found)
@@ -92,13 +88,14 @@ def parse_policy(sources: Mapping[str, bytes]) -> Policy:
 
 
 class PolicyReader:
-    """Parses the files of a policy again and again, of tenants only those whose text or defaults have changed. Tenants
-    that have not are the same objects as before.
+    """Parses the files of a policy repeatedly, rereading only tenants whose text or defaults changed.
+
+    Unchanged tenants are the same objects as before.
     """
 
     def __init__(self) -> None:
         self.known = KnownTenants()
-        self._read: tuple[Mapping[str, bytes], Policy] | None = None  # the last that was one
+        self._read: tuple[Mapping[str, bytes], Policy] | None = None  # the last valid one
 
     def parse(self, sources: Mapping[str, bytes]) -> Policy:
         """Return the policy that these files are together. Raises `PolicyError`."""
@@ -121,13 +118,13 @@ class PolicyReader:
         with suppress(TooManyProblems):
             files = [read(name, content, problems) for name, content in sources.items()]
             found = [file for file in files if file is not None]
-            policy = parse(found, problems, len(found) == len(files), self.known)
+            policy = parse_files(found, problems, len(found) == len(files), self.known)
         if policy is None or problems.found:
             raise PolicyError(problems.found)
         return policy
 
     def _divided(self, name: str, content: bytes, problems: Problems) -> PolicyFile | None:
-        """Return a file whose tenants are texts, if it can be cut."""
+        """A file with its tenants as texts, if it can be cut."""
         digest, before = sha256(content).digest(), self.known.files.get(name)
         if before and before.file.digest == digest:
             return before.file
@@ -151,7 +148,7 @@ def _whole(name: str, content: bytes, problems: Problems) -> PolicyFile | None:
     if isinstance(tree, Fields):
         return PolicyFile(name, b"", tree, composer.num_nodes)
     if tree is None:
-        problems.add(Mark(name), "", "holds nothing: write at least `tenants:`")
+        problems.add(Mark(name), "", "is empty: write at least `tenants:`")
     else:
         problems.add(tree.mark, "", "should hold fields: classes, defaults, tenants")
     return None

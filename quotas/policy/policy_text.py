@@ -1,4 +1,4 @@
-"""A policy as the YAML that says all of it: every default filled in, every number in its shortest unit."""
+"""A policy as complete YAML: every default filled in, every number in its shortest unit."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -122,5 +122,5 @@ def _count(amount: int) -> str | int:
 
 
 def _number(text: str) -> str | int | float:
-    """Return the text as a number where YAML takes it for one, so that it is not put in quotes."""
+    """The text as a number if YAML reads it as one, so that it is not quoted."""
     return int(text) if text.isdecimal() else float(text) if text.replace(".", "").isdecimal() else text

@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from string import ascii_lowercase, digits
 from typing import NamedTuple
 
-MAX_SHOWN = 60  # characters of a value that an error repeats
+MAX_VALUE_CHARS = 60  # characters of a value that an error repeats
 MAX_PROBLEMS = 100
-MAX_COMPARED = 500  # words that another is compared with by all their letters
+MAX_COMPARED_WORDS = 500  # words compared letter by letter
 _TYPED = f"{ascii_lowercase}{digits}-_."
 
 
@@ -26,8 +26,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """A mistake. `path` is the field by its names from the top, such as tenants.acme.weight, and empty if it is none in
-    particular.
+    """A mistake. `path` is the field by its names from the top, such as tenants.acme.weight; empty if it concerns none
+    in particular.
     """
 
     mark: Mark
@@ -43,7 +43,7 @@ class TooManyProblems(Exception):
 
 
 class Problems:
-    """The list of the problems found so far. `add` raises `TooManyProblems` at one more than `MAX_PROBLEMS`."""
+    """The problems found so far. `add` raises `TooManyProblems` beyond `MAX_PROBLEMS`."""
 
     def __init__(self) -> None:
         self.found: list[Problem] = []
@@ -55,24 +55,24 @@ class Problems:
 
 
 def quoted(text: str) -> str:
-    """Return a value as an error may repeat it: short, and with nothing that a terminal would obey."""
-    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    """A value for an error message: short, and without control characters."""
+    shown = text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
     return json.dumps(shown, ensure_ascii=not shown.isprintable())
 
 
 def did_you_mean(text: str, known: Collection[str]) -> str:
-    """Return the end of a sentence about an unknown word, which is empty when no known word is near."""
-    if len(known) > MAX_COMPARED:
-        near = next((slip for slip in _slips(text[:MAX_SHOWN]) if slip in known), None)
+    """The end of a sentence about an unknown word; empty without a similar known word."""
+    if len(known) > MAX_COMPARED_WORDS:
+        near = next((slip for slip in _slips(text[:MAX_VALUE_CHARS]) if slip in known), None)
     else:
         words = {word.lower(): word for word in known}
-        found = get_close_matches(text[:MAX_SHOWN].lower(), list(words), n=1, cutoff=0.6)
+        found = get_close_matches(text[:MAX_VALUE_CHARS].lower(), list(words), n=1, cutoff=0.6)
         near = words[found[0]] if found else None
     return f"; did you mean {quoted(near)}?" if near else ""
 
 
 def _slips(text: str) -> Iterator[str]:
-    """Yield the words that are one slip of the hand away from this one."""
+    """Yield the words one typing error away from this one."""
     halves = [(text[:at], text[at:]) for at in range(len(text) + 1)]
     yield from (text.lower(), text.replace("_", "-"), text.replace("-", "_"))
     yield from (before + after[1:] for before, after in halves if after)

@@ -28,8 +28,8 @@ UNLIMITED = "unlimited"
 NO_PRICE = "none"
 NO_PINS = "none"
 MAX_CLASSES = 16
-MAX_PINNED = 16  # system prompts of a tenant
-MAX_PROMPT = 65_536  # characters of one
+MAX_PINNED_PROMPTS = 16  # system prompts of a tenant
+MAX_PROMPT_CHARS = 65_536  # characters of one
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
 LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
@@ -161,8 +161,10 @@ def _prefix_cache() -> Schema:
         ceiling={"anyOf": [size | {"description": "The most, such as 1GiB."}, {"const": UNLIMITED}]},
         pinned={
             "anyOf": [
-                _list({"type": "string", "minLength": 1, "maxLength": MAX_PROMPT}, "System prompts, word for word.")
-                | {"maxItems": MAX_PINNED},
+                _list(
+                    {"type": "string", "minLength": 1, "maxLength": MAX_PROMPT_CHARS}, "System prompts, word for word."
+                )
+                | {"maxItems": MAX_PINNED_PROMPTS},
                 {"const": NO_PINS},
             ],
             "description": "System prompts that stay once they were computed; none lifts those of defaults.",

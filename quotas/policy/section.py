@@ -14,7 +14,7 @@ W = TypeVar("W", bound=str)
 Convert = Callable[[str], T]
 """Reads the text of a value. It raises `ValueError` with the end of a sentence that begins with the text."""
 
-FOREIGN = {  # words of LiteLLM's proxy, and what says the same here
+FOREIGN = {  # LiteLLM's words, and ours for the same
     "rpm": "limits: {requests: 600/min}",
     "tpm": "limits: {tokens: 100k/min}",
     "rpd": "limits: {requests: 20k/day}",
@@ -26,11 +26,11 @@ FOREIGN = {  # words of LiteLLM's proxy, and what says the same here
     "duration": "expires: '2031-01-31' on a key",
 }
 
-REMOVED = {"overload": "overload has one rule that nothing has to choose; delete it"}  # fields, and what to do instead
+REMOVED = {"overload": "overload has one rule that nothing has to choose; delete it"}  # fields, and their replacements
 
 
 class Section:
-    """The mapping at `path`. What is wrong is added to `problems`, and the default is returned in its place."""
+    """The mapping at `path`. Problems are added to `problems`, and the default is returned instead."""
 
     def __init__(self, fields: Fields, path: str, problems: Problems) -> None:
         self.mark = fields.mark
@@ -55,7 +55,7 @@ class Section:
         self._problems.add(mark, path, message)
 
     def wrong(self, name: str, message: str) -> None:
-        """Note a problem of the value of `name`, which is there."""
+        """Record a problem of the present field `name`."""
         self.note(self._entries[name][1].mark, self._path_of(name), message)
 
     def node(self, name: str) -> Node | None:
@@ -146,7 +146,7 @@ def _elsewhere(name: str) -> str:
 
 
 def one_of(words: Collection[W], kind: str) -> Convert[W]:
-    """Return what reads one of these words; `kind` says in errors what they are."""
+    """A reader of one of these words; `kind` names them in errors."""
 
     def convert(text: str) -> W:
         for word in words:

@@ -1,8 +1,8 @@
-"""Cuts policy files into the text of each tenant and the rest, so that an edit of one tenant reads one tenant.
+"""Cuts policy files into the text of each tenant and the rest, so that an edit of one tenant rereads one tenant.
 
-A file is cut where the lines of `tenants` are indented as block style is, each tenant beginning a line. What a text
-means follows then from itself and from what tenants inherit. A file that is written otherwise, and one with a mistake
-that no tenant alone has, is read as a whole.
+A file is cut at the lines of `tenants` if they are in block style, each tenant beginning a line. The meaning of a text
+then follows from itself and the inherited defaults. Any other file, or a file with a mistake that spans tenants, is
+read as a whole.
 """
 
 import re
@@ -19,32 +19,32 @@ _HEADING = re.compile(rb"^tenants:(?:[ \t]+#.*|[ \t]*)\r?$", re.MULTILINE)
 _FIRST = re.compile(rb"\n([ \t]*)[^\s#]")
 _NAMED = re.compile(b" +(%s):(?=[ \n])" % TENANT_NAME.encode())
 _WORD = re.compile(r"([ [])([A-Za-z0-9][A-Za-z0-9_./-]*)(?=[],}\r\n])")
-RUN = 500  # tenants that are composed at once
-_TREE = b"tenants:\n"  # of which the texts are entries, as they are in their file
+TENANTS_PER_RUN = 500  # tenants composed at once
+_TREE = b"tenants:\n"  # the mapping of which the texts are entries
 
 
 def name_and_body(text: bytes) -> tuple[str, bytes] | None:
-    """Return a tenant's name and its text without it; None where the name is not plainly written."""
+    """A tenant's name and its text without it; None if the name is not plain."""
     named = _NAMED.match(text)
     return (named[1].decode(), text[: named.start(1)] + text[named.end(1) :]) if named else None
 
 
 class Form(NamedTuple):
-    """The tree of tenants whose texts differ in words alone. Its marks are of none of them."""
+    """The tree of tenants whose texts differ in words alone; its marks are no tenant's."""
 
     node: Node
     words: list[Scalar]
     num_nodes: int
 
     def of(self, words: Iterable[str]) -> Node:
-        """Return the tree with these words, until it is asked for again."""
+        """The tree with these words, valid until the next call."""
         for place, word in zip(self.words, words, strict=True):
             place.text = word
         return self.node
 
 
 def words_of(body: bytes) -> tuple[tuple[str, ...], list[str]]:
-    """Return what stands around the words of a tenant's text, and these."""
+    """The text around the words of a tenant, and the words."""
     parts = _WORD.split(body.decode("utf-8", "surrogateescape"))
     words = parts[2::3]
     del parts[2::3]
@@ -52,7 +52,7 @@ def words_of(body: bytes) -> tuple[tuple[str, ...], list[str]]:
 
 
 def form_of(around: tuple[str, ...]) -> Form | None:
-    """Return the form of texts that differ in words alone, if any value may stand in the place of each word."""
+    """The form of texts that differ in words alone, if any value may replace each word."""
     *before, end = ["".join(some) for some in zip_longest(around[::2], around[1::2], fillvalue="")]
     words = [f"word-{number}" for number in range(len(before))]
     text = "".join([*chain.from_iterable(zip(before, words, strict=True)), end]).replace(":", "_:", 1)
@@ -62,7 +62,7 @@ def form_of(around: tuple[str, ...]) -> Form | None:
         return None
     node = tenants.entries["_"][1]
     places = [leaf for leaf in _leaves(node) if leaf.is_plain and leaf.text in words]
-    has_keys = isinstance(node, Fields) and "keys" in node.entries  # whose ids are of one tenant
+    has_keys = isinstance(node, Fields) and "keys" in node.entries  # key ids belong to one tenant
     if has_keys or [place.text for place in places] != words:
         return None
     return Form(node, places, composer.num_nodes - 3)
@@ -91,11 +91,11 @@ def _num_lines(texts: list[bytes]) -> int:
 
 
 class Indivisible(Exception):
-    """A file has to be read as a whole."""
+    """The file has to be read as a whole."""
 
 
 class TenantTree(NamedTuple):
-    """A tenant as it is written: the place of its name, its fields, and how many values they are."""
+    """A tenant's tree: the place of its name, its fields, and the number of its values."""
 
     name: str
     mark: Mark
@@ -114,7 +114,7 @@ class TenantTexts:
     texts: list[bytes]
 
     def are_tenants_of(self, tree: Fields) -> bool:
-        """Return whether `tree`, the rest of the file, is a mapping in block style that lacks them where they stood."""
+        """True if `tree`, the rest of the file, is a block-style mapping without the tenants at their place."""
         if "tenants" not in tree.entries:
             return False
         (first, _), (mark, node) = next(iter(tree.entries.values())), tree.entries["tenants"]
@@ -122,14 +122,12 @@ class TenantTexts:
         return is_absent and first == tree.mark and (mark.line, mark.column) == (self.heading, 1)
 
     def trees(self, is_known: Callable[[bytes], bool]) -> Iterator[tuple[list[bytes], Iterator[TenantTree] | None]]:
-        """Yield the texts in their order, some at a time, with their trees, or None for those that are known. Raises
-        `Indivisible`.
-        """
+        """Yield the texts in order, in runs, with their trees, None for known ones. Raises `Indivisible`."""
         line = self.first_line
         for known, group in groupby(self.texts, is_known):
             texts = list(group)
-            for start in range(0, len(texts), len(texts) if known else RUN):
-                some = texts[start : start + RUN] if not known else texts
+            for start in range(0, len(texts), len(texts) if known else TENANTS_PER_RUN):
+                some = texts[start : start + TENANTS_PER_RUN] if not known else texts
                 yield some, None if known else self._composed(some, line)
                 line += _num_lines(some)
 
@@ -148,8 +146,8 @@ class TenantTexts:
 
 
 def cut(file: str, content: bytes) -> tuple[bytes, TenantTexts] | None:
-    """Return the content with blank lines in place of the tenants, and these; None if it cannot be cut."""
-    if content.count(b"\r") != content.count(b"\r\n"):  # a return alone ends a line of YAML, and none of ours
+    """The content with blank lines in place of the tenants, and the tenants' texts; None if it cannot be cut."""
+    if content.count(b"\r") != content.count(b"\r\n"):  # a lone return ends a line in YAML, but not here
         return None
     heading = _HEADING.search(content)
     first = _FIRST.search(content, heading.end()) if heading else None

@@ -22,7 +22,7 @@ DURATIONS = {"ms": Decimal("0.001"), "s": Decimal(1), "min": Decimal(60), "h": D
 PER_TOKENS = {"/1k": Decimal("1e-3"), "/1M": Decimal("1e-6")}
 WINDOWS = (*RATE_UNITS, *(period.value for period in BudgetPeriod))
 
-_CACHED = 4096  # texts of each kind: those of thousands of tenants are mostly alike
+_CACHED_TEXTS = 4096  # texts of each kind: those of thousands of tenants are mostly alike
 MAX_SECONDS = 366 * 86_400
 MAX_PRICE = 1000  # of one token, in any currency
 
@@ -63,27 +63,27 @@ _SYNONYMS = (
 )
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def number(text: str) -> float:
     if not re.fullmatch(NUMBER, text):
         raise ValueError(f"is not a number such as 1 or 2.5{_too_long(text)}")
     return float(text)
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def count(text: str, least: int = 1) -> int:
     return _whole(text, COUNTS, _NOT_A_COUNT, least)
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def size(text: str, least: int = 1) -> int:
     """Read a size in bytes, such as 2GiB."""
     return _whole(text, SIZES, _NOT_A_SIZE, least)
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def duration(text: str) -> float:
-    """Read a duration in seconds; zero is only written as 0s and the like."""
+    """Read a duration in seconds; zero needs a unit, as 0s."""
     seconds = _scaled(text, DURATIONS, _NOT_A_DURATION)
     if seconds > MAX_SECONDS:
         raise ValueError(f"is above the longest duration, {MAX_SECONDS // 86_400}d")
@@ -97,7 +97,7 @@ def positive_duration(text: str) -> float:
     return seconds
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def rate(text: str) -> tuple[int, Rate | Budget]:
     """Read an amount and its window. The burst of a rate is the amount itself."""
     if not _RATE.fullmatch(text):
@@ -114,7 +114,7 @@ def burst(text: str) -> int:
     return _whole(text, COUNTS, _NOT_A_COUNT, least=1, most=MAX_RATE)
 
 
-@lru_cache(_CACHED)
+@lru_cache(_CACHED_TEXTS)
 def price(text: str) -> Decimal:
     """Read the price of one token."""
     amount = _scaled(text, PER_TOKENS, _NOT_A_PRICE)
@@ -173,7 +173,7 @@ def _scaled(text: str, units: Mapping[str, Decimal], complaint: str) -> Decimal:
 
 
 def _too_long(text: str) -> str:
-    """Return the end of a sentence about a number with more digits than NUMBER allows, else an empty text."""
+    """The end of a sentence about a number with too many digits, else an empty text."""
     too_long = re.search(r"[0-9]{17}|\.[0-9]{10}", text)
     return "; it has too many digits: at most 16 before the point and 9 after it" if too_long else ""
 
@@ -195,7 +195,7 @@ def _near_rate(text: str) -> str:
 
 
 def _meant(text: str, units: Iterable[str]) -> str | None:
-    """Return the number with one of these units that the text is a slip for, or None."""
+    """The number with one of these units that the text is probably a typing error for, or None."""
     match = _LENIENT.fullmatch(text.strip()[:80])
     unit = _nearest((match[2] or "").strip(), units) if match else None
     meant = f"{re.sub(r'[_,]|^0+(?=[0-9])', '', match[1])}{unit}" if match and unit is not None else ""
@@ -203,7 +203,7 @@ def _meant(text: str, units: Iterable[str]) -> str | None:
 
 
 def _nearest(unit: str, units: Iterable[str]) -> str | None:
-    """Return the unit that this one is another case of, another word for, short of a B, or a slip for."""
+    """The unit that this one resembles: another case, another word, a missing B, or a typing error."""
     folded = {name.lower(): name for name in units}
     words = [unit.lower(), f"{unit.lower()}b", *(word for same in _SYNONYMS if unit.lower() in same for word in same)]
     for word in words if unit else [""]:

@@ -16,7 +16,7 @@ from quotas.policy.schema import (
     HMAC,
     KEY_ID,
     LATENESS,
-    MAX_PROMPT,
+    MAX_PROMPT_CHARS,
     MODEL,
     OUTAGES,
     TENANT_NAME,
@@ -50,9 +50,9 @@ key_id = partial(_matching, KEY_ID, "is no id of a key: 1 to 64 letters and digi
 model = partial(_matching, MODEL, "is no name of a model: 1 to 256 characters of ASCII")
 currency = partial(_matching, CURRENCY, "is no currency such as USD (ISO 4217)")
 scope = one_of(SCOPES, "a scope")
-outage = one_of(OUTAGES, "a way to go on")
-lateness = one_of(LATENESS, "a way to treat what is late")
-unnamed = one_of(UNNAMED, "a way to treat tenants that are not named")
+outage = one_of(OUTAGES, "an outage policy")
+lateness = one_of(LATENESS, "a treatment of late requests")
+unnamed = one_of(UNNAMED, "a treatment of unnamed tenants")
 
 
 def service_tier(text: str) -> str:
@@ -64,8 +64,10 @@ def service_tier(text: str) -> str:
 def system_prompt(text: str) -> str:
     if not text:
         raise ValueError("is no system prompt: write the text that messages of role system have, word for word")
-    if len(text) > MAX_PROMPT:
-        raise ValueError(f"has {len(text):,} characters: at most {MAX_PROMPT:,} can be pinned, leave out what differs")
+    if len(text) > MAX_PROMPT_CHARS:
+        raise ValueError(
+            f"has {len(text):,} characters: at most {MAX_PROMPT_CHARS:,} can be pinned, leave out what differs"
+        )
     return text
 
 
@@ -93,4 +95,4 @@ def expires(text: str) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError("is in no year from 1 to 9999 in UTC: leave it out for what never expires") from None
+        raise ValueError("is in no year from 1 to 9999 in UTC: leave it out for no expiry") from None

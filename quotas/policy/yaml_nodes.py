@@ -31,7 +31,7 @@ class Scalar:
 
     @property
     def is_absent(self) -> bool:
-        """Return whether there is no value, as after `tenants:` with nothing behind it."""
+        """True without a value, as after `tenants:` with nothing behind it."""
         return self.is_plain and not self.text
 
 
@@ -46,7 +46,7 @@ class Fields(NamedTuple):
 
 
 class UnsupportedYaml(NamedTuple):
-    """Stands for a value whose problem is already noted."""
+    """Stands for a value with a problem already noted."""
 
     mark: Mark
 
@@ -102,7 +102,7 @@ def _syntax(file: str, text: str, error: yaml.MarkedYAMLError) -> Problem:
 
 
 class _Open:
-    """A mapping or a sequence whose end has not come yet."""
+    """A mapping or a sequence that is still open."""
 
     __slots__ = ("entries", "folded", "is_mapping", "key", "mark", "nodes")
 
@@ -119,9 +119,9 @@ class _Open:
 
 
 class Composer:
-    """Composes one file, or a part of one that begins `lines_before` lines below its top.
+    """Composes one file, or a part that begins `lines_before` lines below its top.
 
-    `sizes` has the number of nodes up to the end of each entry of the mappings that the outermost one holds.
+    `sizes` has the number of nodes up to the end of each entry of the mappings within the outermost one.
     """
 
     def __init__(self, file: str, problems: Problems, lines_before: int = 0) -> None:

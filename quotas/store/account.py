@@ -16,8 +16,8 @@ from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
 from quotas.store.redis_link import number_word, word, words
 from quotas.store.scripts import Script, Source
 
-SHORT_STRING_BYTES = 32  # of a string, from which on its length takes bytes of its own
-SMALL_INTEGER = 128  # likewise of an integer
+SHORT_STRING_BYTES = 32  # below it, a string's length shares its type byte
+SMALL_INTEGER = 128  # below it, an integer is its type byte
 
 
 def packed(values: Sequence[int | str]) -> bytes:
@@ -44,8 +44,8 @@ LETTERS = {
     Resource.CONCURRENT_REQUESTS: "c",
 }
 BY_REQUEST = frozenset({Resource.REQUESTS, Resource.CONCURRENT_REQUESTS})
-LONGEST = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 31}  # days
-SPARE_SECONDS = 3600.0  # that state outlives the moment at which it equals none
+MAX_PERIOD_DAYS = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 31}  # days
+SPARE_SECONDS = 3600.0  # that state outlives its last effect
 NO_KEY = "*"
 NUM_ARGUMENTS = 10  # as lua/account.lua names them
 
@@ -61,20 +61,20 @@ def replica_field(replica: str) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class TrackedReservation:
-    """A reservation as its replica knows it: enough to put it back if the store loses it."""
+    """A reservation at its replica: enough to restore it if the store loses it."""
 
     reservation: Reservation
     first_day: int = 0  # of the charge, counted from the Unix epoch
     last_day: int = 0  # of the newest extension on a later day; else as `first_day`
-    last_day_output: int = 0  # tokens that were added on a later `last_day`
+    last_day_output: int = 0  # tokens added on a later `last_day`
     booked: Usage = NO_USAGE
     granted: bool = False
-    used: Usage | None = None  # once it is over, until the store has settled it
-    settling: bool = False  # a settle may have been executed: if the store has it no more, it was
+    used: Usage | None = None  # set from its end until the store has settled it
+    settling: bool = False  # a settle may have run: if the store lacks the reservation, it did
     outage: Outage = "closed"  # what to do while the store is away
-    extensions: tuple[Reservation, ...] = ()  # made while it was
-    is_local: bool = False  # granted by this replica alone: the store was away
-    is_offered: bool = False  # being local, the store may have taken it over
+    extensions: tuple[Reservation, ...] = ()  # made during an outage
+    is_local: bool = False  # granted by this replica alone during an outage
+    is_offered: bool = False  # a local one that the store may have taken over
     field: bytes = dataclasses.field(init=False)  # of the tenant's state
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class TrackedReservation:
 
     @property
     def progress(self) -> Usage:
-        """The usage of the reservation itself, without its extensions."""
+        """The usage of the reservation without its extensions."""
         done = self.reservation.progress
         if not self.extensions:
             return done
@@ -101,7 +101,7 @@ class Levels(NamedTuple):
     """
 
     generation: bytes
-    doubles: bytes  # the time, what was used of each limit, and in refusals what is set aside of each
+    doubles: bytes  # the time, the used part of each limit, and in refusals the part set aside
 
     @staticmethod
     def of(answer: list[bytes]) -> "Levels":
@@ -122,11 +122,11 @@ class Levels(NamedTuple):
         return tuple(map(int, struct.unpack_from(f"<{len(self.doubles) // 8 - 1}d", self.doubles, 8)))
 
 
-class Account:
+class QuotaAccount:
     """The limits of a tenant and one of its keys, in the form that the scripts take: see lua/account.lua."""
 
     def __init__(self, tenant: str, key: str | None, limits: tuple[Limit, ...], replica: str, lease: float) -> None:
-        """`limits` are all that requests are charged to, the tenant's own before its key's; `lease` is in seconds."""
+        """`limits` are all limits of its requests, the tenant's before the key's; `lease` is in seconds."""
         self.tenant = tenant
         self.key = key
         self.limits = limits
@@ -151,15 +151,15 @@ class Account:
             self._packed(columns), b"%d" % round(lease * 1e6), b"%d" % round(self.life * 1e3), replica_field(replica)
         )
         self._heads: dict[tuple[Script, int], bytes] = {}
-        self._figures = struct.Struct(f"<{1 + len(limits)}d")  # the time, and what was used of each limit
+        self._figures = struct.Struct(f"<{1 + len(limits)}d")  # the time, and the used part of each limit
 
     @property
     def generation(self) -> bytes:
-        """The generation of the tenant's state that was seen last; empty if none was."""
+        """The last seen generation of the tenant's state; empty without one."""
         return self.last_levels.generation if self.last_levels else b""
 
     def refuse_unfit(self, ask: Ask) -> None:
-        """Raise `NeverFits` if a limit can never hold what is asked."""
+        """Raise `NeverFits` if a limit can never hold `ask`."""
         if ask.requests <= self._fewest_requests and ask.input_tokens + ask.output_tokens <= self._fewest_tokens:
             return
         for limit in self.limits:
@@ -194,15 +194,15 @@ class Account:
     def used(self, levels: Levels) -> tuple[int, ...]:
         return levels.numbers[: len(self.limits)]
 
-    def carry_over(self, older: "Account") -> None:
-        """Take over the levels that were seen under older limits, which these replace."""
+    def carry_over(self, older: "QuotaAccount") -> None:
+        """Take over the levels of older limits, which these replace."""
         if older.last_levels is not None:
             used = dict(zip(map(_id, older.limits), older.used(older.last_levels), strict=True))
             numbers = [used.get(_id(limit), 0) for limit in self.limits]
             self.last_levels = Levels.at(older.last_levels.now, older.last_levels.generation, numbers)
 
     def states(self, levels: Levels) -> tuple[LimitState, ...]:
-        """Return the state of each limit. Amounts that are set aside for replicas count as remaining."""
+        """The state of each limit. Amounts set aside for replicas count as remaining."""
         now, *taken = map(int, self._figures.unpack_from(levels.doubles))
         count = len(taken)
         known = len(levels.doubles) == 8 * (1 + 3 * count)
@@ -220,7 +220,7 @@ class Account:
         return tuple(states)
 
     def refusal(self, ask: Ask, levels: Levels) -> QuotaRefused:
-        """Return the refusal with the longest wait among those of the limits that refuse."""
+        """The refusal with the longest wait."""
         refusals = []
         taken = map(sum, zip(self.used(levels), levels.numbers[len(self.limits) :], strict=True))
         for limit, scale, used in zip(self.limits, self.scales, taken, strict=True):
@@ -300,17 +300,17 @@ def _window(limit: Limit) -> int | str:
 
 
 def _life(limit: Limit) -> float:
-    """Return the seconds after which no use counts any more."""
+    """The seconds after which no usage counts any more."""
     match limit.window:
         case Rate(seconds=seconds, burst=burst):
             return seconds * burst / limit.amount
         case Budget(period=period):
-            return LONGEST[period] * 86400.0
+            return MAX_PERIOD_DAYS[period] * 86400.0
     return 0.0
 
 
 def _until_period_ends(limit: Limit, used: int, now: int) -> float:
-    """Return the seconds until a budget that was used is full again; 0 for what is held at once."""
+    """The seconds until a used budget is full again; 0 for held resources."""
     if used and isinstance(limit.window, Budget):
         return limit.window.period.end(now) - now / 1e6
     return 0.0

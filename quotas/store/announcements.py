@@ -1,7 +1,7 @@
 """Announcements of a fleet's replicas in the store, each valid for a time and renewed by its replica.
 
-Of a fleet there is one key, `sluice:replicas:{name}`: `since`, when its first replica announced itself, and of each
-replica until when that counts, by the store's clock, and what it says. It expires with the last of them.
+A fleet has one key, `sluice:replicas:{name}`: `since`, the moment of its first announcement, and of each replica the
+expiry, by the store's clock, and the announcement. It expires with the last of them.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ LIFE_SECONDS = 5.0  # for which an announcement counts
 
 
 class Announced(NamedTuple):
-    """What replicas say that are there now, the newest last; `since` is another one after the store has lost the list,
-    and empty where there is none.
+    """The present announcements, newest last; `since` changes when the store loses the list, and is empty without
+    one.
     """
 
     since: str
@@ -29,15 +29,14 @@ class Announcements:
         self._runner = runner
 
     async def announce(self, replica: str, said: bytes, life: float = LIFE_SECONDS) -> Announced:
-        """Replace the replica's announcement by `said`, which counts for `life` seconds."""
+        """Replace the replica's announcement by `said`, valid for `life` seconds."""
         return await self._ask(replica, round(life * 1e6), said)
 
     async def leave(self, replica: str) -> Announced:
-        """Have what a replica said count no more."""
+        """Withdraw a replica's announcement."""
         return await self._ask(replica, 0, b"")
 
     async def read(self) -> Announced:
-        """Return what all say."""
         return await self._ask("", 0, b"")
 
     async def _ask(self, replica: str, life: int, said: bytes) -> Announced:

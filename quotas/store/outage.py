@@ -1,11 +1,10 @@
 """Requests that begin, go on or end during an outage of the store, by their tenant's `on_store_outage`.
 
-closed   none begins
-open     all begin; no limit counts them now
-lease    requests begin that fit into this replica's slices (quotas/store/slices.py)
+closed: none begins. open: all begin; no limit counts them now. lease: requests begin that fit into this replica's
+slices (quotas/store/slices.py).
 
-When the store is back it takes over the requests that still run, and is charged once for the ended ones: with `open`
-also beyond the limits, with `lease` from the slices. A budget is charged in the period of the return.
+When the store is back it takes over the running requests, and is charged once for the ended ones: with `open` also
+beyond the limits, with `lease` from the slices. A budget is charged in the period of the return.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from quotas.errors import StoreUnavailable
 from quotas.policy.policy import Outage
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
-from quotas.store.account import Account, TrackedReservation
+from quotas.store.account import QuotaAccount, TrackedReservation
 from quotas.store.replica import ReplicaReservations, all_of
 from quotas.store.replica_name import ReplicaName
 from quotas.store.slices import Slice, Slices
@@ -22,7 +21,7 @@ from quotas.store.slices import Slice, Slices
 
 @dataclass(slots=True)
 class DeferredCharge:
-    """Usage of one account that the store has yet to charge; `parts` is how much of it was spent from each slice."""
+    """Usage of one account not yet charged by the store; `parts` are its amounts by slice."""
 
     ordinal: int
     used: Usage = NOTHING
@@ -30,18 +29,16 @@ class DeferredCharge:
 
 
 class DeferredCharges:
-    """All deferred charges of this process. However often a charge has to be sent, it is charged to the limits and
-    booked once.
-    """
+    """All deferred charges of this process. A charge sent repeatedly is charged to the limits and booked once."""
 
     def __init__(self, replica: ReplicaReservations) -> None:
         self._replica = replica
-        self._names: dict[Account, bytes] = {}  # by which the store knows the sender
-        self._open: dict[Account, DeferredCharge] = {}
-        self._sent: dict[Account, DeferredCharge] = {}  # perhaps charged: they no longer change
+        self._names: dict[QuotaAccount, bytes] = {}  # the sender's name in the store
+        self._open: dict[QuotaAccount, DeferredCharge] = {}
+        self._sent: dict[QuotaAccount, DeferredCharge] = {}  # perhaps charged: they no longer change
         self._ordinal = 0
 
-    def add(self, account: Account, used: Usage, slices: Sequence[Slice]) -> None:
+    def add(self, account: QuotaAccount, used: Usage, slices: Sequence[Slice]) -> None:
         if account not in self._open:
             self._ordinal += 1
             self._open[account] = DeferredCharge(self._ordinal)
@@ -55,12 +52,10 @@ class DeferredCharges:
         return not self._open and not self._sent
 
     async def flush(self) -> None:
-        """Send every charge. Raises `StoreUnavailable` for those that could not be sent, which are kept for the next
-        call.
-        """
+        """Send every charge. Raises `StoreUnavailable` for unsent ones, which are kept for the next call."""
         await all_of(self._pay(account) for account in {**self._sent, **self._open})
 
-    async def _pay(self, account: Account) -> None:
+    async def _pay(self, account: QuotaAccount) -> None:
         name = self._names.setdefault(account, f"a:{self._replica.next_id()}".encode())
         while charge := self._sent.get(account) or self._open.pop(account, None):
             self._sent[account] = charge
@@ -73,15 +68,15 @@ class DeferredCharges:
 
 @dataclass(frozen=True, slots=True)
 class LocalReservation:
-    """A reservation that the store does not know yet, and the slices that it is spent from."""
+    """A reservation unknown to the store, and the slices that it spends."""
 
-    account: Account
+    account: QuotaAccount
     tracked: TrackedReservation
     slices: tuple[Slice, ...]
 
 
 class OutageFallback:
-    """Decides for the store while it is away, and tells it everything on its return. There is one per process."""
+    """Decides for the store while it is away, and reports everything on its return. There is one per process."""
 
     def __init__(self, replica: ReplicaReservations, name: ReplicaName, clock: Callable[[], float]) -> None:
         """`clock` returns seconds, never backwards."""
@@ -91,13 +86,13 @@ class OutageFallback:
         self._deferred = DeferredCharges(replica)
         self._locals: dict[str, LocalReservation] = {}  # by reservation
 
-    def reserve(self, account: Account, ask: Ask, policy: Outage, reason: StoreUnavailable) -> Reservation:
-        """Grant a reservation as the policy says. Raises `StoreUnavailable` if the policy, or the slices, do not allow
+    def reserve(self, account: QuotaAccount, ask: Ask, policy: Outage, reason: StoreUnavailable) -> Reservation:
+        """Grant a reservation by the policy. Raises `StoreUnavailable` if the policy, or the slices, do not allow
         it.
         """
         slices = self._slices_for(account, ask, policy, reason)
         if slices and not self._name.give_up():
-            raise StoreUnavailable(f"{reason}, and the slice cannot be noted as spent") from reason
+            raise StoreUnavailable(f"{reason}, and the slice cannot be marked as spent") from reason
         for slice_ in slices:
             slice_.spend(ask)
         states = _last_seen(account)
@@ -107,7 +102,7 @@ class OutageFallback:
         self._locals[reservation.id] = LocalReservation(account, tracked, slices)
         return reservation
 
-    def settle(self, account: Account, tracked: TrackedReservation, used: Usage) -> None:
+    def settle(self, account: QuotaAccount, tracked: TrackedReservation, used: Usage) -> None:
         """Settle a local reservation that has ended before the store took it over."""
         if tracked.is_offered:
             tracked.used = used  # perhaps it has: then it is to settle it
@@ -119,8 +114,9 @@ class OutageFallback:
         self._deferred.add(account, used, local.slices)
 
     async def reconcile(self) -> None:
-        """Hand local reservations over to the store, send deferred charges and renew slices, with each heartbeat. What
-        one call cannot do because it raises, the next does.
+        """Hand local reservations over to the store, send deferred charges and renew slices, with each heartbeat.
+
+        Work that a failing call leaves undone is done by the next.
         """
         await all_of(self._adopt(account) for account in {local.account: None for local in self._locals.values()})
         await self._deferred.flush()
@@ -131,7 +127,7 @@ class OutageFallback:
     async def close(self) -> None:
         await self.slices.close()
 
-    async def _adopt(self, account: Account) -> None:
+    async def _adopt(self, account: QuotaAccount) -> None:
         taken = await self._replica.adopt(account)
         for tracked in taken:
             local = self._locals.pop(tracked.reservation.id)
@@ -139,7 +135,9 @@ class OutageFallback:
                 slice_.taken_over(tracked.reservation.ask)
         await self._replica.settle_ended(account, taken)
 
-    def _slices_for(self, account: Account, ask: Ask, policy: Outage, reason: StoreUnavailable) -> tuple[Slice, ...]:
+    def _slices_for(
+        self, account: QuotaAccount, ask: Ask, policy: Outage, reason: StoreUnavailable
+    ) -> tuple[Slice, ...]:
         match policy:
             case "closed":
                 raise reason
@@ -147,10 +145,10 @@ class OutageFallback:
                 return ()
         slices = self.slices.fitting(account, ask)
         if slices is None:
-            raise StoreUnavailable(f"{reason}, and this replica's slice does not suffice") from reason
+            raise StoreUnavailable(f"{reason}, and this replica's slice is too small") from reason
         return slices
 
 
-def _last_seen(account: Account) -> Callable[[], tuple[LimitState, ...]]:
+def _last_seen(account: QuotaAccount) -> Callable[[], tuple[LimitState, ...]]:
     seen = account.last_levels
     return (lambda: account.states(seen)) if seen else tuple

@@ -1,4 +1,4 @@
-"""The connection to the store that is kept up: bounded waits, and no waits at all while the store is known to hang."""
+"""The permanent connection to the store: bounded waits, and none while the store is known to hang."""
 
 import asyncio
 import logging
@@ -26,17 +26,17 @@ CONNECT_SECONDS = 1.0  # for the handshake, in the background
 FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.02, 1.0  # between attempts to connect
 NOT_SERVING = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)  # LOADING ends the connection itself
 NOT_SERVING_CODES = ("BUSY", "MISCONF", "NOREPLICAS")  # for which redis-py has no class
-PROBE = command(b"SET", b"sluice:probe", b"1", b"PX", b"1000")  # a write: a server that stores nothing still reads
-PROBE_SECONDS = 1.0  # between two of them
+PROBE = command(b"SET", b"sluice:probe", b"1", b"PX", b"1000")  # a write: a read-only server still reads
+PROBE_SECONDS = 1.0  # between two probes
 Prepare = Callable[[RedisLink], Awaitable[None]]
 
 
 class RedisClient:
-    """One pipelined connection, made anew when it breaks.
+    """One pipelined connection, remade when it breaks. A call takes `timeout` seconds at most.
 
-    A call costs `timeout` seconds at most. When one gets no answer within them, the circuit opens: calls fail at once
-    until a connection in the background has answered a PING. When the connection breaks, calls wait, no longer than
-    `timeout`, for the one attempt to connect that follows at once. `prepare` runs on each connection before it is used.
+    When one gets no answer within them, the circuit opens: calls fail at once until a connection in the background has
+    answered a PING. When the connection breaks, calls wait, no longer than `timeout`, for the one immediate attempt to
+    reconnect. `prepare` runs on each connection before it is used.
     """
 
     def __init__(self, url: str, timeout: float = 0.25, prepare: Prepare | None = None) -> None:
@@ -49,18 +49,18 @@ class RedisClient:
         self.returned = asyncio.Event()  # set with each new connection
         self.num_outages = 0
         self._is_out = False
-        self._has_served = False  # at any time
+        self._has_served = False  # ever
         self._link: RedisLink | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._prober: asyncio.Task[None] | None = None  # while a server that is reached does not serve
-        self._ended = asyncio.Event()  # when the link in use has
+        self._prober: asyncio.Task[None] | None = None  # while a reachable server does not serve
+        self._ended = asyncio.Event()  # set at the end of the link in use
         self._attempted = asyncio.Event()  # unset during the one attempt that calls wait for
         self._reason = StoreUnavailable("the quota store is not connected")
-        self._refused: QuotaError | None = None  # why the last attempt to connect failed
+        self._refused: QuotaError | None = None  # the last failure to connect
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the server is reached, and accepted the last write that it was sent."""
+        """True if the server is reachable, and accepted the last write."""
         return self._link is not None and self._prober is None
 
     async def connect(self) -> None:
@@ -85,8 +85,10 @@ class RedisClient:
         return await self.send(command(*arguments))
 
     async def send(self, packed: bytes) -> Any:
-        """Return the answer to a command in RESP. An error of the server is raised as `ResponseError` where the caller
-        may know it, as `StoreUnavailable` where the server does not serve.
+        """Return the answer to a command in RESP.
+
+        A server's error is raised as `ResponseError` if the caller may handle it, as `StoreUnavailable` if the server
+        does not serve.
         """
         link = self._link or await self._reconnected()
         try:
@@ -124,10 +126,10 @@ class RedisClient:
         return True
 
     def _outage(self, error: ResponseError, link: RedisLink) -> StoreUnavailable | None:
-        """Returns the outage that an error of the server means, which is looked after; None if it means none."""
+        """The outage that a server's error means, which is probed from now on; None if it means none."""
         if not isinstance(error, NOT_SERVING) and not str(error).startswith(NOT_SERVING_CODES):
             return None
-        said, _, _ = str(error).partition(" script: ")  # the script at which it was met says nothing
+        said, _, _ = str(error).partition(" script: ")  # the script's name does not matter
         reason = StoreUnavailable(f"the quota store does not serve: {said}")
         if isinstance(error, ReadOnlyError):
             link.end(reason)  # after a failover another server stands behind the address
@@ -176,7 +178,7 @@ class RedisClient:
 
     def _on_end(self, link: RedisLink, reason: StoreUnavailable) -> None:
         if link is not self._link:
-            return  # it never came into use
+            return  # it was never in use
         self._link, self._reason = None, reason
         self._ended.set()
         if isinstance(reason, ConnectionLost):
@@ -187,8 +189,8 @@ class RedisClient:
     def _outage_begins(self, reason: QuotaError) -> None:
         if not self._is_out:
             self.num_outages += 1
-            if self._has_served:  # who connects for the first time is told by an error
-                log.error("tenants are served as their policies say of outages: %s", reason)
+            if self._has_served:  # the first connection's failure is raised instead
+                log.error("each tenant's on_store_outage applies: %s", reason)
         self._is_out = True
 
     def _outage_ends(self) -> None:
@@ -205,7 +207,7 @@ class RedisClient:
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, RedisError | OSError):
-                reason = str(error) or f"it takes no connection within {CONNECT_SECONDS:g} s"
+                reason = str(error) or f"no connection within {CONNECT_SECONDS:g} s"
                 raise StoreUnavailable(f"the quota store cannot be reached: {reason}") from error
             raise
         link = RedisLink(connection, CONNECT_SECONDS, self._on_end)
@@ -223,4 +225,4 @@ class RedisClient:
             if self.prepare is not None:
                 await self.prepare(link)
         except RedisError as error:
-            raise StoreFault(f"the quota store does not answer as it should: {error}") from error
+            raise StoreFault(f"the quota store gave an invalid answer: {error}") from error

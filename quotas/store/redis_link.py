@@ -14,14 +14,14 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from quotas.errors import ConnectionLost, StoreUnavailable
 
-CHECKS_PER_TIMEOUT = 4  # in the time that an answer may take: between two, the loop reads all input
-NOT_ENOUGH = object()  # what the reader returns while an answer is incomplete
-MAX_COMMANDS_PER_WRITE = 64  # commands, at most: the store works on them while a long turn goes on
-GRACE_SECONDS = 0.005  # in which the loop reads once more, before a command without an answer is given up
+CHECKS_PER_TIMEOUT = 4  # in one timeout: between two, the loop reads all input
+NOT_ENOUGH = object()  # the reader's result for an incomplete answer
+MAX_COMMANDS_PER_WRITE = 64  # the store works on them during a long turn
+GRACE_SECONDS = 0.005  # for the loop to read once more before a command fails
 
 
 def copy_of(error: StoreUnavailable) -> StoreUnavailable:
-    """Return another error that says the same, since each exception is raised once."""
+    """A copy of the error, since each exception is raised once."""
     return type(error)(*error.args)
 
 
@@ -47,12 +47,12 @@ class RedisLink(asyncio.Protocol):
         self.timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._outgoing: list[bytes] = []
-        self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()  # with the attended time it was submitted at
+        self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()  # with the attended time of its submission
         self._watch: asyncio.TimerHandle | None = None
-        self._attended = 0.0  # seconds in which this process could read answers, up to the last look
-        self._checked_at = 0.0  # when that was, by the loop's clock
-        self._pause = 0.0  # seconds from then to the next look, as it was meant
-        self._suspect: asyncio.Future[Any] | None = None  # overdue at the last look
+        self._attended = 0.0  # seconds in which this process could read answers, up to the last check
+        self._checked_at = 0.0  # moment of the last check, by the loop's clock
+        self._pause = 0.0  # planned seconds to the next check
+        self._suspect: asyncio.Future[Any] | None = None  # overdue at the last check
         self._on_end = on_end
         self._ended: StoreUnavailable | None = None
         self._reader = hiredis.Reader(
@@ -80,7 +80,7 @@ class RedisLink(asyncio.Protocol):
         return answer
 
     def end(self, reason: StoreUnavailable) -> None:
-        """Give up: every command that waits, or comes later, fails for this reason."""
+        """Give up: every pending or later command fails for this reason."""
         if self._ended is not None:
             return
         self._ended = reason
@@ -144,13 +144,13 @@ class RedisLink(asyncio.Protocol):
         self._watch = self._loop.call_later(seconds, self._check)
 
     def _since_check(self) -> float:
-        """Return the seconds since the last check that were attended to."""
+        """The attended seconds since the last check."""
         return min(self._loop.time() - self._checked_at, self._pause)
 
 
 @lru_cache(maxsize=4096)
 def number_word(value: int) -> bytes:
-    """Returns a whole number as a word, from a cache: counts of requests and tokens come again and again."""
+    """A whole number as a word, cached: counts of requests and tokens recur."""
     return word(b"%d" % value)
 
 

@@ -24,7 +24,7 @@ from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
 from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
-from quotas.store.account import Account, Levels, TrackedReservation, state_key
+from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations
@@ -53,26 +53,26 @@ class RedisStore:
         monotonic: Callable[[], float] = time.monotonic,
         name: ReplicaName | None = None,
     ) -> None:
-        """`lease` is the seconds that a heartbeat lasts. Closing the store closes the runner."""
+        """`lease` is a heartbeat's validity in seconds. Closing the store closes the runner."""
         name = name or ReplicaName()
         self._runner = runner
         self._replica = ReplicaReservations(runner, lease, name)
         self._ledger = UsageLedger(runner, name)
         self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
-        self._accounts: dict[tuple[str, str | None], Account] = {}
+        self._accounts: dict[tuple[str, str | None], QuotaAccount] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
     @classmethod
     def at(
         cls, url: str, timeout: float = TIMEOUT_SECONDS, lease: float = LEASE_SECONDS, name: ReplicaName | None = None
     ) -> "RedisStore":
-        """Return a store at `url`, as redis-py takes it; `timeout` is the most seconds that a call waits."""
+        """A store at a `url` of redis-py; `timeout` is the longest wait of a call in seconds."""
         return cls(ScriptRunner(url, timeout), lease, name=name)
 
     @property
     def replica(self) -> str:
-        """The id by which the store knows this process."""
+        """This process's id in the store."""
         return self._replica.id
 
     @property
@@ -89,16 +89,16 @@ class RedisStore:
 
     @property
     def num_outages(self) -> int:
-        """The number of times that the store was lost, or could not be reached to begin with."""
+        """The number of outages, including a failure to connect at first."""
         return self._runner.client.num_outages
 
     @property
     def num_unsettled(self) -> int:
-        """The number of this replica's reservations that are not settled yet."""
+        """The number of this replica's unsettled reservations."""
         return self._replica.num_unsettled
 
     def set_aside(self) -> dict[str, int]:
-        """Return how many units of limits are set aside for this replica, by what they are of."""
+        """The units set aside for this replica, by resource."""
         return self._fallback.slices.granted()
 
     async def connect(self) -> None:
@@ -136,7 +136,7 @@ class RedisStore:
             self._fallback.slices.add_demand(account, ask)
         return reservation
 
-    async def _reserve(self, account: Account, ask: Ask, outage: Outage) -> Reservation:
+    async def _reserve(self, account: QuotaAccount, ask: Ask, outage: Outage) -> Reservation:
         reservation, granted, levels = await self._take(account, ask, outage)
         if not granted and await self._fallback.slices.release(account):
             reservation, granted, levels = await self._take(account, ask, outage)
@@ -147,7 +147,7 @@ class RedisStore:
         reservation.measure = partial(account.states, levels)
         return reservation
 
-    async def _take(self, account: Account, ask: Ask, outage: Outage) -> tuple[Reservation, bool, Levels]:
+    async def _take(self, account: QuotaAccount, ask: Ask, outage: Outage) -> tuple[Reservation, bool, Levels]:
         reservation = Reservation(
             self._replica.next_id(ask.attempt), account.tenant, account.key, ask, account.limits, tuple
         )
@@ -170,7 +170,7 @@ class RedisStore:
         except StoreUnavailable as error:
             tracked.extensions += (self._fallback.reserve(account, more, tracked.outage, error),)
 
-    async def _extend(self, account: Account, tracked: TrackedReservation, more: Ask) -> None:
+    async def _extend(self, account: QuotaAccount, tracked: TrackedReservation, more: Ask) -> None:
         reservation = tracked.reservation
         ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more.output_tokens)
         granted, levels = await self._replica.extend(account, tracked, ask)
@@ -179,7 +179,7 @@ class RedisStore:
         reservation.measure = partial(account.states, levels)
 
     async def settle(self, reservation: Reservation, usage: Usage) -> None:
-        """Return what was reserved and not used, and book the usage. A second call does nothing.
+        """Return the unused part of a reservation, and book the usage. Idempotent.
 
         If the store is away, a later `heartbeat` does it; the caller never needs to repeat it.
         """
@@ -199,8 +199,9 @@ class RedisStore:
     def settle_soon(
         self, reservation: Reservation, usage: Usage, done: Callable[[BaseException | None], object]
     ) -> None:
-        """Settle as `settle` does, and call `done` with None, or with what `settle` would raise. Where one command does
-        it, no task waits for the answer.
+        """Settle as `settle` does, and call `done` with None, or with the error that `settle` would raise.
+
+        A settlement by one command needs no task that waits for the answer.
         """
         match self._replica.find(reservation.id):
             case account, tracked if tracked.used is None:
@@ -227,7 +228,7 @@ class RedisStore:
 
         task.add_done_callback(ended)
 
-    async def _settle(self, account: Account, tracked: TrackedReservation, usage: Usage) -> None:
+    async def _settle(self, account: QuotaAccount, tracked: TrackedReservation, usage: Usage) -> None:
         used = usage
         if tracked.extensions:
             used = usage._replace(output_tokens=min(usage.output_tokens, tracked.reservation.ask.output_tokens))
@@ -238,8 +239,8 @@ class RedisStore:
         tracked.used = used
         await self._settle_at_store(account, tracked)
 
-    async def _settle_at_store(self, account: Account, tracked: TrackedReservation) -> None:
-        with suppress(StoreUnavailable):  # a later heartbeat does it
+    async def _settle_at_store(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
+        with suppress(StoreUnavailable):  # a later heartbeat retries
             await self._replica.settle(account, tracked)
 
     async def _settle_extensions(self, tracked: TrackedReservation, output_tokens: int) -> None:
@@ -249,16 +250,17 @@ class RedisStore:
             await self.settle(extension, Usage(output_tokens=used, requests=0))
 
     async def conclude(self, tenant: str, delivered: Delivered) -> bool:
-        """Settle a request at what was delivered of it, though its replica is gone: its whole prompt and that output,
-        or nothing if no answer had begun. A second call does nothing, and nor does its replica if it lives on. Returns
-        whether there was anything to settle.
+        """Settle a request of a lost replica by its delivered part: its whole prompt and that output, or nothing if no
+        answer had begun.
+
+        Idempotent; its replica cannot settle it again if it lives on. Returns whether it was still open.
         """
         output = -1 if delivered.output_tokens is None else delivered.output_tokens
         words = (delivered.request.encode(), b"%d" % delivered.has_begun, b"%d" % output)
         return (await self._runner.call(Script.CONCLUDE, (state_key(tenant).encode(),), *words))[1] != b"0"
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
-        """Return the state of each limit now. Who is only asked about is not remembered."""
+        """The present state of each limit; an account only asked about is not kept."""
         account = self._accounts.get((tenant, key))
         if account is None or account.limits != limits:
             account = self._new_account(tenant, key, limits)
@@ -269,10 +271,11 @@ class RedisStore:
         self._ledger.add(tenant, key, usage)
 
     async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
-        """Lease up to `wanted` of the `limit` bytes of KV memory that all replicas may hold for the tenant, instead of
-        what was leased before. Returns the bytes granted, and for how many seconds from the call on.
+        """Lease up to `wanted` of the `limit` bytes of KV memory of the tenant over all replicas, in place of the
+        earlier lease.
 
-        The leases of all replicas never add up to more than the limit that was last asked with.
+        Returns the bytes granted, and the seconds from the call for which they are. The leases of all replicas never
+        add up to more than the last limit.
         """
         numbers = (wanted, limit, round(self.lease * 1e6))
         key = f"{state_key(tenant)}:kv".encode()
@@ -281,11 +284,11 @@ class RedisStore:
         return int(answer[0]), self.lease
 
     def served_sums(self, fleet: str) -> ServedSums:
-        """Return a view of what all replicas of a fleet have served each tenant: see `ServedSums`."""
+        """A view of all replicas' service of each tenant: see `ServedSums`."""
         return ServedSums(self._runner, fleet)
 
     def announcements(self, fleet: str) -> Announcements:
-        """Return what the replicas of a fleet say of themselves: see `Announcements`."""
+        """The announcements of a fleet's replicas: see `Announcements`."""
         return Announcements(self._runner, fleet)
 
     def responses(self) -> ResponseStore:
@@ -311,10 +314,10 @@ class RedisStore:
         return await self._ledger.of(ledgers)
 
     async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
-        """Return the tenants and UTC days that the connected server has a ledger of: see `UsageLedger`."""
+        """The tenants and UTC days of the server's ledgers: see `UsageLedger`."""
         return await self._ledger.ledgers(first, last)
 
-    def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
+    def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
         account = self._accounts.get((tenant, key))
         if account is None or not (account.limits is limits or account.limits == limits):
             older, account = account, self._new_account(tenant, key, limits)
@@ -325,11 +328,11 @@ class RedisStore:
         account.last_used = self._monotonic()
         return account
 
-    def _new_account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> Account:
-        return Account(tenant, key, limits, self._replica.id, self._replica.lease)
+    def _new_account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
+        return QuotaAccount(tenant, key, limits, self._replica.id, self._replica.lease)
 
     def _forget_idle(self) -> None:
-        """Drop the accounts of which nothing can be left in the store."""
+        """Drop the accounts whose state in the store has expired."""
         now = self._monotonic()
         for name, account in list(self._accounts.items()):
             if not account.reservations and now > account.last_used + account.life:

@@ -1,4 +1,4 @@
-"""This process's reservations at the store, and how the two agree again after a crash, an outage or a loss."""
+"""This process's reservations at the store, and their reconciliation after a crash, an outage or a loss."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -6,20 +6,22 @@ from typing import Any
 
 from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
-from quotas.store.account import Account, Levels, TrackedReservation, replica_field
+from quotas.store.account import Levels, QuotaAccount, TrackedReservation, replica_field
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
-MAX_ATTEMPTS = 4  # of a call that the store answers with the wish for another one first
+MAX_ATTEMPTS = 4  # of a call that needs another one first
 NO_ASK = Ask(0, 0, 0)
-CHARGE_AGAIN, CHARGE_FIRST = 0, -1  # how lua/restore.lua charges: what a reclaim gave back, or all
-DAY = 86_400_000_000  # microseconds
+CHARGE_RECLAIMED, CHARGE_ALL = 0, -1  # charge of lua/restore.lua: the reclaimed part, or all
+DAY_MICROSECONDS = 86_400_000_000
 
 
 class ReplicaReservations:
-    """The reservations of one process. The store knows them by the process's name and an ordinal that only grows, so
-    that a reservation in the store that this replica does not name is known to be abandoned: by this life of it, or by
-    one before, whose slices are given back with the first call about a tenant.
+    """The reservations of one process.
+
+    The store names them by the process and an ascending ordinal, so that a reservation in the store unknown to this
+    replica is abandoned: by this life of it, or by an earlier one, whose slices are given back with the first call
+    about a tenant.
     """
 
     def __init__(self, runner: ScriptRunner, lease: float, name: ReplicaName) -> None:
@@ -27,9 +29,9 @@ class ReplicaReservations:
         self.lease = lease
         self._runner = runner
         self._first = self._ordinal = name.first_ordinal
-        self._met: set[bytes] = set()  # states in which nothing is left of an earlier life
-        self._reservations: dict[str, tuple[Account, TrackedReservation]] = {}
-        self._uncertain: set[bytes] = set()  # states that may keep a reservation of ours that nobody holds
+        self._met: set[bytes] = set()  # states cleared of earlier lives' reservations
+        self._reservations: dict[str, tuple[QuotaAccount, TrackedReservation]] = {}
+        self._uncertain: set[bytes] = set()  # states that may hold an abandoned reservation of ours
 
     def next_id(self, attempt: Attempt | None = None) -> str:
         self._ordinal += 1
@@ -40,11 +42,11 @@ class ReplicaReservations:
         """The number of reservations that are not settled yet."""
         return len(self._reservations)
 
-    def find(self, reservation_id: str) -> tuple[Account, TrackedReservation] | None:
-        """Return the account and the state of a reservation that is not settled yet."""
+    def find(self, reservation_id: str) -> tuple[QuotaAccount, TrackedReservation] | None:
+        """The account and state of an unsettled reservation."""
         return self._reservations.get(reservation_id)
 
-    async def reserve(self, account: Account, tracked: TrackedReservation) -> tuple[bool, Levels]:
+    async def reserve(self, account: QuotaAccount, tracked: TrackedReservation) -> tuple[bool, Levels]:
         """Ask the store for the reservation. Returns whether it was granted, and the levels."""
         self._reservations[tracked.reservation.id] = account, tracked
         account.reservations[tracked.reservation.id] = tracked
@@ -57,70 +59,70 @@ class ReplicaReservations:
         levels = account.remember(answer)
         if answer[0] == b"OK":
             tracked.granted = True
-            tracked.first_day = tracked.last_day = levels.now // DAY
+            tracked.first_day = tracked.last_day = levels.now // DAY_MICROSECONDS
         else:
             self.forget(account, tracked)
         return tracked.granted, levels
 
-    async def supersede(self, account: Account, attempt: Attempt) -> None:
+    async def supersede(self, account: QuotaAccount, attempt: Attempt) -> None:
         """Undo the charges of a request's earlier attempts at any replica, without settling them."""
         await self._runner.call(Script.SUPERSEDE, (account.state,), attempt.request.encode())
 
-    def add_local(self, account: Account, tracked: TrackedReservation) -> None:
-        """Grant a reservation without the store, which is to `adopt` it later."""
+    def add_local(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
+        """Grant a reservation without the store; `adopt` hands it over later."""
         tracked.is_local = True
         self._reservations[tracked.reservation.id] = account, tracked
         account.reservations[tracked.reservation.id] = tracked
 
-    async def extend(self, account: Account, tracked: TrackedReservation, ask: Ask) -> tuple[bool, Levels]:
+    async def extend(self, account: QuotaAccount, tracked: TrackedReservation, ask: Ask) -> tuple[bool, Levels]:
         """Raise the reserved output to that of `ask`. Returns whether it was granted, and the levels."""
         answer = await self._decide(Script.EXTEND, account, ask, tracked.field)
         levels = account.remember(answer)
         if answer[0] == b"OK":
-            self._note_extension(tracked, ask, levels.now // DAY)
+            self._note_extension(tracked, ask, levels.now // DAY_MICROSECONDS)
         return answer[0] == b"OK", levels
 
-    async def levels(self, account: Account) -> Levels:
+    async def levels(self, account: QuotaAccount) -> Levels:
         """Ask the store for the levels of the account's limits."""
         return Levels.of(await self._decide(Script.STATES, account, NO_ASK, b"-"))
 
-    async def slice(self, account: Account, field: bytes, numbers: Sequence[int]) -> tuple[int, ...]:
+    async def slice(self, account: QuotaAccount, field: bytes, numbers: Sequence[int]) -> tuple[int, ...]:
         """Ask the store to set a slice aside, as lua/slice.lua takes it. Returns the amounts it holds, then their
         targets.
         """
         return Levels.of(await self._decide(Script.SLICE, account, NO_ASK, field, _numbers(*numbers))).numbers
 
-    async def charge(self, account: Account, sender: bytes, ordinal: int, used: Usage) -> None:
-        """Charge and book usage that the store was not asked for, once for each ordinal of the sender."""
+    async def charge(self, account: QuotaAccount, sender: bytes, ordinal: int, used: Usage) -> None:
+        """Charge and book usage that was not reserved, once for each ordinal of the sender."""
         ask = Ask(used.requests, used.input_tokens, used.output_tokens)
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
 
-    async def adopt(self, account: Account) -> list[TrackedReservation]:
+    async def adopt(self, account: QuotaAccount) -> list[TrackedReservation]:
         """Have the store take over the local reservations, also beyond its limits, and return them; `settle_ended`
         settles the ended ones.
 
         After an interruption a later call takes them over, once.
         """
         await self.renew(account)  # a store that lost its state is told the rest first
-        today = (await self.levels(account)).now // DAY
+        today = (await self.levels(account)).now // DAY_MICROSECONDS
         taken = [tracked for tracked in account.reservations.values() if tracked.is_local]
         for tracked in taken:
             tracked.is_offered = True
             tracked.first_day = tracked.last_day = today
-        await self._put_back(account, taken, CHARGE_FIRST)
+        await self._put_back(account, taken, CHARGE_ALL)
         for tracked in taken:
             tracked.is_local, tracked.granted = False, True
         return taken
 
-    async def settle_ended(self, account: Account, taken: Iterable[TrackedReservation]) -> None:
-        """Settle those that ended before the store had taken them over. What cannot be, the next heartbeat does."""
+    async def settle_ended(self, account: QuotaAccount, taken: Iterable[TrackedReservation]) -> None:
+        """Settle reservations that ended before the store took them over; the next heartbeat retries failures."""
         await all_of(self.settle(account, tracked) for tracked in taken if tracked.used is not None)
 
     async def _decide(
-        self, script: Script, account: Account, ask: Ask, field: bytes, rest: Sequence[bytes] = ()
+        self, script: Script, account: QuotaAccount, ask: Ask, field: bytes, rest: Sequence[bytes] = ()
     ) -> list[bytes]:
-        """Run a script of an account, after doing what the store asks for first."""
+        """Run a script of an account, after the calls that the store demands first."""
         if self._first and account.state not in self._met:
             await self.reclaim(account.state)
             self._met.add(account.state)
@@ -141,8 +143,8 @@ class ReplicaReservations:
                     return answer
         raise StoreFault(f"the quota store did not {script} in {MAX_ATTEMPTS} attempts")
 
-    async def settle(self, account: Account, tracked: TrackedReservation) -> None:
-        """Settle a reservation that is over. If this is interrupted, the next heartbeat does it."""
+    async def settle(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
+        """Settle an ended reservation. If this is interrupted, the next heartbeat does it."""
         try:
             if await self._settled(account, tracked) == b"GONE" and not tracked.settling:
                 await self.renew(account, tracked)
@@ -154,19 +156,20 @@ class ReplicaReservations:
 
     def settle_soon(
         self,
-        account: Account,
+        account: QuotaAccount,
         tracked: TrackedReservation,
         done: Callable[[QuotaError | None], object],
         again: Callable[[], object],
     ) -> bool:
-        """Settle a reservation that is over, without a task that waits. `done` is called if nothing is left to do now,
-        with an error that is worth a warning, and `again` if `settle` has to be called. Returns whether there is a
-        connection.
+        """Settle an ended reservation without a task that waits.
+
+        `done` is called if nothing is left to do now, with an error worth a warning, and `again` if `settle` has to be
+        called. Returns whether there is a connection.
         """
 
         def answered(answer: list[bytes] | Exception) -> None:
             if isinstance(answer, QuotaError):
-                tracked.settling = True  # it may have been executed
+                tracked.settling = True  # it may have run
             match answer:
                 case [b"OK"]:
                     self.forget(account, tracked)
@@ -186,10 +189,10 @@ class ReplicaReservations:
         await all_of(self.renew(account) for account in {account: None for account, _ in self._reservations.values()})
         await all_of(self.reclaim(state) for state in list(self._uncertain))
 
-    async def renew(self, account: Account, ending: TrackedReservation | None = None) -> None:
-        """Renew the lease, report progress, and put back the reservations that the store does not have.
+    async def renew(self, account: QuotaAccount, ending: TrackedReservation | None = None) -> None:
+        """Renew the lease, report progress, and restore reservations that the store lacks.
 
-        A reservation that is being settled is left out, unless it is `ending`: the store may rightly have it no more.
+        A reservation being settled is left out, unless it is `ending`: the store may rightly lack it.
         """
         named = {
             tracked.field: tracked
@@ -212,7 +215,7 @@ class ReplicaReservations:
             await self._restore(account, lost=False, ending=ending, only=unknown)
 
     async def reclaim(self, state: bytes) -> None:
-        """Settle what dead replicas held of this tenant, and what the store has in our name and we do not know."""
+        """Settle dead replicas' reservations of this tenant, and unknown ones in our name."""
         self._uncertain.discard(state)
         live = [tracked.field for account, tracked in self._reservations.values() if account.state == state]
         bounds = _numbers(round(self.lease * 1e6), self._ordinal + 1, self._first)
@@ -223,7 +226,11 @@ class ReplicaReservations:
             raise
 
     async def _restore(
-        self, account: Account, lost: bool, ending: TrackedReservation | None = None, only: set[bytes] | None = None
+        self,
+        account: QuotaAccount,
+        lost: bool,
+        ending: TrackedReservation | None = None,
+        only: set[bytes] | None = None,
     ) -> None:
         """Put back our reservations: all, with the levels last seen, if state was lost, else those of `only`."""
         running = [tracked for tracked in account.reservations.values() if tracked.is_running or tracked is ending]
@@ -231,13 +238,13 @@ class ReplicaReservations:
         if lost and account.last_levels:
             await self._put_back(account, known, account.last_levels.now, account.used(account.last_levels))
         else:
-            await self._put_back(account, known, CHARGE_AGAIN)
+            await self._put_back(account, known, CHARGE_RECLAIMED)
 
     async def _put_back(
-        self, account: Account, known: list[TrackedReservation], charged: int, levels: Sequence[int] | None = None
+        self, account: QuotaAccount, known: list[TrackedReservation], charged: int, levels: Sequence[int] | None = None
     ) -> None:
-        """Restore the reservations. `charged` is the time of these levels, which include them, or `CHARGE_AGAIN`, or
-        `CHARGE_FIRST`.
+        """Restore the reservations. `charged` is the time of `levels`, which include them, or one of `CHARGE_RECLAIMED`
+        and `CHARGE_ALL`.
         """
         records = [word for tracked in known for word in account.record(tracked)]
         rest = [*_numbers(charged, *(levels or (0,) * len(account.limits))), *records]
@@ -246,7 +253,7 @@ class ReplicaReservations:
         answer = await self._runner.run(Script.RESTORE, account.command(Script.RESTORE, source, NO_ASK, field, rest))
         account.remember(answer)
 
-    async def _settled(self, account: Account, tracked: TrackedReservation) -> bytes:
+    async def _settled(self, account: QuotaAccount, tracked: TrackedReservation) -> bytes:
         command = self._settlement(account, tracked)
         try:
             return (await self._runner.run_once(Script.SETTLE, command))[0]
@@ -254,7 +261,7 @@ class ReplicaReservations:
             tracked.settling = True
             return (await self._runner.run_once(Script.SETTLE, command))[0]
 
-    def _settlement(self, account: Account, tracked: TrackedReservation) -> bytes:
+    def _settlement(self, account: QuotaAccount, tracked: TrackedReservation) -> bytes:
         return account.settlement(self._runner.scripts[Script.SETTLE], tracked.field, tracked.used or NOTHING)
 
     @staticmethod
@@ -265,7 +272,7 @@ class ReplicaReservations:
             tracked.last_day = today
         tracked.reservation.ask = ask
 
-    def forget(self, account: Account, tracked: TrackedReservation) -> None:
+    def forget(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
         self._reservations.pop(tracked.reservation.id, None)
         account.reservations.pop(tracked.reservation.id, None)
 

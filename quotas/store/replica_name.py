@@ -1,4 +1,4 @@
-"""The name by which the store knows a replica, kept on disk so that its next life has it again.
+"""The name of a replica in the store, kept on disk for its next life.
 
 A dead replica's slices (slices.py) count as spent, because they may have been. Its next life can tell: the name is on
 disk only while the store knows of all spending. So a replica that finds its name gives back the slices under it, and a
@@ -13,12 +13,12 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from itertools import count
 from pathlib import Path
 
-LIFE_ORDINALS = 2**32  # of one life, so that those of the next are above them
+LIFE_ORDINALS = 2**32  # of one life; the next life's are above them
 _KEPT = re.compile(rb"([0-9a-f]{16}) ([0-9]{1,6})\n")
 
 
 class ReplicaName:
-    """A name that no other process has, and the ordinal from which on this life counts."""
+    """A unique name, and the ordinal at which this life's counting begins."""
 
     def __init__(self) -> None:
         """A name that is not kept."""
@@ -28,8 +28,8 @@ class ReplicaName:
 
     @classmethod
     def kept_in(cls, directory: Path) -> "ReplicaName":
-        """Return the name that a process without a life had in this folder, else a new one that is kept there, as far
-        as that can be written. Others may have names in the folder at the same time.
+        """A dead process's name from this folder, else a new one stored there, if it is writable. Others may have names
+        in the folder at the same time.
         """
         name = cls()
         with suppress(OSError):
@@ -45,7 +45,7 @@ class ReplicaName:
         return name
 
     def give_up(self) -> bool:
-        """Note that something is about to be spent that the store does not know; return whether that is on the disk."""
+        """Record on disk that spending unknown to the store begins; returns whether that succeeded."""
         try:
             self._write(b"")
         except OSError:
@@ -53,7 +53,7 @@ class ReplicaName:
         return True
 
     def keep(self) -> None:
-        """Note that the store knows all that was spent."""
+        """Record that the store knows all spending."""
         with suppress(OSError):
             self._write(b"%s %d\n" % (self.id.encode(), self.first_ordinal // LIFE_ORDINALS))
 
@@ -65,7 +65,7 @@ class ReplicaName:
 
 
 def _free_file(directory: Path) -> int:
-    """Return the first file of the folder that no process has, opened and locked for as long as this one lives."""
+    """The first unlocked file of the folder, opened and locked for as long as this process lives."""
     for number in count():
         descriptor = os.open(directory / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

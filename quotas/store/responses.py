@@ -1,18 +1,18 @@
-"""What is stored of responses, for turns that follow: by tenant, for a time, within its bytes. Contents are opaque.
+"""Stored responses, for later turns: by tenant, for a time, within its bytes. Contents are opaque.
 
 A tenant has one hash and one sorted set, `sluice:{tenant}:responses` and `sluice:{tenant}:responses:order`
-(lua/responses.lua). Another tenant's response is not there, and so is answered as one that never was.
+(lua/responses.lua). Another tenant's response is answered as an unknown one.
 """
 
 from quotas.policy.policy import StoredResponseLimits
 from quotas.store.account import state_key
 from quotas.store.scripts import Script, ScriptRunner
 
-MAX_TURNS = 256  # of a conversation that are read
+MAX_TURNS = 256  # read of a conversation
 
 
 class ResponseStore:
-    """Every call raises `StoreUnavailable` or `StoreFault` if it cannot be done."""
+    """The stored responses of all tenants. Every call may raise `StoreUnavailable` or `StoreFault`."""
 
     def __init__(self, runner: ScriptRunner) -> None:
         self._runner = runner
@@ -20,7 +20,7 @@ class ResponseStore:
     async def store(
         self, tenant: str, response: str, previous: str | None, contents: bytes, limits: StoredResponseLimits
     ) -> bool:
-        """Store a response, in place of one of the same id. Return False if it alone is beyond the tenant's bytes."""
+        """Store a response, replacing one of the same id. Returns False if it alone exceeds the tenant's bytes."""
         arguments = (response, previous or "", contents, round(limits.retention * 1e6), limits.bytes)
         (status, *_) = await self._ask(Script.STORE_RESPONSE, tenant, *arguments)
         return status == b"ok"
@@ -31,7 +31,7 @@ class ResponseStore:
         return contents[0] if status == b"ok" else None
 
     async def read_turns(self, tenant: str, response: str) -> list[bytes] | None:
-        """Return the contents of a response and of all before it, the first one first; None if one is not there."""
+        """The contents of a response and of its predecessors, oldest first; None if one is missing."""
         status, *contents = await self._ask(Script.READ_RESPONSE, tenant, response, MAX_TURNS)
         return contents[::-1] if status == b"ok" else None
 

@@ -1,4 +1,4 @@
-"""The decisions of the store, in Lua. Each is one script, after the parts it is written in terms of."""
+"""The decisions of the store, in Lua: each is one script, behind the shared parts that it uses."""
 
 import asyncio
 import re
@@ -16,9 +16,10 @@ from quotas.store.redis_client import RedisClient
 from quotas.store.redis_link import RedisLink, command
 
 CommandObserver = Callable[[str, float, float, Exception | None], object]
-"""Is called for each command that was sent to the store with its name, its begin and its end in seconds of
-`time.monotonic`, and the error that failed it. The call is made where the command was awaited, in the context of its
-caller.
+"""Called for each command sent to the store with its name, its begin and end in seconds of `time.monotonic`, and its
+error.
+
+The call is made where the command was awaited, in the context of its caller.
 """
 
 LUA = Path(__file__).parent / "lua"
@@ -72,7 +73,7 @@ PARTS = {
 @dataclass(frozen=True, slots=True)
 class Source:
     text: bytes
-    digest: bytes  # by which EVALSHA calls it
+    digest: bytes  # for EVALSHA
 
 
 def load_scripts(parts: Mapping[str, str] | None = None) -> dict[Script, Source]:
@@ -100,7 +101,7 @@ async def check_server(link: RedisLink) -> None:
         raise StoreUnsuitable(f"the quota store is Redis {version}: it must be 6.2 or later, or Valkey")
     if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
         raise StoreUnsuitable(
-            f"the quota store may evict what tenants have spent: its maxmemory-policy is {policy}; "
+            f"the quota store may evict tenants' spending: its maxmemory-policy is {policy}; "
             f"set it to noeviction, or use a server that is no cache"
         )
     if info.get("role") == "slave":
@@ -117,7 +118,7 @@ def _failure(script: Script, error: ResponseError) -> StoreFault:
 
 
 class ScriptRunner:
-    """Runs scripts on the server, and loads them where the server does not have them."""
+    """Runs scripts on the server, loading missing ones."""
 
     def __init__(self, url: str, timeout: float, scripts: Mapping[Script, Source] | None = None) -> None:
         """`url` and `timeout` are those of `RedisClient`."""
@@ -130,16 +131,14 @@ class ScriptRunner:
         return await self.run(script, self._packed(script, keys, *arguments))
 
     async def run(self, script: Script, packed: bytes) -> list[bytes]:
-        """Send an EVALSHA of `script`, which must be one that may run twice: it is repeated when the connection is
-        lost.
-        """
+        """Send an EVALSHA of an idempotent `script`: it is repeated when the connection is lost."""
         try:
             return await self.run_once(script, packed)
         except ConnectionLost:
             return await self.run_once(script, packed)
 
     async def run_once(self, script: Script, packed: bytes) -> list[bytes]:
-        """Send it without a second try on a new connection: `ConnectionLost` leaves open whether it was executed."""
+        """Send it without a retry on a new connection: `ConnectionLost` leaves open whether it ran."""
         began, failure = time.monotonic(), None
         try:
             return await self._answered(script, packed)
@@ -155,9 +154,11 @@ class ScriptRunner:
             observe(script, began, ended, failure)
 
     def submit(self, script: Script, packed: bytes, answered: Callable[[list[bytes] | Exception], object]) -> bool:
-        """Send it as `run_once` does, but without a task that waits: `answered` is called in the context of the caller
-        with the answer, or with what `run_once` would raise. `NoScriptError` alone is left to the caller, who runs it.
-        Returns whether there is a connection to send it on.
+        """Send it as `run_once` does, without a task that waits.
+
+        `answered` is called in the context of the caller with the answer, or with the error that `run_once` would
+        raise. `NoScriptError` alone is left to the caller, who runs it. Returns whether there is a connection to send
+        it on.
         """
         began = time.monotonic()
 

@@ -21,12 +21,12 @@ from urllib.parse import quote
 from quotas.store.scripts import Script, ScriptRunner
 
 LIFE_SECONDS = 3600.0
-LIVE_SECONDS = 10.0  # for which a replica that is not heard of counts as live
-MICRO = 1_000_000  # the store keeps whole millionths
+LIVE_SECONDS = 10.0  # without a sign, in which a replica counts as live
+MICROSECONDS_PER_SECOND = 1_000_000  # the store counts in millionths
 
 
 class ServedElsewhere(NamedTuple):
-    """What other replicas have served each tenant since the exchange before, and how many replicas are live."""
+    """The other replicas' service of each tenant since the last exchange, and the number of live replicas."""
 
     served: dict[str, float]
     replicas: int
@@ -36,38 +36,40 @@ class ServedSums:
     """One replica's view of the sums of its fleet."""
 
     def __init__(self, runner: ScriptRunner, fleet: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Replicas of one `fleet` serve the same in the same unit. `clock` is in seconds and never goes backwards."""
+        """Replicas of one `fleet` count the same service in the same unit. `clock` is in seconds and never goes
+        backwards.
+        """
         name = f"sluice:fleet:{{{quote(fleet, safe='')}}}"
         self._keys = tuple(f"{name}:{key}".encode() for key in ("served", "changed", "replicas"))
         self._runner = runner
         self._clock = clock
         self._added: dict[str, int] = {}  # by this replica to each sum, in millionths
-        self._totals: dict[str, float] = {}  # that are to be added
+        self._totals: dict[str, float] = {}  # to be added
         self._begin()
 
     def _begin(self) -> None:
         """Begin as a replica that the store has not heard of."""
         self._replica, self._ordinal, self._version = secrets.token_hex(8), 0, b""
-        self._adding: dict[str, int] = {}  # perhaps added: sent again, and nothing more, until the store answers
-        self._others: dict[str, tuple[int, float]] = {}  # their part of each sum, and when it changed; the oldest first
+        self._adding: dict[str, int] = {}  # perhaps added: resent alone until the store answers
+        self._others: dict[str, tuple[int, float]] = {}  # others' part of a sum, and moment of change; oldest first
         self._answered = self._clock()
 
     async def exchange(self, served: Mapping[str, float]) -> ServedElsewhere:
-        """Add what this replica has served tenants, in all since it began, and return what others have.
+        """Add this replica's service, in all since it began, and return the others'.
 
-        Tenants that it has served nothing since the last call may be left out. Raises `StoreUnavailable` or
-        `StoreFault`; then nothing is lost, and a later call tells it all.
+        Tenants without service since the last call may be left out. Raises `StoreUnavailable` or `StoreFault`; then a
+        later call reports it all.
         """
         now = self._clock()
         self._totals.update(served)
         if now > self._answered + LIFE_SECONDS / 2:
             self._begin()
         if not self._adding:
-            totals = {tenant: int(total * MICRO) for tenant, total in self._totals.items()}
+            totals = {tenant: int(total * MICROSECONDS_PER_SECOND) for tenant, total in self._totals.items()}
             self._adding = {one: more for one, total in totals.items() if (more := total - self._added.get(one, 0)) > 0}
             self._totals.clear()
             self._ordinal += bool(self._adding)
-        spans = (b"%d" % (LIVE_SECONDS * MICRO), b"%d" % (LIFE_SECONDS * MICRO))
+        spans = (b"%d" % (LIVE_SECONDS * MICROSECONDS_PER_SECOND), b"%d" % (LIFE_SECONDS * MICROSECONDS_PER_SECOND))
         words = [word for tenant, more in self._adding.items() for word in (_name(tenant), b"%d" % more)]
         head = (self._replica.encode(), b"%d" % self._ordinal, self._version, *spans)
         self._version, replicas, *sums = await self._runner.call(Script.EXCHANGE, self._keys, *head, *words)
@@ -78,8 +80,9 @@ class ServedSums:
         return ServedElsewhere(self._read(sums, now), int(replicas))
 
     def _read(self, sums: list[bytes], now: float) -> dict[str, float]:
-        """Return how much of the changes is by others. A sum that is new to this replica, or has fallen as the store
-        lost it, is where it begins to count.
+        """The others' part of the changes.
+
+        A sum that is new to this replica, or has fallen because the store lost it, is the new start of counting.
         """
         served: dict[str, float] = {}
         for name, total in zip(sums[::2], sums[1::2], strict=True):
@@ -88,7 +91,7 @@ class ServedSums:
             before, _ = self._others.pop(tenant, (others, now))
             self._others[tenant] = others, now
             if others > before:
-                served[tenant] = (others - before) / MICRO
+                served[tenant] = (others - before) / MICROSECONDS_PER_SECOND
         while (
             self._others and (oldest := next(iter(self._others))) and self._others[oldest][1] < now - LIFE_SECONDS / 2
         ):

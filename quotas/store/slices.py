@@ -1,4 +1,4 @@
-"""Slices: the parts of limits that this replica may spend while the store is away, kept up while it answers."""
+"""Slices: parts of limits that this replica may spend while the store is away, granted while it answers."""
 
 import asyncio
 from collections import Counter
@@ -8,16 +8,16 @@ from contextlib import suppress
 from quotas.errors import QuotaError
 from quotas.policy.limit import Limit
 from quotas.reservation import Ask, Usage
-from quotas.store.account import Account
+from quotas.store.account import QuotaAccount
 from quotas.store.replica import ReplicaReservations, all_of
 
 Amounts = tuple[int, int, int]  # of requests, input and output tokens
 NOTHING_ASKED: Amounts = (0, 0, 0)
-MIN_WINDOW_SECONDS = 0.5  # demand is not extrapolated from less
+MIN_WINDOW_SECONDS = 0.5  # shortest time to extrapolate demand from
 
 
 class Demand:
-    """The amounts that requests asked for in the present period and in the one before it."""
+    """The amounts asked for in the present period and in the one before it."""
 
     def __init__(self, period: float, now: float) -> None:
         """`period` is in seconds."""
@@ -33,7 +33,7 @@ class Demand:
         self._largest = (max(most[0], requests), max(most[1], given), max(most[2], output))
 
     def turn(self, now: float) -> None:
-        """Begin a new period, if the present one is over."""
+        """Begin a new period if the present one has ended."""
         if now < self._turned + self._period:
             return
         self._asked_before, self._asked = self._asked, NOTHING_ASKED
@@ -42,7 +42,7 @@ class Demand:
 
     @property
     def largest(self) -> Ask:
-        """The most of each amount that one request asked for; nothing when none came."""
+        """The largest ask of one request, by amount; zero without any."""
         return Ask(*map(max, self._largest, self._largest_before))
 
     @property
@@ -50,7 +50,7 @@ class Demand:
         return self._largest == self._largest_before == NOTHING_ASKED
 
     def within(self, seconds: float, now: float) -> Ask:
-        """Return the expected amounts of `seconds` if demand goes on; no less than the largest request."""
+        """The expected amounts of `seconds` at this demand; at least the largest request."""
         ratio = seconds / max(now - self._turned_before, MIN_WINDOW_SECONDS)
         largest = map(max, self._largest, self._largest_before)
         expected = (round((one + before) * ratio) for one, before in zip(self._asked, self._asked_before, strict=True))
@@ -66,7 +66,7 @@ class Slice:
     Spent amounts stay spent until the store has charged them.
     """
 
-    def __init__(self, account: Account, field: bytes, lease: float, now: float) -> None:
+    def __init__(self, account: QuotaAccount, field: bytes, lease: float, now: float) -> None:
         """`field` is its name in the store; `lease` is in seconds."""
         self.account = account
         self.field = field
@@ -82,7 +82,7 @@ class Slice:
 
     @property
     def granted(self) -> list[int]:
-        """The amounts that are set aside, of each limit."""
+        """The amounts set aside, by limit."""
         return self._granted
 
     @property
@@ -100,12 +100,12 @@ class Slice:
         self._add(self._costs(ask))
 
     def return_unused(self, ask: Ask, used: Usage) -> None:
-        """Take back the unused part of `ask`: what it was spent for has ended and has used `used`."""
+        """Take back the unused part of an ended request's `ask`."""
         self._add(self._kept(used))
         self.taken_over(ask)
 
     def charged(self, used: Usage) -> None:
-        """Free the amounts of ended requests that the store has now charged."""
+        """Free the amounts of ended requests that the store has charged."""
         self._add([-amount for amount in self._kept(used)])
 
     def taken_over(self, ask: Ask) -> None:
@@ -113,9 +113,9 @@ class Slice:
         self._add([-cost for cost in self._costs(ask)])
 
     def request(self, now: float) -> list[int]:
-        """Return the numbers that lua/slice.lua takes: amounts to keep, to expect, and for one request.
+        """The arguments of lua/slice.lua: amounts to keep, to expect, and for one request.
 
-        Until the store has answered, no more is spent than is to be kept.
+        Until the store has answered, spending stays within the amounts to keep.
         """
         rows = zip(self._granted, self._target, self._spent, strict=True)
         self._granted = [max(min(granted, target), spent) for granted, target, spent in rows]
@@ -123,12 +123,12 @@ class Slice:
         return [*self._granted, *wanted, *self._costs(self.demand.largest)]
 
     def release(self) -> list[int]:
-        """Return the numbers of a request that gives back all that is not spent."""
+        """The arguments of a request that gives back all unspent amounts."""
         self._granted = list(self._spent)
         return [*self._granted, *([0] * (2 * len(self._granted)))]
 
     def grant(self, answer: Sequence[int], asked: float) -> None:
-        """Take the store's answer to a request that was made at the time `asked`."""
+        """Apply the store's answer to a request made at the time `asked`."""
         count = len(self._granted)
         self._granted, self._target = list(answer[:count]), list(answer[count:])
         self._expires = asked + self._lease * SAFE_SHARE_OF_LEASE
@@ -137,7 +137,7 @@ class Slice:
         return [ask.of(limit.resource) for limit in self.account.limits]
 
     def _kept(self, used: Usage) -> list[int]:
-        """Return the amounts that stay used after the end: what is held at once is given back then."""
+        """The amounts that stay used after the end: held resources are given back."""
         costs = self._costs(Ask(used.requests, used.input_tokens, used.output_tokens))
         return [cost if limit.window else 0 for limit, cost in zip(self.account.limits, costs, strict=True)]
 
@@ -148,7 +148,7 @@ class Slice:
 class Slices:
     """All slices of this process: one of each tenant's limits for all keys, and one of each key's own limits.
 
-    A slice is asked for with the first request, renewed with each heartbeat, and given back when no request comes.
+    A slice is requested with the first request, renewed with each heartbeat, and given back without further requests.
     """
 
     def __init__(self, replica: ReplicaReservations, clock: Callable[[], float]) -> None:
@@ -156,12 +156,12 @@ class Slices:
         self._replica = replica
         self._clock = clock
         self._slices: dict[tuple[str, tuple[Limit, ...]], Slice] = {}
-        self._of: dict[Account, tuple[Slice, ...]] = {}
+        self._of: dict[QuotaAccount, tuple[Slice, ...]] = {}
         self._locks: dict[Slice, asyncio.Lock] = {}
         self._releasing: set[Slice] = set()
         self._opening: set[asyncio.Task[None]] = set()
 
-    def add_demand(self, account: Account, ask: Ask) -> None:
+    def add_demand(self, account: QuotaAccount, ask: Ask) -> None:
         """Count a request that the store will answer."""
         slices = self._of.get(account)
         if slices is None:
@@ -169,27 +169,27 @@ class Slices:
         for slice_ in slices:
             slice_.demand.add(ask)
 
-    def fitting(self, account: Account, ask: Ask) -> tuple[Slice, ...] | None:
-        """Return the slices that `ask` is to be spent from, or None if one of them has too little now."""
+    def fitting(self, account: QuotaAccount, ask: Ask) -> tuple[Slice, ...] | None:
+        """The slices to spend `ask` from; None if one of them is too small now."""
         slices, now = self._of.get(account), self._clock()
         return slices if slices and all(slice_.fits(ask, now) for slice_ in slices) else None
 
-    async def release(self, account: Account) -> bool:
-        """Give back what is set aside for this replica of the account's limits; return False if nothing was."""
+    async def release(self, account: QuotaAccount) -> bool:
+        """Give back the account's slices of this replica; returns False without any."""
         slices = self._of.get(account, ())
         held = [slice_ for slice_ in slices if not slice_.is_empty or slice_ in self._releasing]
         await all_of(self._release(slice_) for slice_ in held)
         return bool(held)
 
     def granted(self) -> dict[str, int]:
-        """Return the units that are set aside for this replica, by resource."""
+        """The units set aside for this replica, by resource."""
         total = Counter[str]()
         for slice_ in self._locks:
             for limit, amount in zip(slice_.account.limits, slice_.granted, strict=True):
                 total[limit.resource] += amount
         return dict(total)
 
-    def forget(self, account: Account) -> None:
+    def forget(self, account: QuotaAccount) -> None:
         self._of.pop(account, None)
 
     async def renew(self) -> None:
@@ -201,12 +201,12 @@ class Slices:
             task.cancel()
         await all_of(self._release(slice_) for slice_ in list(self._locks))
 
-    def _scope(self, account: Account, limits: tuple[Limit, ...]) -> Slice:
+    def _scope(self, account: QuotaAccount, limits: tuple[Limit, ...]) -> Slice:
         return self._slices.get((account.tenant, limits)) or self._open(account, limits)
 
-    def _open(self, account: Account, limits: tuple[Limit, ...]) -> Slice:
+    def _open(self, account: QuotaAccount, limits: tuple[Limit, ...]) -> Slice:
         key = account.key if limits[0].key else None
-        scope = Account(account.tenant, key, limits, self._replica.id, self._replica.lease)
+        scope = QuotaAccount(account.tenant, key, limits, self._replica.id, self._replica.lease)
         slice_ = Slice(scope, f"s:{self._replica.next_id()}".encode(), self._replica.lease, self._clock())
         self._slices[account.tenant, limits] = slice_
         self._locks[slice_] = asyncio.Lock()
@@ -239,7 +239,7 @@ class Slices:
             slice_.grant(await self._replica.slice(slice_.account, slice_.field, numbers), asked)
 
     async def _release(self, slice_: Slice) -> None:
-        """Give the slice back. Callers that come meanwhile wait for the same answer."""
+        """Give the slice back. Concurrent callers wait for the same answer."""
         is_first = slice_ not in self._releasing
         self._releasing.add(slice_)
         try:

@@ -21,7 +21,7 @@ from quotas.store.scripts import Script, ScriptRunner
 ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
 PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
-KEYS_PER_SCAN = b"200"  # keys that one SCAN looks at, so that others are not kept waiting
+KEYS_PER_SCAN = b"200"  # scanned at once, so that other calls do not wait
 
 Ledger = tuple[str, date]
 """The tenant and the UTC day of a ledger."""
@@ -31,8 +31,7 @@ Batch = dict[str | None, Usage]
 
 
 class UsageLedger:
-    """The usage that no limit counts, collected and booked in batches, each batch once, however often it has to be
-    sent.
+    """The usage that no limit counts, collected and booked in batches, each once even if sent repeatedly.
 
     There is one per process. Usage that limits count is booked as it is settled.
     """
@@ -42,15 +41,15 @@ class UsageLedger:
         self._replica = name.id.encode()
         self._ordinal = name.first_ordinal
         self._open: dict[str, Batch] = {}  # by tenant
-        self._closed: dict[str, deque[tuple[int, Batch]]] = {}  # by tenant, in order: sent, or about to be
+        self._closed: dict[str, deque[tuple[int, Batch]]] = {}  # by tenant, in order: sent, or next
 
     def add(self, tenant: str, key: str | None, usage: Usage) -> None:
-        """Add usage that the next `flush` books."""
+        """Add usage, to be booked by the next `flush`."""
         batch = self._open.setdefault(tenant, {})
         batch[key] = batch.get(key, NOTHING) + usage
 
     async def flush(self) -> None:
-        """Book what was added. Raises `StoreUnavailable` for what could not be, which is kept for the next call."""
+        """Book the added usage. Raises `StoreUnavailable`; unbooked usage is kept for the next call."""
         for tenant, batch in self._open.items():
             self._close(tenant, batch)
         self._open = {}
@@ -59,16 +58,16 @@ class UsageLedger:
             raise failure
 
     async def of(self, ledgers: Iterable[Ledger]) -> list[Batch]:
-        """Return what each of these says, by key; None stands for requests without a key."""
+        """The usage in each of these ledgers, by key; None stands for requests without a key."""
         names = (f"{state_key(tenant)}:usage:{(day - EPOCH).days}".encode() for tenant, day in ledgers)
         answers = await self._runner.client.send_all(command(b"HGETALL", name) for name in names)
         return [dict(map(_entry, words[::2], words[1::2])) for words in answers]
 
     async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
-        """Return the tenants and the UTC days in this period that have a ledger, in no order. It reads the names of all
-        keys of the database.
+        """The tenants and UTC days of this period with a ledger, in no order.
 
-        Raises `StoreUnavailable`, and `StoreUnsuitable` where that is not permitted.
+        It reads the names of all keys of the database. Raises `StoreUnavailable`, and `StoreUnsuitable` if that is not
+        permitted.
         """
         found: set[Ledger] = set()
         cursor = b"0"
@@ -85,8 +84,8 @@ class UsageLedger:
                 return list(found)
 
     def _close(self, tenant: str, batch: Batch) -> None:
-        """Put a batch behind those that are to be sent. The first of them may have been sent, and stays as it is; what
-        comes while the store is away joins the last.
+        """Queue a batch. The first queued one may have been sent, and stays as it is; later usage joins the last while
+        the store is away.
         """
         batches = self._closed.setdefault(tenant, deque())
         if len(batches) < 2:

@@ -1,4 +1,4 @@
-"""Runs the checks of one client, and prints a line of JSON for each: what was tried, and what went wrong."""
+"""Runs the checks of one client, and prints a line of JSON for each: its name, and its failure."""
 
 import json
 import os
@@ -11,7 +11,7 @@ CHECKS: list[Callable[[], None]] = []
 
 
 def check(function: Callable[[], None]) -> Callable[[], None]:
-    """Have `run` call a function, whose docstring says what it checks."""
+    """Register a check for `run`; its docstring is its name."""
     CHECKS.append(function)
     return function
 

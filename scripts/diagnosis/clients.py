@@ -1,4 +1,4 @@
-"""Clients of a gateway, of all manners."""
+"""Clients of a gateway: well-behaved and deaf ones."""
 
 import json
 import socket
@@ -13,13 +13,13 @@ import httpx
 
 from tests.gateway.server_process import ServerProcess
 
-PATIENCE = 120.0  # seconds
-RECEIVE_BYTES = 4096  # of a socket that does not want much
+TIMEOUT_SECONDS = 120.0
+RECEIVE_BYTES = 4096  # of a slow socket
 
 
 @dataclass
 class Answers:
-    """What the clients of one load were told."""
+    """The answers to the clients of one load."""
 
     first_bytes: list[float] = field(default_factory=list)  # seconds
 
@@ -31,7 +31,7 @@ class Answers:
 
 @contextmanager
 def clients(server: ServerProcess, key: str, number: int, **body: Any) -> Iterator[Answers]:
-    """Run `number` clients that ask one thing after another, until the block is left."""
+    """Run `number` closed-loop clients until the block is left."""
     answers, stop = Answers(), threading.Event()
     threads = [threading.Thread(target=_ask, args=(server, key, body, answers, stop)) for _ in range(number)]
     for thread in threads:
@@ -45,7 +45,7 @@ def clients(server: ServerProcess, key: str, number: int, **body: Any) -> Iterat
 
 
 def _ask(server: ServerProcess, key: str, body: dict[str, Any], answers: Answers, stop: threading.Event) -> None:
-    with httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE) as client:
+    with httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT_SECONDS) as client:
         while not stop.is_set():
             began = time.perf_counter()
             with client.stream("POST", f"{server.url}/v1/completions", json=request(**body)) as answer:
@@ -72,7 +72,7 @@ def request(prompt_tokens: int = 8, max_tokens: int = 64, **more: Any) -> dict[s
 
 @contextmanager
 def deaf_client(server: ServerProcess, key: str, **body: Any) -> Iterator[None]:
-    """One that asks, and reads nothing of the answer."""
+    """A client that sends a request, and reads nothing of the answer."""
     content = json.dumps(request(**body)).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"

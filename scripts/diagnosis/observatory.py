@@ -1,4 +1,4 @@
-"""A gateway with all that watches it: a collector of spans, Prometheus with our rules, the dashboard, the doctor."""
+"""A gateway and its monitoring: a collector of spans, Prometheus with our rules, the dashboard, the doctor."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ class Observatory:
     keys: dict[str, str]  # by tenant
 
     def panel(self, title: str) -> str:
-        """The queries of a panel of the dashboard, and what they say now."""
+        """The queries of a panel of the dashboard, and their present values."""
         (panel,) = [panel for panel in PANELS if panel["title"] == title]
         lines = [f"panel {title!r}, in {panel['fieldConfig']['defaults']['unit']}"]
         for target in panel["targets"]:
@@ -45,14 +45,14 @@ class Observatory:
         return [f"    {labels:40} {value:.4g}" for labels, value in sorted(rows, key=lambda row: -row[1])]
 
     def doctor(self) -> str:
-        """What `sluice doctor --live` prints."""
+        """The output of `sluice doctor --live`."""
         command = [sys.executable, "-m", "gateway.cli.main", "doctor", "--live", self.server.admin_url]
         environment = os.environ | {"SLUICE_ADMIN_KEY": self.server.admin_key}
         done = subprocess.run(**bound(command), env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         return done.stdout
 
     def trace(self, tenant: str, longest: str) -> str:
-        """Of the tenant's requests, that with the longest span of this name."""
+        """The trace of the tenant's request with the longest span of this name."""
         eventually(lambda: bool(self._roots(tenant)))
         time.sleep(1.0)  # the rest of the batch
         spans = self.receiver.spans
@@ -88,7 +88,7 @@ def _new_key(tenant: str, state: Path) -> str:
 
 
 def _plain(query: str) -> str:
-    """As a person would ask, of the only gateway there is."""
+    """The query without its instance selector, for the only gateway."""
     plain = query.replace("$__rate_interval", RATE_INTERVAL)
     return plain.replace(f"{{{SELECTOR}}}", "").replace(f"{SELECTOR},", "")
 
@@ -115,7 +115,7 @@ def _step(span: Span) -> str:
 
 
 def _told(tree: list[Span], span: Span, origin: int = 0, depth: int = 0) -> list[str]:
-    """One line a span: when it began, how long it took, what is worth knowing; its children below."""
+    """A line for each span: its begin, duration and main attributes; its children below."""
     origin = origin or span.start_time_unix_nano
     at = (span.start_time_unix_nano - origin) / 1e9
     known = ", ".join(

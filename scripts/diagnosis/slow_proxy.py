@@ -1,4 +1,4 @@
-"""A proxy that hands on every byte, and keeps what comes back for a while first."""
+"""A proxy that hands on every byte, and delays answers."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ READ_BYTES = 65_536
 
 @contextmanager
 def slow_proxy(host: str, port: int, seconds: float) -> Iterator[int]:
-    """The port on which what listens at `host`:`port` answers `seconds` later than it does."""
+    """A port that answers like `host`:`port`, `seconds` later."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -33,7 +33,7 @@ async def _join(near: asyncio.StreamReader, back: asyncio.StreamWriter, host: st
 
 
 async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter, seconds: float) -> None:
-    """In order, each part `seconds` after it came."""
+    """Pass on the parts in order, each `seconds` after it came."""
     loop = asyncio.get_running_loop()
     while part := await source.read(READ_BYTES):
         if seconds:

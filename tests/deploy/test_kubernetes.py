@@ -79,7 +79,7 @@ def test_a_route_leads_to_the_pool_of_the_replicas_and_the_pool_to_its_picker() 
 
 @pytest.mark.parametrize("folder", ["kubernetes", "kubernetes/gateway"])
 def test_every_manifest_is_applied(folder: str) -> None:
-    """`kubectl apply -f` takes each .yaml of a folder for a manifest, and `apply -k` those that are listed."""
+    """`kubectl apply -f` takes each .yaml of a folder for a manifest, and `apply -k` the listed ones."""
     files = {path.name for path in (DEPLOY / folder).iterdir() if path.is_file()}
     assert files == {"Kustomization", *load(f"{folder}/Kustomization")["resources"]}
 
@@ -137,7 +137,7 @@ def test_pods_are_restricted() -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-def test_an_upgrade_never_leaves_nobody_to_serve() -> None:
+def test_an_upgrade_always_leaves_a_replica_to_serve() -> None:
     for path in ("kubernetes/deployment.yaml", "kubernetes/gateway/deployment.yaml"):
         spec = load(path)["spec"]
         assert spec["replicas"] >= 2

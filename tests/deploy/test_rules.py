@@ -109,7 +109,7 @@ def test_a_slow_first_token_is_told_of_within_a_minute() -> None:
     assert slow["for"] == "1m"
 
 
-def test_the_autoscalers_metric_is_one_that_is_recorded() -> None:
+def test_the_autoscalers_metric_is_recorded() -> None:
     assert set().union(*(series_of(rule["seriesQuery"]) for rule in ADAPTER)) <= {
         *RECORDED,
         *(metric.name for metric in documented_metrics()),

@@ -68,7 +68,7 @@ def test_a_salt_that_is_no_text_is_refused(site: Site) -> None:
 
 
 def test_what_a_member_still_computes_when_it_leaves_its_group_is_not_found_there(site: Site) -> None:
-    """A request is of the group that it arrived in; who is left finds a new one."""
+    """A request belongs to the group that it arrived in; a tenant alone finds a new one."""
     prompt = a_prompt()
     with site.client("acme-eu") as client:
         stream = client.completions.create(

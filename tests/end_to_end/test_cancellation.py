@@ -104,7 +104,7 @@ def test_while_queued(impatient_server: ServerProcess, leave: Leave) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_sends_no_more_still_gets_its_answer(server: ServerProcess, stream: bool) -> None:
+def test_a_half_closed_client_still_gets_its_answer(server: ServerProcess, stream: bool) -> None:
     with connected(server) as client:
         client.send(request(server, completion(max_tokens=60, ignore_eos=True, stream=stream), "/v1/completions"))
         client.shut()
@@ -114,7 +114,7 @@ def test_who_sends_no_more_still_gets_its_answer(server: ServerProcess, stream: 
         assert client.is_closed()
 
 
-def test_who_sends_no_more_in_the_middle_of_a_stream_is_sent_the_rest(server: ServerProcess) -> None:
+def test_a_client_half_closed_in_a_stream_is_sent_the_rest(server: ServerProcess) -> None:
     with connected(server) as client:
         client.send(request(server, completion(max_tokens=200, ignore_eos=True, stream=True), "/v1/completions"))
         received = client.receive()
@@ -124,7 +124,7 @@ def test_who_sends_no_more_in_the_middle_of_a_stream_is_sent_the_rest(server: Se
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-def test_who_sends_no_more_waits_in_the_queue_and_leaves_it(impatient_server: ServerProcess) -> None:
+def test_a_half_closed_client_waits_in_the_queue_and_leaves_it(impatient_server: ServerProcess) -> None:
     server = impatient_server
     with connected(server) as running, connected(server) as queued:
         running.send(long_request(server, prompt=[[n] for n in range(40)]))  # for longer than it takes to be probed

@@ -257,7 +257,7 @@ def test_a_spent_budget_is_not_tried_again(site: Site, pauses: Pauses) -> None:
     assert len(attempts.requests) == 1 and pauses.seconds == []
 
 
-def test_who_is_refused_again_and_again_gives_up_after_two_retries(site: Site, pauses: Pauses) -> None:
+def test_a_client_refused_repeatedly_gives_up_after_two_retries(site: Site, pauses: Pauses) -> None:
     attempts = Attempts(site.server)
     with site.occupied(waiting=2), pytest.raises(openai.APIStatusError) as refusal:
         ask(site, attempts, extra_headers={"x-sluice-ttft-ms": "1"})

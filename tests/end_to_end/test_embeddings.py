@@ -1,4 +1,4 @@
-"""A model that embeds and one that scores, beside the one that generates: through the official client."""
+"""An embedding and a score model beside the generating one, through the official client."""
 
 import math
 import re

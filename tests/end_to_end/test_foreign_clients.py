@@ -58,7 +58,7 @@ def test_a_seed_of_minus_one_draws_anew_each_time(server: ServerProcess) -> None
     assert len({content(server.post(CHAT, **fields, top_p=0)) for _ in range(3)}) == 1
 
 
-def test_more_tokens_than_the_context_leaves_are_those_that_it_leaves(server: ServerProcess) -> None:
+def test_more_tokens_than_the_context_leaves_are_clamped(server: ServerProcess) -> None:
     fields: dict[str, Any] = {"model": "embedded", "messages": HI, "temperature": 0}
     for field in ("max_tokens", "max_completion_tokens"):
         reply = server.post(CHAT, **fields, **{field: 32_000})

@@ -1,4 +1,6 @@
-"""What an attacker or a broken client sends: each gets a typed answer or a closed connection, and harms nobody else."""
+"""Inputs of attackers and broken clients: each gets a typed answer or a closed connection, and harms no other
+client.
+"""
 
 import gzip
 import json

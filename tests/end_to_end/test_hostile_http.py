@@ -112,7 +112,7 @@ def test_a_client_that_expects_100_continue_is_told_to(server: ServerProcess) ->
         assert client.reply().status == 200
 
 
-def test_a_stranger_who_expects_100_continue_is_refused_at_once(server: ServerProcess) -> None:
+def test_a_stranger_that_expects_100_continue_is_refused_at_once(server: ServerProcess) -> None:
     raw = request(server, b"", expect="100-continue", content_length="1000", authorization="")
     assert exchange(server, raw).error["code"] == "invalid_api_key"
 
@@ -240,7 +240,7 @@ def _trickle(client: RawClient, data: bytes) -> None:
 
 
 def test_floods_leave_no_more_memory_behind_the_more_there_are(server: ServerProcess) -> None:
-    """Of uploads that are never finished, of refused bodies and of answers that nobody reads."""
+    """Memory of unfinished uploads, refused bodies and unread answers."""
 
     def resident() -> float:
         return server.metric("process_resident_memory_bytes")

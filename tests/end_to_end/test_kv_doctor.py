@@ -11,7 +11,7 @@ import pytest
 from admission.explain import REASONS
 from gateway.doctor.finding import Finding
 from gateway.doctor.findings import findings
-from gateway.doctor.kv_findings import LEAST_TOKENS
+from gateway.doctor.kv_findings import MIN_PROMPT_TOKENS
 from gateway.doctor.live import LiveGateway
 from gateway.doctor.reasons import plain_reason
 from tests.gateway.server_process import eventually
@@ -57,7 +57,7 @@ def prompts(count: int) -> list[list[int]]:
     return [[RNG.randrange(5, 500) for _ in range(LENGTH)] for _ in range(count)]
 
 
-MANY = int(LEAST_TOKENS) // LENGTH + 1
+MANY = int(MIN_PROMPT_TOKENS) // LENGTH + 1
 
 
 def test_conversations_that_find_what_they_had_are_no_trouble_until_they_lose_it(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_prompts_of_which_none_begins_like_another(tmp_path: Path) -> None:
         assert site.told(lambda: None) == {}, "nobody asks for anything"
 
 
-def test_a_floor_beside_those_who_wait_for_memory(tmp_path: Path) -> None:
+def test_a_floor_beside_requests_that_wait_for_memory(tmp_path: Path) -> None:
     with serving(tmp_path, "10MiB") as site:
         for prompt in prompts(3):
             site.ask(prompt, "keeper")

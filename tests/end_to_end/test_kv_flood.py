@@ -77,7 +77,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> list[Controller]:
-    """Those that a replay makes."""
+    """The requests of a replay."""
     made: list[Controller] = []
     make = event_log.make_logged_core
 

@@ -67,7 +67,7 @@ FORGED = [
 ]
 
 
-def test_what_a_tenant_claims_to_be_charges_nobody_else(site: Site) -> None:
+def test_a_tenants_claims_charge_no_other_tenant(site: Site) -> None:
     before = site.left("victim")
     for headers in FORGED[:3]:
         assert site.post("mallory", headers, **SHORT, user="victim").status_code == 200

@@ -144,9 +144,7 @@ def body(prompt: list[int], **fields: Any) -> bytes:
 
 @dividing
 @pytest.mark.parametrize("stream", [False, True])
-async def test_it_is_told_so_and_those_beside_it_are_served(
-    broken_gateway: Gateway, stream: bool, has_worker: bool
-) -> None:
+async def test_it_is_told_so_and_others_are_served(broken_gateway: Gateway, stream: bool, has_worker: bool) -> None:
     gateway = broken_gateway
     worker = await through_worker(gateway) if has_worker else None
     gateway.engine.start()

@@ -47,7 +47,7 @@ def a_prompt() -> list[int]:
 FOUND = 6 * BLOCK
 
 
-def test_who_has_left_a_group_finds_nothing_of_it_nor_those_who_stay_anything_from_before(site: Site) -> None:
+def test_after_a_tenant_left_a_group_neither_side_finds_earlier_prefixes(site: Site) -> None:
     prompt, later = a_prompt(), a_prompt()
     assert [site.cached(tenant, prompt) for tenant in ("acme", "acme-eu")] == [0, FOUND]
     site.edit(TENANTS + SMALLER)

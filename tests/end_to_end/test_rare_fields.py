@@ -121,7 +121,7 @@ def test_a_stream_tells_what_a_whole_answer_does(site: Site, stop: list[str] | N
     assert all(entry.logprob == entry.top_logprobs[0].logprob and len(entry.top_logprobs) == 2 for entry in streamed)
 
 
-def test_texts_are_the_same_whether_or_not_anybody_asks(site: Site) -> None:
+def test_texts_are_the_same_with_and_without_log_probabilities(site: Site) -> None:
     asked: dict[str, Any] = {
         "prompt": "Once upon a time",
         "max_tokens": 24,

@@ -1,4 +1,4 @@
-"""Requests that are refused, at a real server: what is looked at, what is not, and who is not bothered by it."""
+"""Refused requests at a real server: checks made, checks skipped, and tenants undisturbed."""
 
 import json
 import socket

@@ -112,7 +112,7 @@ def test_a_function_is_called_and_its_result_answered(respond: Any, client: open
     Number.model_validate(told.parsed_arguments)
 
 
-def test_log_probabilities_are_those_of_the_text(respond: Any) -> None:
+def test_log_probabilities_belong_to_the_text(respond: Any) -> None:
     for fields in ({}, {"tools": [WEATHER]}):
         asked = {"top_logprobs": 2, "include": ["message.output_text.logprobs"], **fields}
         whole = respond(**asked)

@@ -86,7 +86,7 @@ def test_each_dialect_goes_through_it(site: FleetSite) -> None:
     assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
-def test_requests_go_to_every_replica_and_a_prompt_to_who_has_it(site: FleetSite) -> None:
+def test_requests_go_to_every_replica_and_a_prompt_to_its_cache(site: FleetSite) -> None:
     with ThreadPoolExecutor(8) as pool:
         replies = [*pool.map(lambda _: site.post("acme", **BODY), range(24))]
     assert {reply.status_code for reply in replies} == {200}

@@ -143,7 +143,7 @@ def site(store: StoppableStore, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_while_the_store_hangs_each_class_is_served_as_its_policy_says(site: Site) -> None:
-    """The first waits as long as the store is given, and nobody longer. What `bulk` uses up is its own."""
+    """The first waits for the store's timeout, and later ones not at all. What `bulk` uses up is its own."""
     statuses = {tenant: site.ask(tenant).status_code for tenant in ("strict", "spare", "bulk", "bridged", "paying")}
     assert statuses == {"paying": 200, "bridged": 200, "strict": 503, "bulk": 200, "spare": 503}
     assert site.ask("bulk", max_tokens=1900, stop=["3"]).status_code == 503, "more than was set aside for it"

@@ -69,7 +69,9 @@ def test_a_turn_goes_on_from_the_one_before_and_finds_its_prompt_in_the_cache(si
         ):
             with pytest.raises(openai.NotFoundError):
                 call_it()
-        with pytest.raises(openai.BadRequestError, match="one before it is not any more") as refused:
+        with pytest.raises(
+            openai.BadRequestError, match="or a response before it, was never stored or has expired"
+        ) as refused:
             client.responses.create(input=ASK, previous_response_id=second.id, **ASKED)
         assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
 
@@ -91,7 +93,7 @@ def test_what_is_not_stored_is_said_not_to_be(site: TenantSite) -> None:
             client.responses.retrieve(unstored.id)
 
 
-def test_a_response_of_another_tenant_is_answered_as_one_that_never_was(site: TenantSite) -> None:
+def test_a_response_of_another_tenant_is_answered_as_an_unknown_one(site: TenantSite) -> None:
     with site.client("globex") as client:
         foreign = client.responses.create(input=ASK, **ASKED)
     for method, path, body in (

@@ -66,7 +66,7 @@ def charges(site: Site, tenant: str) -> list[float]:
 
 
 def grammar_processes(site: Site) -> list[int]:
-    """The processes that the server has forked for grammars, and nobody else's."""
+    """The processes that this server has forked for grammars."""
     parents = dict[int, int]()
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -108,7 +108,7 @@ def test_the_name_of_a_token_is_only_text_in_what_an_answer_has_to_match(site: S
     assert (json.loads(answer.message.content), answer.finish_reason) == ({text: [text]}, "stop")
 
 
-def test_streamed_texts_are_those_of_a_whole_answer(site: Site) -> None:
+def test_streamed_texts_equal_the_whole_answers(site: Site) -> None:
     asked = {
         "response_format": schema(Person.model_json_schema() | {"additionalProperties": False}),
         "max_tokens": 250,

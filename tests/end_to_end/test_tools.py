@@ -205,10 +205,10 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
     [
         ({"tools": tool() * 129}, "tools", "at most 128 items"),
         ({"tools": tool(name="a b")}, "tools[0].function.name", "pattern"),
-        ({"tools": tool() * 2}, "tools[1].function.name", "which another tool has too"),
+        ({"tools": tool() * 2}, "tools[1].function.name", "the name of another tool too"),
         ({"tools": tool(parameters=[])}, "tools[0].function.parameters", "must be an object"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "must be 'function'"),
-        ({"tool_choice": "required", "tools": []}, "tool_choice", "needs tools to choose from"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", "needs tools that the client runs"),
         ({"tool_choice": "any"}, "tool_choice", "must be .none., .auto., .required. or"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name", "one of the"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "is required"),

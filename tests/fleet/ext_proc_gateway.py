@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from fleet.ext_proc.endpoint import PickEndpoint
-from fleet.ext_proc.exchange import DESTINATION, FULL_DUPLEX_STREAMED, Exchange
+from fleet.ext_proc.exchange import DESTINATION, FULL_DUPLEX_STREAMED, GatewayExchange
 from fleet.ext_proc.messages import KIND, ProcessingRequest
 from tests.fleet.paper_fleet import BODY, KEY, PaperFleet
 
@@ -99,7 +99,7 @@ class PaperGateway:
         async def write(message: Any) -> None:
             self.told.append(message)
 
-        exchange = Exchange(await read(), read, write)
+        exchange = GatewayExchange(await read(), read, write)
         await PickEndpoint(self.fleet.services, exchange)(exchange.scope, exchange.receive, exchange.send)
         return self.told
 

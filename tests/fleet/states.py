@@ -35,7 +35,7 @@ def replica(name: str) -> ReplicaAddress:
 
 
 def view(name: str, now: float = 0.0, **told: Any) -> ReplicaView:
-    """One that has told at `now` that it is idle, but for what is said of it."""
+    """A replica with an idle state at `now`, except for the given fields."""
     one = ReplicaView(replica(name))
     one.told(replace(IDLE, **told), now, now)
     return one

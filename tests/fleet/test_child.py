@@ -22,7 +22,7 @@ PROGRAM = "tests.fleet.paper_child"
 
 @asynccontextmanager
 async def child(folder: Path) -> AsyncIterator[tuple[ChildReplica, asyncio.Event]]:
-    """One that serves, and what is set once it is lost."""
+    """A serving child, and the event set once it is lost."""
     lost = asyncio.Event()
     replica = ChildReplica([f"--state-dir={folder}"], lost.set, PROGRAM)
     await replica.start()
@@ -76,10 +76,10 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--admin-port=off"], "--admin-port off: a replica is asked"),
+        (["--admin-port=off"], "--admin-port off: a replica's state"),
         (["--prot=80"], "--prot=80: no flags of `sluice serve`"),
         (["--max-num-seqs=0"], "--max-num-seqs"),
-        ([f"--tls-cert-file={__file__}", f"--tls-key-file={__file__}"], "--tls-cert-file: TLS is for"),
+        ([f"--tls-cert-file={__file__}", f"--tls-key-file={__file__}"], "--tls-cert-file: TLS ends at"),
     ],
 )
 def test_flags_that_no_child_could_start_with_are_refused(flags: list[str], said: str) -> None:

@@ -205,7 +205,7 @@ async def test_a_client_that_leaves_closes_the_replicas_connection() -> None:
     assert b'sluice_route_requests_total{outcome="disconnected"} 1' in fleet.metrics.text()
 
 
-async def test_who_waits_for_a_replica_that_falls_silent_is_sent_to_another() -> None:
+async def test_a_request_at_a_replica_that_falls_silent_is_sent_to_another() -> None:
     fleet = PaperFleet(a=never, b=answering(whole(b"yes")))
     request = asyncio.create_task(fleet.request())
     while not fleet.seen:

@@ -187,7 +187,7 @@ async def test_only_what_a_subset_names_is_picked(gateway: PaperGateway, subset:
 
 
 @pytest.mark.parametrize("subset", [[], "", ["192.168.1.1:8080"], [3, None], 3.0])
-async def test_a_subset_that_names_nobody_is_refused(gateway: PaperGateway, subset: object) -> None:
+async def test_an_empty_subset_is_refused(gateway: PaperGateway, subset: object) -> None:
     await gateway.exchange(head(subset=subset), *body(WHOLE))
     status, code, headers = gateway.refusal
     assert (status, code, headers["retry-after"]) == (503, "no_replica", "1")
@@ -208,7 +208,7 @@ async def test_without_a_replica_that_is_ready_it_is_refused(gateway: PaperGatew
     assert gateway.refusal[:2] == (503, "no_replica")
 
 
-async def test_who_will_not_wait_as_long_as_it_takes_anywhere_is_shed() -> None:
+async def test_a_request_that_is_late_everywhere_is_shed() -> None:
     fleet = PaperFleet(a=never)
     busy = replace(IDLE, waiting={"demo": work(30.0, 9)}, seats=1, running=1)
     fleet.fleet.told(fleet.fleet.views[A], busy, fleet.fleet.clock())
@@ -220,7 +220,7 @@ async def test_who_will_not_wait_as_long_as_it_takes_anywhere_is_shed() -> None:
     assert gateway.picked == [A]
 
 
-async def test_who_would_not_wait_for_the_one_that_is_picked_is_sent_where_it_is_earliest() -> None:
+async def test_a_request_late_at_the_picked_replica_is_sent_to_the_earliest() -> None:
     fleet = PaperFleet(a=never, b=never)
     gateway, views, now = PaperGateway(fleet), fleet.fleet.views, fleet.fleet.clock()
     for name, seconds in ((A, 1.5), (B, 1.0)):

@@ -123,7 +123,7 @@ def test_a_replica_tells_what_it_has_cached_and_given_up(three: Three) -> None:
     assert view.next_event == 0
 
 
-def test_a_change_of_the_file_keeps_what_is_known_of_those_that_stay(three: Three) -> None:
+def test_a_change_of_the_file_keeps_the_knowledge_of_staying_replicas(three: Three) -> None:
     before = three.views["a:8000"]
     with three.attempt(ASK, three.views["c:8000"]):
         three.set_replicas(map(replica, "ad"))

@@ -97,7 +97,7 @@ class Told:
         return self.heard[-1] if self.heard else []
 
 
-async def test_who_announces_itself_in_the_store_is_a_replica_until_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_announced_replica_counts_until_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     assert await told.ask("") == []
     assert await told.ask("1", said("a"), said("b")) == ["a:1", "b:1"]
@@ -119,14 +119,14 @@ async def test_replicas_have_time_to_come_back_into_a_store_that_lost_them() -> 
     assert await told.ask("2", said("b"), said("c")) == ["b:1", "c:1"]
 
 
-async def test_nobody_is_sent_requests_or_the_admin_key_who_does_not_have_the_pepper(
+async def test_no_requests_and_no_admin_key_go_to_a_replica_without_the_pepper(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told = Told()
     forged = said("evil", FleetSecret(b"q" * 32)), said("a").replace(b"http://a:1", b"http://b:1"), b"", b"x y"
     for _ in range(2):
         assert await told.ask("1", *forged, said("a"), SECRET.sealed(b"{}"), SECRET.sealed(b"[")) == ["a:1"]
-    assert sum("is left out" in record.message for record in caplog.records) == 6
+    assert sum("is ignored" in record.message for record in caplog.records) == 6
 
 
 async def test_a_picker_takes_addresses_and_no_names() -> None:

@@ -4,7 +4,7 @@ from tests.fleet.paper_fleet import PaperFleet, answering, whole
 from tests.gateway.server_process import ROOT
 
 
-async def test_the_documented_metrics_are_those_there_are() -> None:
+async def test_the_documented_metrics_are_the_existing_ones() -> None:
     fleet = PaperFleet(a=answering(whole()))
     await fleet.request()
     documented = re.findall(r"^\| `(sluice_route_\w+)` \|", (ROOT / "docs" / "fleet.md").read_text(), re.MULTILINE)

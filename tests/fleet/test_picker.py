@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.picker import MAX_PLACED, Knowledge, LeastPredicted, Picker, Routing, make_picker
+from fleet.picker import MAX_PLACED_BEGINNINGS, Knowledge, LeastPredicted, Picker, Routing, make_picker
 from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
@@ -35,7 +35,7 @@ def picks(picker: Picker, request: RoutedRequest, views: list[ReplicaView], coun
 
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=6), st.integers(0, 9))
-def test_nobody_waits_much_longer_than_where_it_is_best(backlogs: list[float], seed: int) -> None:
+def test_no_request_waits_much_longer_than_at_its_best_replica(backlogs: list[float], seed: int) -> None:
     knowledge = Knowledge(PrefixMap(), lambda tenant: 1.0)
     views = [view(str(number), prefill_seconds=seconds) for number, seconds in enumerate(backlogs)]
     for request in (SHORT, LONG):
@@ -106,7 +106,7 @@ def test_new_beginnings_spread_evenly_over_idle_replicas_and_each_stays_where_it
     counts = Counter(places.values())
     assert len(counts) == min(num_replicas, num_prefixes)
     assert max(counts.values()) - min(counts.values()) <= 2
-    assert sum(picker._placed.num_at.values()) == min(num_prefixes, MAX_PLACED)
+    assert sum(picker._placed.num_at.values()) == min(num_prefixes, MAX_PLACED_BEGINNINGS)
 
 
 def test_a_new_beginning_goes_where_fewer_requests_are(knowledge: Knowledge) -> None:

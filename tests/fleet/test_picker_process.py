@@ -26,4 +26,4 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         asked = sluice("pick", "--replicas", tmp_path / "replicas.yaml", "--port", str(port), "--admin-port", "off")
     assert asked.returncode == 1
-    assert f"127.0.0.1:{port} cannot be listened on: it is in use" in asked.stderr
+    assert f"127.0.0.1:{port} cannot be bound: it is in use" in asked.stderr

@@ -34,7 +34,7 @@ def unreachable(request: httpx.Request) -> httpx.Response:
 
 @asynccontextmanager
 async def polling(fleet: Three, **answers: Answer) -> AsyncIterator[list[httpx.Request]]:
-    """Have a fleet ask its replicas all the time; yield what it asks. Who is not mentioned tells its state."""
+    """Have a fleet poll its replicas all the time; yield its polls. An unmentioned replica tells its state."""
     asked: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -62,14 +62,14 @@ async def test_each_is_asked_with_the_key_for_what_has_changed() -> None:
         assert fleet.prefixes.cached_bytes("a:8000", (b"\x0a",), fleet.clock()) == BLOCK_BYTES
 
 
-async def test_one_that_nobody_listens_for_is_gone_at_once() -> None:
+async def test_a_replica_with_a_closed_port_is_gone_at_once() -> None:
     fleet = Three()
     async with polling(fleet, b=unreachable):
         assert fleet.names == "ac"
 
 
 @pytest.mark.parametrize("answer", [saying(401, "no"), saying(200, "{}"), saying(200, "?"), saying(500, "")])
-async def test_one_that_tells_no_state_is_gone_after_a_while_and_logged_once(
+async def test_a_silent_replica_is_gone_after_a_while_and_logged_once(
     answer: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = Three()

@@ -1,4 +1,4 @@
-"""Who is asked to settle the requests of a lost replica, and what becomes of those that nobody can."""
+"""The replicas asked to settle a lost replica's requests, and the fate of unsettled ones."""
 
 import asyncio
 import logging
@@ -57,13 +57,13 @@ async def test_another_replica_than_the_lost_one_is_asked_and_once() -> None:
     assert asked.bodies == [{"tenant": "acme", "request": "0" * 32, "has_begun": True, "output_tokens": 5}]
 
 
-async def test_one_that_cannot_is_followed_by_the_next_and_all_are_asked_again() -> None:
+async def test_a_replica_that_cannot_settle_is_followed_by_the_next_and_all_are_asked_again() -> None:
     asked = Asked(a=[0], b=[503], c=[0, 200])
     settlements = await settle(asked, "a:8000")
     assert (asked.hosts, settlements.num_settled) == (["b", "c", "a", "b", "c"], 1)
 
 
-async def test_what_nobody_can_settle_is_left_to_its_lease_and_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unsettleable_request_is_left_to_its_lease_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     asked = Asked(a=[0], b=[0], c=[503])
     settlements = await settle(asked, "a:8000")
     assert Counter(asked.hosts) == {"a": 2, "b": 3, "c": 3}

@@ -17,7 +17,7 @@ def test_what_is_on_its_way_counts_until_a_state_was_asked_for_after_it() -> Non
     assert one.load == 0
 
 
-def test_new_requests_go_to_who_has_told_lately_and_does_not_drain() -> None:
+def test_new_requests_go_to_replicas_with_a_recent_state_that_do_not_drain() -> None:
     one = view("a", now=1.0)
     assert one.is_available(1.0)
     assert not one.is_available(1.0 + SILENCE_SECONDS)
@@ -44,7 +44,7 @@ def test_a_restart_is_noticed() -> None:
     assert one.told(replace(IDLE, instance="2"), 2.0, 2.0)
 
 
-def test_who_waits_for_a_replica_that_is_lost_is_told_once() -> None:
+def test_a_request_at_a_lost_replica_is_given_up_once() -> None:
     one, told = view("a"), list[int]()
     waiting, answered = one.sent("t", work(1.0), 1.0), one.sent("t", work(1.0), 1.0)
     waiting.give_up = lambda: told.append(1)

@@ -16,7 +16,7 @@ def children(server: ServerProcess) -> list[int]:
 
 
 def workers(server: ServerProcess) -> list[int]:
-    """The process ids of its HTTP workers; those that have ended are not among them."""
+    """The process ids of its live HTTP workers."""
     return [pid for pid, parent, command in _processes() if parent == server.process.pid and MODULE in command]
 
 

@@ -151,7 +151,7 @@ class Gateway:
         self.metrics = Metrics(sources)
         names = BlockNames(bytes(32), CONFIG.block_size)
         core.scheduler.name_blocks_by(names)
-        with patch("gateway.api.prompt_names.BLOCKS_AT_ONCE", 4):  # so that prompts of a few words take turns, too
+        with patch("gateway.api.prompt_names.BLOCKS_PER_TURN", 4):  # so that prompts of a few words take turns, too
             prompt_names = PromptNames(names, CONFIG.block_size)
         self.outcomes: Counter[Outcome | None] = Counter()
         telemetry.on_end.append(lambda request_record: self.outcomes.update([request_record.outcome]))
@@ -201,7 +201,7 @@ class Gateway:
 
 @dataclass
 class Client:
-    """One request over ASGI. What is sent to a client that has left vanishes; one that stops reading blocks."""
+    """One request over ASGI. Messages to a client that has left vanish; a client that stops reading blocks."""
 
     path: str
     parts: list[bytes]

@@ -97,7 +97,7 @@ def exchange(server: ServerProcess, raw: bytes, method: str = "POST") -> Reply:
 
 
 def request(server: ServerProcess, body: object, path: str = "/v1/chat/completions", **headers: str) -> bytes:
-    """The bytes of a POST; `headers` replace those that are usual, an empty one is left out."""
+    """The bytes of a POST; `headers` replace the usual ones, an empty one is left out."""
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     usual = {"host": "sluice", "content-length": str(len(payload)), **server.headers}

@@ -39,7 +39,7 @@ def test_the_engines_options_are_settings_of_their_names_and_defaults() -> None:
     assert {field.name for field in fields(EngineOptions)} - Settings.model_fields.keys() == {"steps_in_flight"}
 
 
-def test_an_order_that_nobody_offers_is_refused_with_those_that_are() -> None:
+def test_an_unknown_order_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="--order random: must be one of fair, fcfs"):
         core_config(Settings(order="random"))
 

@@ -106,7 +106,7 @@ class ForkedProcess:
 
 
 class WarmInterpreter:
-    """Runs until this process ends, or the one that forked it does."""
+    """Runs until this process or its parent ends."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -147,7 +147,7 @@ def _wake(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _serve_forks(commands: socket.socket) -> list[str] | None:
-    """Forks for each command until nobody is left to send one. Returns a command, in its process."""
+    """Forks for each command until the pipe closes. Returns a command, in its process."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, _wake)

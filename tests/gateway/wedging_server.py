@@ -1,4 +1,4 @@
-"""`sluice` on a device that stops answering after some steps: one that a process cannot even wait for."""
+"""`sluice` on a device that hangs after some steps, uninterruptibly for its process."""
 
 import sys
 import threading

@@ -62,7 +62,7 @@ def test_padding_of_both_parts_changes_nothing(num_decodes: int, window: int | N
 
 
 def padded(step: StepInputs, num_decodes: int, places: int, prompts: int) -> StepInputs:
-    """`step` with `places` for decodes, `prompts` for prompts, and tables of block 0 for those that are left."""
+    """`step` with `places` for decodes, `prompts` for prompts, and tables of block 0 for the rest."""
     sequences = [*range(num_decodes), *range(places, places + step.num_seqs - num_decodes)]
     counts, contexts = torch.zeros(2, places + prompts, dtype=torch.int32)
     counts[sequences], contexts[sequences] = step.query_start.diff(), step.context_lens

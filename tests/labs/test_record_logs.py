@@ -6,7 +6,7 @@ from scripts import record_logs
 
 
 @pytest.mark.parametrize("name", ["requests", "refusals", "cancels"])
-def test_a_log_is_recorded_as_the_one_that_is_kept_was(name: str, tmp_path: Path) -> None:
+def test_a_log_is_recorded_like_the_kept_one(name: str, tmp_path: Path) -> None:
     record_logs.record(name, tmp_path)
     recorded, kept = tmp_path / f"{name}.log.gz", record_logs.FOLDER / f"{name}.log.gz"
     assert record_logs.read(recorded) == record_logs.read(kept)

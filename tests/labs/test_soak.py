@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def rows(**grown: float) -> list[Row]:
-    """Forty of them. What is named grows by so much between the middle of the second quarter and of the last."""
+    """Forty rows. Each named column grows by its amount between the middle of the second quarter and of the last."""
     names = [*LEFT, "spans dropped"]
     constant = dict.fromkeys(names, 0.0) | dict.fromkeys(KEPT, 400.0)
     return [
@@ -55,7 +55,7 @@ def test_nothing_of_a_request_may_be_left_in_any_row(column: str) -> None:
     assert missed(table) == [f"{column} left, at most"]
 
 
-def test_an_answer_that_nobody_should_get_and_an_error_in_the_log_are_told() -> None:
+def test_an_unexpected_answer_and_an_error_in_the_log_are_told() -> None:
     assert missed(rows(), 2, "boom") == ["answers that should not be", "errors in the log"]
 
 

@@ -73,9 +73,7 @@ def ask(llm: LLM, family: str, prompts: list[list[int]]) -> list[int]:
 @pytest.mark.parametrize(
     ("family", "shape"), [*(("qwen2", shape) for shape in SHAPES), *((family, "chunked") for family in FAMILIES[1:])]
 )
-def test_greedy_tokens_of_two_turns_are_those_of_transformers(
-    checkpoints: dict[str, Path], family: str, shape: str
-) -> None:
+def test_greedy_tokens_of_two_turns_equal_transformers(checkpoints: dict[str, Path], family: str, shape: str) -> None:
     llm = LLM(str(checkpoints[family]), SHAPES[shape])
     size = llm.model.engine_config.block_size
     ask(llm, family, FIRST_TURNS[:1])
@@ -108,10 +106,10 @@ def test_preemption_does_not_change_a_token(checkpoints: dict[str, Path]) -> Non
 @pytest.mark.parametrize(
     ("family", "shape"), [*(("qwen2", shape) for shape in SHAPES), *((family, "chunked") for family in FAMILIES[1:])]
 )
-def test_greedy_tokens_of_several_answers_are_those_of_transformers(
+def test_greedy_tokens_of_several_answers_equal_transformers(
     checkpoints: dict[str, Path], family: str, shape: str
 ) -> None:
-    """Prompts that end within a block and with one, and one that is shorter than any."""
+    """Prompts that end within a block and at its end, and one shorter than a block."""
     llm = LLM(str(checkpoints[family]), SHAPES[shape])
     prompts = [*FIRST_TURNS[1:3], SYSTEM[:48], SYSTEM[:2]]
     asked = [prompt for prompt in prompts for _ in range(4)]

@@ -10,7 +10,7 @@ from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
 from quotas.limiter import Charge, Limiter, refusals
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, LimitState, Reservation, Usage
-from quotas.store.account import Account, Levels
+from quotas.store.account import Levels, QuotaAccount
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from tests.quotas.clocked_tenant import SPENT, ClockedTenant, Policy, Steps
@@ -35,13 +35,13 @@ HELD = st.builds(lambda amount: Limit(Resource.CONCURRENT_REQUESTS, amount), st.
 ASKS = st.builds(Ask, st.just(1), st.integers(0, 1200), st.integers(0, 1200))
 
 
-def capacity(account: Account, index: int) -> int:
+def capacity(account: QuotaAccount, index: int) -> int:
     return account.limits[index].capacity * account.scales[index]
 
 
 @given(st.one_of(RATES, BUDGETS, HELD), ASKS, st.floats(0, 1))
 def test_it_says_what_the_store_would_say_of_one_limit(limit: Limit, ask: Ask, part: float) -> None:
-    account = Account("acme", None, (limit,), "0", 30.0)
+    account = QuotaAccount("acme", None, (limit,), "0", 30.0)
     figures = Levels.at(NOW, b"", (round(part * capacity(account, 0)), 0))
     told = refusals(account.states(figures), ask, NOW / 1e6)
     if not told:

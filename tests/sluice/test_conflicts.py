@@ -85,7 +85,7 @@ def test_a_package_that_went_with_another_distribution_is_missed(site: Path) -> 
     assert status == 1 and "`admission` is missing" in error and "Reinstall" in error
 
 
-def test_one_that_comes_later_on_the_path_takes_nothing_from_ours(site: Path, tmp_path: Path) -> None:
+def test_a_later_package_on_the_path_takes_nothing_from_ours(site: Path, tmp_path: Path) -> None:
     write(tmp_path / "later" / "backend" / "__init__.py")
     record(tmp_path / "later", "parrot-2.0", "backend/__init__.py")
     assert run(site, tmp_path / "later") == (0, "it runs\n", "")

@@ -8,7 +8,7 @@ import sluice
 import sluice.__main__
 
 
-def test_the_public_names_are_those_of_the_engine() -> None:
+def test_the_public_names_are_the_engines() -> None:
     assert sluice.LLM is backend.LLM
     assert sluice.SamplingParams is backend.SamplingParams
     assert sluice.Completion is backend.Completion

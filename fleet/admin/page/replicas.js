@@ -89,7 +89,7 @@ export function replicaDetail(openTenant) {
 
 function content(row, openTenant) {
   const state = row.state;
-  const problem = row.problem ? [el("p", { class: "problem" }, `It tells no state: ${shown(row.problem, 240)}.`)] : [];
+  const problem = row.problem ? [el("p", { class: "problem" }, `No recent state: ${shown(row.problem, 240)}.`)] : [];
   const tenants = state ? tenantRows(state, openTenant) : [];
   const served = tenants.length
     ? plainTable("Tenants there", HERE, tenants.slice(0, MOST))

@@ -26,7 +26,7 @@ export class CancelQuestion {
     this.#row = row;
     const made = counted(row.output_tokens, "token");
     setText(this.title, `Cancel request ${shortId(row.id)}?`);
-    setText(this.text, `It is of ${shown(row.tenant, 60)} and has made ${made}. What it used is charged.`);
+    setText(this.text, `It belongs to ${shown(row.tenant, 60)} and has made ${made}. What it used is charged.`);
     this.#offer("", "Keep it running");
     this.dialog.showModal();
     this.keep.focus();

@@ -14,7 +14,7 @@ export class Charts {
     const firstToken = new Chart("Time to first token", latency, cursor, { figure: "last", least: 0.001, band: true });
     const gap = new Chart("Time between tokens", latency, cursor, { figure: "last", least: 0.001, band: true });
     const queue = new Chart("Waiting, by class", number, cursor, { figure: "last", least: 2 });
-    const load = new Chart("Load, of what fits", percent, cursor, { figure: "last", top: 1 });
+    const load = new Chart("Load, share of capacity", percent, cursor, { figure: "last", top: 1 });
     this.#charts = [
       [tokens, ({ points }) => [line("output", points.output_tokens), line("prompt", points.prompt_tokens)]],
       [requests, ({ points }) => [line("ended", points.requests), line("refused", points.refused)]],

@@ -51,7 +51,7 @@ function replaceInPlace(body, content) {
 
 function problem(error) {
   const forgotten = error instanceof Refused && error.status === 404;
-  const text = forgotten ? "The gateway does not remember it (any longer)." : `Not answered: ${error.message}.`;
+  const text = forgotten ? "The gateway has no record of it (any more)." : `Not answered: ${error.message}.`;
   return [el("p", { class: "problem" }, text)];
 }
 

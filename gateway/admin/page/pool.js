@@ -10,7 +10,7 @@ import { bytes, percent, whole } from "./units.js";
 const HEIGHT = 216; // of the picture at most, in pixels
 const LARGEST = 16; // side of a square with its gap
 const SMALLEST = 5;
-const HINT = "Point at a square to read whose it is.";
+const HINT = "Point at a square for its tenant.";
 const USE = 2 ** 20; // more than there are owners: a cell is its owner plus USE times its use
 
 export class Pool {
@@ -28,7 +28,7 @@ export class Pool {
     });
     this.reading = el("p", { class: "pool-reading muted" }, HINT);
     this.legend = el("ul", { class: "pool-legend" });
-    this.uses = el("ul", { class: "pool-uses", "aria-label": "What it is used for" });
+    this.uses = el("ul", { class: "pool-uses", "aria-label": "Uses of blocks" });
     root.append(this.picture, this.reading, this.legend, this.uses);
     new ResizeObserver(() => this.#draw()).observe(root);
   }

@@ -36,7 +36,7 @@ export function liveTable(root, open, cancel) {
     key: address,
     matches,
     sort: { id: "age", descending: true },
-    empty: "No request is being served.",
+    empty: "No request is live.",
   });
 }
 

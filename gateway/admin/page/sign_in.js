@@ -45,7 +45,7 @@ export class SignIn {
 
   #explain(error) {
     const rejected = error instanceof Unauthorized;
-    const why = rejected ? "This key is not accepted." : `The gateway cannot be asked: ${error.message}.`;
+    const why = rejected ? "This key is not accepted." : `The gateway cannot be reached: ${error.message}.`;
     setText(byId("sign-in-problem"), why);
     this.field.select();
   }

@@ -24,8 +24,8 @@ function content(tenant, openRequest) {
   return [
     factList(facts(tenant)),
     ...part("Limits", LIMITS, limits, "No limit applies to it."),
-    ...part("Its requests now", LIVE, live, "None is being served."),
-    ...part("Its last requests", ENDED, ended, "None has ended lately."),
+    ...part("Its requests now", LIVE, live, "No live request."),
+    ...part("Its last requests", ENDED, ended, "No recent request."),
   ];
 }
 

@@ -28,7 +28,7 @@ export function tenantsTable(root, slots, open) {
     key: ({ name }) => name,
     matches: ({ name }, words) => name.toLowerCase().includes(words),
     sort: { id: "share", descending: true },
-    empty: "No tenant has asked for anything yet.",
+    empty: "No tenant has sent a request yet.",
   });
 }
 

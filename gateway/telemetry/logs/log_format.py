@@ -20,7 +20,7 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 
 class _Format(logging.Formatter):
-    """The base of both formats; with `quotes` the messages of exceptions are shown even of discreet records."""
+    """The base of both formats; with `quotes`, messages of exceptions are shown even in discreet records."""
 
     def __init__(self, quotes: bool = False) -> None:
         super().__init__()

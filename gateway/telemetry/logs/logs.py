@@ -1,4 +1,4 @@
-"""Sets up logging for a gateway that serves, in the format and from the level that the settings ask for."""
+"""Sets up the logging of a serving gateway, in the configured format and level."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from gateway.telemetry.logs.log_format import JsonFormat, TextFormat
 log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 4 * 2**20
-GATHER_SECONDS = 0.02  # lines of so much time share one write
+GATHER_SECONDS = 0.02  # lines within this time share one write
 CLOSE_SECONDS = 2.0
 TOO_SLOW = "stderr was not read fast enough"
 
@@ -76,7 +76,7 @@ class LogWriter(logging.Handler):
         try:
             _write_all(self._fd, data)
             lost = 0
-        except OSError as error:  # nobody reads any more, or a disk is full
+        except OSError as error:  # the reader has gone, or a disk is full
             lost, self._reason = len(lines), f"stderr could not be written ({error.strerror})"
         with self._counting:
             self._pending_bytes -= len(data)
@@ -102,7 +102,7 @@ OURS = ("fleet", "gateway", "admission", "quotas", "backend")
 
 @contextmanager
 def logging_to(fd: int, settings: Settings) -> Iterator[None]:
-    """Log to a file descriptor while the block runs, without the secrets of these settings; libraries only from
+    """Log to a file descriptor while the block runs, with the secrets of these settings masked; libraries log from
     warnings on.
     """
     hide(secret.get_secret_value() for _, secret in settings if isinstance(secret, SecretStr))
@@ -127,7 +127,7 @@ def logging_to(fd: int, settings: Settings) -> Iterator[None]:
 
 
 def num_lines_dropped() -> int:
-    """Returns how many lines were dropped since the start, because nobody read them."""
+    """The number of log lines dropped since the start because stderr was not read."""
     return sum(handler.num_dropped for handler in logging.getLogger().handlers if isinstance(handler, LogWriter))
 
 

@@ -8,12 +8,12 @@ from gateway.telemetry.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 
-MAX_TEXT_CHARS = 200  # of what a client chose
+MAX_TEXT_CHARS = 200  # of a client's text
 
 
 class RequestLog:
     """A listener of `Telemetry`. Of a client's input it logs only the path, the model's name, the field of a refusal
-    and the ignored fields of other servers.
+    and the ignored fields.
 
     Failures are warnings; requests that need no key and succeed, such as probes and scrapes, are logged for debugging.
     """

@@ -1,4 +1,4 @@
-"""Latencies of delivery, measured where tokens leave for their clients; they are shown under the names of vLLM."""
+"""Latencies of delivery, measured as tokens leave for their clients; shown under vLLM's names."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ INTER_TOKEN_LATENCY = (*TIME_PER_OUTPUT_TOKEN, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 
 
 class DeliveryMetrics:
-    """Times first tokens and the gaps between tokens, as clients are sent them; `clock` is the engine's."""
+    """Times first tokens and the gaps between tokens as they are sent to clients; `clock` is the engine's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.first_token = HistogramSeries(FIRST_TOKEN)
@@ -23,7 +23,9 @@ class DeliveryMetrics:
         self._clock = clock
 
     def delivered(self, sequence: Sequence, before: int, count: int, last: float) -> float:
-        """Note `count` tokens sent now, after `before` others, the last of them at `last`. Returns the time now."""
+        """Record `count` tokens sent now, after `before` others, of which the last was sent at `last`. Returns the time
+        now.
+        """
         now = self._clock()
         if before:
             self.gap.observe((now - last) / (count or 1), count)

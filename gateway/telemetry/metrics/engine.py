@@ -17,13 +17,13 @@ DISCONNECT = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 
 
 
 class EngineMetrics:
-    """Counts steps and batches; `memory` returns the bytes of the device's memory by their use."""
+    """Counts steps and batches; `memory` returns the device's memory in bytes, by use."""
 
     def __init__(self, registry: Registry, core: Controller, memory: Callable[[], Mapping[str, float]]) -> None:
         self._scheduler = core.scheduler
         self._busy = 0.0
         self._completed, self._decodes = 0.0, 0  # of the last step
-        self._gap = 0.0  # between the last two tokens of rows that decoded in both of the last steps; 0: none did
+        self._gap = 0.0  # between the last two tokens of rows that decoded in both last steps; 0: none did
         self._count_steps(registry)
         self._count_batches(registry)
         self._count_memory(registry, memory)
@@ -84,7 +84,7 @@ class EngineMetrics:
             self._prefill_tokens.value += step.prefill_tokens
         if decodes:
             self._note_gap(step.completed, decodes)
-        else:  # rows that decode, and wait for a step of prefills alone, have the longer gap
+        else:  # rows that sat out a step of prefills alone have the longer gap
             self._decodes = max(0, min(self._decodes, len(self._scheduler.running) - rows))
 
     def _note_gap(self, completed: float, decodes: int) -> None:
@@ -100,9 +100,9 @@ class EngineMetrics:
 
 
 class DisconnectMetrics:
-    """Measures how long a disconnect takes to end its sequences and to free their KV blocks.
+    """Measures the time from a disconnect to the end of its sequences and to the release of their KV blocks.
 
-    `num_orphans` counts the sequences in the engine that no request waits for.
+    `num_orphans` counts sequences in the engine without a request.
     """
 
     def __init__(self, registry: Registry, num_orphans: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of what clients were told about their tokens, and whether it held."""
+"""Metrics of the latency estimates sent to clients, and of their coverage."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 
 ESTIMATE_ERROR = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
-WINDOW_ESTIMATES = (100, 300)  # of the newest estimates
-MIN_ESTIMATES = 50  # of a window; of fewer, no share is told
+WINDOW_ESTIMATES = (100, 300)  # sizes of the windows, in estimates
+MIN_ESTIMATES = 50  # in a window, below which no share is shown
 TOKENS = ("first", "last")
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class HeldWindows:
-    """The newest estimates, and the share of them that held."""
+    """The newest estimates, and the share that held."""
 
     def __init__(self) -> None:
         self._held: deque[bool] = deque(maxlen=max(WINDOW_ESTIMATES))
-        self._counts = dict.fromkeys(WINDOW_ESTIMATES, 0)  # of those that held
+        self._counts = dict.fromkeys(WINDOW_ESTIMATES, 0)  # of estimates that held, by size of window
 
     def add(self, held: bool) -> None:
         known = len(self._held)
@@ -61,7 +61,7 @@ class EstimateMetrics:
         registry.read(of_tenants, lambda: _shares(self._of_tenants))
 
     def ended(self, record: RequestRecord) -> None:
-        """Compare the estimates that the client was sent with when its tokens came, or until when they had not."""
+        """Compare the client's estimates with the times of its tokens, or with the end of the request."""
         for timeline in record.engine.timelines:
             for token, told, came in _told(timeline):
                 if came is not None:
@@ -89,7 +89,7 @@ class EstimateMetrics:
 
 
 def _told(timeline: SequenceTimeline) -> Iterator[tuple[str, float, float | None]]:
-    """Yields each token of which the client was told, the seconds from its arrival, and when it came, if it has."""
+    """Yields each estimated token, its estimate in seconds from arrival, and its time, if it came."""
     promise = timeline.promise
     if promise.first_token is not None:
         yield "first", promise.first_token, timeline.first_token
@@ -99,7 +99,7 @@ def _told(timeline: SequenceTimeline) -> Iterator[tuple[str, float, float | None
 
 
 def _held(timeline: SequenceTimeline, told: float, came: float | None) -> bool | None:
-    """Returns whether what was told held; None where the request ended before that was known."""
+    """True if the estimate held; None if the request ended before that was known."""
     if came is not None:
         return came - timeline.queued <= told
     waited = (timeline.ended or timeline.queued) - timeline.queued

@@ -1,4 +1,4 @@
-"""Metrics of constrained answers: what compiling and matching their grammars takes, and what comes of it."""
+"""Metrics of constrained answers: the cost of compiling and matching grammars, and the outcomes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 
 @dataclass(frozen=True, slots=True)
 class GrammarSources:
-    """Where metrics of grammars are read."""
+    """The sources of the grammars' metrics."""
 
     compiler: GrammarCompiler
     masks: TokenMasks
 
 
 def count_grammars(registry: Registry, sources: GrammarSources | None, counters: Counters) -> None:
-    """Have what is known of grammars read whenever metrics are; without sources all of it is 0."""
+    """Register the metrics of grammars; without sources all are 0."""
 
     def total(name: str, meaning: str, read: Callable[[GrammarSources], float], unit: str = "") -> None:
         registry.total(name, meaning, lambda: 0 if sources is None else read(sources), unit)

@@ -6,7 +6,7 @@ from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 
 
 class KVMetrics:
-    """Shows blocks as they are: one that several sequences share is one. Nothing is counted before it is asked for."""
+    """Shows physical blocks: a block shared by several sequences counts once. Values are read on demand."""
 
     def __init__(self, registry: Registry, scheduler: Scheduler) -> None:
         self._accounts = KVAccounts(scheduler.kv_manager)

@@ -7,7 +7,7 @@ from gateway.tenants.live_policy import LivePolicy
 
 
 class ClassNames:
-    """Returns the names that the current policy gives to the classes of service, which the engine numbers."""
+    """The current policy's names of the service classes, which the engine numbers."""
 
     def __init__(self, policies: LivePolicy) -> None:
         self._policies = policies
@@ -17,7 +17,7 @@ class ClassNames:
         return [entry.name for entry in self._policies.current.classes]
 
     def of(self, level: int) -> str:
-        """Returns the name of a class; one that a newer policy no longer has goes by the name of its last one."""
+        """The name of a class; a class removed by a newer policy has the name of the newer one's last class."""
         classes = self._policies.current.classes
         return classes[min(level, len(classes) - 1)].name
 
@@ -31,7 +31,7 @@ def reason_of(error: ApiError) -> tuple[str, str]:
 
 
 def all_reasons() -> set[tuple[str, str]]:
-    """Returns the labels of all errors that there are."""
+    """The labels of all known errors."""
     return {(_reason(kind), kind.code or NO_CODE) for kind in _kinds(ApiError)}
 
 
@@ -50,7 +50,7 @@ OTHER = "other"
 
 
 class TenantLabels:
-    """Labels the first tenants that come by their names for as long as the process runs, and all others `OTHER`."""
+    """Labels the first tenants by name for as long as the process runs, and all others `OTHER`."""
 
     def __init__(self, most: int = MAX_TENANTS) -> None:
         self._most = most

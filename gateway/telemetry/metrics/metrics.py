@@ -1,4 +1,4 @@
-"""All metrics of a gateway: which of them listens to what, and the page that Prometheus scrapes."""
+"""All metrics of a gateway, connected to their sources, and the page that Prometheus scrapes."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ class Sources:
     block_bytes: int
     memory: Callable[[], Mapping[str, float]]  # bytes of the device's memory by their use
     connections: ConnectionCounts  # of the tenants' port
-    backlog_target: float  # the seconds of work that one replica should have
+    backlog_target: float  # target backlog of one replica, in seconds of work
     grammars: GrammarSources | None = None  # None: no answer can be constrained
     debts: SharedDebts | None = None  # None: what other replicas serve does not count
 
@@ -111,7 +111,7 @@ class Metrics:
         self.replica.ended(record)
 
     def _num_stalled(self) -> int:
-        """Returns how many writes have made no progress for a second."""
+        """The number of writes without progress for a second."""
         since = self._sources.telemetry.clock() - STALLED_SECONDS
         scopes = [record.scope for record in self._sources.telemetry.live if record.scope is not None]
         return sum(scope.writing_since is not None and scope.writing_since < since for scope in scopes)

@@ -53,7 +53,10 @@ def show_resources(registry: Registry) -> None:
 
 
 def _open_fds() -> int:
-    """Returns how many files are open. Linux 6.2 says it without a list; if none is left to list them with, all are."""
+    """The number of open files.
+
+    Linux 6.2 tells it without listing them; if no descriptor is left to list them, all are open.
+    """
     try:
         return (_PROC / "fd").stat().st_size or len(os.listdir(_PROC / "fd")) - 1  # noqa: PTH208 - as many as needed
     except OSError:
@@ -79,11 +82,11 @@ def _stat() -> list[str]:
     return (_PROC / "stat").read_text().rpartition(")")[2].split()
 
 
-LAG_TICKS = 15  # seconds, of whose lags the highest is shown
+LAG_TICKS = 15  # seconds over which the highest lag is shown
 
 
 class ProcessMetrics:
-    """Shows how the process fares. A value that is kept elsewhere is 0 until `bind` says where."""
+    """Metrics of the process. A value kept elsewhere is 0 until `bind` registers its source."""
 
     def __init__(self, registry: Registry, policies: LivePolicy, live: Sized) -> None:
         self._lags: deque[float] = deque(maxlen=LAG_TICKS)
@@ -170,7 +173,7 @@ class StoreMetrics:
 
 
 def show_debts(registry: Registry, debts: SharedDebts | None) -> None:
-    """Show how much of other replicas' service counts here."""
+    """Register the metrics of debts shared with other replicas."""
     registry.gauge("sluice.debts.replicas", "Replicas that share debts.", lambda: debts.replicas if debts else 1)
     staleness, elsewhere = "Since the service of others was learned.", "Service of others that was learned."
     registry.gauge("sluice.debts.staleness", staleness, lambda: debts.staleness if debts else 0.0, "s")
@@ -178,7 +181,7 @@ def show_debts(registry: Registry, debts: SharedDebts | None) -> None:
 
 
 def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:
-    """Let the metrics read what the log and the traces lost."""
+    """Register the losses of the log and the traces."""
     metrics.bind("sluice.log_lines.dropped", num_lines_dropped)
     if tracing is not None:
         exporter, sampler = tracing.exporter, tracing.sampler

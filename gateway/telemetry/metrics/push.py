@@ -35,7 +35,7 @@ _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
 def metrics_data(readings: Iterable[Reading], resource: Resource, began_ns: int, now_ns: int) -> MetricsData:
-    """Returns the readings as OTLP's metrics, without foreign names; moments are in Unix nanoseconds."""
+    """The readings as OTLP's metrics, except foreign names; moments are in Unix nanoseconds."""
     metrics = [_metric(reading, began_ns, now_ns) for reading in readings if not reading.family.is_foreign]
     return MetricsData([ResourceMetrics(resource, [ScopeMetrics(SCOPE, metrics, "")], resource.schema_url)])
 
@@ -71,7 +71,7 @@ def _histogram(
         sum=value.sum,
         bucket_counts=value.counts,
         explicit_bounds=family.bounds,
-        min=None,  # type: ignore[arg-type]  # optional on the wire, and not known of all time
+        min=None,  # type: ignore[arg-type]  # optional on the wire, and unknown
         max=None,  # type: ignore[arg-type]
     )
 
@@ -84,7 +84,7 @@ def _attributes(family: Family, labels: Labels) -> dict[str, str]:
 log = logging.getLogger(__name__)
 
 MODEL = "sluice.model.name"  # of the resource: one process serves one model
-LAST_SECONDS = 2.0  # within which a stopping gateway makes its last push
+LAST_SECONDS = 2.0  # for a stopping gateway's last push
 
 
 def metric_exporter(collector: Collector) -> MetricExporter:
@@ -110,7 +110,7 @@ class MetricPush:
         self._interval = interval
         self._began_ns = time.time_ns()
         self._loop = asyncio.get_running_loop()
-        self._thread: threading.Thread | None = None  # of the push that is not done
+        self._thread: threading.Thread | None = None  # of the unfinished push
         self._delivery = DeliveryLog("metrics", interval)
 
     async def run(self) -> None:

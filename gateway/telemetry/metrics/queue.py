@@ -1,4 +1,4 @@
-"""Metrics of the queue for the engine: what waits, and for how long."""
+"""Metrics of the engine's queue: its depth and its waiting times."""
 
 from collections.abc import Callable
 
@@ -30,12 +30,12 @@ class QueueMetrics:
             "sluice.deferrals", "Sequences let wait longer than their class is meant to.", lambda: core.control.deferred
         )
         self._begin()
-        self._admitted: list[SequenceTimeline] = []  # and not counted yet: that has time until somebody looks
+        self._admitted: list[SequenceTimeline] = []  # not yet counted: deferred until the metrics are read
         self.admitted = self._admitted.append
         registry.before.append(self._count_admissions)
 
     def _count_admissions(self) -> None:
-        """Count those that have joined a first step since the last time."""
+        """Count sequences that joined their first step since the last call."""
         for timeline in self._admitted:
             name = self._classes.of(timeline.sequence.request.priority_class)
             self._admissions[name,].value += 1
@@ -44,12 +44,12 @@ class QueueMetrics:
         self._admitted.clear()
 
     def ended(self, record: RequestRecord) -> None:
-        """Count those that were admitted, before there are many of them."""
+        """Count admissions before the list grows long."""
         if self._admitted:
             self._count_admissions()
 
     def _begin(self) -> None:
-        """Make all series, so that they are there from the start."""
+        """Create all series, so that they exist from the start."""
         for name in self._classes.all():
             self._times.at(name)
             self._admissions.at(name)

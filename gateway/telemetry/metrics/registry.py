@@ -110,7 +110,7 @@ class Reading:
 
 
 class Labelled(dict[Labels, Series], Generic[Series]):
-    """The series of a metric, by their labels; one that is new is made when it is looked up."""
+    """The series of a metric by their labels, created on first access."""
 
     def __init__(self, labels: int, make: Callable[[], Series]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Metrics by which replicas are compared and scaled: the work of each, and the cost of its steps."""
+"""Metrics to compare and scale replicas by: the work of each, and the cost of its steps."""
 
 from admission.step_times.step_time import StepTimeModel
 from gateway.replica.reader import ReplicaReader

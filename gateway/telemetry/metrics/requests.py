@@ -1,4 +1,4 @@
-"""Metrics of requests that have ended: outcomes, refusals, latencies, and the targets that they met or missed."""
+"""Metrics of ended requests: outcomes, refusals, latencies, and the targets met or missed."""
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
@@ -21,10 +21,10 @@ MAX_MOMENTS = 64  # of one key and number of retries
 
 
 class RetryMemory:
-    """Remembers when refused clients may come back, to count who waits that long.
+    """Remembers when refused clients may retry, to count early retries.
 
-    Requests carry no name by which their next attempt could be recognised, so attempts are matched by key and number of
-    retries. The memory is bounded; the oldest entries are forgotten first. Moments are in seconds on one clock.
+    Requests carry no name by which a retry could be recognised, so attempts are matched by key and number of retries.
+    The memory is bounded; the oldest entries are forgotten first. Moments are in seconds on one clock.
     """
 
     def __init__(self) -> None:
@@ -59,12 +59,12 @@ class LatencyTarget(StrEnum):
     """The targets that a request may miss, as labels of `sluice.slo.misses`."""
 
     TTFT = "ttft"  # of its class
-    TIME_PER_OUTPUT_TOKEN = "time_per_output_token"  # of its class, or as the client asked  # noqa: S105
-    DEADLINE = "deadline"  # of its own
+    TIME_PER_OUTPUT_TOKEN = "time_per_output_token"  # of its class, or the client's own # noqa: S105
+    DEADLINE = "deadline"  # its own
 
 
 def missed(timeline: SequenceTimeline) -> list[LatencyTarget]:
-    """Returns the targets that a sequence missed, which was answered or expired."""
+    """The missed targets of a sequence that was answered or expired."""
     misses, sequence, first = [], timeline.sequence, timeline.first_token
     target, promised = sequence.request.first_token_target, sequence.request.token_interval
     if target is not None and (first is None or first - timeline.queued > target):
@@ -90,7 +90,7 @@ def _is_late(moment: float | None, deadline: float | None) -> bool:
 
 PROVIDER = "sluice"
 OPERATIONS = ("chat", "text_completion")
-UNKNOWN_MODEL = "_OTHER"  # in place of names that clients make up, which get no series
+UNKNOWN_MODEL = "_OTHER"  # label of unknown model names, which clients make up
 
 
 class RequestMetrics:
@@ -146,7 +146,7 @@ class RequestMetrics:
         )
 
     def _begin(self, classes: list[str]) -> None:
-        """Make all series, so that they are there from the start."""
+        """Create all series, so that they exist from the start."""
         for outcome in Outcome:
             self._requests.at(outcome, "")
         for reason in sorted(all_reasons()):

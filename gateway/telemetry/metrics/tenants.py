@@ -1,4 +1,4 @@
-"""Metrics of tenants: what each holds, waits for and has used, and how its requests ended."""
+"""Metrics of tenants: memory, queue and use of each, and the outcomes of its requests."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -29,8 +29,8 @@ def fairness_of(shares: list[float]) -> float:
 
 
 class FairnessMeter:
-    """Measures the fairness among tenants that had work waiting at every tick of a window; the others got all they
-    asked for.
+    """Measures the fairness among tenants with work waiting at every tick of a window; other tenants got all they asked
+    for.
     """
 
     def __init__(self, weight: Callable[[str], float]) -> None:
@@ -38,7 +38,7 @@ class FairnessMeter:
         self._ticks: deque[tuple[Mapping[str, float], Set[str]]] = deque(maxlen=WINDOW_TICKS + 1)
 
     def tick(self, service: Mapping[str, float], waiting: Set[str]) -> None:
-        """Note how much each tenant was served since the start, and which tenants have work waiting."""
+        """Record each tenant's service since the start, and the tenants with work waiting."""
         self._ticks.append((service, waiting))
 
     @property
@@ -72,7 +72,7 @@ class TenantTotals:
 
 
 class TenantUsage:
-    """Adds up what tenants use, by label, so that its size is bounded."""
+    """Sums the tenants' use by label, which bounds its size."""
 
     def __init__(self, labels: TenantLabels, live: Iterable[RequestRecord]) -> None:
         """`live` are the requests that have not ended, at any time."""
@@ -108,7 +108,7 @@ class TenantUsage:
 
 
 class TenantMetrics:
-    """Shows what tenants hold and use; `live` are the requests that have not ended."""
+    """Metrics of the tenants' memory and use; `live` are the unfinished requests."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class TenantMetrics:
         )
         for outcome in Outcome:
             self._requests.at(OTHER, outcome)
-        self._used: Mapping[str, TenantTotals] = {}  # as of the last look
+        self._used: Mapping[str, TenantTotals] = {}  # at the last reading
         self._served: dict[str, float] = {}
         self._show_held(registry)
         self._show_usage(registry)
@@ -209,9 +209,9 @@ class TenantMetrics:
             self._used.setdefault(self._labels.of(tenant), TenantTotals()).block_seconds += block_seconds
 
     def _service(self) -> list[Point]:
-        """Return the engine time of tenants by their accounts, and that of the others as their requests were charged.
+        """The engine time of labelled tenants from their accounts, and of the others from their requests' charges.
 
-        A correction may take back a part of what was charged ahead, but the counter never goes down.
+        A correction may take back a part of a charge ahead, but the counter never goes down.
         """
         charged = {label: usage.service for label, usage in self._used.items()}
         charged |= {name: account.charged for name, account in self._accounts()}

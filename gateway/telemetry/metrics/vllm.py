@@ -1,4 +1,4 @@
-"""Metrics under the names of vLLM 0.33, and older ones that dashboards still query; latencies are of delivery."""
+"""Metrics under the names of vLLM 0.33 and of older versions, for existing dashboards; latencies are of delivery."""
 
 from admission.outcome import Outcome
 from backend.scheduler.kv_accounts import KVAccounts

@@ -17,7 +17,7 @@ PROVIDER = "sluice"
 
 
 def of_failure(record: RequestRecord) -> dict[str, str]:
-    """Returns why a request did not complete, in one of few words; nothing if it did."""
+    """The reason why a request did not complete, of a fixed vocabulary; empty if it did."""
     error = record.error
     code = "" if error is None else error.code or error.type
     failure = {"error.type": code or str(record.outcome)} if record.has_failed else {}

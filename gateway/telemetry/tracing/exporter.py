@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 MAX_WAITING_SPANS = 8192
 BATCH_SPANS = 512  # in one export
 EXPORT_INTERVAL_SECONDS = 1.0  # between exports of less than a batch
-FLUSH_SECONDS = 2.0  # within which a stopping gateway sends the spans that are left
+FLUSH_SECONDS = 2.0  # for a stopping gateway to send the remaining spans
 
 
 def otlp_exporter(collector: Collector) -> SpanExporter:
@@ -34,8 +34,9 @@ def background_exporter(collector: Collector) -> "BackgroundExporter":
 
 
 class BackgroundExporter(SpanExporter):
-    """Stands before and behind the SDK's processor, which counts no lost span and would tear a trace apart when its
-    queue is full. Each counter is written by one thread and read by any, so nothing is locked.
+    """Wraps the SDK's processor, which counts no lost span and would tear a trace apart when its queue is full.
+
+    Each counter is written by one thread and read by any, so nothing is locked.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class BackgroundExporter(SpanExporter):
         self._exporter = exporter
         self._max_waiting = max_waiting
         self._closing = False
-        self._abandoned = False  # there is no more time
+        self._abandoned = False  # the time to flush is over
         self._delivery = DeliveryLog("spans", interval)
         self._processor = BatchSpanProcessor(self, max_waiting, 1000 * interval, min(batch, max_waiting))
 
@@ -92,7 +93,7 @@ class BackgroundExporter(SpanExporter):
         return result
 
     async def close(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Send the spans that are left for at most `seconds` and drop the others. Nothing may be put afterwards."""
+        """Send the remaining spans for at most `seconds`, and drop the others. `put` must not be called afterwards."""
         self._closing = True
         await asyncio.to_thread(self._close, seconds)
 

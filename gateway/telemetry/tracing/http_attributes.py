@@ -1,11 +1,11 @@
-"""The attributes of a request's root span that any server has, be it a gateway or a router: nothing of an engine."""
+"""The root span's attributes common to gateway and router: nothing of an engine."""
 
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.span_tree import Attributes
 
 
 def of_http(record: RequestRecord, route: str) -> Attributes:
-    """Returns who asked for what, and how it ended."""
+    """The attributes of client, route and outcome."""
     return {
         "http.request.method": record.method,
         "http.route": route,

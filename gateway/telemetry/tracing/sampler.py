@@ -1,7 +1,7 @@
 """Decides which requests are traced, once they have ended, so that no failed or slow one is missed.
 
 Traces are capped in all and for each tenant. The last half of either allowance is reserved for failed and slow
-requests, which are thus kept while clients ask for more traces than they get.
+requests, so they are traced even if clients ask for more traces than the cap.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from enum import StrEnum
 from gateway.telemetry.request_record import RequestRecord, TraceContext
 
 TENANT_SHARE = 0.25  # of all traces, for one tenant
-BURST_SECONDS = 2.0  # for which unused allowance is kept
-MAX_TENANTS = 1024  # with an allowance of their own; full ones are forgotten first
+BURST_SECONDS = 2.0  # of unused allowance
+MAX_TENANTS = 1024  # with an allowance of their own; a full one is forgotten first
 _RESERVED_SHARE = 0.5
 
 
@@ -20,7 +20,7 @@ class SamplingReason(StrEnum):
 
     ERROR = "error"  # it was refused, or failed
     SLOW = "slow"
-    CLIENT = "client"  # its client samples it
+    CLIENT = "client"  # the client's sampling flag is set
     RATIO = "ratio"
 
 
@@ -35,7 +35,7 @@ class Allowance:
         self._since = now
 
     def has(self, reserved: bool, now: float) -> bool:
-        """Returns whether one more trace may be taken; with `reserved` also from the reserved half."""
+        """True if one more trace is allowed; `reserved` includes the reserved half."""
         self._fill(now)
         return self._level >= (1.0 if reserved else max(1.0, self._burst * _RESERVED_SHARE))
 
@@ -65,7 +65,7 @@ class TraceSampler:
         waited: Callable[[RequestRecord], float] | None = None,
     ) -> None:
         """`waited` returns the seconds by which a request counts as slow: `longest_wait` by default."""
-        self.num_capped = 0  # requests that would have been traced otherwise
+        self.num_capped = 0  # requests not traced for the cap
         self._waited = waited or longest_wait
         self._below = round(ratio * 2**64)
         self._slow_seconds = slow_seconds
@@ -74,7 +74,7 @@ class TraceSampler:
         self._tenants: dict[str | None, Allowance] = {}
 
     def reason_to_trace(self, record: RequestRecord) -> SamplingReason | None:
-        """Returns why a request that has ended is to be traced; None if it is not."""
+        """The reason to trace an ended request; None if it is not sampled."""
         reason = self._reason(record)
         if reason is None or self._allows(record, reason in (SamplingReason.ERROR, SamplingReason.SLOW)):
             return reason
@@ -96,7 +96,7 @@ class TraceSampler:
         return SamplingReason.RATIO if self.picks(trace) else None
 
     def picks(self, trace: TraceContext) -> bool:
-        """Returns whether the ratio picks a trace that nobody has decided of."""
+        """True if the ratio samples a trace without a decision."""
         return trace.trace_id % 2**64 < self._below
 
     def _allows(self, record: RequestRecord, reserved: bool) -> bool:

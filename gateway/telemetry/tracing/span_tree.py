@@ -20,14 +20,14 @@ UNSET = Status(StatusCode.UNSET)
 
 Attributes = Mapping[str, AttributeValue | None]
 
-logging.getLogger("opentelemetry.trace.span").disabled = True  # it would log what clients write into tracestate
+logging.getLogger("opentelemetry.trace.span").disabled = True  # it would log clients' tracestate
 
 
 class SpanTree:
     """Collects the spans of one trace; times are in Unix nanoseconds."""
 
     def __init__(self, resource: Resource, trace_id: int, state: str = "") -> None:
-        """`state` is a tracestate header, of which nothing is kept if a member is not valid."""
+        """`state` is a tracestate header, dropped whole if a member is not valid."""
         self.spans: list[ReadableSpan] = []
         self._resource = resource
         self._trace_id = trace_id
@@ -78,7 +78,7 @@ class SpanTree:
 
 
 def bounded_text(value: str) -> str:
-    """Returns at most `MAX_TEXT_CHARS` characters that any encoding can hold: a lone surrogate becomes "?"."""
+    """At most `MAX_TEXT_CHARS` characters, encodable: a lone surrogate becomes "?"."""
     if len(value) <= MAX_TEXT_CHARS and value.isascii():
         return value
     return value[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode()

@@ -28,8 +28,8 @@ from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, SpanTree
 from gateway.tenants.effective_policy import KVShape
 from quotas.store.scripts import Script
 
-MAX_SEQUENCES = 16  # of one request, whose prefill and decode are shown
-MIN_EVENTS = 4  # of a kind, that each sequence may have; all together have about as many as one alone
+MAX_SEQUENCES = 16  # of one request, with spans of prefill and decode
+MIN_EVENTS = 4  # of a kind for each sequence; a trace has about as many in all as one sequence may have
 _ASKED_BESIDE = frozenset(
     {Script.EXTEND, Script.STATES}
 )  # outside of the phases in which quota is reserved and settled
@@ -70,7 +70,7 @@ class RequestTrace:
         self._ns = record.unix_ns
         self._began = record.began
         self._ended = record.began if record.ended is None else record.ended
-        self._calls = record.engine.store_calls  # those that are not in a span yet
+        self._calls = record.engine.store_calls  # not yet in a span
         self._served = [timeline for timeline in record.engine.timelines if timeline.admitted is not None]
         self._max_events = max(MIN_EVENTS, MAX_EVENTS // max(1, len(self._served)))
 
@@ -176,7 +176,7 @@ class RequestTrace:
         return events + self._cut_short(timeline, ended)
 
     def _cut_short(self, timeline: SequenceTimeline, ended: float) -> list[Event]:
-        """Returns the event that ended the sequence early, if one did."""
+        """The event that cut the sequence short, if one did."""
         reason = timeline.sequence.finish_reason
         return [self._event(ended, _CUT_SHORT[reason])] if reason in _CUT_SHORT else []
 
@@ -209,7 +209,7 @@ class RequestTrace:
 
     @property
     def _generated(self) -> float:
-        """Returns when the client had the last token, or nobody waited for one any more."""
+        """The moment of the last token's delivery, or of the end of the wait for it."""
         record = self._record
         ended = max((timeline.ended or self._ended for timeline in record.engine.timelines), default=self._ended)
         return ended if record.engine.settling is None else max(ended, record.engine.settling)
@@ -217,7 +217,7 @@ class RequestTrace:
     def _add_last(
         self, name: str, began: float, ended: float, values: Attributes, events: list[Event] | None = None
     ) -> int:
-        """Add the span of the phase in which the request ended, with the failure if it ended with one."""
+        """Add the span of the request's last phase, with its failure, if any."""
         failure = attributes.of_failure(self._record)
         return self._add(name, began, ended, {**values, **failure}, None, events, failed=self._record.has_failed)
 

@@ -1,7 +1,7 @@
-"""Makes spans of engine steps. One step serves many requests, so its span is in a trace of its own and links to theirs.
+"""Makes spans of engine steps.
 
-Which requests are traced is known when they end, so a step waits for the ends of all that it served. Most steps are not
-kept at all.
+A step serves many requests, so its span is in a trace of its own and links to theirs. Whether a request is traced is
+known at its end, so a step is kept until all its requests have ended. Most steps are not kept at all.
 """
 
 from collections import deque
@@ -18,8 +18,8 @@ from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.attributes import of_step
 from gateway.telemetry.tracing.span_tree import SAMPLED, Attributes, SpanTree
 
-PATIENCE_SECONDS = 60.0  # that a step waits for its requests to end
-MAX_STEPS = 32  # that one request is linked to, the first ones
+MAX_WAIT_SECONDS = 60.0  # for the requests of a step to end
+MAX_LINKED_STEPS = 32  # linked to one request, the first ones
 MAX_LINKS = 64  # of one step
 
 
@@ -30,7 +30,7 @@ class StepRecord:
     completed: float
     elapsed: float  # since it was planned
     attributes: dict[str, int]
-    num_open: int = 0  # requests that it served and that have not ended
+    num_open: int = 0  # its unfinished requests
     links: list[Link] = field(default_factory=list)
     ended_ns: int = 0  # Unix nanoseconds, by the calendar of the first request that it links to
     is_done: bool = False
@@ -66,12 +66,10 @@ class StepSpans:
                 self._wait(request_record, record)
         if record.num_open:
             self._kept.append(record)
-        self._finish_until(step.completed - PATIENCE_SECONDS)
+        self._finish_until(step.completed - MAX_WAIT_SECONDS)
 
     def ended(self, request_record: RequestRecord, is_traced: bool) -> None:
-        """Note that a request has ended. Steps that waited for it alone are sent, if any request that they served is
-        traced.
-        """
+        """Record the end of a request. Steps that waited for it alone are sent, if any of their requests is traced."""
         for record in self._of.pop(request_record, ()):
             record.num_open -= 1
             if is_traced and not record.is_done and len(record.links) < MAX_LINKS:
@@ -85,12 +83,12 @@ class StepSpans:
 
     def _wait(self, request_record: RequestRecord, record: StepRecord) -> None:
         records = self._of.setdefault(request_record, [])
-        if len(records) < MAX_STEPS:
+        if len(records) < MAX_LINKED_STEPS:
             records.append(record)
             record.num_open += 1
 
     def _finish_until(self, moment: float) -> None:
-        """Finish the oldest steps that wait for nothing, or were completed before `moment`."""
+        """Finish the oldest steps without unfinished requests, and steps completed before `moment`."""
         while self._kept and (self._kept[0].is_done or self._kept[0].completed < moment):
             self._finish(self._kept.popleft())
 

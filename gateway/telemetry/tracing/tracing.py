@@ -18,8 +18,8 @@ from quotas.store.scripts import Script
 
 
 class Tracing:
-    """Makes the spans of a sampled request when it has ended and its quota is settled. Other requests cost the
-    decision.
+    """Makes the spans of a sampled request once it has ended and its quota is settled. An unsampled request costs the
+    decision alone.
     """
 
     def __init__(
@@ -53,9 +53,7 @@ class Tracing:
         self.exporter.put(spans_of(record, self._resource, self._kv, reason, self._settled(record)))
 
     def _settled(self, record: RequestRecord) -> float | None:
-        """Returns when the quota was settled: when the store answered, or else now; None if there was nothing to
-        settle.
-        """
+        """The moment of the quota's settlement: the store's answer, or else now; None without a quota."""
         if record.engine.grant is None or record.engine.grant.settlement is None:
             return None
         answers = [call.ended for call in record.engine.store_calls if call.name == Script.SETTLE]
@@ -66,8 +64,8 @@ class Tracing:
 async def open_tracing(
     settings: Settings, telemetry: Telemetry, core_telemetry: CoreTelemetry, kv: KVShape
 ) -> AsyncIterator[Tracing | None]:
-    """Trace requests and steps while the block runs, and then send the spans that are left. Yields None if no collector
-    is set.
+    """Trace requests and steps while the block runs, and then send the remaining spans. Yields None without a
+    collector.
     """
     collector = Collector.of(settings)
     if collector is None:

@@ -31,7 +31,7 @@ from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import TINY, write_checkpoint
 
 NUM_TOKENS = 64
-NEAR = 1e-4  # of a logit, between two tokens of which either may be chosen
+NEAR_TIE_LOGITS = 1e-4  # of a logit, between two tokens of which either may be chosen
 PROMPTS = [[(31 * n + 7 * k) % TINY.vocab_size for k in range(3 + 11 * n)] for n in range(8)]
 OPTIONS = EngineOptions(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256, kv_memory_bytes=2**24)
 GREEDY = SamplingParams(temperature=0, ignore_eos=True, logprobs=2)
@@ -56,9 +56,11 @@ def check(device: torch.device) -> Iterator[Finding]:
         else:
             oracle, expected = "our reference on the CPU", _answers(reference)
         parted = [_parted(one, other.tokens) for one, other in zip(expected, found, strict=True)]
-        wrong = sum(gap is not None and gap >= NEAR for gap in parted)
+        wrong = sum(gap is not None and gap >= NEAR_TIE_LOGITS for gap in parted)
         yield Finding(f"answers that part from those of {oracle}, fp32", wrong, bound=0, exact=True)
-        yield Finding("answers that part at a near tie", sum(gap is not None and gap < NEAR for gap in parted))
+        yield Finding(
+            "answers that part at a near tie", sum(gap is not None and gap < NEAR_TIE_LOGITS for gap in parted)
+        )
         texts = [prompt + answer.tokens for prompt, answer in zip(PROMPTS, expected, strict=True)]
         exactly, rounded = _scores(reference, texts), _scores(_runner(checkpoint, device, torch.bfloat16), texts)
         differences = [abs(one - other) for one, other in zip(exactly, rounded, strict=True)]

@@ -20,7 +20,7 @@ from labs.benchmarks.kernels_gpu import BLOCK_SIZE, Workload, step_of
 WORKLOADS = (Workload(5, 1, 333), Workload(3, 77, 200))
 BEYOND_32_BITS = 150_000  # blocks of 2 * 8 * 16 * 128 numbers: more than 2**31
 FAR_BLOCKS = 20
-NEAR = 1e-5  # of the mass that is drawn from
+NEAR_TIE_MASS = 1e-5  # of the mass that is drawn from
 
 
 def check(device: torch.device) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def check(device: torch.device) -> Iterator[Finding]:
 
 
 def comparisons(device: torch.device, gpu: bool) -> dict[str, Callable[[], list[str] | int]]:
-    """What is compared on a GPU, or what an interpreter has time for; each says what differs, or how much does."""
+    """The comparisons for a GPU, or for an interpreter's patience; each returns its differences."""
     found: dict[str, Callable[[], list[str] | int]] = {}
     for dtype in (torch.float32, torch.float16, torch.bfloat16) if gpu else (torch.float32,):
         what = f"kernels that differ from their reference, {_name(dtype)}"
@@ -114,8 +114,9 @@ def _agrees(pool: Tensor, workload: Workload, window: int | None) -> bool:
 
 
 def _sampling(device: torch.device, vocab: int) -> int:
-    """How many of the rows' tokens are not those that torch draws with the same seeds, or within `NEAR` of them: a GPU
-    rounds weights in its own way, and where a draw is that near to where one token ends, either follows.
+    """The number of wrong tokens: neither torch's with the same seeds, nor within `NEAR_TIE_MASS` of them.
+
+    A GPU rounds weights in its own way, so near the boundary of two tokens either is right.
     """
     kinds = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.2, 0, 0.9, 0.0), (0.9, 50, 0.8, 0.02)]
     kinds += [(1.0, vocab // 3, 1.0, 0.0), (2.0, vocab, 0.99, 0.0), (1.0, 150, 0.95, 1e-3)]
@@ -150,7 +151,7 @@ def _sampling(device: torch.device, vocab: int) -> int:
 
     penalties = _on_device(_penalties(len(rows), vocab), device)
     found = TritonOps().sample(logits.to(device, copy=True), on_device, penalties).cpu()
-    return int(((found < drawn(-NEAR)) | (found > drawn(NEAR))).sum())
+    return int(((found < drawn(-NEAR_TIE_MASS)) | (found > drawn(NEAR_TIE_MASS))).sum())
 
 
 def _penalties(rows: int, vocab: int) -> Penalties:

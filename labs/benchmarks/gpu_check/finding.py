@@ -1,6 +1,7 @@
-"""What one part of the check found: figures, some with the bound that they are meant to keep.
+"""The findings of one part of the check: figures, some with a bound.
 
-A speed is held to a share of what the same device did in the same run, never to a number of one card."""
+A speed is held to a share of another speed of the same device in the same run, never to a number of one card.
+"""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -19,7 +20,7 @@ class Finding:
 
     @property
     def met(self) -> bool | None:
-        """None: there is nothing to keep."""
+        """True within its bound; None without a bound."""
         if self.bound is None or isinstance(self.value, str):
             return None
         return self.value >= self.bound if self.sense == ">=" else self.value <= self.bound

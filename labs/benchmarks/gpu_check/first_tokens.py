@@ -1,4 +1,4 @@
-"""What the engine's part of a first token was made of, by a gateway's event log."""
+"""The engine's part of a first token's time, by a gateway's event log."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ KINDS = ('["arrive"', '["plan"', '["done"')
 
 @dataclass(slots=True)
 class FirstToken:
-    """A request that was let in; times in seconds of the engine's clock."""
+    """An admitted request; times in seconds of the engine's clock."""
 
     tenant: str
     arrived: float

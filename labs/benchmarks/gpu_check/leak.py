@@ -42,7 +42,7 @@ GREEDY = SamplingParams(temperature=0)
 FILLING = 12  # tokens of each answer, while all seats are taken by one kind
 BLOCK_SIZE = 16
 FORKS = 3  # answers to one prompt
-CANCELLED = 0.05  # of steps, in which somebody leaves
+CANCELLED = 0.05  # of steps with a cancellation
 FITS = 0.98  # of the KV memory of the first load
 
 
@@ -207,7 +207,7 @@ class Traffic:
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """Bytes that torch has allocated and reserved on a GPU; on a CPU twice those of all tensors that are alive."""
+    """Bytes allocated and reserved by torch on a GPU; on a CPU twice the bytes of all live tensors."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)

@@ -25,7 +25,7 @@ from backend.structured_output.compiler import GrammarCompiler
 from labs.benchmarks.gpu_check.finding import Finding
 
 FREE = 8  # rows without a grammar
-TURNS = 2  # answers for each seat
+ANSWERS_PER_SEAT = 2  # answers for each seat
 LONGEST = 200  # tokens; every grammar ends before
 CACHE_BYTES = 1 << 30
 DEPARTMENTS = ["receiving and inspection", "assembly of large parts", "returns"]
@@ -47,7 +47,7 @@ def check(device: torch.device) -> Iterator[Finding]:
     options = EngineOptions(max_num_seqs=seats + FREE, max_num_batched_tokens=512, max_model_len=512)
     model = load_model("embedded", options, device=device.type, dtype="float32")
     model.runner.warm_up()
-    asked = [_asked(number) for number in range(seats)] * TURNS
+    asked = [_asked(number) for number in range(seats)] * ANSWERS_PER_SEAT
     texts, reasons, forced = asyncio.run(_generate(model, asked))
     ended = sum(reason is FinishReason.STOP for reason in reasons)
     valid = sum(one.matches(text) for one, text in zip(asked, texts, strict=True))

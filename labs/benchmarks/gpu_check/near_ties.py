@@ -1,8 +1,8 @@
-"""Where two ways to compute one model part: whether both tokens could have been chosen, or one of them is wrong.
+"""Judges where two computations of one model differ: either token is right, or one of them is wrong.
 
 Sums in another order differ in their last digits. Where the two most likely tokens are nearer to each other than that,
-or a draw is that near to where one token ends and the next begins, either is right, and all that follows differs. Near
-is as near as `agreement` has it: of a logit, and of the mass that is drawn from.
+or a draw is that near to the boundary of two tokens, either is right, and all that follows differs. The tolerance is
+`agreement`'s: of a logit, and of the mass that is drawn from.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NewSequence
 from backend.worker.sampler import SlotSampler, sample
-from labs.benchmarks.gpu_check.agreement import NEAR
+from labs.benchmarks.gpu_check.agreement import NEAR_TIE_LOGITS
 
 CPU = torch.device("cpu")
 
@@ -61,9 +61,9 @@ class Reference:
         return self._decoder.logits(self._decoder.forward(step, kv)[-1:])
 
     def could_choose(self, request: Request, output: list[int], token: int) -> bool:
-        """Whether `token` may follow on `output`."""
+        """True if `token` may follow `output`."""
         logits = self.logits(request.prompt + output)
-        nudges = (0.0,) if request.sampling.greedy else (-NEAR, 0.0, NEAR)
+        nudges = (0.0,) if request.sampling.greedy else (-NEAR_TIE_LOGITS, 0.0, NEAR_TIE_LOGITS)
         return any(self._chosen(request, output, logits.clone(), nudge)[token] for nudge in nudges)
 
     def _chosen(self, request: Request, output: list[int], logits: Tensor, nudge: float) -> Tensor:
@@ -76,13 +76,13 @@ class Reference:
             batch = replace(batch, uniforms=(batch.uniforms + nudge).clamp(0, 1 - 1e-12))
         drawn = sample(logits, batch)
         if request.sampling.greedy:
-            return logits[0] >= logits.max() - NEAR  # by now they are processed
+            return logits[0] >= logits.max() - NEAR_TIE_LOGITS  # by now they are processed
         return torch.arange(self.config.vocab_size) == drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What became of answers that were computed in another way."""
+    """The differences of answers computed in another way."""
 
     wrong: int  # answers that part where they may not
     near: int  # answers that part at a near tie

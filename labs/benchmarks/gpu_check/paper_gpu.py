@@ -27,7 +27,7 @@ META = torch.device("meta")
 MULTIPROCESSORS = 132  # of an H100
 
 OnLaunch = Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
-"""This is called with a kernel of Triton's, and with what it would be launched with."""
+"""Called with a Triton kernel and the arguments of its launch."""
 
 
 class PaperStream(CpuStream):
@@ -89,7 +89,7 @@ def paper_gpu(arch: int, on_launch: OnLaunch) -> Iterator[None]:
 
 
 class PaperDriver:
-    """What Triton asks its driver in order to compile: a device for each architecture, so that none has another's."""
+    """The driver that Triton compiles for: a device for each architecture, so that none has another's."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch

@@ -48,7 +48,7 @@ CARRIED = ROOT / ".gpu" / "fa3.so.xz"
 VLLM_CARRIED = ROOT / ".gpu-vllm" / "vllm.txz"
 IN_VLLM = "./vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
 PAGES = (BLOCK_SIZE, 128)  # tokens of FlashAttention's pages: as large as our blocks, and as it is made for
-ERROR = 0.02  # of a row's length
+MAX_ROW_ERROR_SHARE = 0.02  # of a row's length
 OF_FA3 = {"decode": 0.95, "prefill": 0.6}
 OF_TRANSFORMERS, OF_VLLM = 5.0, 0.9
 CALLS, ROUNDS = 10, 5
@@ -127,7 +127,7 @@ def _attention(name: str, drawn: Attention, device: torch.device) -> Iterator[Fi
             yield Finding(f"{what}: {peer}", f"not to be had: {str(missing).splitlines()[0]:.80}")
             continue
         yield Finding(f"{what}: {peer}", seconds * 1e6, "us")
-        yield Finding(f"{what}: {peer}, difference of a row", error, bound=ERROR, exact=True)
+        yield Finding(f"{what}: {peer}, difference of a row", error, bound=MAX_ROW_ERROR_SHARE, exact=True)
         kind = peer.partition(",")[0]
         best[kind] = min(best.get(kind, seconds), seconds)
     for kind, seconds in best.items():
@@ -166,8 +166,8 @@ def _ours(drawn: Attention, device: torch.device) -> Attend:
 def _flash(drawn: Attention, size: int | None, *, is_planned: bool = False) -> Attend:
     """FlashAttention 3 over pages of `size` tokens, or over contiguous memory for None.
 
-    With `is_planned` the division of work is computed before, as vLLM does once for all layers. Raises `OSError` where
-    the library is missing.
+    With `is_planned` the division of work is computed before, as vLLM does once for all layers. Raises `OSError`
+    without the library.
     """
     load_library()
     work, device = drawn.work, drawn.queries.device

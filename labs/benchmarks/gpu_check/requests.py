@@ -115,7 +115,7 @@ def check_http(device: torch.device) -> Iterator[Finding]:
 
 
 def missing() -> list[str]:
-    """What a gateway needs and this machine has not."""
+    """The packages that a gateway needs and this machine lacks."""
     return [name for name in GATEWAY_NEEDS if importlib.util.find_spec(name) is None]
 
 

@@ -138,7 +138,7 @@ class _Runners:
         """Returns the answers of each round, and what the scheduler has counted."""
         config = replace(plan.config(), **way.changes)
         kv = KVCache(self._decoder.config, config.num_blocks, config.block_size, torch.float32, self._device)
-        kv.blocks.fill_(torch.nan)  # nobody's numbers may be read
+        kv.blocks.fill_(torch.nan)  # stale numbers must not be read
         runner = ModelRunner(self._decoder, kv, config, self._make_stream())
         if way.has_graphs:
             runner.warm_up()

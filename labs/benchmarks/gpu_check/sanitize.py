@@ -27,7 +27,7 @@ from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.processes import ROOT
 
 CARRIED = ROOT / ".gpu" / "sanitizer.txz"
-SECONDS = {"memcheck": 35.0, "racecheck": 40.0}  # from the start of both
+TOOL_SECONDS = {"memcheck": 35.0, "racecheck": 40.0}  # from the start of both
 SECONDS_TO_END = 5.0  # of them, in which no step begins
 SECONDS_TO_START = 8.0  # for a tool of which it is not known whether it can
 SUMMARIES = {
@@ -93,7 +93,7 @@ class Run:
         over = self.process.poll() is None
         self.kill()
         said = self.said.read_text(errors="replace")
-        return f"{said}\nended after {SECONDS[self.name]:g} s\n" if over else said
+        return f"{said}\nended after {TOOL_SECONDS[self.name]:g} s\n" if over else said
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -103,9 +103,9 @@ class Run:
 
 
 def under(own: str | None, carried: str | None) -> Iterator[Finding]:
-    """Yield what both tools find, of a compute-sanitizer of the machine's own or one that is carried; one is there.
+    """Yield the findings of both tools, the machine's own compute-sanitizer or a carried one; one is there.
 
-    Raises `RuntimeError` for tools that do not come to their ends.
+    Raises `RuntimeError` for tools that do not end.
     """
     began, running, failures = time.monotonic(), list[Run](), list[str]()
     with TemporaryDirectory() as folder:
@@ -124,7 +124,7 @@ def under(own: str | None, carried: str | None) -> Iterator[Finding]:
 
 
 def starts(tool: str) -> bool:
-    """Whether a program under it comes to its end, in a few seconds."""
+    """True if a program under it ends within a few seconds."""
     with TemporaryDirectory() as folder:
         said = Path(folder) / "said"
         command = [tool, "--tool", "racecheck", sys.executable, "-c", STARTS]
@@ -137,14 +137,14 @@ def _start(tool: str, name: str, began: float, folder: Path) -> Run:
     filters = [word for kernel in KERNELS for word in ("--kernel-name", f"kne={kernel}")]
     options = ["--tool", name, "--report-api-errors", "no", "--show-backtrace", "no", *filters]
     program = [sys.executable, "-m", "labs.benchmarks.gpu_check.sanitized"]
-    limits = [f"--began={began}", f"--seconds={SECONDS[name] - SECONDS_TO_END}"]
+    limits = [f"--began={began}", f"--seconds={TOOL_SECONDS[name] - SECONDS_TO_END}"]
     environ = {"PYTHONUNBUFFERED": "1"}
     if name == "racecheck":
         limits.append(f"--numbers={RACES_NUMBERS}")
     else:
         environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     said = folder / name
-    return Run(name, _popen([tool, *options, *program, *limits], said, environ), said, began + SECONDS[name])
+    return Run(name, _popen([tool, *options, *program, *limits], said, environ), said, began + TOOL_SECONDS[name])
 
 
 def _popen(command: list[str], said: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:

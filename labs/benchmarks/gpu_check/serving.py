@@ -18,7 +18,7 @@ from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.kernels_gpu import BLOCK_SIZE
 
-ERROR = 0.02  # of a row's length; bf16 rounds to 1/256
+MAX_ROW_ERROR_SHARE = 0.02  # of a row's length; bf16 rounds to 1/256
 KV_HEADS = 2
 SHARPENED = 3  # times the queries, so that some keys weigh more than others
 PADDING = 3  # places without a sequence, and tokens of none, in a step of a graph
@@ -58,7 +58,7 @@ def check(device: torch.device) -> Iterator[Finding]:
         head_dim, group, kv_dtype = shape
         cache = "bf16" if kv_dtype == torch.bfloat16 else "8-bit"
         what = f"heads of {head_dim}, groups of {group}, bf16 over a {cache} cache: error of a row"
-        yield Finding(what, largest_error(device, shape, LONG if gpu else SHORT), bound=ERROR, exact=True)
+        yield Finding(what, largest_error(device, shape, LONG if gpu else SHORT), bound=MAX_ROW_ERROR_SHARE, exact=True)
 
 
 def largest_error(device: torch.device, shape: Shape, steps: tuple[Serving, ...]) -> float:
@@ -68,7 +68,7 @@ def largest_error(device: torch.device, shape: Shape, steps: tuple[Serving, ...]
 
 
 def _step(serving: Serving, device: torch.device, padded: bool) -> StepInputs:
-    """Blocks are dealt in an order of their own; block 0 is nobody's. Padded as a graph's step is."""
+    """A step with shuffled blocks; block 0 belongs to no sequence. Padded as a graph's step is."""
     spans = list(serving.spans)
     if padded:
         spans[serving.num_decodes : serving.num_decodes] = [(0, 0)] * (PADDING if serving.num_decodes else 0)
@@ -140,7 +140,7 @@ def _row_error(found: Tensor, expected: Tensor) -> float:
 
 
 def _stored_error(found: Tensor, expected: Tensor) -> float:
-    """In 8 bits a number may be the next one, because the ones that were rounded differ by next to nothing."""
+    """The error of stored values; in 8 bits a value may be the next one, because of rounding."""
     if expected.dtype != FP8:
         return _row_error(found, expected)
     apart = (found.float() - expected.float()).abs() > expected.float().abs() / 8 + 2**-9

@@ -26,7 +26,7 @@ DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=50)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured of a shape."""
+    """The measurements of a shape."""
 
     shape: str
     batches: tuple[int, ...]
@@ -166,7 +166,7 @@ def _numbered(batch: Batch) -> Batch:
 
 
 def _fill(runner: ModelRunner, batch: int, context: int) -> None:
-    """Give slots 0 to `batch` blocks for `context` tokens and those that follow; what they hold does not matter."""
+    """Give slots 0 to `batch` blocks for `context` tokens and later ones; their contents do not matter."""
     width = runner.config.blocks_for(context + REPEATS + 1)
     for slot in range(batch):
         blocks = [(slot * width + n) % runner.config.num_blocks for n in range(width)]

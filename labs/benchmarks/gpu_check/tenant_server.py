@@ -32,7 +32,7 @@ classes:
 defaults: {{default_class: plain, limits: {{requests: 100M/min, tokens: 4B/min}}}}
 tenants:
 """
-SECONDS = 30  # for an answer of the admin port
+ADMIN_TIMEOUT_SECONDS = 30  # for an answer of the admin port
 SINK = (sys.executable, "-m", "labs.benchmarks.span_sink")
 
 
@@ -62,7 +62,7 @@ class TenantServer:
     def _read(self, what: str) -> dict[str, Any]:
         url = f"{self.admin}/admin/v1/{what}"
         request = urllib.request.Request(url, headers={"authorization": f"Bearer {self.admin_key}"})
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=ADMIN_TIMEOUT_SECONDS) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 

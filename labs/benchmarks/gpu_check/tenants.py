@@ -39,9 +39,9 @@ OFF_SHARE = 0.05  # of each tenant's share
 SLOWED = 2.0  # times a light tenant's wait alone
 RELEASE_STEPS = 2
 STREAMED = 1500  # most tokens of streams that are dropped before they end, of which all fit the memory at once
-MISSED = 0.01  # of what was let in
+MISSED = 0.01  # of admitted requests
 OF_CHUNK_FLOOR = 1.5
-OVERLOAD = 1.3  # times what is completed a second
+OVERLOAD = 1.3  # of capacity
 DEADLINE_STEPS = (25, 50, 100)  # full steps, until the first token
 REFUSALS = (429, 503, 504)
 GIVEN_UP = 504
@@ -148,7 +148,7 @@ def _chunk_floor(plan: Plan, device: torch.device) -> float:
 
 
 class _Phases:
-    """What is done with one gateway, in turn."""
+    """The phases of one gateway's run, in turn."""
 
     def __init__(self, plan: Plan, server: TenantServer) -> None:
         self._plan, self._server, self._random = plan, server, Random(0)
@@ -286,7 +286,7 @@ class _Phases:
             yield Finding("left by the engine's clock: least, p1, p5, median", told, "ms")
 
     def _capacity(self) -> float:
-        """Requests a second that are completed while there are twice as many as seats."""
+        """The capacity in requests a second, with twice as many requests as seats."""
         plan = self._plan
         with Traffic(self._server.port, REFUSALS) as clients:
             heard = clients.run(2 * plan.lead, loops={"second": ClosedLoop(2 * plan.seats, self._asks("second"))})
@@ -294,7 +294,7 @@ class _Phases:
         return max(1, late) / (heard.seconds - plan.lead)
 
     def _full_step(self) -> float:
-        """Seconds, as they are predicted, of a step with a full budget beside decodes in half of the seats."""
+        """Predicted seconds of a step with a full budget beside decodes in half of the seats."""
         plan, cost = self._plan, self._server.state()["step"]
         decodes = plan.seats // 2
         work = StepWork(decode_tokens=decodes, decode_context=decodes * sum(plan.prompts) // 2)

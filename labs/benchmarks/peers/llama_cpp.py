@@ -106,7 +106,7 @@ class Context:
         self.memory = llama.llama_get_memory(self.context)
 
     def step(self, running: list[Running]) -> list[Running]:
-        """Compute a step; returns those who have one more token."""
+        """Compute a step; returns the requests with one more token."""
         batch, count = self.batch, 0
         sampled: list[tuple[int, Running]] = []
         for each in sorted(running, key=lambda each: len(each.tokens) - each.computed > 1):  # decodes first

@@ -1,4 +1,4 @@
-"""The link over which the keys and values of prompts leave a device."""
+"""The link that carries the keys and values of prompts off a device."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ Transfer = TypeVar("Transfer")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The bandwidth with which each device of the first pool sends, and what a transfer takes beside its bytes."""
+    """The bandwidth of each prefill device, and the latency of a transfer."""
 
     bytes_per_second: float
-    latency: float = 0.0  # seconds, in which others are sent already
+    latency: float = 0.0  # seconds, overlapped with later transfers
 
     def seconds(self, num_bytes: float) -> float:
         return num_bytes / self.bytes_per_second
@@ -30,15 +30,15 @@ class LinkQueue(Generic[Transfer]):
     def __init__(self, link: Link) -> None:
         self._link = link
         self._waiting: dict[Transfer, _Waiting] = {}
-        self._sent: deque[tuple[float, Transfer]] = deque()  # under way, and when each arrives
+        self._sent: deque[tuple[float, Transfer]] = deque()  # transfers under way, with their arrivals
         self._free_at = 0.0
         self.busy = 0.0  # seconds
-        self.waited = 0.0  # seconds, of all transfers for those before them
+        self.waited = 0.0  # seconds, of all transfers behind earlier ones
         self.num_begun = 0
 
     @property
     def next_at(self) -> float:
-        """The time at which the next transfer arrives; inf: none is under way."""
+        """The arrival of the next transfer; inf: none is under way."""
         return self._sent[0][0] if self._sent else inf
 
     def add(self, transfer: Transfer, num_bytes: float, now: float) -> None:
@@ -48,12 +48,12 @@ class LinkQueue(Generic[Transfer]):
         self._begin(now)
 
     def withdraw(self, transfer: Transfer, now: float) -> bool:
-        """Take back a transfer that waits; returns False where it has begun, because it cannot be stopped then."""
+        """Withdraw a waiting transfer; returns False once it has begun."""
         self._begin(now)
         return self._waiting.pop(transfer, None) is not None
 
     def arrived(self, now: float) -> list[Transfer]:
-        """Returns the transfers that have arrived by now, in the order in which they were sent."""
+        """The transfers that have arrived by now, in the order of sending."""
         self._begin(now)
         arrived = []
         while self._sent and self._sent[0][0] <= now:
@@ -61,7 +61,7 @@ class LinkQueue(Generic[Transfer]):
         return arrived
 
     def _begin(self, now: float) -> None:
-        """Begin the transfers whose turn has come by now, each when the one before it was sent."""
+        """Begin the transfers due by now, each at the end of its predecessor."""
         while self._waiting and self._free_at <= now:
             transfer = next(iter(self._waiting))
             ready, num_bytes = self._waiting.pop(transfer)

@@ -24,7 +24,7 @@ from labs.simulation.summary import Tail, tail_of
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How many devices do what."""
+    """A division of the devices: prefill, decode, or both."""
 
     together: int = 0  # prompts and answers
     prefill: int = 0
@@ -40,19 +40,19 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """What one split makes of the requests. Times are in seconds."""
+    """The results of one split. Times are in seconds."""
 
     split: Split
     offered: int
     completed: int
     goodput: float  # share of the offered requests
-    first_token_share: float  # of the offered requests, that have their first token in time
-    per_token_share: float  # the same, with a token as often as is wanted
+    first_token_share: float  # of the offered requests, with the first token in time
+    per_token_share: float  # of the offered requests, with tokens in time
     good_rate: float  # good requests a second and device
     first_token: Tail
     per_token: Tail
-    prefill_busy: float  # share of the time, of the devices that compute prompts
-    decode_busy: float  # of those that compute answers, which may be the same
+    prefill_busy: float  # share of the time, of prefill devices
+    decode_busy: float  # of decode devices, perhaps the same
     link_busy: float = 0.0  # of the busiest link
     link_wait: float = 0.0  # on average, for transfers before
 
@@ -64,7 +64,7 @@ def splits(devices: int) -> list[Split]:
 
 
 def check(policy: SimulatedPolicy, arrivals: Sequence[Arrival], device: Device) -> None:
-    """Raises `OptionError` where these requests, this policy or this device cannot be simulated in pools."""
+    """Raise `OptionError` for requests, a policy or a device that pools cannot simulate."""
     if policy.speculation is not None:
         raise OptionError("--policy", policy.name, "tokens are not drafted over pools")
     if device.kv_bytes_per_token is None:
@@ -96,7 +96,7 @@ def simulate_split(
 
 
 def _serve(pool: Sequence[Replica], requests: Sequence[Arrival]) -> float:
-    """Gives each request to the replica with the least to do when it comes; returns when all was over."""
+    """Gives each request to the least loaded replica at its arrival; returns the end of the run."""
     for request in requests:
         for replica in pool:
             replica.advance(request.time)

@@ -1,4 +1,6 @@
-"""One device of a pool, under a core of its own: it is given requests one by one, and says when their tokens came."""
+"""One device of a pool, under a core of its own: it takes requests one by one, and reports the times of their
+tokens.
+"""
 
 from collections import abc
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from labs.simulation.recorder import AttemptOutcome, Objective, PlannedWork, Rec
 
 
 class AnswerTimes(NamedTuple):
-    """When the first and the last token of a request came, in seconds of the run; None: it has none."""
+    """The times of a request's first and last token, in seconds of the run; None without one."""
 
     first: float | None
     last: float | None
@@ -31,14 +33,14 @@ Told = Callable[[int, float], object]
 
 
 class _AnswerRecorder(Recorder):
-    """Keeps when each request was answered, by its session's number, and which are under way."""
+    """Keeps the times of each request's answer, by its session's number, and the running ones."""
 
     def __init__(self, device: Device, policy: SimulatedPolicy, admitted: Told | None, began: Told | None) -> None:
-        """`admitted` is told when a request is given memory, `began` of the first token of an answer that goes on."""
+        """`admitted` is called when a request gets memory, `began` with the first token of a longer answer."""
         super().__init__(device, Objective(inf, inf), policy.weights)
         self.answers: dict[int, AnswerTimes] = {}
         self.under_way: dict[int, Sequence] = {}
-        self.without_memory: list[int] = []  # those preempted since somebody took the list
+        self.without_memory: list[int] = []  # preempted since `take_lost`
         self._admitted, self._began = admitted, began
 
     def queued(self, sequence: Sequence, arrival: Arrival, promise: Promise) -> None:
@@ -78,7 +80,7 @@ class _AnswerRecorder(Recorder):
 
 
 class _HalfLoop(Loop):
-    """Lets each request have its first token, and then keeps its memory until it is told to go on or to end."""
+    """Computes each request's first token, and then keeps its memory until it is told to go on or to end."""
 
     def go_on(self, sequence: Sequence, now: float) -> None:
         self._core.extend(sequence, sequence.request.most_tokens - sequence.token_limit, now)
@@ -95,10 +97,10 @@ class _HalfLoop(Loop):
 
 
 class _DecodeLoop(_HalfLoop):
-    """Takes prompts that another device has computed: the row that would compute one gives it its memory, in no time,
-    and the token that it brings is the one that is known already.
+    """Takes prompts computed by another device.
 
-    Who was preempted has lost what came over the link, and computes its prompt again.
+    The row that would compute a prompt allocates its memory, in no time, and its token is the known one. A preempted
+    sequence has lost the transferred memory, and recomputes its prompt.
     """
 
     def _seconds(self, scheduled: ScheduledStep) -> float:
@@ -110,7 +112,7 @@ class _DecodeLoop(_HalfLoop):
 
 
 class Replica:
-    """A device that serves all of a request."""
+    """A device that serves whole requests."""
 
     def __init__(self, policy: SimulatedPolicy, device: Device) -> None:
         self.core = policy.make_core()
@@ -120,7 +122,7 @@ class Replica:
 
     @property
     def answers(self) -> dict[int, AnswerTimes]:
-        """When requests were answered, by the numbers of their sessions."""
+        """The times of answers, by the numbers of their sessions."""
         return self._recorder.answers
 
     @property
@@ -129,28 +131,28 @@ class Replica:
 
     @property
     def tokens_to_prefill(self) -> int:
-        """The tokens of prompts that wait or run, and of the steps in flight."""
+        """The prompt tokens of queued and running requests, and of the steps in flight."""
         scheduler = self.core.scheduler
         running = sum(sequence.num_uncomputed_tokens for sequence in scheduler.running.values())
         return running + self.core.backlog.total.tokens + sum(step.num_tokens for step in scheduler.in_flight)
 
     @property
     def busy(self) -> float:
-        """The seconds in which it computed."""
+        """Its busy seconds."""
         return self._recorder.busy
 
     @property
     def output_tokens(self) -> int:
-        """The tokens that its steps have brought."""
+        """The output tokens of its steps."""
         return self.core.scheduler.counters.generation_tokens
 
     @property
     def next_at(self) -> float:
-        """The time at which something happens here next; inf: never."""
+        """The time of its next event; inf: none."""
         return self._loop.next_at
 
     def give(self, arrival: Arrival) -> None:
-        """Let a request arrive now, which is not before the time to which it has been advanced."""
+        """Add a request that arrives now, not before the time of the last advance."""
         self._loop.expect([arrival])
         self._loop.advance(arrival.time)
 
@@ -158,7 +160,7 @@ class Replica:
         self._loop.advance(now)
 
     def end(self) -> float:
-        """Returns when the last step ended, in seconds."""
+        """The end of the last step, in seconds."""
         return self._loop.end()
 
 
@@ -181,18 +183,18 @@ class HalfReplica(Replica):
         self._loop = self._half
 
     def go_on(self, number: int, now: float) -> None:
-        """Let a request have the rest of its tokens from now on, unless its core has ended it."""
+        """Resume a request from now on, unless its core has ended it."""
         sequence = self._recorder.under_way.get(number)
         if sequence is not None:
             self._half.go_on(sequence, now)
 
     def take_lost(self) -> list[int]:
-        """Returns those that were preempted since the last call, whose memory others have."""
+        """The sequences preempted since the last call, whose memory is taken."""
         lost, self._recorder.without_memory = self._recorder.without_memory, []
         return lost
 
     def cancel(self, number: int, now: float) -> bool:
-        """End a request that waits or runs, and free its memory; returns False where there is none."""
+        """End a queued or running request, and free its memory; returns False without one."""
         sequence = self._recorder.under_way.get(number)
         if sequence is not None:
             self._half.cancel(sequence, now)
@@ -200,8 +202,8 @@ class HalfReplica(Replica):
 
 
 def decode_replica(policy: SimulatedPolicy, device: Device, admitted: Told) -> HalfReplica:
-    """Makes a device that goes on where another has computed the prompt: it refuses nobody, and gives memory to whom
-    its core expects it to last for, in the order in which prompts are complete.
+    """Makes a decode device behind prefill devices: it refuses no request, and gives memory to requests that its core
+    expects to fit, in the order of complete prompts.
     """
     engine = policy.engine
     whole = replace(

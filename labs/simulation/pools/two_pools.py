@@ -1,4 +1,4 @@
-"""Prompts and answers on devices of their own, in one time: who has memory where, and what is on which link."""
+"""Prompts and answers on devices of their own, in one time: memory in both pools, and transfers on the links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,29 +12,29 @@ from labs.simulation.policy import SimulatedPolicy
 from labs.simulation.pools.link import Link, LinkQueue
 from labs.simulation.pools.replica import REFUSED, AnswerTimes, HalfReplica, Told, decode_replica
 
-EVERYONE = "everyone"  # the tenant of all that the second pool serves, whose order is that of the first
+EVERYONE = "everyone"  # the only tenant of the decode pool, which keeps the prefill pool's order
 
 
 @dataclass(eq=False, slots=True)
 class _Handover:
-    """A request with a first token, until its keys and values are where it goes on."""
+    """A request with a first token, until its keys and values have arrived."""
 
     number: int
     num_bytes: float
     source: HalfReplica
     link: LinkQueue["_Handover"]
     target: HalfReplica
-    has_memory: bool = False  # in the second pool
+    has_memory: bool = False  # in the decode pool
     is_cancelled: bool = False  # while it was sent
 
 
 class TwoPools:
-    """Serves requests by some devices that compute prompts and others that go on. Deterministic.
+    """Serves requests by prefill devices and decode devices. Deterministic.
 
     A request keeps its memory in the first pool until its keys and values have arrived, and they are sent only once it
-    has all the memory that they need in the second: each pool holds the other up. What is cancelled is free on both
-    sides at once, unless it is being sent: then when that has ended, because nobody else may have the memory before.
-    Only where another tenant's prompt finds no memory, what waits to be sent makes room, and is sent from the host's.
+    has all the memory that they need in the second: each pool can hold the other up. A cancelled request's memory is
+    free on both sides at once, or after a transfer under way. If another tenant's prompt finds no memory, prompts that
+    wait for transfer are evicted, and sent from the host's copy.
     """
 
     def __init__(self, prefill: int, decode: int, policy: SimulatedPolicy, device: Device, link: Link) -> None:
@@ -46,14 +46,12 @@ class TwoPools:
         self.first = [HalfReplica(policy, device, began=self._begun_by(number)) for number in range(prefill)]
         self.second = [decode_replica(policy, device, self._admitted) for _ in range(decode)]
         self._requests: dict[int, Arrival] = {}
-        self._begun: dict[int, float] = {}  # when first tokens came
+        self._begun: dict[int, float] = {}  # times of first tokens
         self._moving: dict[int, _Handover] = {}
         self._expiring: list[tuple[float, int]] = []  # heap
 
     def run(self, requests: Sequence[Arrival]) -> float:
-        """Serve all requests, which come in order of time and have numbers as their sessions; returns when the last
-        step ended, in seconds.
-        """
+        """Serve all requests, sorted by time and numbered by session; returns the end of the last step, in seconds."""
         for request in requests:
             self.advance(request.time)
             self.give(request)
@@ -61,7 +59,7 @@ class TwoPools:
         return self.end()
 
     def give(self, request: Arrival) -> None:
-        """Let a request arrive, at the time to which all was advanced."""
+        """Add a request that arrives at the time of the last advance."""
         self._requests[request.session] = request
         if request.most_tokens > self._max_model_len:
             return  # it is refused
@@ -79,7 +77,7 @@ class TwoPools:
         min(self.first, key=lambda one: (one.tokens_to_prefill, one.num_unfinished)).give(first)
 
     def advance(self, until: float) -> None:
-        """Let everything happen that is due before or at a time, in order of time."""
+        """Process all events until a time, in order."""
         while (now := self.next_at) <= until and now < inf:
             for replica in (*self.first, *self.second):
                 if replica.next_at <= now:
@@ -93,13 +91,13 @@ class TwoPools:
 
     @property
     def next_at(self) -> float:
-        """The time at which something happens next; inf: never."""
+        """The time of the next event; inf: none."""
         expiring = self._expiring[0][0] if self._expiring else inf
         at_devices = min(replica.next_at for replica in (*self.first, *self.second))
         return min(expiring, at_devices, *(link.next_at for link in self.links))
 
     def cancel(self, number: int, now: float) -> None:
-        """End a request, wherever it is; nothing happens where it has ended."""
+        """End a request in any state; does nothing after its end."""
         handover = self._moving.get(number)
         if handover is None:
             for replica in (*self.first, *self.second):
@@ -115,7 +113,7 @@ class TwoPools:
 
     @property
     def answers(self) -> dict[int, AnswerTimes]:
-        """When requests were answered, by number; of one that was cut short the last token is None."""
+        """The times of answers, by number; the last token of a cut answer is None."""
         found = {number: AnswerTimes(first, None) for number, first in self._begun.items()}
         for replica in self.first:
             found |= {number: one for number, one in replica.answers.items() if number not in self._begun}
@@ -148,7 +146,9 @@ class TwoPools:
         handover.target.go_on(handover.number, now)
 
     def _take_lost(self, replica: HalfReplica, now: float) -> None:
-        """Free what has given its memory in the first pool to another tenant's prompt, and is sent from the host's."""
+        """Free the transfers that lost their prefill memory to another tenant's prompt; they are sent from the host's
+        copy.
+        """
         for number in replica.take_lost():
             handover = self._moving.get(number)
             if handover is not None and handover.source is replica:
@@ -161,8 +161,8 @@ class TwoPools:
 
 
 def _as_decode(request: Arrival, now: float) -> Arrival:
-    """Returns a request as the second pool sees it, whose first token it copies. Its client waits, and it is judged
-    with all others.
+    """A request for the decode pool, which copies its first token. Its client's patience is over, and it is judged with
+    all others.
     """
     return request._replace(
         time=now,

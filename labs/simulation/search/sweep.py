@@ -1,4 +1,4 @@
-"""Runs a comparison at several loads: how much of what is asked for stays good as more is asked for."""
+"""Runs a comparison at several loads: goodput over load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from labs.simulation.metrics import NOTHING, format_duration, format_number, for
 from labs.simulation.study import Progress, Results, Study
 from labs.simulation.summary import Summary, spread
 
-GOOD = 0.9  # share of the requests that are good at the knee
+KNEE_GOODPUT = 0.9  # share of the requests that are good at the knee
 NUM_LOADS = 6
 MOST_LOADS = 50
 
@@ -29,8 +29,9 @@ def parse_loads(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The results of one study at several loads, in rising order. A load is a multiple of what the device completes
-    when all is there at once, `capacity` requests a second.
+    """The results of one study at several loads, ascending.
+
+    A load is a multiple of the throughput with all requests present from the start, `capacity` requests a second.
     """
 
     loads: tuple[float, ...]
@@ -42,20 +43,22 @@ class Sweep:
         return self.results[0].names
 
     def curve(self, policy: int, get: Callable[[Summary], float | None]) -> tuple[tuple[float, float], ...]:
-        """Returns the median over seeds at each load that has one, of a policy by its number."""
+        """A policy's median over seeds at each load that has one."""
         medians = [spread(results.runs[policy], get) for results in self.results]
         return tuple((load, one.median) for load, one in zip(self.loads, medians, strict=True) if one is not None)
 
     def knee(self, policy: int) -> float | None:
-        """Returns the largest load at which `GOOD` of the requests are good; None: no load of the sweep is as low."""
-        good = [load for load, goodput in self.curve(policy, lambda summary: summary.goodput) if goodput >= GOOD]
+        """The largest load with at least `KNEE_GOODPUT` good requests; None: no load of the sweep is as low."""
+        good = [
+            load for load, goodput in self.curve(policy, lambda summary: summary.goodput) if goodput >= KNEE_GOODPUT
+        ]
         return max(good, default=None)
 
 
 def run_sweep(
     study: Study, loads: tuple[float, ...], capacity: float, progress: Progress = lambda requests: None
 ) -> Sweep:
-    """Runs a study, whose workload comes at the first of the loads, at all of them."""
+    """Runs a study at all loads; its workload is at the first of them."""
     speedup = study.workload.speedup / loads[0]
     studies = [replace(study, workload=replace(study.workload, speedup=load * speedup)) for load in loads]
     return Sweep(loads, capacity, tuple(study.run(progress) for study in studies))
@@ -79,4 +82,7 @@ def sweep_rows(sweep: Sweep) -> list[list[str]]:
         rows.append([f"{load:g}", format_number(load * sweep.capacity), *cells])
     knees = [sweep.knee(policy) for policy in policies]
     written = [["below all" if knee is None else f"{knee:g}", *[""] * (len(columns) - 1)] for knee in knees]
-    return [*rows, [f"largest load with {format_percent(GOOD)} good", "", *(cell for row in written for cell in row)]]
+    return [
+        *rows,
+        [f"largest load with {format_percent(KNEE_GOODPUT)} good", "", *(cell for row in written for cell in row)],
+    ]

@@ -30,19 +30,19 @@ LADDERS: Mapping[str, tuple[float, ...]] = {
     "max_num_batched_tokens": (256, 512, 1024, 2048, 4096, 8192),
     "prefill_chunk": (64, 128, 256, 512, 1024, 2048, 4096),
 }
-"""The values that are tried of each setting; its present one is among them."""
-ETA = 3  # the factor by which parts grow and settings become fewer
-FEWEST = 200  # requests in a part
+"""The candidate values of each setting; its present one is among them."""
+HALVING_FACTOR = 3  # growth of the parts, and reduction of the settings
+MIN_PART_REQUESTS = 200  # requests in a part, at least
 MOST_PARTS = 4
-HALVING, AROUND_PRESENT = 0.4, 0.3  # shares of the budget
-ENOUGH = 0.005  # of goodput, by which another setting has to be better to be worth a change
+HALVING_SHARE_OF_BUDGET, CLIMB_SHARE_OF_BUDGET = 0.4, 0.3  # shares of the budget
+MIN_GAIN_GOODPUT = 0.005  # of goodput, for which a change is recommended
 
 Setting = tuple[float | None, ...]  # a value for each of the ladders; None: switched off, and left so
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting, and what came of the whole workload under it."""
+    """A setting, and its result on the whole workload."""
 
     setting: Setting
     summary: Summary
@@ -62,7 +62,7 @@ class Tuned:
 
     present: Trial
     best: Trial
-    num_settings: int  # that were tried on any part
+    num_settings: int  # tried on any part
     spent: float  # of the budget
 
     @property
@@ -94,13 +94,13 @@ class Tuner:
         self._try([self.present], whole)
         self._spent = 0.0
         halved = self._halve()
-        best = self._climb(self.present, (HALVING + AROUND_PRESENT) * self.budget)
+        best = self._climb(self.present, (HALVING_SHARE_OF_BUDGET + CLIMB_SHARE_OF_BUDGET) * self.budget)
         best = self._climb(self._best([best, halved], whole), self.budget)
         num_settings = len({setting for setting, _ in self._known})
         return Tuned(self._trial(self.present), self._trial(best), num_settings, self._spent)
 
     def grid(self) -> list[Setting]:
-        """Returns all settings that an engine can have, in a fixed order."""
+        """All valid settings of an engine, in a fixed order."""
         return [setting for setting in product(*self._ladders()) if self._is_possible(setting)]
 
     def best_of(self, settings: Iterable[Setting]) -> Trial:
@@ -128,14 +128,14 @@ class Tuner:
         return True
 
     def _with(self, setting: Setting) -> SimulatedPolicy:
-        """Returns the policy with a setting of the grid. Raises `ConfigError` where it contradicts itself."""
+        """The policy with a setting of the grid. Raises `ConfigError` if the setting contradicts itself."""
         values: dict[str, Any] = dict(zip(LADDERS, setting, strict=True))
         return replace(self.policy, engine=replace(self.policy.engine, **values))
 
     def _halve(self) -> Setting:
-        """Returns the best of those that have met all requests."""
+        """The best setting that reached the last part."""
         sizes = self._parts()
-        share = HALVING * self.budget / len(sizes)
+        share = HALVING_SHARE_OF_BUDGET * self.budget / len(sizes)
         grid, counts = self.grid(), [max(1, round(share * len(self.arrivals) / size)) for size in sizes]
         left = [self.present, *Random(0).sample(grid, min(len(grid), counts[0]))]
         self._try(left, sizes[0])
@@ -145,16 +145,14 @@ class Tuner:
         return self._best([*left, self.present], len(self.arrivals))
 
     def _parts(self) -> list[int]:
-        """Returns the sizes of the parts, in rising order; the last is the whole."""
+        """The ascending sizes of the parts; the last is the whole."""
         sizes = [len(self.arrivals)]
-        while len(sizes) < MOST_PARTS and sizes[0] // ETA >= FEWEST:
-            sizes.insert(0, sizes[0] // ETA)
+        while len(sizes) < MOST_PARTS and sizes[0] // HALVING_FACTOR >= MIN_PART_REQUESTS:
+            sizes.insert(0, sizes[0] // HALVING_FACTOR)
         return sizes
 
     def _climb(self, best: Setting, budget: float) -> Setting:
-        """Returns the best that is reached from a setting, a step of one of its values at a time, until so much is
-        spent.
-        """
+        """The best setting reached by hill climbing, a step of one value at a time, within the budget."""
         whole, in_vain = len(self.arrivals), 0
         for knob in cycle(range(len(LADDERS))):
             neighbours = list(self._neighbours(best, knob))
@@ -176,7 +174,7 @@ class Tuner:
                 yield neighbour
 
     def _try(self, settings: Iterable[Setting], size: int) -> None:
-        """Simulate these on the first `size` requests, those of which it is not known what comes of that."""
+        """Simulate these on the first `size` requests, unless the result is known."""
         new = [setting for setting in dict.fromkeys(settings) if (setting, size) not in self._known]
         run = partial(_simulated, arrivals=self.arrivals[:size], device=self.device, objective=self.objective)
         each = map if self.executor is None else self.executor.map
@@ -196,5 +194,5 @@ def _simulated(
 
 
 def _score(summary: Summary) -> tuple[float, float]:
-    """Returns what is better the larger it is: goodput, and among equals how soon first tokens come."""
+    """The score, larger is better: goodput, ties by earlier first tokens."""
     return summary.goodput, -(summary.first_token.p95 or 0.0)

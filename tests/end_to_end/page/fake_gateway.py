@@ -15,7 +15,7 @@ from gateway.admin.page_files import page_files
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck
 from gateway.admin.port import AdminKey
 from gateway.errors import RouteNotFound
-from gateway.http.json_body import JsonBody, read
+from gateway.http.json_body import JsonBody, parse_body
 from quotas.policy.policy_file import parse_policy
 from tests.end_to_end.page import page_data
 from tests.gateway.server_process import eventually
@@ -59,7 +59,7 @@ class FakeGateway:
         return f"http://127.0.0.1:{self.port}"
 
     def show_requests(self, *live: Json, recent: tuple[Json, ...] = ()) -> None:
-        """Replaces the requests that are served and those that have ended."""
+        """Replaces the live and the ended requests."""
         self.answers["requests"] = {"live": list(live), "recent": list(recent), "truncated": 0}
 
     def use_key(self, key: str) -> None:
@@ -110,7 +110,7 @@ class FakeGateway:
         return await self._policy_check.text(self.policy)
 
     async def _check_policy(self, request: AdminRequest) -> Json:
-        return await self._policy_check.of(read(PastedPolicy, JsonBody.of(request.body)), self.policy)
+        return await self._policy_check.of(parse_body(PastedPolicy, JsonBody.of(request.body)), self.policy)
 
     async def _request(self, request: AdminRequest) -> Json:
         return page_data.request_detail(self._find(request.name, "live", "recent"))

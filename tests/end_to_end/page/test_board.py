@@ -62,7 +62,7 @@ def test_a_gateway_that_is_gone_is_not_a_wrong_key(open_page: PageMaker, gateway
     page = open_page()
     gateway.stop()
     page.sign_in(KEY)
-    page.until_reads("#sign-in-problem", "The gateway cannot be asked: no answer.")
+    page.until_reads("#sign-in-problem", "The gateway cannot be reached: no answer.")
     gateway.start()
 
 
@@ -118,7 +118,7 @@ def test_a_trouble_that_others_come_of_counts_once_and_stands_above_them(
 
 @pytest.mark.parametrize("width", [500, *(pytest.param(width, marks=pytest.mark.nightly) for width in (800, 1280))])
 def test_the_words_of_a_trouble_are_not_cut(gateway: FakeGateway, open_board: PageMaker, width: int) -> None:
-    words = "this replica does not know what others serve: tenants have their shares of each replica alone"
+    words = "this replica does not know the others' service: fairness holds on each replica alone"
     gateway.answers["diagnosis"]["findings"][0]["trouble"] = words
     board = open_board(width=width)
     board.until_reads("#problems", f"{words}.")
@@ -215,7 +215,7 @@ def test_one_part_that_fails_is_named_and_the_rest_goes_on(board: Page, gateway:
     board.click("#problems summary")
     board.until_reads("#problems", "What is shown of kv is old: kv is broken.")
     gateway.show_requests(recent=(ended(1, "newcomer"),))
-    board.until_reads("#live", "No request is being served.")
+    board.until_reads("#live", "No request is live.")
     assert "Live" in board.text("#freshness")
 
 

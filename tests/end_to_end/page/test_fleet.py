@@ -164,6 +164,6 @@ def test_a_replica_that_does_nothing_is_seen_and_named_by_the_doctor(site: Fleet
         assert found(site)["replica_silent"]["replicas"] == [name]
         key_file = site.folder / "state" / "admin-key"
         told = sluice("doctor", "--live", site.admin_url, "--key-file", key_file).stdout.splitlines()
-        line = told.index(f"warning  {name}: no state is told, and no requests are sent there")
+        line = told.index(f"warning  {name}: no recent state, so no requests are sent there")
         assert told[line + 1].startswith("         told it ")
     page.until_count("#replicas .state.serving", 2)

@@ -105,7 +105,7 @@ def test_the_scheme_of_the_reader_is_followed(open_board: PageMaker, dark: bool,
     assert (max(background) < 60) is (luminance == "dark")
 
 
-def test_nothing_moves_for_who_wants_no_motion(board: Page) -> None:
+def test_nothing_moves_with_reduced_motion(board: Page) -> None:
     moving = "getComputedStyle(document.querySelector('.gauge .track span')).transitionDuration"
     assert board.js(moving) == "0.3s"
     board.want_no_motion()

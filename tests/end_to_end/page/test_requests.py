@@ -59,7 +59,7 @@ def test_a_request_opens_with_its_timeline_as_a_picture_and_in_words_while_it_is
     board.press("Escape")
     board.until_gone("#request-dialog")
     board.click("#refusals tbody tr:first-child button")
-    board.until_reads("#request-dialog", "does not remember it")
+    board.until_reads("#request-dialog", "has no record of it")
 
 
 def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page, gateway: FakeGateway) -> None:
@@ -72,7 +72,7 @@ def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page
     board.until_reads("#request-dialog", "8 of 512 tokens")
     board.click("#request-dialog .danger")
     board.click("#cancel-dialog .danger")
-    board.until_reads("#request-dialog", "does not remember it")
+    board.until_reads("#request-dialog", "has no record of it")
     assert gateway.cancelled == [row["id"]]
 
 
@@ -91,14 +91,14 @@ def test_a_tenant_opens_with_its_limits_what_is_left_of_them_and_its_requests(
     ]
     titles = board.texts("#tenant-dialog h3")
     assert titles == ["Limits", "Its requests now", "Its last requests"]
-    assert "None has ended lately." in board.text("#tenant-dialog")
+    assert "No recent request." in board.text("#tenant-dialog")
     running = board.texts("#tenant-dialog h3:nth-of-type(2) + .scroller tbody tr")
     assert [row.split("\t")[1] for row in running] == ["decoding", "waiting"]
     board.click("#tenant-dialog h3:nth-of-type(2) + .scroller button")
     board.until_shown("#request-dialog")
 
 
-def test_who_waits_has_a_place_in_the_queue_and_two_requests_of_one_id_are_two_rows(
+def test_a_queued_request_has_its_place_and_two_requests_of_one_id_are_two_rows(
     board: Page, gateway: FakeGateway
 ) -> None:
     row = live(0, "acme") | {"state": "waiting"}

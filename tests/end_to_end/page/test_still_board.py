@@ -1,4 +1,4 @@
-"""What a busy gateway's board reads when nobody touches it, and what its modules answer: tests that share one tab."""
+"""The texts of a busy gateway's untouched board, and the results of its modules: tests that share one tab."""
 
 import re
 

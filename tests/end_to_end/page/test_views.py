@@ -190,7 +190,7 @@ def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open
     assert page.count("main img") == 0
     gateway.answers |= {"usage": page_data.usage(()), "budgets": {"budgets": [], "truncated": 0}}
     page.js("document.querySelector('[name=usage-by][value=key]').click()")
-    page.until_reads("#usage-table", "Nothing was used in these days.")
+    page.until_reads("#usage-table", "No use on these days.")
 
 
 def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProcess, open_view: PageMaker) -> None:
@@ -212,7 +212,7 @@ HEARD = """(checked => { window.heard = [];
 
 @pytest.fixture
 def young_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """One that has served nobody: every request of the last minutes would be simulated."""
+    """A gateway without requests: every request of the last minutes would be simulated."""
     with running_server(tmp_path, "--threads", "1") as server:
         yield server
 

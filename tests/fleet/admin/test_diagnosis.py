@@ -58,7 +58,7 @@ async def test_each_replica_is_asked_with_the_key_and_its_findings_have_its_name
     assert diagnosed.slept == [WINDOW_SECONDS]
 
 
-async def test_all_who_ask_within_seconds_share_an_answer_and_a_later_look_needs_no_wait(
+async def test_questions_within_seconds_share_an_answer_and_a_later_look_needs_no_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     diagnosed = Diagnosed(monkeypatch)
@@ -79,9 +79,9 @@ async def test_all_who_ask_within_seconds_share_an_answer_and_a_later_look_needs
     [
         (failing, "reset"),
         (lambda request: httpx.Response(404), "its admin port answers 404"),
-        (lambda request: httpx.Response(200, text="hello"), "its answer is not understood (JSONDecodeError"),
-        (lambda request: httpx.Response(200, json={"findings": [{}]}), "its answer is not understood (KeyError"),
-        (lambda request: httpx.Response(200, json=[]), "its answer is not understood (TypeError"),
+        (lambda request: httpx.Response(200, text="hello"), "its answer is invalid (JSONDecodeError"),
+        (lambda request: httpx.Response(200, json={"findings": [{}]}), "its answer is invalid (KeyError"),
+        (lambda request: httpx.Response(200, json=[]), "its answer is invalid (TypeError"),
     ],
 )
 async def test_a_replica_that_gives_no_diagnosis_is_named_with_why(
@@ -105,7 +105,7 @@ async def test_a_replica_that_hangs_is_waited_for_only_so_long(monkeypatch: pyte
     assert found["replica_undiagnosed"]["replicas"] == ["a:8000", "b:8000", "c:8000"]
 
 
-async def test_one_that_is_lost_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_replica_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosed = Diagnosed(monkeypatch)
     diagnosed.fleet.set_replicas([one.replica for one in diagnosed.fleet.views.values()][:2])
     diagnosed.fleet.lost(diagnosed.fleet.views["b:8000"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fleet.admin.findings import Answers, Look, Window, fleet_findings
+from fleet.admin.findings import Answers, FleetWindow, Look, fleet_findings
 from fleet.admin.summary import ReplicaSummary, ToldSummary
 from fleet.view import Condition
 from gateway.doctor.finding import Finding, Severity
@@ -62,7 +62,7 @@ def diagnosed(
     problems: Mapping[str, str] = {},
 ) -> list[Finding]:
     """What is found, where the fleet was the same before if nothing is said of that."""
-    return fleet_findings(Window(before or after, after), Answers(own, problems))
+    return fleet_findings(FleetWindow(before or after, after), Answers(own, problems))
 
 
 def only(found: list[Finding]) -> Finding:
@@ -98,7 +98,7 @@ def test_where_all_are_silent_and_requests_go_on_it_is_the_router() -> None:
     assert (finding.name, finding.severity) == ("all_silent", Severity.SERIOUS)
 
 
-def test_one_that_was_left_out_in_between_is_named_too() -> None:
+def test_a_replica_ejected_in_between_is_named_too() -> None:
     ejected = seen("b", Condition.EJECTED, ejections=2, left_out_seconds=3.4)
     finding = only(diagnosed(look(seen("a"), ejected)))
     assert (finding.name, finding.replicas) == ("replica_ejected", ("b",))
@@ -109,7 +109,7 @@ def test_one_that_was_left_out_in_between_is_named_too() -> None:
     assert diagnosed(look(seen("a"), back), look(seen("a"))) == [], "it was not seen before"
 
 
-def test_one_that_drains_says_what_is_left_and_its_own_word_is_not_repeated() -> None:
+def test_a_draining_replica_reports_its_rest_and_its_own_finding_is_not_repeated() -> None:
     draining = seen("b", Condition.DRAINING, replace(TOLD, running=2, waiting=1))
     own = {"b": [Finding("draining", "it drains", "", "")]}
     finding = only(diagnosed(look(seen("a"), draining), own=own))
@@ -182,7 +182,7 @@ def test_of_many_replicas_the_first_ones_are_told() -> None:
     assert finding.evidence.endswith("c: 9 of 9 calls; and 3 more")
 
 
-def test_one_that_cannot_be_asked_though_it_tells_its_state() -> None:
+def test_a_replica_with_a_state_and_without_a_diagnosis() -> None:
     finding = only(diagnosed(look(seen("a"), seen("b")), own={"a": []}, problems={"b": "no answer within 8 s"}))
     assert (finding.name, finding.replicas, finding.evidence) == (
         "replica_undiagnosed",
@@ -191,5 +191,5 @@ def test_one_that_cannot_be_asked_though_it_tells_its_state() -> None:
     )
 
 
-def test_one_that_has_left_the_fleet_is_not_told_of() -> None:
+def test_a_replica_that_left_the_fleet_is_not_reported() -> None:
     assert diagnosed(look(seen("a")), own={"a": [], "gone": [SLOW_STORE]}) == []

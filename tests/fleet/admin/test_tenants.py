@@ -54,15 +54,15 @@ async def test_most_work_comes_first_and_what_is_left_out_is_counted(
     three: Three, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [*await by_name(three)] == ["acme", "bolt"]
-    monkeypatch.setattr(tenants_module, "MAX_ROWS", 1)
-    monkeypatch.setattr(tenants_module, "MAX_PLACES", 2)
+    monkeypatch.setattr(tenants_module, "MAX_TENANT_ROWS", 1)
+    monkeypatch.setattr(tenants_module, "MAX_ROW_REPLICAS", 2)
     answer = await tenants(three).listed()
     (row,) = answer["tenants"]
     assert (row["name"], len(row["replicas"]), row["num_replicas"], answer["truncated"]) == ("acme", 2, 3, 1)
     assert len((await tenants(three).shown("acme"))["replicas"]) == 3
 
 
-async def test_what_is_on_its_way_waits_and_who_has_nothing_is_all_zeros(three: Three) -> None:
+async def test_requests_on_their_way_wait_and_an_idle_tenant_is_all_zeros(three: Three) -> None:
     with ExitStack() as sent:
         sent.enter_context(three.attempt(ASK, three.views["c:8000"]))
         row = (await by_name(three))["t"]

@@ -85,7 +85,7 @@ async def test_another_method_is_told_which_ones_there_are(method: str, path: st
 
 @pytest.mark.parametrize("path", [PATH, "/admin/nothing", "/metrics"])
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_without_the_key_nobody_learns_what_there_is(method: str, path: str) -> None:
+async def test_without_the_key_no_path_is_revealed(method: str, path: str) -> None:
     assert (await asked(method, path, "another-key-of-an-admin")).status_code == 401
 
 
@@ -114,12 +114,12 @@ async def test_each_route_has_a_limit_for_bodies_also_what_no_route_answers(path
 
 
 @pytest.mark.parametrize(("fields", "status"), [(16, 200), (17, 400)])
-async def test_a_query_has_so_many_fields_at_most(fields: int, status: int) -> None:
+async def test_a_query_has_a_bounded_number_of_fields(fields: int, status: int) -> None:
     query = "&".join(f"f{n}={n}" for n in range(fields))
     assert (await asked("GET", f"{PATH}?{query}")).status_code == status
 
 
-async def test_an_error_nobody_foresaw_says_nothing_of_the_inside(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unforeseen_error_reveals_nothing_of_the_inside(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> bytes:
         raise ValueError("inside")
 

@@ -105,7 +105,7 @@ async def test_what_cannot_be_written_is_an_error_that_names_the_file(tmp_path: 
 
 
 async def test_its_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    """Nobody else may have made it: keys may be in the policy, and quotas in a store elsewhere."""
+    """It may be the first to make it: keys may be in the policy, and quotas in a store elsewhere."""
     audit = AuditLog(tmp_path / "state" / "audit.log")
     await audit.record("a", "drain", "c", "d")
     assert [entry["action"] for entry in await audit.entries()] == ["drain"]

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from gateway.admin import diagnosis
-from gateway.admin.diagnosis import REMEMBERED, STALE, Diagnosis
+from gateway.admin.diagnosis import HISTORY_SECONDS, STALE_SNAPSHOT_SECONDS, Diagnosis
 from gateway.doctor.finding import Finding
 from gateway.doctor.snapshot import WINDOW_SECONDS, Samples, Snapshot
 from tests.gateway.admin.clock import Clock
@@ -69,12 +69,12 @@ async def test_the_next_one_compares_with_the_last(site: Site) -> None:
 
 async def test_an_answer_of_long_ago_is_nothing_to_compare_with(site: Site) -> None:
     await site.diagnosis.report()
-    site.clock.now = 200.0 + STALE
+    site.clock.now = 200.0 + STALE_SNAPSHOT_SECONDS
     await site.diagnosis.report()
-    assert site.compared[-1] == (200.0 + STALE, 200.0 + STALE + WINDOW_SECONDS)
+    assert site.compared[-1] == (200.0 + STALE_SNAPSHOT_SECONDS, 200.0 + STALE_SNAPSHOT_SECONDS + WINDOW_SECONDS)
 
 
-async def test_those_who_ask_at_once_have_one_answer(site: Site) -> None:
+async def test_concurrent_questions_share_one_answer(site: Site) -> None:
     first, *others = await asyncio.gather(*(site.diagnosis.report() for _ in range(3)))
     assert others == [first, first]
     assert site.compared == [(100.0, 100.0 + WINDOW_SECONDS)]
@@ -104,4 +104,4 @@ async def test_what_metrics_show_of_the_last_minutes_is_told_after_what_ails_it_
     looks.cancel()
     found = (await site.diagnosis.report())["findings"]
     assert [(one["name"], one["trouble"]) for one in found] == [("slow", "It is slow"), ("away", "It was away")]
-    assert 0 < site.clock.now - since[0] <= REMEMBERED
+    assert 0 < site.clock.now - since[0] <= HISTORY_SECONDS

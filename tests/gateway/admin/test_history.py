@@ -6,8 +6,15 @@ import pytest
 from admission.core import CoreConfig, make_core
 from admission.outcome import Outcome
 from backend.scheduler.batch import StepOutput
-from gateway.admin.history import MAX_ENDED, MAX_REFUSALS, MAX_UNAUTHENTICATED, WINDOW, History, Shares
-from gateway.admin.request_summary import MAX_SEQUENCES, MAX_WORDS
+from gateway.admin.history import (
+    MAX_ENDED_REQUESTS,
+    MAX_REFUSALS,
+    MAX_UNAUTHENTICATED_REFUSALS,
+    WINDOW_TICKS,
+    History,
+    Shares,
+)
+from gateway.admin.request_summary import MAX_SEQUENCES, MAX_TEXT_CHARS
 from gateway.errors import BadRequest, InvalidApiKey, ModelNotFound, RateLimited
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.request_record import RequestRecord, Telemetry
@@ -151,7 +158,7 @@ def test_refusals_come_newest_first_and_are_bounded(site: Site) -> None:
     assert ids[:2] == [f"r{MAX_REFUSALS + 9}", f"r{MAX_REFUSALS + 8}"]
 
 
-def test_who_has_no_key_cannot_push_out_the_refusals_of_tenants(site: Site) -> None:
+def test_refusals_without_a_key_cannot_push_out_the_refusals_of_tenants(site: Site) -> None:
     site.history.request_ended(refused(request_id="ours", ended=100.0))
     for number in range(10_000):
         error = InvalidApiKey("Incorrect API key provided.")
@@ -159,15 +166,15 @@ def test_who_has_no_key_cannot_push_out_the_refusals_of_tenants(site: Site) -> N
             a_record(tenant=None, error=error, outcome=Outcome.INVALID, timelines=[], ended=101.0 + number)
         )
     ids = [summary.request_id for summary in site.history.refusals()]
-    assert ids[-1] == "ours" and len(ids) == MAX_UNAUTHENTICATED + 1
+    assert ids[-1] == "ours" and len(ids) == MAX_UNAUTHENTICATED_REFUSALS + 1
     assert [summary.request_id for summary in site.history.ended] == ["ours"]
     assert None not in site.history.totals
 
 
 def test_requests_that_ended_are_bounded(site: Site) -> None:
-    for number in range(MAX_ENDED + 5):
+    for number in range(MAX_ENDED_REQUESTS + 5):
         site.history.request_ended(a_record(request_id=f"r{number}"))
-    assert len(site.history.ended) == MAX_ENDED
+    assert len(site.history.ended) == MAX_ENDED_REQUESTS
     assert site.history.ended[0].request_id == "r5"
 
 
@@ -176,7 +183,7 @@ def test_nothing_that_a_client_wrote_is_kept_at_length(site: Site) -> None:
     site.history.request_ended(a_record(model=long, path=f"/v1/models/{long}", error=ModelNotFound(f"no {long}")))
     (summary,) = site.history.ended
     assert summary.refusal is not None
-    assert max(map(len, (summary.model or "", summary.path, summary.refusal.message))) == MAX_WORDS
+    assert max(map(len, (summary.model or "", summary.path, summary.refusal.message))) == MAX_TEXT_CHARS
 
 
 def test_what_a_bad_request_quotes_is_not_kept(site: Site) -> None:
@@ -222,10 +229,10 @@ def test_shares_are_of_all_service_in_the_window() -> None:
 def test_service_leaves_the_window_after_a_minute_and_stays_in_the_total() -> None:
     shares = Shares()
     shares.tick({"acme": 5.0})
-    for _ in range(WINDOW):
+    for _ in range(WINDOW_TICKS):
         shares.tick({"acme": 5.0, "other": 1.0})
     assert (shares.share("acme"), shares.share("other")) == (0.0, 1.0)
-    for _ in range(WINDOW):
+    for _ in range(WINDOW_TICKS):
         shares.tick({"acme": 5.0, "other": 1.0})
     assert shares.share("other") == 0.0
     assert shares.total == {"acme": 5.0, "other": 1.0}
@@ -234,6 +241,6 @@ def test_service_leaves_the_window_after_a_minute_and_stays_in_the_total() -> No
 def test_a_correction_that_takes_back_more_than_was_charged_lately_is_no_negative_share() -> None:
     shares = Shares()
     shares.tick({"acme": 5.0, "other": 5.0})
-    for _ in range(WINDOW):
+    for _ in range(WINDOW_TICKS):
         shares.tick({"acme": 4.9, "other": 6.0})
     assert (shares.share("acme"), shares.share("other")) == (0.0, 1.0)

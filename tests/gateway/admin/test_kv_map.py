@@ -41,7 +41,7 @@ async def test_the_map_names_the_owner_of_every_block(site: Site) -> None:
     assert (shown["owners"], shown["block_bytes"], shown["block_tokens"]) == (["acme"], 8, 4)
 
 
-async def test_blocks_of_one_that_was_cut_short_stay_its_own_until_the_step_is_over(site: Site) -> None:
+async def test_blocks_of_a_cut_sequence_stay_its_own_until_the_step_is_over(site: Site) -> None:
     record = site.arrive("a", prompt=8)
     assert site.core.schedule(site.clock()) is not None
     site.core.finish(record.engine.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
@@ -66,7 +66,7 @@ async def test_shared_and_idle_blocks_are_told_apart(rig: Rig) -> None:
     assert await uses(rig) == [("zeta", Use.CACHED), ("zeta", Use.CACHED)]
 
 
-async def test_blocks_reserved_for_one_that_waits_are_its_tenants() -> None:
+async def test_blocks_reserved_for_a_queued_sequence_are_its_tenants() -> None:
     rig = Rig()
     rig.arrive("a", prompt=5, names=NAMES[:1])
     rig.run()

@@ -39,7 +39,7 @@ def test_a_request_is_found_by_either_id_while_it_lives_and_after(found: Found) 
     assert found.requests.shown("cmpl-1")["state"] == "ending"
     found.end(record)
     assert found.requests.shown("mine")["outcome"] == "completed"
-    with pytest.raises(RequestNotFound, match="'mine' is being served"):
+    with pytest.raises(RequestNotFound, match="'mine' is live"):
         found.requests.live("mine")
 
 
@@ -79,7 +79,7 @@ async def test_the_oldest_are_shown_of_more_than_a_page_can_hold(found: Found) -
     assert listed["live"][0]["id"] == "r0"
 
 
-async def test_those_that_ended_come_newest_first_with_their_waits(found: Found) -> None:
+async def test_ended_requests_come_newest_first_with_their_waits(found: Found) -> None:
     for name in ("one", "two"):
         found.end(a_record(request_id=name))
     newest, _ = (await found.requests.listed())["recent"]
@@ -139,7 +139,7 @@ def test_what_still_goes_on_has_no_end() -> None:
     assert told(timelines=[], ended=None, settling=None, authenticated=None) == [("reserve", 3, 4)]
 
 
-def test_one_that_left_while_it_waited_waited_until_then() -> None:
+def test_a_request_that_left_the_queue_waited_until_then() -> None:
     timeline = a_timeline(admitted=None, first_token=None, prefilled=None, ended=100.06)
     assert ("queue", 4, 60) in told(timelines=[timeline])
 
@@ -161,7 +161,7 @@ def test_a_preemption_lasts_until_it_is_resumed() -> None:
     ]
 
 
-def test_several_sequences_are_told_apart_and_only_so_many_of_them() -> None:
+def test_several_sequences_are_told_apart_up_to_a_limit() -> None:
     spans = phases(RequestSummary.of(a_record(timelines=[a_timeline() for _ in range(100)])))
     queues = [span.detail for span in spans if span.what == "queue"]
     assert len(queues) == MAX_SEQUENCES

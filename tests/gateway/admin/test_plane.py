@@ -188,7 +188,7 @@ def test_what_a_hostile_client_calls_things_is_data_and_no_more(site: Site) -> N
     assert max(len(row["model"]) for row in site.server.admin("requests")["recent"]) <= 200
 
 
-def test_tenants_are_those_of_the_policy_and_those_with_keys(site: Site) -> None:
+def test_tenants_come_from_the_policy_and_from_keys(site: Site) -> None:
     assert {"acme", "spent", "demo"} <= {row["name"] for row in site.server.admin("tenants")["tenants"]}
     reply = site.server.ask_admin("tenants/nobody")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "tenant_not_found")
@@ -316,7 +316,7 @@ def test_names_that_nothing_has_are_404(site: Site, name: str) -> None:
         assert site.server.ask_admin(path).status_code == 404
 
 
-def test_a_client_that_takes_all_connections_of_the_admin_port_makes_room_and_keeps_nobody_out(site: Site) -> None:
+def test_a_client_with_all_connections_of_the_admin_port_makes_room_for_others(site: Site) -> None:
     with ExitStack() as held:
         made = (connected(site.server, port=site.server.admin_port) for _ in range(ADMIN_CONNECTIONS + 1))
         clients = [held.enter_context(client) for client in made]

@@ -7,7 +7,7 @@ import pytest
 from gateway.admin import policy
 from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, PolicyCheck, effective, policy_report
 from gateway.errors import RequestTooLarge
-from gateway.tenants.live_policy import MAX_CHANGES, LivePolicy
+from gateway.tenants.live_policy import MAX_CHANGE_LINES, LivePolicy
 from quotas.policy import policy_text
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_file import parse_policy
@@ -78,10 +78,10 @@ async def test_a_policy_that_is_too_long_is_left_to_the_command(check: PolicyChe
 
 
 async def test_of_many_changes_the_first_are_told_and_the_rest_counted(check: PolicyCheck) -> None:
-    many = "tenants:\n" + "".join(f"  t{number}: {{weight: 2}}\n" for number in range(MAX_CHANGES))
+    many = "tenants:\n" + "".join(f"  t{number}: {{weight: 2}}\n" for number in range(MAX_CHANGE_LINES))
     report = await check.of(PastedPolicy(text=many), CURRENT)
-    assert len(report["changes"]) == MAX_CHANGES
-    assert report["truncated"] > MAX_CHANGES
+    assert len(report["changes"]) == MAX_CHANGE_LINES
+    assert report["truncated"] > MAX_CHANGE_LINES
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,6 @@ async def test_a_policy_that_is_too_long_to_be_edited_is_not_written_out_to_its_
 async def test_the_lines_of_an_edit_that_are_left_out_are_counted_up_to_a_bound(
     check: PolicyCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "MAX_COUNTED", 70)
+    monkeypatch.setattr(policy, "MAX_COUNTED_LINES", 70)
     report = await check.of(PastedPolicy(text="tenants:\n  other:\n"), large(3000))
-    assert (len(report["changes"]), report["truncated"]) == (MAX_CHANGES, 70)
+    assert (len(report["changes"]), report["truncated"]) == (MAX_CHANGE_LINES, 70)

@@ -1,7 +1,7 @@
 from admission.request import Asked, AskedPrompt
 from backend.scheduler.sequence import FinishReason
 from gateway.admin import recent_traffic
-from gateway.admin.recent_traffic import MAX_REQUESTS, SECONDS, RecentTraffic
+from gateway.admin.recent_traffic import HISTORY_SECONDS, MAX_REQUESTS, RecentTraffic
 from gateway.telemetry.request_record import RequestRecord
 from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
@@ -24,15 +24,15 @@ def end(traffic: RecentTraffic, record: RequestRecord, tokens: int, reason: Fini
 
 
 def test_what_is_older_than_an_hour_is_forgotten() -> None:
-    live = {a_request(asked("old"), 0.0), a_request(asked("new"), SECONDS + 1)}
+    live = {a_request(asked("old"), 0.0), a_request(asked("new"), HISTORY_SECONDS + 1)}
     traffic = RecentTraffic(live)
-    assert [request.asked.id for request in traffic.within(SECONDS + 2)] == ["new"]
-    assert traffic.within(3 * SECONDS) == []
+    assert [request.asked.id for request in traffic.within(HISTORY_SECONDS + 2)] == ["new"]
+    assert traffic.within(3 * HISTORY_SECONDS) == []
     for record in live:
         end(traffic, record, 3, FinishReason.STOP)
     live.clear()
-    assert [request.asked.id for request in traffic.within(SECONDS + 2)] == ["new"]
-    assert traffic.within(3 * SECONDS) == []
+    assert [request.asked.id for request in traffic.within(HISTORY_SECONDS + 2)] == ["new"]
+    assert traffic.within(3 * HISTORY_SECONDS) == []
 
 
 def test_memory_is_bounded() -> None:

@@ -35,7 +35,7 @@ def test_a_request_passes_through_every_state(site: Site) -> None:
     assert state_of(a_record()) is State.ENDING
 
 
-def test_who_is_next_and_who_is_behind_are_told_the_same_cause(site: Site) -> None:
+def test_the_head_and_the_rest_of_the_queue_have_the_same_cause(site: Site) -> None:
     assert reasons_of_waiting(site, prompt=2, max_tokens=4) == {REASONS["slots"], BEHIND_PREFIX + REASONS["slots"]}
     assert reasons_of_waiting(Site(), prompt=12, max_tokens=24) == {
         REASONS["budget"],

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.series import NUMBERS, SECONDS, Gauges, RecentSeries, median_and_p99
+from gateway.admin.series import HISTORY_SECONDS, NUMBERS, Gauges, RecentSeries, median_and_p99
 from tests.gateway.admin.clock import Clock
 
 Tick = Callable[..., None]
@@ -44,7 +44,7 @@ def last(series: RecentSeries, name: str) -> Any:
 def test_before_anything_happened_every_second_is_unknown(series: RecentSeries) -> None:
     shown = points(series)
     for name in NUMBERS:
-        assert shown[name] == [None] * SECONDS
+        assert shown[name] == [None] * HISTORY_SECONDS
     assert shown["waiting"] == {}
 
 
@@ -76,7 +76,7 @@ def test_percentiles_are_of_the_last_ten_seconds_so_that_few_requests_tell_them_
     assert (last(series, "gap_p50"), last(series, "gap_p99")) == pytest.approx((0.08, 0.13))
 
 
-def test_who_still_waits_counts_in_the_time_to_first_token(series: RecentSeries, tick: Tick) -> None:
+def test_pending_waits_count_in_the_time_to_first_token(series: RecentSeries, tick: Tick) -> None:
     for seconds in (0.1, 0.1, 0.1):
         series.first_token(seconds)
     tick(101.0, Gauges(waits=[0.01, 31.0]))
@@ -103,7 +103,7 @@ def test_tokens_are_the_growth_of_totals(series: RecentSeries, tick: Tick) -> No
     assert points(series)["output_tokens"][-3:] == [20, 30, 0]
 
 
-def test_seconds_in_which_nobody_looked_are_unknown(series: RecentSeries, tick: Tick) -> None:
+def test_seconds_without_a_reading_are_unknown(series: RecentSeries, tick: Tick) -> None:
     tick(101.0)
     series.request_ended(False)
     tick(104.5)
@@ -113,7 +113,7 @@ def test_seconds_in_which_nobody_looked_are_unknown(series: RecentSeries, tick: 
 def test_a_long_stop_leaves_nothing_of_before(series: RecentSeries, tick: Tick) -> None:
     tick(101.0, Gauges(running=1))
     tick(1e6, Gauges(running=2))
-    assert points(series)["running"] == [None] * (SECONDS - 1) + [2]
+    assert points(series)["running"] == [None] * (HISTORY_SECONDS - 1) + [2]
 
 
 def test_gaps_count_for_each_sequence_that_had_them(series: RecentSeries, tick: Tick) -> None:
@@ -150,7 +150,7 @@ def test_the_end_of_the_series_is_told_in_unix_seconds(series: RecentSeries) -> 
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=50))
-def test_quantiles_are_those_of_the_samples_written_out(samples: list[tuple[float, int]]) -> None:
+def test_quantiles_equal_the_quantiles_of_the_samples_written_out(samples: list[tuple[float, int]]) -> None:
     written = sorted(value for value, times in samples for _ in range(times))
     median, p99 = median_and_p99(samples)
     assert median == written[-(-len(written) // 2) - 1]

@@ -56,7 +56,7 @@ async def test_a_request_that_ends_while_the_list_is_made_is_counted_once(
     assert (await site.rows())[names[-1]]["prompt_tokens"] == 20
 
 
-async def test_of_many_tenants_those_that_are_served_come_first_and_the_others_are_found_by_words(
+async def test_of_many_tenants_served_ones_come_first_and_others_are_found_by_words(
     tmp_path: Path,
 ) -> None:
     names = [f"t{number:04}" for number in range(MAX_ROWS + 500)]

@@ -123,7 +123,7 @@ def test_the_least_request_and_one_of_nulls_are_the_same() -> None:
     assert asked(limits=REFUSES, **dict.fromkeys(names)) == asked()
 
 
-def test_what_a_server_would_run_and_what_nobody_knows_is_ignored_and_told() -> None:
+def test_server_tools_and_unknown_fields_are_ignored_and_told() -> None:
     request = asked({**user({**text("Hi"), "mood": 1}), "mood": 1}, tools=[SEARCH, TOOL], container="x", mood=1)
     assert request.ignored is not None
     assert {*request.ignored} == {
@@ -181,7 +181,7 @@ for _ in range(101):
         ((), {"mcp_servers": [{"url": "x"}]}, "mcp_servers", "is not supported here"),
         ((), {"tools": [{"name": "f"}]}, "tools[0].input_schema", "is required"),
         ((), {"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", "pattern"),
-        ((), {"tools": [TOOL, TOOL]}, "tools[1].name", "which another tool has too"),
+        ((), {"tools": [TOOL, TOOL]}, "tools[1].name", "the name of another tool too"),
         ((), {"tools": [{"type": 5}]}, "tools[0].type", "the tools that clients run, got 5"),
         ((), {"tool_choice": {"type": "any"}}, "tool_choice", "that the client runs"),
         ((), {"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice", "client runs"),

@@ -80,7 +80,7 @@ async def test_a_key_has_half_of_its_tenants_bytes_and_small_bodies_need_none(bo
     assert (await upload.read(body_reader, key="a"))[0] == orjson.loads(body)
 
 
-async def test_who_waits_for_bytes_gets_them_in_order_when_others_leave() -> None:
+async def test_bytes_are_granted_in_order_when_others_leave() -> None:
     body_reader, order = BodyReader(MEBIBYTE, 2 * MEBIBYTE, timeout=3600, max_model_len=1024), []
 
     async def hold(name: str, size: int) -> None:
@@ -119,7 +119,7 @@ async def test_tenants_take_turns_one_in_a_turn_of_the_loop() -> None:
     assert len({turn for _, turn in order}) == len(order)
 
 
-async def test_a_turn_that_comes_to_one_who_has_left_is_passed_on() -> None:
+async def test_the_turn_of_a_client_that_has_left_is_passed_on() -> None:
     lock, done = RoundRobinLock(), []
 
     async def work(name: str, gate: asyncio.Event) -> None:

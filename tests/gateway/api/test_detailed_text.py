@@ -165,6 +165,6 @@ async def _best(num_shown: int) -> list[str]:
     return [choice.text for choice in await told_choices(texts, choices, 4, num_shown)]
 
 
-def test_the_best_answers_are_those_whose_tokens_were_likeliest() -> None:
+def test_the_best_answers_have_the_likeliest_tokens() -> None:
     assert asyncio.run(_best(2)) == ["1", "2"]
     assert asyncio.run(_best(4)) == ["0", "1", "2", "3"]

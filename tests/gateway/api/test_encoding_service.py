@@ -76,7 +76,7 @@ async def test_each_input_has_its_vector_and_its_tenant_pays(rig: Rig) -> None:
 
 
 class PaperStream:
-    """Whatever it is given has taken 3 s of the device, and much longer on the host's clock where steps run before."""
+    """Each batch has taken 3 s of the device, and much longer on the host's clock, since steps ran before it."""
 
     def launch(self, work: Callable[[], object], /) -> "PaperStream":
         work()
@@ -92,7 +92,7 @@ async def test_what_a_batch_took_is_the_time_of_the_device(rig: Rig) -> None:
     assert rig.core.share.account("acme").charged == pytest.approx(3.0)
 
 
-async def test_those_who_come_while_a_batch_is_computed_share_the_next(rig: Rig) -> None:
+async def test_inputs_that_come_while_a_batch_is_computed_share_the_next(rig: Rig) -> None:
     rig.encoder.may_go.clear()
     first = asyncio.create_task(rig.encode([1]))
     await until(lambda: rig.service.queues["e"].num_tokens == 0 and bool(rig.service._waiting))
@@ -103,14 +103,14 @@ async def test_those_who_come_while_a_batch_is_computed_share_the_next(rig: Rig)
     assert rig.encoder.batches == [1, 7]
 
 
-async def test_who_fails_is_told_nothing_of_the_inside_and_others_go_on(rig: Rig) -> None:
+async def test_a_failed_input_reveals_nothing_of_the_inside_and_others_go_on(rig: Rig) -> None:
     with pytest.raises(InternalError) as failed:
         await rig.encode([1, -1])
     assert "secret" not in failed.value.message
     assert await rig.encode([7]) == [(7.0, 1.0)]
 
 
-async def test_a_full_queue_and_deadlines_are_refusals_and_who_leaves_is_forgotten(rig: Rig) -> None:
+async def test_a_full_queue_and_deadlines_are_refusals_and_a_client_that_leaves_is_forgotten(rig: Rig) -> None:
     with pytest.raises(DeadlineUnmeetable):
         await rig.encode([1] * 50, within=1e-9)
     rig.encoder.may_go.clear()

@@ -71,7 +71,7 @@ class StuckReader:
         await self._dropped.wait()
 
 
-async def test_an_error_that_nobody_reads_is_given_up_with_its_connection() -> None:
+async def test_an_unread_error_is_given_up_with_its_connection() -> None:
     reader, telemetry, request_records = StuckReader(), Telemetry(lambda: 0.0), list[RequestRecord]()
     telemetry.on_end.append(request_records.append)
     frontend: Any = SimpleNamespace(

@@ -75,7 +75,7 @@ def test_the_models_need_a_key(server: ServerProcess, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info", "/model_info", "/get_model_info"])
-def test_what_is_served_is_told_to_any_key_and_to_nobody_without(server: ServerProcess, path: str) -> None:
+def test_the_served_model_is_told_to_any_key_and_not_without_one(server: ServerProcess, path: str) -> None:
     assert server.get(path).json()["model_path"] == "embedded"
     assert httpx.get(f"{server.url}{path}").json()["error"]["code"] == "invalid_api_key"
 

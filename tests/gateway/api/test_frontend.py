@@ -17,7 +17,7 @@ def refusal(model: str | None, *models: str) -> str:
     return refused.value.message
 
 
-def test_who_may_use_the_served_model_is_told_its_name() -> None:
+def test_a_tenant_of_the_served_model_is_told_its_name() -> None:
     assert refusal("other") == "The model 'other' does not exist; this server has 'served-7b'."
     Frontend.check_model(FRONTEND, "served-7b", effective(models=("served-7b",)))
     for model in (None, "served-7b"):
@@ -25,7 +25,7 @@ def test_who_may_use_the_served_model_is_told_its_name() -> None:
         Frontend.check_model(FRONTEND, model, None)
 
 
-def test_who_may_not_is_told_nothing_of_it() -> None:
+def test_a_tenant_denied_the_model_is_told_nothing_of_it() -> None:
     assert refusal("served-7b", "small") == "The model 'served-7b' does not exist or you have no access to it."
     for model in ("small", "other"):
         assert refusal(model, "small") == f"The model '{model}' does not exist or you have no access to it."

@@ -2,7 +2,7 @@
 
 from backend.paged_kv.block_names import BlockNames
 from backend.scheduler.sequence import Sequence
-from gateway.api.prompt_names import BLOCKS_AT_ONCE, TOKENS_AT_ONCE, PromptNames
+from gateway.api.prompt_names import BLOCKS_PER_TURN, TOKENS_PER_TURN, PromptNames
 from tests.backend.sequences import make_sequence
 
 SIZE = 4
@@ -44,19 +44,19 @@ def test_a_long_request_of_any_prompts_is_named_a_part_at_a_time() -> None:
     while not names.name_some(sequences):
         turns += 1
         count = sum(len(one.block_names) for one in sequences)
-        assert count - before == BLOCKS_AT_ONCE
+        assert count - before == BLOCKS_PER_TURN
         before = count
     assert [len(one.block_names) for one in sequences] == [5, 300, 0, 100, 1]
-    assert turns == 406 // BLOCKS_AT_ONCE
+    assert turns == 406 // BLOCKS_PER_TURN
     assert names.name_some(sequences), "once more changes nothing"
 
 
 def test_of_large_blocks_fewer_are_named_at_a_time() -> None:
-    for size in (TOKENS_AT_ONCE // 2, 2 * TOKENS_AT_ONCE):
+    for size in (TOKENS_PER_TURN // 2, 2 * TOKENS_PER_TURN):
         names, sequence = PromptNames(BlockNames(bytes(32), size), size), a_sequence(3 * size)
         names.begin([sequence], "acme", None)
         assert not names.name_some([sequence])
-        assert len(sequence.block_names) == max(1, TOKENS_AT_ONCE // size)
+        assert len(sequence.block_names) == max(1, TOKENS_PER_TURN // size)
 
 
 def test_blocks_of_prompts_that_are_scored_are_shared_by_the_answers_to_one_alone() -> None:

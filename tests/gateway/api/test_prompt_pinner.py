@@ -51,14 +51,14 @@ def rig() -> Rig:
     return Rig()
 
 
-async def test_blocks_are_named_as_those_of_the_tenants_requests(rig: Rig) -> None:
+async def test_blocks_are_named_like_the_tenants_requests(rig: Rig) -> None:
     await rig.pinner.policy_changed(parsed(f"tenants: {{b: {PINS}, a: {PINS}, c: }}"))
     told = rig.engine.take()
     assert told == [("a", await rig.named(PROMPT, "tenant:a")), ("b", await rig.named(PROMPT, "tenant:b"))]
     assert not {*told[0][1]} & {*told[1][1]}, "tenants share nothing"
 
 
-async def test_prompts_that_begin_alike_have_those_blocks_once(rig: Rig) -> None:
+async def test_prompts_that_begin_alike_share_their_first_blocks(rig: Rig) -> None:
     await rig.pinner.policy_changed(parsed(f"tenants: {{a: {{prefix_cache: {{pinned: ['{PROMPT}', '{OTHER}']}}}}}}"))
     ((_, names),) = rig.engine.take()
     first, second = await rig.named(PROMPT, "tenant:a"), await rig.named(OTHER, "tenant:a")
@@ -75,7 +75,7 @@ async def test_an_edit_tells_what_has_changed_and_lets_go_first(rig: Rig) -> Non
     assert rig.engine.take() == []
 
 
-async def test_who_shares_with_whom_changes_what_stays(rig: Rig) -> None:
+async def test_sharing_groups_change_the_pinned_blocks(rig: Rig) -> None:
     await rig.pinner.policy_changed(parsed(f"tenants: {{a: {PINS}, b: }}"))
     alone = dict(rig.engine.take())
     grouped = parsed(f"tenants: {{a: {PINS}, b: {PINS}}}\nprefix_sharing: {{both: [a, b]}}")

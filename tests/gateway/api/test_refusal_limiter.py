@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.refusal_limiter import BURST_SECONDS, KEY_RATES_PER_TENANT, MAX_DELAY, MOST_SECONDS, RefusalLimiter
+from gateway.api.refusal_limiter import (
+    BURST_SECONDS,
+    KEY_RATES_PER_TENANT,
+    MAX_BODY_COST_SECONDS,
+    MAX_DELAY_SECONDS,
+    RefusalLimiter,
+)
 from gateway.errors import BadRequest, InvalidApiKey, Overloaded, RateLimited, TooManyRefused
 
 RATE = 10.0
@@ -79,11 +85,11 @@ def test_one_refusal_costs_what_was_read_and_no_more_than_its_part_of_the_longes
     site.bad(num_bytes=170)
     assert site.is_read()
     site.bad(num_bytes=10**12)
-    site.now += MOST_SECONDS
+    site.now += MAX_BODY_COST_SECONDS
     assert site.is_read()
 
 
-def test_quotas_that_are_spent_and_what_is_our_own_fault_keep_nobody_out(site: Site) -> None:
+def test_spent_quotas_and_our_own_faults_keep_no_key_out(site: Site) -> None:
     for _ in range(1000):
         site.rate.count(SPENT, "t", "k", "", 0)
         assert site.rate.count(Overloaded("busy."), "t", "k", "", 0) == 0
@@ -98,7 +104,7 @@ def test_answers_that_refuse_leave_at_their_rate(
     burst = round(BURST_SECONDS * rate)
     assert waits[:burst] == [0.0] * burst
     assert waits[burst + 7] == pytest.approx(8 / rate)
-    assert max(waits) == pytest.approx(MAX_DELAY)
+    assert max(waits) == pytest.approx(MAX_DELAY_SECONDS)
 
 
 @pytest.mark.parametrize(("error", "tenant", "rate"), [(SPENT, "t", 2 * RATE), (STRANGER, None, RATE)])
@@ -110,7 +116,7 @@ def test_a_large_body_holds_back_the_answers_after_its_own(
     assert waits[0] == 0
     assert waits[1] == pytest.approx((num_blocks + 2 - burst) / rate)
     assert waits[2] == pytest.approx((2 * num_blocks + 3 - burst) / rate)
-    assert waits[-1] == pytest.approx(MAX_DELAY)
+    assert waits[-1] == pytest.approx(MAX_DELAY_SECONDS)
 
 
 def test_an_address_is_counted_by_itself_and_ipv6_by_its_network(site: Site) -> None:

@@ -86,7 +86,7 @@ def test_a_key_file_without_a_gateway_is_a_mistake(quick: None, sluice: Sluice) 
 
 
 class Gateway:
-    """The admin port of one that says this."""
+    """The admin port of a gateway with these answers."""
 
     def __init__(self, metrics: dict[str, float], **overview: Any) -> None:
         self.metrics = metrics
@@ -179,7 +179,7 @@ def test_findings_as_json(serve: Any, key: str, printed: Printed) -> None:
 @pytest.mark.parametrize(
     ("behind", "said"),
     [
-        (lambda request: httpx.Response(401), "does not take this key"),
+        (lambda request: httpx.Response(401), "does not accept this key"),
         (lambda request: httpx.Response(404), "the tenants' port?"),
         (lambda request: httpx.Response(200, text="hello"), "is no JSON"),
         (lambda request: httpx.Response(200, json={}), "answers as no gateway of this version does"),
@@ -191,7 +191,7 @@ def test_what_is_no_gateway(serve: Any, key: str, sluice: Sluice, behind: Any, s
     assert (done.status, said in done.err) == (1, True)
 
 
-def test_nobody_there(key: str, sluice: Sluice) -> None:
+def test_no_gateway_there(key: str, sluice: Sluice) -> None:
     done = sluice("doctor", "--live", "http://127.0.0.1:1", "--key-file", key)
     assert (done.status, "cannot be read" in done.err) == (1, True)
 

@@ -152,7 +152,7 @@ def test_lines_for_a_policy_file_let_in_a_key_that_is_stored_nowhere(
     [
         ("tenants: {acme: }", 'does not name acmee (key {id}): nothing limits it; did you mean "acme"?'),
         ("tenants: {globex: }\ndefaults: {limits: {requests: 5/s}}", "acmee (key {id}): the defaults hold for it"),
-        ("tenants: {acme: }\nunnamed_tenants: refuse", "its keys open nothing (unnamed_tenants: refuse); did you"),
+        ("tenants: {acme: }\nunnamed_tenants: refuse", "its keys are refused (unnamed_tenants: refuse); did you"),
         ("tenants: {acme: {wieght: 2}}", "whether the policy names acmee cannot be told"),
     ],
 )
@@ -196,9 +196,7 @@ def test_keys_stored_before_there_were_scopes_have_all_of_them(store: KeyStore, 
     assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
 
 
-def test_a_file_that_somebody_else_wrote_cannot_steer_the_terminal(
-    store: KeyStore, made: Printed, sluice: Sluice
-) -> None:
+def test_a_foreign_file_cannot_steer_the_terminal(store: KeyStore, made: Printed, sluice: Sluice) -> None:
     made("create", "acme")
     version, text = store.path.read_text().splitlines()
     entry = json.loads(text) | {"name": "\x1b]0;x\x07\u202eevil\nsk-sluice-"}

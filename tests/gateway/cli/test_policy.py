@@ -273,7 +273,7 @@ def test_without_a_store_explain_tells_the_limits_alone(
     assert (status, lines[-1]) == (1, f"it would be refused: {reason}")
     told = sluice("policy", "explain", asked, "--tenant", "acme")
     assert (told.status, told.out.splitlines()[-1]) == (2, "nothing in the policy alone refuses it")
-    assert told.err.startswith("sluice: what is left cannot be told: no quotas are kept here")
+    assert told.err.startswith("sluice: the rest of the limits is unknown: no quotas are kept here")
 
 
 @pytest.mark.parametrize("tenant", ["free", "stranger"])

@@ -94,6 +94,6 @@ def test_planning_that_takes_too_long() -> None:
 def test_prices_that_are_not_the_devices() -> None:
     off = {"sluice_price_drift_ratio": 0.6}
     finding = found(off, off)["prices_off"]
-    assert "off their predicted times by 60% or more" in finding.evidence
+    assert "missed their predicted times by 60% or more" in finding.evidence
     assert "prices_off" not in found(off), "it was not at the first look"
     assert "prices_off" not in found({"sluice_price_drift_ratio": 0.1}, {"sluice_price_drift_ratio": 0.1})

@@ -13,7 +13,7 @@ def test_hits_that_are_lost_while_blocks_are_given_up() -> None:
     lost = {QUERIES: 1_010_000.0, HITS: 400_500.0, EVICTIONS: 600.0}
     finding = found(lost, EARLIER)["thrashing"]
     assert finding.evidence == (
-        "600 cached blocks were given up in 5.0 s, of a pool of 100; "
+        "600 cached blocks were evicted in 5.0 s, of a pool of 100; "
         "5% of the prompt tokens were found in the prefix cache, 40% before"
     )
     assert "prefix_cache.floor" in finding.remedy
@@ -53,7 +53,7 @@ def test_a_floor_that_starves_others() -> None:
     kept |= {'sluice_kv_kept_bytes{tenant="other"}': 0.0}
     finding = found(kept, kept, waiting=(waits(MEMORY),))["starving_floor"]
     assert finding.evidence == (
-        "30 of 100 KV blocks were idle and kept by floors all the time, most of them for zeta (3.0 MiB), "
+        "30 of 100 KV blocks were idle and kept by floors throughout, most of them for zeta (3.0 MiB), "
         "while 1 of others waited for memory"
     )
     assert "prefix_cache.floor of zeta" in finding.remedy
@@ -96,4 +96,4 @@ def test_thrashing_minutes_ago_is_told() -> None:
     then, now = snapshot(160.0, BEFORE | EARLIER), snapshot(400.0, HEALTHY | lost)
     (finding,) = past_findings(160.0, then.samples, now)
     assert finding.name == "thrashing"
-    assert finding.evidence.startswith("in the last 4 min: 600 cached blocks were given up")
+    assert finding.evidence.startswith("in the last 4 min: 600 cached blocks were evicted")

@@ -17,7 +17,7 @@ def test_the_clock() -> None:
     assert "UTC" in machine_checks.clock().found
 
 
-def test_kernels_that_are_compiled_and_those_that_are_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiled_and_uncompiled_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
     missing = machine_checks.kernels("fpu avx2 fma")
     assert missing.verdict is WARNING
@@ -26,7 +26,7 @@ def test_kernels_that_are_compiled_and_those_that_are_not(monkeypatch: pytest.Mo
     assert not list(tmp_path.iterdir())
 
 
-def test_a_core_that_is_compiled_and_one_that_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiled_and_an_interpreted_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiled_core, "home", lambda: tmp_path)
     interpreted = machine_checks.core()
     assert (interpreted.verdict, interpreted.remedy) == (WARNING, "python -m backend.compile_core")

@@ -40,7 +40,7 @@ def test_queue_time_above_a_classs_target() -> None:
     before = histogram(name, {"0.25": 0, "0.5": 0, "1": 0, "+Inf": 0}, label)
     late = histogram(name, {"0.25": 1, "0.5": 4, "1": 10, "+Inf": 10}, label)
     finding = found(late, before)["above_target_interactive"]
-    assert finding.evidence == "6 of 10 that were admitted had waited longer than 0.5 s"
+    assert finding.evidence == "6 of 10 admitted requests had waited longer than 0.5 s"
     assert finding.severity is Severity.SERIOUS
     in_time = histogram(name, {"0.25": 9, "0.5": 10, "1": 10, "+Inf": 10}, label)
     assert "above_target_interactive" not in found(in_time, before)
@@ -82,10 +82,10 @@ def test_a_tenant_that_floods() -> None:
     finding = found(tenants=(noisy, quiet), waiting=waiting)["flooding_tenant"]
     assert finding.trouble == "tenant noisy floods the queue"
     assert (
-        "40 of 41 waiting requests are its own, and 6 of its requests run; it had 50% of the engine's time"
+        "40 of 41 waiting requests are its own, and 6 of its requests are running; it had 50% of the engine's time"
         in finding.evidence
     )
-    assert finding.evidence.endswith("no other tenant's request waits for longer than 0.3 s")
+    assert finding.evidence.endswith("no other tenant's request waits longer than 0.3 s")
     assert "flooding_tenant" not in found(tenants=(noisy,))
     assert "flooding_tenant" not in found(tenants=(noisy, quiet | {"waiting": 30}))
 

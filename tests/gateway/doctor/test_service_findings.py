@@ -27,7 +27,7 @@ def test_store_calls_that_fail() -> None:
 
 def test_a_replica_that_does_not_know_what_others_serve() -> None:
     stale = {"sluice_debts_replicas": 3.0, "sluice_debts_staleness_seconds": 4.0}
-    assert "4.0 s ago, and there were 3 replicas" in found(stale)["fairness_local"].evidence
+    assert "4.0 s ago, among 3 replicas" in found(stale)["fairness_local"].evidence
     assert "fairness_local" not in found(stale | {"sluice_debts_staleness_seconds": 0.3})
     assert "fairness_local" not in found(stale | {"sluice_debts_replicas": 1.0}), "alone there is nothing to know"
 
@@ -64,7 +64,7 @@ def test_an_edited_policy_that_is_not_valid() -> None:
     assert found(policy={"problem": problem})["invalid_policy"].evidence == "policy.yaml:3:1: no such field"
 
 
-def test_orphans_and_reservations_that_nobody_settles() -> None:
+def test_orphans_and_unsettled_reservations() -> None:
     orphaned = {"sluice_orphans": 2.0}
     assert "orphans" not in found(orphaned)
     assert "orphans" in found(orphaned, orphaned)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gateway.http.acceptor import Acceptor
-from gateway.http.connection import Connection
+from gateway.http.connection import HttpConnection
 from gateway.http.connection_table import ConnectionEntry, ConnectionTable
 from tests.gateway.raw_client import RawClient, completion, connected, exchange, request
 from tests.gateway.server_process import PATIENCE, ServerProcess, assert_unharmed, eventually, running_server
@@ -112,9 +112,9 @@ def test_tenants_are_served_while_connections_come_and_go_by_the_thousand(server
 async def test_a_connection_that_ended_before_it_is_accepted_is_not_opened() -> None:
     opened = []
 
-    def connection(entry: ConnectionEntry) -> Connection:
+    def connection(entry: ConnectionEntry) -> HttpConnection:
         opened.append(entry)
-        return cast(Connection, asyncio.Protocol())
+        return cast(HttpConnection, asyncio.Protocol())
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
         listener.setblocking(False)
@@ -134,7 +134,7 @@ async def test_a_connection_that_ended_before_it_is_accepted_is_not_opened() -> 
         await acceptor.wait_closed()
 
 
-def test_a_tenant_that_uploads_on_every_connection_locks_nobody_out(server: ServerProcess) -> None:
+def test_a_tenant_that_uploads_on_every_connection_locks_no_other_out(server: ServerProcess) -> None:
     with ExitStack() as stack:
         for _ in range(2 * CAP):
             stack.enter_context(connected(server)).send(request(server, b"{", "/v1/completions", content_length="1000"))

@@ -13,9 +13,9 @@ from gateway.http.connection import (
     DISCARDED_PER_SECOND,
     FREE_DISCARD_BYTES,
     MAX_HEADER_BYTES,
-    Connection,
     DiscardPace,
     HangupWatcher,
+    HttpConnection,
     bound_socket,
 )
 from gateway.http.connection_table import ConnectionState, ConnectionTable
@@ -117,7 +117,7 @@ class Wire:
         config = Config(app=self.application, ws="none", lifespan="off", log_config=None)
         entry = (table or ConnectionTable(10)).add("192.0.2.1", self.transport.close)
         pace = DiscardPace(asyncio.get_running_loop().time)
-        self.protocol = Connection(config, ServerState(), {}, entry, HangupWatcher(), pace, header_timeout)
+        self.protocol = HttpConnection(config, ServerState(), {}, entry, HangupWatcher(), pace, header_timeout)
         self.protocol.connection_made(self.transport)
 
     async def send(self, *parts: bytes) -> None:
@@ -423,7 +423,7 @@ async def test_a_connection_stands_as_its_requests_do() -> None:
     ("sent", "said"),
     [(b"", b""), (POST, b"HTTP/1.1 200 OK"), (b"GET / HT", b"HTTP/1.1 503"), (POST[:-5], b"HTTP/1.1 503")],
 )
-async def test_who_makes_room_is_told_why_if_it_has_asked_for_anything(sent: bytes, said: bytes) -> None:
+async def test_an_evicted_client_is_told_why_if_it_has_begun_a_request(sent: bytes, said: bytes) -> None:
     table = ConnectionTable(1)
     wire = Wire(table)
     await wire.send(sent)

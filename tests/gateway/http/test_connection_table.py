@@ -49,7 +49,7 @@ def test_strangers_make_room_the_oldest_first_after_any_input() -> None:
     assert crowd.gone == ["a", "b"]
 
 
-def test_strangers_are_left_a_quarter_at_the_cost_of_who_waits_the_longest_for_a_request() -> None:
+def test_strangers_keep_a_quarter_at_the_cost_of_the_longest_idle_connection() -> None:
     crowd = Crowd(8, 8)
     crowd.enter("first", "second", "third", tenant="acme")
     crowd.enter("busy", "sending", "large", tenant="acme", state=SERVING)

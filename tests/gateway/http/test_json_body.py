@@ -11,7 +11,7 @@ from pydantic_core.core_schema import ErrorType
 
 from gateway.errors import BadRequest, RequestTooLarge
 from gateway.http import json_body
-from gateway.http.json_body import MAX_ELEMENTS, JsonBody, JsonScanner, Wire, read
+from gateway.http.json_body import MAX_ELEMENTS, JsonBody, JsonScanner, Wire, parse_body
 from gateway.openai import bodies
 from gateway.workers.messages import error_message, error_of
 
@@ -118,7 +118,7 @@ class Choice(Wire):
 )
 def test_logs_say_what_a_field_must_be_in_words_of_ours(body: bytes, discreet: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        read(Choice, JsonBody.of(body))
+        parse_body(Choice, JsonBody.of(body))
     assert refused.value.discreet_message == discreet
     told = error_of(error_message(refused.value))  # as an HTTP worker tells the engine's process
     assert isinstance(told, BadRequest) and told.discreet_message == discreet

@@ -175,7 +175,7 @@ async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("ended_first", [False, True])
-async def test_nor_is_one_that_comes_together_with_an_end(ended_first: bool, waits: bool) -> None:
+async def test_nor_is_a_cancellation_that_comes_together_with_an_end(ended_first: bool, waits: bool) -> None:
     after = []
 
     async def main() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from backend.text.response_templates.builtin import builtin_template
 from backend.text.response_templates.parser import ResponseParser
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, FinishReason
+from gateway.openai.replies import Choice, ReplyFinishReason
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "é", "b": [1]}}</tool_call>'
 _PARTS = st.sampled_from(
@@ -50,5 +50,5 @@ def whole(text: list[str], is_cut: bool = False, **options: Any) -> Choice:
     return choice
 
 
-def reason_of(message: AnswerMessage, is_cut: bool) -> FinishReason:
+def reason_of(message: AnswerMessage, is_cut: bool) -> ReplyFinishReason:
     return "length" if is_cut else "tool_calls" if message.has_calls else "stop"

@@ -96,7 +96,7 @@ def test_several_calls_are_told_one_by_one_with_their_results_where_the_template
     assert places == sorted(places)
 
 
-def test_ids_are_those_that_a_template_takes_and_still_name_their_results() -> None:
+def test_ids_fit_the_template_and_still_name_their_results() -> None:
     one = tokenizer("mistral")
     text = conversation(answer(call("{}", "call_1"), call("{}", "abcdefghi")), result("x", "call_1")).render(one)
     first = text.split('"id": "')[1][:9]

@@ -14,7 +14,7 @@ from gateway.openai.bodies import ChatBody, CompletionBody
 from gateway.openai.foreign_fields import (
     ECHOES,
     IGNORABLE,
-    MOST_TOLD_BYTES,
+    MAX_HEADER_BYTES,
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETION,
     REFUSED_IN_MESSAGE,
@@ -238,7 +238,7 @@ def test_the_header_is_bounded_and_plain() -> None:
     for number in range(500):
         ignored.add("messages[].", f"{number}{'x' * 100}")
     told = ignored_header(ignored)["x-sluice-ignored"]
-    assert len(told) < MOST_TOLD_BYTES + 20 and told.endswith(" more")
+    assert len(told) < MAX_HEADER_BYTES + 20 and told.endswith(" more")
     names = told.split(", ")
     assert names[-1] == f"and {501 - len(names[:-1])} more"
 

@@ -78,7 +78,7 @@ ECHOED = {
 
 
 @pytest.mark.parametrize("item", [HI, CALL, RESULT, THOUGHT], ids=lambda item: item.get("type", "message"))
-def test_what_clients_echo_is_dropped_and_what_nobody_knows_is_told(item: dict[str, Any]) -> None:
+def test_echoes_are_dropped_and_unknown_fields_are_told(item: dict[str, Any]) -> None:
     plain = read_messages(read_items([item]), None)
     assert read_messages(read_items([item | ECHOED]), None) == plain
     ignored = Ignored()

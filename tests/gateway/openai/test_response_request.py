@@ -117,7 +117,7 @@ for _ in range(200):
         ({"tools": [5]}, "tools[0]", "must be an object"),
         ({"tools": [{"type": None}]}, "tools[0].type", "the tools that clients run, got null"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "is required"),
-        ({"tools": [TOOL, TOOL]}, "tools[1].name", "which another tool has too"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name", "the name of another tool too"),
         ({"tool_choice": "required"}, "tool_choice", "that the client runs"),
         ({"tools": HOSTED, "tool_choice": {"type": "web_search"}}, "tool_choice", "that the client runs"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice", "with the name of a function"),
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_refused_by_the_names_of_this_api(fields: Any, param: s
     assert error.param == param and message in error.message
 
 
-def test_a_tool_is_repeated_whatever_it_holds() -> None:
+def test_a_tool_of_any_content_is_repeated() -> None:
     deep: Any = {}
     for _ in range(245):
         deep = {"a": deep}

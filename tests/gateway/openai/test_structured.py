@@ -103,12 +103,12 @@ def test_vllms_field_says_one_of_five(asked: dict[str, Any], expected: Grammar) 
         ({"guided_json": {}}, "guided_json"),
     ],
 )
-def test_what_is_no_such_thing_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
+def test_a_wrong_type_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
     assert refused(chat, **fields).param == param
 
 
 @pytest.mark.parametrize("schema", [{"enum": ["x" * 1000] * 300}, {"description": "x" * 300_000}])
-def test_a_schema_has_so_many_bytes_at_most(schema: dict[str, Any]) -> None:
+def test_a_schema_has_a_bounded_size(schema: dict[str, Any]) -> None:
     refusal = refused(chat, response_format=of_schema(schema))
     assert "at most 262144 are compiled here" in refusal.message
     assert refusal.code == "invalid_grammar"

@@ -99,7 +99,7 @@ def nested(levels: int) -> Any:
             "tool_choice.allowed_tools.tools",
             "null",
         ),
-        ([tool(), tool()], None, "tools[1].function.name", "another tool has too"),
+        ([tool(), tool()], None, "tools[1].function.name", "another tool too"),
         ([tool(parameters={"x": "y" * MAX_TOOLS_BYTES})], None, "tools", f"at most {MAX_TOOLS_BYTES} are read"),
         ([tool(parameters=nested(2000))], None, "tools", "nested too deeply"),
     ],

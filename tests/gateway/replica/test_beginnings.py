@@ -61,9 +61,7 @@ def test_a_router_that_asks_again_and_again_knows_what_is_cached(replica: Replic
     assert not replica.ask().cached
 
 
-def test_one_that_asks_late_or_for_the_first_time_is_told_all(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_or_new_router_is_told_all(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beginnings_module, "MAX_EVENTS", 4)
     replica.beginnings = CachedBeginnings(replica.core.scheduler.kv_manager.cache, 4)
     replica.serve(1)
@@ -120,7 +118,7 @@ def test_what_is_behind_a_digest_is_given_up_with_its_last_block(replica: Replic
 
 
 def test_it_is_bounded(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginnings_module, "MAX_KNOWN", 6)
+    monkeypatch.setattr(beginnings_module, "MAX_KNOWN_DIGESTS", 6)
     for prompt in (1, 2, 3):
         replica.serve(prompt)
     replica.ask()

@@ -36,7 +36,7 @@ def test_what_waits_is_told_by_tenant_and_as_metrics(rig: Rig) -> None:
     assert len(page.labels("sluice_step_time_coefficient_seconds", "term")) == len(fitted.coefficients)
 
 
-def test_a_token_of_a_prompt_takes_longer_beside_those_that_decode(rig: Rig) -> None:
+def test_a_token_of_a_prompt_takes_longer_beside_decodes(rig: Rig) -> None:
     alone = rig.metrics.replica.state(draining=False).token_seconds
     for name in "abc":
         rig.arrive(name, prompt=4, max_tokens=8)

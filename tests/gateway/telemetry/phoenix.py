@@ -53,7 +53,7 @@ def executable() -> str | None:
 
 @contextmanager
 def running_phoenix(command: str, directory: Path) -> Iterator[Phoenix]:
-    """It keeps what it is sent in `directory`, and reports to nobody."""
+    """It keeps its data in `directory`, and reports nowhere."""
     phoenix = Phoenix(free_port(), free_port())
     environment = os.environ | {
         "PHOENIX_HOST": "127.0.0.1",

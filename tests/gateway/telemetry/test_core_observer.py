@@ -82,7 +82,7 @@ def test_a_step_that_was_lost_leaves_no_chunk(run: Run) -> None:
     assert starts == sorted(set(starts)) and sum(chunk.length for chunk in timeline.chunks) == 20
 
 
-def test_blocks_of_one_that_was_cut_short_are_seen_to_be_released_with_a_step_that_was_lost(run: Run) -> None:
+def test_blocks_of_a_cut_sequence_are_released_with_a_lost_step(run: Run) -> None:
     timeline = run.arrive("a", prompt=20, max_tokens=3)
     run.plan()
     run.cancel(timeline)
@@ -91,7 +91,7 @@ def test_blocks_of_one_that_was_cut_short_are_seen_to_be_released_with_a_step_th
     assert run.released == [timeline] and timeline.released == run.now and not timeline.chunks
 
 
-def test_blocks_of_one_that_is_cut_short_are_seen_to_be_released_with_its_last_step(run: Run) -> None:
+def test_blocks_of_a_cut_sequence_are_released_with_its_last_step(run: Run) -> None:
     timeline = run.arrive("a", prompt=8, max_tokens=30)
     run.step()
     run.plan()
@@ -101,7 +101,7 @@ def test_blocks_of_one_that_is_cut_short_are_seen_to_be_released_with_its_last_s
     assert timeline.released == run.now and run.released == [timeline]
 
 
-def test_nothing_is_kept_of_those_that_have_ended(run: Run) -> None:
+def test_nothing_is_kept_of_ended_sequences(run: Run) -> None:
     rng = random.Random(1)
     living: list[SequenceTimeline] = []
     for number in range(300):

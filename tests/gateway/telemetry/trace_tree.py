@@ -31,7 +31,7 @@ class SpanSeen:
 
 @contextmanager
 def traced_server(directory: Path, endpoint: str, protocol: str, *flags: str) -> Iterator[ServerProcess]:
-    """One that asks its quota store for every request, and sends its spans to `endpoint`."""
+    """A gateway that asks its quota store for every request, and sends its spans to `endpoint`."""
     policy = directory / "policy.yaml"
     policy.write_text(LIMITS)
     telemetry = ("--otlp-endpoint", endpoint, "--otlp-protocol", protocol)

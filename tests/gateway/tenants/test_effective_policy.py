@@ -93,7 +93,7 @@ def test_more_prompts_than_may_ever_wait_are_refused() -> None:
     effective().check_prompts(128)
 
 
-def test_a_request_is_charged_to_all_limits_but_those_of_queues_and_kv_memory() -> None:
+def test_a_request_is_charged_to_all_limits_but_queues_and_kv_memory() -> None:
     running, of_key = Limit(Resource.CONCURRENT_REQUESTS, 4), Limit(Resource.TOKENS, 9, Rate(60, 9), key="k1")
     others = Limit(Resource.QUEUED_REQUESTS, 8), Limit(Resource.KV_BYTES, 2**30)
     limited = effective(KeyPolicy("k1", limits=(of_key,)), limits=(others[0], running, others[1]))

@@ -119,4 +119,4 @@ async def test_an_edit_that_cannot_be_taken_up_does_not_end_the_watch(
         file.write_text(content)
         assert await taken_up.get() == content
     watching.cancel()
-    assert "could not be taken up" in caplog.text
+    assert "could not be read" in caplog.text

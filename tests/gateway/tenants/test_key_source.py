@@ -218,7 +218,7 @@ async def test_a_key_that_is_revoked_during_a_reload_does_not_come_back(tmp_path
     assert tenant_of(source.ring, key) is None
 
 
-async def test_a_policy_that_comes_during_a_reload_is_the_one_that_holds(tmp_path: Path) -> None:
+async def test_a_policy_that_comes_during_a_reload_holds(tmp_path: Path) -> None:
     key, record = new_key("acme", KeyStore(tmp_path).pepper())
     source = KeySource(settings(tmp_path), EMPTY)
     policy = policy_with(KeyPolicy(record.id, hmac=record.digest.hex()))
@@ -307,7 +307,7 @@ async def test_a_stored_key_that_a_policy_comes_to_have_as_well_changes_nothing_
     assert [one.key_id for one in source.ring.of_tenant("acme")] == [record.id]
 
 
-def test_keys_of_a_tenant_are_found_without_a_look_at_those_of_others(tmp_path: Path) -> None:
+def test_keys_of_a_tenant_are_found_without_a_look_at_other_tenants(tmp_path: Path) -> None:
     class Unwalked(dict[Any, Any]):
         def __iter__(self) -> Iterator[Any]:
             raise AssertionError

@@ -135,7 +135,7 @@ async def test_all_files_of_a_folder_are_taken_up_together(tmp_path: Path) -> No
     assert (held.current.tenant("acme").weight, held.current.tenant("other").weight) == (2, 5)
 
 
-async def test_of_two_reloads_at_once_the_later_edit_wins_for_all_who_listen(tmp_path: Path) -> None:
+async def test_of_two_reloads_at_once_the_later_edit_wins_for_all_listeners(tmp_path: Path) -> None:
     held = policies(tmp_path / "p.yaml")
     told: list[float] = []
 

@@ -1,4 +1,4 @@
-"""System prompts in tokens, and those that cannot stay."""
+"""System prompts in tokens, and prompts that do not fit."""
 
 import pytest
 

@@ -18,7 +18,7 @@ def test_nothing_is_said_where_nothing_is_limited_by_time() -> None:
     assert rate_headers([]) == rate_headers([LimitState(RUNNING, 7, 0)]) == {}
 
 
-def test_of_several_limits_the_one_that_leaves_the_smallest_share_is_told() -> None:
+def test_of_several_limits_the_smallest_share_left_is_told() -> None:
     states = [LimitState(PER_MINUTE, 45_000, 15.0), LimitState(PER_DAY, 100_000, 3600.0), LimitState(REQUESTS, 99, 0.1)]
     headers = rate_headers(states)
     assert headers["x-ratelimit-limit-tokens"] == "1000000"

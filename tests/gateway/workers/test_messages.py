@@ -22,12 +22,12 @@ from gateway.workers.link import FrameKind, frame
 from gateway.workers.messages import (
     end,
     end_message,
+    engine_request_of,
     error_message,
     error_of,
     record_message,
     record_of,
     request_message,
-    request_of,
 )
 from gateway.workers.remote_request import RemoteRequest
 from quotas.reservation import Attempt
@@ -97,7 +97,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
 @given(requests())
 def test_a_request_crosses_unchanged(request: EngineRequest) -> None:
     message, binary = request_message(request)
-    assert request_of(crossed(message), memoryview(binary)) == request
+    assert engine_request_of(crossed(message), memoryview(binary)) == request
     assert len(binary) == 4 * sum(map(len, request.prompts)) == array("I").itemsize * sum(map(len, request.prompts))
 
 
@@ -107,7 +107,7 @@ def test_a_prompt_with_several_answers_crosses_once(request: EngineRequest, num_
     most = [tokens for tokens in request.max_tokens for _ in range(num_answers)]
     several = replace(request, prompts=prompts, max_tokens=most, num_answers=num_answers)
     message, binary = request_message(several)
-    assert request_of(crossed(message), memoryview(binary)) == several
+    assert engine_request_of(crossed(message), memoryview(binary)) == several
     assert len(binary) == 4 * sum(map(len, request.prompts))
 
 
@@ -115,7 +115,7 @@ def test_a_prompt_with_several_answers_crosses_once(request: EngineRequest, num_
 def test_stop_strings_stay_with_the_worker(request: EngineRequest) -> None:
     sampling = replace(request.sampling, stop=("a", "\ud800"))
     message, binary = request_message(replace(request, sampling=sampling))
-    assert request_of(crossed(message), memoryview(binary)) == request
+    assert engine_request_of(crossed(message), memoryview(binary)) == request
 
 
 def test_every_parameter_crosses_but_stop_strings() -> None:
@@ -147,7 +147,7 @@ def test_every_parameter_crosses_but_stop_strings() -> None:
     deadlines = ClientDeadlines()
     asked = EngineRequest("r", "t", "k", [[1]], [50], unusual, None, "c", 0, None, None, None, None, deadlines, 1)
     message, binary = request_message(asked)
-    assert request_of(crossed(message), memoryview(binary)).sampling == unusual
+    assert engine_request_of(crossed(message), memoryview(binary)).sampling == unusual
 
 
 # errors

@@ -33,7 +33,7 @@ def test_a_prompt_takes_no_less_than_its_part_of_full_steps() -> None:
     assert prompt == pytest.approx(14.936e-3 + 512 * 81.3e-6) and more == 0
 
 
-def test_those_who_are_chosen_can_all_be_in_time_by_their_deadlines() -> None:
+def test_chosen_requests_can_all_meet_their_deadlines() -> None:
     chosen = Chosen()
     assert chosen.add(0.0, 4.0, 8.0)
     assert chosen.add(1.0, 0.5, 1.7), "it is due earlier, and goes first"

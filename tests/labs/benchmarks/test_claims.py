@@ -26,7 +26,7 @@ def test_every_choice_has_a_row() -> None:
     assert {choice for choice in choices if choice not in SETTINGS} == set()
 
 
-def test_rows_say_who_claims_what_and_can_be_told_apart() -> None:
+def test_rows_name_their_claims_and_can_be_told_apart() -> None:
     assert len({claim.what for claim in claims.ROWS}) == len(claims.ROWS)
     assert all(claim.source and claim.says and claim.differs for claim in claims.ROWS)
     assert all("|" not in text for claim in claims.ROWS for text in (claim.what, claim.source, claim.says))
@@ -43,7 +43,7 @@ def test_every_choice_is_measured_beside_the_default() -> None:
     assert {name.split()[1] for name in names} == {*ORDERS, *Batching, *MemoryGate} - {"continuous", "forecast"}
 
 
-def test_the_verdict_says_who_beats_the_default_at_what() -> None:
+def test_the_verdict_names_choices_that_beat_the_default() -> None:
     found = {"order fair": Figures(0.8, 0.9, 1.0), "a": Figures(0.9, 0.95, 0.5), "b": Figures(0.9, 0.7, 2.0)}
     said = claim_choices.verdict("code", found)
     assert "2 have more good requests" in said and "1 a smaller gap" in said and "and 1 all three (a)" in said

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.benchmarks.kv_waste import MAX_TOKENS, WINDOW, Allocation, Run, Use, Weighed, simulate
+from labs.benchmarks.kv_waste import MAX_TOKENS, WINDOW_SECONDS, Allocation, Run, Use, Weighed, simulate
 from labs.simulation.arrival import Arrival
 from labs.simulation.contents import Content
 
@@ -28,7 +28,7 @@ def test_full_blocks_are_no_waste_and_contiguous_memory_is_held_for_all_that_is_
     assert last == pytest.approx(1 / 201, rel=0.1), "of what has ended memory is held for one step more"
 
 
-def test_what_nobody_holds_is_idle_if_it_can_be_found_again() -> None:
+def test_unheld_blocks_are_idle_if_they_can_be_found_again() -> None:
     first = Arrival(0.0, 32, 1, tenant="acme", content=Content((1,), None))
     later = Arrival(100.0, 32, 1, tenant="beta", content=Content((2,), None))
     run = simulate([first, later], KNOWN)
@@ -39,9 +39,9 @@ def test_what_nobody_holds_is_idle_if_it_can_be_found_again() -> None:
 
 def test_time_is_split_between_windows_and_the_worst_is_told() -> None:
     weighed = Weighed()
-    weighed.add(Use({"a": 10, "b": 30}, {"b": 3}, {}, {}, {}, {}), WINDOW / 2, 2 * WINDOW)
-    weighed.add(Use({"a": 40}, {"a": 20}, {}, {}, {}, {}), 2 * WINDOW, 3 * WINDOW)
-    assert weighed.unused == pytest.approx({0: 3 * WINDOW / 2, 1: 3 * WINDOW, 2: 20 * WINDOW})
+    weighed.add(Use({"a": 10, "b": 30}, {"b": 3}, {}, {}, {}, {}), WINDOW_SECONDS / 2, 2 * WINDOW_SECONDS)
+    weighed.add(Use({"a": 40}, {"a": 20}, {}, {}, {}, {}), 2 * WINDOW_SECONDS, 3 * WINDOW_SECONDS)
+    assert weighed.unused == pytest.approx({0: 3 * WINDOW_SECONDS / 2, 1: 3 * WINDOW_SECONDS, 2: 20 * WINDOW_SECONDS})
     assert weighed.worst_window == pytest.approx(0.5)
     assert weighed.worst_tenant == "a"
     assert weighed.waste == pytest.approx((3 * 1.5 + 20) / (40 * 1.5 + 40))

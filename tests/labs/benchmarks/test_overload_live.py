@@ -42,7 +42,7 @@ def test_good_is_a_whole_answer_with_every_token_in_time(exchange: Exchange, goo
     assert ASKED.is_good(exchange) is good
 
 
-def test_figures_leave_out_the_start_and_tell_refusals_from_those_given_up() -> None:
+def test_figures_leave_out_the_start_and_tell_refusals_from_expired_requests() -> None:
     exchanges = [
         Exchange("a", 0.5, 0.5, refused=9.0, status=UNAVAILABLE),
         answered(0.1, 0.01),
@@ -59,13 +59,13 @@ def test_figures_leave_out_the_start_and_tell_refusals_from_those_given_up() -> 
     assert figures["sent late at most, ms"] == pytest.approx(4)
 
 
-def test_a_machine_too_busy_to_serve_anybody_in_time_is_told_so_and_divides_by_nothing() -> None:
+def test_a_machine_too_busy_to_serve_in_time_is_reported_without_a_division_by_zero() -> None:
     figures = figures_of([], Heard(10.0, []), seconds=10.0)
     assert not any(figures.values())
     assert _beyond({"1x": {GOOD: [0.0, 2.0, 2.0]}, "2x": {GOOD: [3.0, 3.0, 0.0]}}, GOOD) == 0
 
 
-def test_capacity_is_measured_until_somebody_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_is_measured_until_a_request_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clients(AbstractContextManager["Clients"]):
         def __init__(self, port: int) -> None: ...
 

@@ -43,7 +43,7 @@ def test_requests_for_code_are_long_prompts_and_short_answers(code: Traffic) -> 
     assert mean(answers) == pytest.approx(28, rel=0.1) and median(answers) == 13
 
 
-def test_nobody_declares_the_length_of_its_answer(code: Traffic) -> None:
+def test_no_request_declares_the_length_of_its_answer(code: Traffic) -> None:
     for traffic in (code, Traffic.conversations(), Traffic.short()):
         assert all(arrival.output_tokens <= traffic.max_tokens for arrival in traffic.trace)
         arrivals = OVERLOAD.arrivals(traffic, 1)
@@ -61,7 +61,7 @@ def test_each_part_comes_at_its_own_rate(code: Traffic) -> None:
     assert len(ALONE.arrivals(code, 1)) == sum(found[tenant] for tenant in LIGHT)
 
 
-def test_a_burst_brings_so_many_times_more(code: Traffic) -> None:
+def test_a_burst_multiplies_the_rate(code: Traffic) -> None:
     times = [arrival.time for arrival in BURST.arrivals(code, 2)]
     inside = sum(240 <= time < 300 for time in times) / 60
     assert inside / ((len(times) - inside * 60) / 540) == pytest.approx(2.5, rel=0.1)

@@ -22,7 +22,7 @@ def test_an_exact_lru_tells_tenants_apart_and_gives_up_what_was_used_longest_ago
     assert lru_found(arrivals, blocks=10) == [0, 144, 0, 0, 0]
 
 
-def test_the_worst_is_told_of_those_for_whom_there_is_enough_to_tell() -> None:
+def test_the_worst_is_told_of_tenants_with_enough_requests() -> None:
     best = [(asked("a"), 1000), (asked("b"), 500), (asked("rare"), 5)]
     served = [Served(asked("a"), 1.0, 990), Served(asked("b"), 1.0, 450), Served(asked("rare"), 1.0, 0)]
     assert of_lru(served, best, tenant) == 0.9

@@ -30,7 +30,7 @@ def test_the_strategist_asks_as_it_does_and_the_others_honestly() -> None:
     assert others[0].time > 1.0 > mine[0].time
 
 
-def test_who_leaves_after_its_first_token_pays_for_its_prompts_and_no_answers() -> None:
+def test_a_tenant_that_leaves_after_first_tokens_pays_for_prompts_only() -> None:
     stays, leaves = (
         _true_seconds(Strategy("x", DOCUMENTS, leaves_after=tokens, beside=DOCUMENTS), 1, 20.0)[STRATEGIST]
         for tokens in (1000.0, 1.0)

@@ -220,7 +220,7 @@ def test_an_event_log_is_simulated_on_the_machine_that_recorded_it(
 
 
 def test_an_event_log_without_a_policy_is_simulated_as_it_was_recorded(tmp_path: Path, simulate: Simulate) -> None:
-    """Nobody is served later than promised there, from the first request on: the step times were known."""
+    """No request there is served later than promised, from the first on: the step times were known."""
     lines: list[str] = []
     engine = EngineConfig(num_blocks=64, max_model_len=512, max_num_seqs=2)
     config = CoreConfig(order="vtc", confidence=0.6)
@@ -273,7 +273,7 @@ def test_a_device_on_which_work_costs_nothing_shares_its_steps_evenly(
         (["--device", "abacus"], "--device: must be one of"),
         (["--compare", ""], "--compare: must be one of fair"),
         (["--policy", "no/such"], "no/such"),
-        (["--compare", "policies/default.yaml,weights=a:4"], "--compare: weights are said in the policy file"),
+        (["--compare", "policies/default.yaml,weights=a:4"], "--compare: weights are set in the policy file"),
         (["--compare", "policies/default.yaml,seats=4"], "--compare: there is no setting seats"),
         (["--compare", "fcfs"] * 4, "at most 4 policies"),
     ],

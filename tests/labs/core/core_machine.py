@@ -32,7 +32,7 @@ NAMES = {"a": "c", "b": "a", "c": "b"}  # of the twin's tenants
 
 
 def small_engine(num_blocks: int, depth: int, chunk: int | None, most: int) -> EngineConfig:
-    """One that runs out of memory; `most`: preemptions of one sequence."""
+    """A machine that runs out of memory; `most`: preemptions of one sequence."""
     tokens, budget = min(20, num_blocks * 4), 20 if chunk is None else 8
     return EngineConfig(num_blocks, tokens, 4, 4, budget, chunk, steps_in_flight=depth, max_preemptions=most)
 

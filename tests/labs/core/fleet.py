@@ -106,7 +106,7 @@ class Fleet:
         return max(replica.monitor.bound for replica in self.replicas.values())
 
     def reach(self, reach: Reach) -> None:
-        """Let tenants have work on these replicas: one that is not named dies, and one that is new begins at zero."""
+        """Let tenants have work on these replicas: an unnamed replica dies, and a new one begins at zero."""
         live = frozenset[int]().union(*reach.values())
         for number in self.replicas.keys() - live:
             for tenant, account in self.replicas.pop(number).core.share.accounts.items():

@@ -83,7 +83,7 @@ def tenant_bounds() -> list[str]:
 
 
 def _fill(stage: StagedCore, name: str, **fields: int) -> AdmissionRefused:
-    """Let newcomers come until one is refused, and those that wait leave; returns the refusal."""
+    """Let newcomers come until one is refused, and the queued ones leave; returns the refusal."""
     waiting: list[Sequence] = []
     while True:
         try:
@@ -95,7 +95,7 @@ def _fill(stage: StagedCore, name: str, **fields: int) -> AdmissionRefused:
 
 
 def preemptions() -> list[str]:
-    """Sequences give way for the memory of one that runs, for one of a higher class, and out of a deadlock."""
+    """Sequences are preempted for the memory of a running one, for a higher class, and out of a deadlock."""
     stage = StagedCore(GREEDY, num_blocks=16, steps_in_flight=1)
     stays = stage.arrive("stays", 24, 24)
     stage.step()
@@ -212,7 +212,7 @@ def extensions() -> list[str]:
 
 
 def paused_in_the_way() -> list[str]:
-    """A sequence that is paused gives way when one that ranks below it can only go on with its memory."""
+    """A paused sequence is preempted when a lower-ranked one can only go on with its memory."""
     stage = StagedCore(GREEDY, num_blocks=16)
     paused = stage.arrive("gives-way-paused", 28, 24, may_have=1)
     stage.step()

@@ -39,7 +39,7 @@ def test_copies_run_beside_the_steps_in_flight_and_prolong_their_step_by_what_is
     assert [time.seconds(copies) for copies in (0, 1, 4, 6)] == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_copies_wait_for_those_of_the_steps_before() -> None:
+def test_copies_wait_for_earlier_steps_copies() -> None:
     pipeline = Pipeline()
     time = copy_time(pipeline)
     time.at(0.0)

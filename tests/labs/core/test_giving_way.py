@@ -94,7 +94,7 @@ def test_at_a_full_batch_waiting_work_of_a_higher_class_displaces_running_work_o
     assert all(map(as_if_alone, [*lower, urgent]))
 
 
-def test_the_displaced_is_of_the_lowest_class_and_comes_back_before_those_that_arrived_after_it() -> None:
+def test_the_displaced_is_of_the_lowest_class_and_returns_before_later_arrivals() -> None:
     bench = Bench()
     middle = [bench.arrive(prompt=4, output=40, level=1, tenant=tenant) for tenant in "abc"]
     lowest = bench.arrive(prompt=4, output=40, level=2, tenant="d")
@@ -109,7 +109,7 @@ def test_the_displaced_is_of_the_lowest_class_and_comes_back_before_those_that_a
     assert all(map(as_if_alone, [*middle, lowest, later, urgent]))
 
 
-def test_nobody_is_displaced_by_work_of_its_own_class() -> None:
+def test_no_request_is_displaced_by_work_of_its_own_class() -> None:
     bench = Bench()
     for tenant in "abcde":
         bench.arrive(prompt=4, output=30, level=0, tenant=tenant)

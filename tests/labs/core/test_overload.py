@@ -1,4 +1,4 @@
-"""Who is refused and who is given up, on a simulated machine with more work than it can do."""
+"""Refused and expired requests on an overloaded simulated machine."""
 
 from dataclasses import replace
 from random import Random
@@ -100,7 +100,7 @@ def test_urgent_work_goes_before_what_can_wait_and_the_urgent_pay_for_their_hurr
 
 
 @pytest.mark.parametrize("order", ["fair", "earliest_deadline"])
-def test_nobody_is_let_in_for_whom_somebody_who_was_would_be_late(order: str) -> None:
+def test_no_admission_makes_an_admitted_request_late(order: str) -> None:
     core = busy(order=order)
     core.arrive(sequence("first", prompt=2000), 0.0)
     core.schedule(0.0)
@@ -124,7 +124,7 @@ def test_a_lower_class_is_refused_before_a_higher_one() -> None:
 
 
 @pytest.mark.parametrize("deadline", ["first_token_by", "done_by"])
-def test_an_idle_machine_refuses_nobody_but_who_would_be_late_there_by_far(deadline: str) -> None:
+def test_an_idle_machine_refuses_only_requests_late_by_far(deadline: str) -> None:
     core = busy()
     with pytest.raises(DeadlineInfeasible) as refusal:
         core.arrive(sequence("hopeless", prompt=8000, **{deadline: 1e-3}), 0.0)
@@ -362,7 +362,7 @@ def test_after_an_empty_queue_everyone_may_wait_for_the_interval() -> None:
     assert delay.due(10.0 + TARGET + 0.1) == [] and delay.due(10.0 + INTERVAL) == [one]
 
 
-def test_a_queue_that_has_not_run_empty_for_an_interval_lets_nobody_wait_longer_than_the_target() -> None:
+def test_a_queue_not_empty_for_an_interval_bounds_waits_by_the_target() -> None:
     delay = ControlledDelay(INTERVAL, TARGET)
     waiting = [make_sequence(str(n)) for n in range(30)]
     for n, each in enumerate(waiting):

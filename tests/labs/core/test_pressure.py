@@ -93,7 +93,7 @@ def test_steps_grow_again_when_memory_is_back() -> None:
     assert machine.core.scheduler.token_budget == ENGINE.max_num_batched_tokens
 
 
-def test_nobody_is_charged_for_a_step_that_was_lost() -> None:
+def test_no_tenant_is_charged_for_a_lost_step() -> None:
     machine = Machine()
     for n in range(6):
         machine.arrive(str(n), n % 3, output=5)
@@ -134,7 +134,7 @@ class StallingDevice:
 
 
 class Watch(Recorder):
-    """Notes who has its first token when."""
+    """Notes the times of first tokens."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device, Objective(), {})
@@ -170,7 +170,7 @@ def stalled() -> tuple[Watch, Controller]:
 
 
 def stall_of(watch: Watch) -> tuple[float, float]:
-    """The longest time in which nobody had a first token."""
+    """The longest time without a first token."""
     return max(pairwise(time for time, _ in watch.first), key=lambda pair: pair[1] - pair[0])
 
 

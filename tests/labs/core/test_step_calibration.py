@@ -53,7 +53,7 @@ def calibrated(device: StepTime, budget: int, random: Random, noise: float, stal
 
 @pytest.mark.parametrize("budget", [512, 2048])
 def test_the_coefficients_of_any_device_are_recovered_from_steps_that_vary_and_stall(budget: int) -> None:
-    """Nineteen of twenty are within 5 % of the truth, of those that are a fifth of any step's time."""
+    """Nineteen of twenty coefficients are within 5 % of the truth, of the ones with a fifth of any step's time."""
     errors: dict[str, list[float]] = {name: [] for name in NAMES}
     for seed in range(40):
         random = Random(seed)

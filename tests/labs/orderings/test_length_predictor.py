@@ -3,7 +3,7 @@ from random import Random
 
 import pytest
 
-from labs.orderings.length_predictor import LEAST_ANSWERS, LengthPredictor, features_of
+from labs.orderings.length_predictor import MIN_ANSWERS, LengthPredictor, features_of
 
 KINDS = 8
 
@@ -23,8 +23,8 @@ def taught(answers: int, seed: int = 1) -> LengthPredictor:
 
 def test_it_says_nothing_until_it_has_seen_enough_answers() -> None:
     features, _ = request(Random(2), 0)
-    assert taught(LEAST_ANSWERS - 1).expected(features) is None
-    assert taught(LEAST_ANSWERS).expected(features) is not None
+    assert taught(MIN_ANSWERS - 1).expected(features) is None
+    assert taught(MIN_ANSWERS).expected(features) is not None
 
 
 def test_it_learns_which_prompts_have_long_answers() -> None:

@@ -127,7 +127,7 @@ def test_every_sequence_is_in_the_queue_until_it_is_removed_wherever_it_stands(n
 
 
 @pytest.mark.parametrize("name", orders(Share()))
-def test_a_tenant_on_hold_is_offered_nothing_counts_for_nobody_and_keeps_its_place(name: str) -> None:
+def test_a_tenant_on_hold_is_offered_nothing_delays_no_other_and_keeps_its_place(name: str) -> None:
     order = orders(Share())[name]()
     order.add(make_sequence("held", "held"))
     order.hold("held", "its limit")

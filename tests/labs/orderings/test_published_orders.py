@@ -16,8 +16,8 @@ from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence
 from labs.orderings.learned_rank import LearnedRank
 from labs.orderings.length_groups import LengthGroups
-from labs.orderings.length_predictor import LEAST_ANSWERS
-from labs.orderings.magnus import MOST_WASTED, Magnus
+from labs.orderings.length_predictor import MIN_ANSWERS
+from labs.orderings.magnus import MAX_WASTED_TOKENS, Magnus
 from labs.orderings.ordering import Ordering, PublishedOrder
 from labs.orderings.response_ratio import HighestResponseRatioNext
 from tests.backend.sequences import make_sequence
@@ -58,7 +58,7 @@ def test_of_several_that_were_passed_over_the_shortest_goes_first() -> None:
     assert drain(ordering) == ["long", "longest", "short"]
 
 
-def test_who_was_preempted_is_not_promoted_for_the_time_that_it_ran() -> None:
+def test_a_preempted_sequence_is_not_promoted_for_its_running_time() -> None:
     ordering = LearnedRank(by_name({"long": 500.0, "short": 1.0}), passed_over=3)
     long = make_sequence("long")
     ordering.add(long)
@@ -118,7 +118,7 @@ def test_every_published_order_is_one_of_the_registry() -> None:
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.CANCELLED])
 def test_lengths_are_learned_from_answers_that_are_complete(reason: FinishReason) -> None:
     order = order_of("response_ratio")
-    for number in range(LEAST_ANSWERS):
+    for number in range(MIN_ANSWERS):
         ended = make_sequence(str(number), output=100)
         ended.output, ended.finish_reason = [7] * 30, reason
         order.ended(ended)
@@ -153,7 +153,7 @@ def batches_of(ordering: Magnus, now: float = 0.0) -> list[list[str]]:
     return batches
 
 
-def test_magnus_batches_those_that_waste_little_memory_together() -> None:
+def test_magnus_batches_requests_that_waste_little_memory_together() -> None:
     """Beside an answer of 500 one of 100 wastes 400 reads of 100 + 300 tokens and more: 120,100, beyond the authors'
     50,000; one of 450 wastes 50 reads of 575 and more.
     """
@@ -161,7 +161,7 @@ def test_magnus_batches_those_that_waste_little_memory_together() -> None:
     for number, name in enumerate(("long", "short", "nearly", "shorter")):
         ordering.add(make_sequence(name, prompt=100, arrival=float(number)))
     assert sorted(map(sorted, batches_of(ordering))) == [["long", "nearly"], ["short", "shorter"]]
-    assert 400 * (100 + (101 + 500) / 2) > MOST_WASTED > 50 * (100 + (451 + 500) / 2)
+    assert 400 * (100 + (101 + 500) / 2) > MAX_WASTED_TOKENS > 50 * (100 + (451 + 500) / 2)
 
 
 def test_the_padding_of_prompts_is_waste_too() -> None:

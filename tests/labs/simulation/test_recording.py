@@ -46,7 +46,7 @@ def test_what_prompts_and_answers_shared_is_found_again_when_a_log_is_simulated(
 
 
 def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Path) -> None:
-    """Two prompts of one request, one that limits refused, and an answer that declared no length."""
+    """Two prompts of one request, one refused by limits, and an answer of undeclared length."""
     lines: list[str] = []
     core, event_log = make_logged_core(
         CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR_STEP_TIME), lines.append

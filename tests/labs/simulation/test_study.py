@@ -27,7 +27,7 @@ def test_policies_meet_the_same_arrivals() -> None:
     assert [t.offered for t in fair[0].tenants] == [t.offered for t in fcfs[0].tenants]
 
 
-def test_gaps_are_those_of_the_busiest_tenants_whenever_they_come() -> None:
+def test_gaps_are_measured_between_the_busiest_tenants() -> None:
     """Eight tenants send one request each before the two come that have work waiting for minutes, and whose
     requests are served in order: of more seats each would have its share.
     """
@@ -47,7 +47,7 @@ def test_capacity_is_what_a_full_machine_completes() -> None:
     assert calm.busy < 1 and calm.completed == 600 and calm.seconds == pytest.approx(600 / (0.5 * rate), rel=0.15)
 
 
-def test_the_outcomes_of_a_run_leave_nobody_out() -> None:
+def test_the_outcomes_of_a_run_cover_every_request() -> None:
     """Requests are refused, given up, completed, and leave."""
     trace = tuple(arrival._replace(done_within=20.0) for arrival in TRACE)
     workload = Workload(trace, speedup=40.0, patience=1.5)

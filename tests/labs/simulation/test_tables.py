@@ -37,7 +37,7 @@ def test_a_table_may_have_the_names_of_fields_for_its_header(
     assert (second.time, second.prompt_tokens, second.output_tokens, second.tenant) == (1.5, 40, 5, "bob")
 
 
-def test_columns_given_go_before_those_that_are_named_like_their_fields(tmp_path: Path) -> None:
+def test_given_columns_precede_columns_named_like_their_fields(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "time,prompt,output,computed", "1,300,20,7")
     read = read_traffic(path, columns=parse_columns("prompt=computed"))
     assert (read.arrivals[0].prompt_tokens, read.facts.unread) == (7, ("prompt",))

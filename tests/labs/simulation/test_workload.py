@@ -85,11 +85,11 @@ def test_what_the_trace_or_the_command_line_says_is_declared() -> None:
     assert Workload(trace, max_tokens=50).assumed is None and Workload(trace[:1]).assumed is None
 
 
-def test_what_nobody_declared_leaves_room_for_the_prompt() -> None:
+def test_an_assumed_declaration_leaves_room_for_the_prompt() -> None:
     trace = (Arrival(0.0, 100, 5), Arrival(1.0, 1000, 100))
     assert [a.max_tokens for a in Workload(trace, context=1100).arrivals(1)] == [1000, 100]
 
 
-def test_a_flood_declares_as_those_do_whom_it_resembles() -> None:
+def test_a_flood_declares_like_the_requests_it_resembles() -> None:
     arrivals = Workload(TRACE, tenants="app:1", floods=(Flood.parse("noisy:20@60+30"),)).arrivals(1)
     assert {a.max_tokens for a in arrivals if a.tenant == "noisy"} == {1024}

@@ -122,7 +122,7 @@ GROUP = "\nprefix_sharing: {family: [%s]}"
 def test_a_group_is_simulated_as_far_as_its_tenants_are_seen_to_share(
     before: str, after: str, told: str | None
 ) -> None:
-    """`acme` and `globex` shared what the log says; nobody else has anything in common."""
+    """`acme` and `globex` shared the log's contents; no other tenants have anything in common."""
     facts = FACTS._replace(has_contents=True, is_recorded=True)
     told_apart = [Content((1, 2), 16, scope=AS_RECORDED), Content((3,), 16, scope=AS_RECORDED)]
     arrivals = [
@@ -140,7 +140,7 @@ def test_a_group_is_simulated_as_far_as_its_tenants_are_seen_to_share(
         assert f"it has none that {told} shared with another of these" in line
 
 
-def test_a_class_that_served_nobody_is_said() -> None:
+def test_a_class_without_requests_is_named() -> None:
     after = "classes: {interactive: {}, standard: {}, batch: {aging: 1h}}\n" + BEFORE
     assert any("classes.batch.aging at edited.yaml:1: no request was" in line for line in edited(after).not_simulated)
 

@@ -8,7 +8,7 @@ from labs.what_if.process import arrivals_of
 from tests.gateway.admin.test_recent_traffic import a_request, asked, end
 
 
-def test_answers_have_the_length_they_had_and_those_cut_short_what_they_wanted() -> None:
+def test_answers_keep_their_lengths_and_cut_ones_have_their_declared_length() -> None:
     whole, cut = a_request(asked("whole"), 0), a_request(asked("cut"), 1)
     open_end, refused = (
         a_request(asked("open", declared=False), 2),
@@ -27,7 +27,7 @@ def test_answers_have_the_length_they_had_and_those_cut_short_what_they_wanted()
     assert arrivals[3].refused_by == "requests/min"
 
 
-def test_who_was_refused_unread_asked_for_what_its_tenant_asked_for_before() -> None:
+def test_an_unread_refusal_asked_for_as_much_as_its_tenants_previous_request() -> None:
     unread = [
         a_request(Asked.unread(f"unread-{tenant}", tenant, "k2", "requests/min"), 2) for tenant in ("acme", "new")
     ]

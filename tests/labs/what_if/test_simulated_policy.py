@@ -218,7 +218,7 @@ def test_a_ceiling_bounds_what_a_tenant_leaves_in_the_cache() -> None:
     assert hits(bounded) == {"acme": 0.0} and bounded.evictions
 
 
-def test_tenants_of_one_group_find_what_the_others_have_cached_and_nobody_else_does() -> None:
+def test_only_tenants_of_one_group_find_each_others_cached_prefixes() -> None:
     arrivals = sorted([*turns("acme", 1, 10.0, 4), *turns("acme-eu", 1, 11.0, 4), *turns("beta", 1, 12.0, 1)])
     named = "tenants: {acme: {}, acme-eu: {}, beta: {}}"
     apart = hits(served(named, arrivals))

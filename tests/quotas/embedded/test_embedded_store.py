@@ -213,7 +213,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
 
 @contextmanager
 def leftover(state: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that has the server's lock, as one that outlived its gateway has."""
+    """A process that holds the server's lock, like a server that outlived its gateway."""
     (state / "store").mkdir(mode=0o700)
     with (state / "store" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -53,7 +53,7 @@ def test_a_tier_that_no_class_names_is_the_default_class() -> None:
     assert {one.class_for("acme", None, tier).name for tier in SERVICE_TIERS} == {"only"}
 
 
-def test_nobody_is_served_above_what_the_tenant_and_the_key_allow() -> None:
+def test_no_request_is_served_above_the_tenants_and_the_keys_class() -> None:
     assert class_of("fast", "plain", "slow") == "plain"
     assert class_of("fast", "fast", "fast", key_highest="slow") == "slow"
     assert class_of(None, "fast", "fast", key_highest="plain") == "plain"
@@ -161,7 +161,7 @@ def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
     assert version(found.tenants, found.unnamed_tenants, {**groups, "new": ("a", "b")}) != found.version
 
 
-def test_a_tenant_finds_its_own_prefixes_and_those_of_its_group() -> None:
+def test_a_tenant_finds_its_own_prefixes_and_its_groups() -> None:
     found = parsed("prefix_sharing: {x: [a, b], a: [c, d]}\ntenants: {a: , b: , c: , d: , alone: }")
     scopes = {tenant: found.cache_scope(tenant) for tenant in ("a", "b", "c", "d", "alone", "stranger")}
     assert scopes["a"] == scopes["b"] != scopes["c"] == scopes["d"]
@@ -177,7 +177,7 @@ def test_a_tenant_that_is_called_as_a_group_is_named_inside_finds_nothing_of_it(
 
 
 @pytest.mark.parametrize("after", ["x: [a, b]", "x: [a, c]", "y: [a, b, c]", ""])
-def test_when_a_group_changes_nobody_finds_what_was_shared_in_it_before(after: str) -> None:
+def test_when_a_group_changes_its_earlier_prefixes_are_not_found(after: str) -> None:
     tenants = "\ntenants: {a: , b: , c: }"
     before = parsed(f"prefix_sharing: {{x: [a, b, c]}}{tenants}")
     changed = parsed(f"prefix_sharing: {{{after}}}{tenants}")

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from quotas.policy import policy_diff as module
 from quotas.policy.policy import Policy
 from quotas.policy.policy_diff import PolicyEdit, changed_tenants, policy_diff
-from quotas.policy.problems import MAX_COMPARED, did_you_mean
+from quotas.policy.problems import MAX_COMPARED_WORDS, did_you_mean
 from tests.examples import examples
 from tests.quotas.policies import parsed, policies
 
 
-def test_the_tenants_that_differ_are_those_whose_content_does() -> None:
+def test_tenants_differ_by_their_content() -> None:
     old = parsed("tenants: {a: {weight: 2}, b: {keys: {k: {scopes: [limits]}}}, c: , gone: }")
     new = parsed("tenants: {a: {weight: 3}, b: {keys: {k: {scopes: [inference]}}}, c: {weight: 1}, came: }")
     for _ in range(2):  # the second is remembered
@@ -33,7 +33,7 @@ def test_an_edit_makes_the_later_policy_of_the_earlier_one_and_of_itself(edition
         assert edit.of(old) == edit.of(new) == new
 
 
-def test_what_differs_between_policies_of_many_tenants_is_looked_for_in_those_that_differ(
+def test_the_diff_of_policies_of_many_tenants_reads_changed_ones_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written: list[str] = []
@@ -51,9 +51,9 @@ def test_what_differs_between_policies_of_many_tenants_is_looked_for_in_those_th
 
 @pytest.mark.parametrize("slip", ["t00x7", "t00O7", "t0007x", "T0007", "t0007", "0t007", "t000.7", "t00"])
 def test_a_slip_is_told_from_many_names_as_it_is_from_few(slip: str) -> None:
-    names = {f"t{number:04}" for number in range(MAX_COMPARED)}
+    names = {f"t{number:04}" for number in range(MAX_COMPARED_WORDS)}
     few = did_you_mean(slip, names)
-    many = did_you_mean(slip, names | {f"other-{number}" for number in range(MAX_COMPARED)})
+    many = did_you_mean(slip, names | {f"other-{number}" for number in range(MAX_COMPARED_WORDS)})
     assert few and (many or slip in ("t00O7", "t00"))
 
 
@@ -62,6 +62,6 @@ def test_of_many_names_none_is_compared_letter_by_letter() -> None:
         def __iter__(self) -> None:  # type: ignore[override]
             raise AssertionError
 
-    names = Names(f"t{number:05}" for number in range(MAX_COMPARED + 1))
+    names = Names(f"t{number:05}" for number in range(MAX_COMPARED_WORDS + 1))
     assert did_you_mean("t00O07x", names) == ""
     assert did_you_mean("t0007", names) == '; did you mean "t00007"?'

@@ -115,12 +115,12 @@ MISTAKES = [
     ("tenants: {a: {limits: {tokens: 5/mn}}}", 'a.yaml:1:32: tenants.a.limits.tokens: "5/mn" is not a rate'),
     ("tenants:\n  a:\n    wieght: 2", 'a.yaml:3:5: tenants.a: "wieght" is not a field; did you mean "weight"?'),
     ("tenant: {}", 'a.yaml:1:1: "tenant" is not a field; did you mean "tenants"?'),
-    ("tenants: {a: {on_store_outage: shut}}", '"shut" is not a way to go on: closed, open or lease'),
+    ("tenants: {a: {on_store_outage: shut}}", '"shut" is not an outage policy: closed, open or lease'),
     ("tenants: {a: {weight: 0}}", "is not within 0.001 and 1000"),
     ("tenants: {a: {max_n: 0}}", 'tenants.a.max_n: "0" is'),
-    ("tenants: {a: {max_n: 129}}", "a.yaml:1:22: tenants.a.max_n: is above 128, the most of any request: lower it"),
-    ("tenants: {a: {max_schema_bytes: 300000}}", "max_schema_bytes: is above 262144, the most of any request"),
-    ("tenants: {a: {max_top_logprobs: 21}}", "max_top_logprobs: is above 20, the most of any request"),
+    ("tenants: {a: {max_n: 129}}", "a.yaml:1:22: tenants.a.max_n: is above 128, the server's limit: lower it"),
+    ("tenants: {a: {max_schema_bytes: 300000}}", "max_schema_bytes: is above 262144, the server's limit"),
+    ("tenants: {a: {max_top_logprobs: 21}}", "max_top_logprobs: is above 20, the server's limit"),
     ("tenants: {a: {weight: 1e400}}", "is not a number such as"),
     ("tenants: {a: {weight: [1]}}", "should have one value, got a list"),
     ("tenants: {a: {weight: }}", "should have one value, got nothing"),
@@ -191,7 +191,7 @@ MISTAKES_THAT_NO_SCHEMA_SEES = [
     ("tenants: {a: {keys: {k: {expires: 2027-02-30}}}}", "is not a date or time such as"),
     ("tenants: {a: {keys: {k: {expires: 2027-02-03T10:00}}}}", "has no zone"),
     ('tenants: {a: {keys: {k: {expires: "9999-12-31T23:59:59-14:00"}}}}', "is in no year from 1 to 9999 in UTC"),
-    ('tenants: {a: {keys: {k: {expires: "0001-01-01T00:00:00+14:00"}}}}', "leave it out for what never expires"),
+    ('tenants: {a: {keys: {k: {expires: "0001-01-01T00:00:00+14:00"}}}}', "leave it out for no expiry"),
     ("tenants: {a: {models: [x], keys: {k: {models: [y]}}}}", '"y" is not among its tenant\'s models'),
     ("tenants: {a: {highest_class: batch, keys: {k: {highest_class: standard}}}}", "is above its tenant's, batch"),
     ("classes: {a: {service_tiers: [fast]}, b: {service_tiers: [fast]}}", '"fast" asks for class a already'),
@@ -205,8 +205,8 @@ MISTAKES_THAT_NO_SCHEMA_SEES = [
      'prefix_sharing.x: "acme_eu" is no tenant of this policy: name it under tenants; did you mean "acme-eu"?'),
     ("prefix_sharing: {x: [a, b], y: [b, c]}\ntenants: {a: , b: , c: }",
      'a.yaml:1:33: prefix_sharing.y: "b" is in group x already: a tenant shares with one group'),
-    ("", "a.yaml: holds nothing"),
-    ("# nothing\n", "a.yaml: holds nothing"),
+    ("", "a.yaml: is empty"),
+    ("# nothing\n", "a.yaml: is empty"),
 ]  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def test_cached_memory_has_a_floor_and_a_ceiling_each_as_the_defaults_have_it_wh
     assert parsed("tenants: {a: }").tenant("a").prefix_cache == CacheLimits()
 
 
-def test_pinned_prompts_are_word_for_word_those_of_the_defaults_or_of_the_tenant() -> None:
+def test_pinned_prompts_are_word_for_word_the_defaults_or_the_tenants() -> None:
     found = parsed(
         "defaults: {prefix_cache: {pinned: [Be brief.]}}\n"
         "tenants:\n  a:\n  b: {prefix_cache: {pinned: none}}\n  c:\n    prefix_cache:\n      pinned:\n"

@@ -95,7 +95,7 @@ async def test_a_slice_is_spent_all_or_nothing_and_reconciled(url: str, store: R
 
 async def test_a_tenant_without_a_slice_is_refused(url: str, store: RedisStore) -> None:
     async with hanging(url):
-        with pytest.raises(StoreUnavailable, match="slice does not suffice"):
+        with pytest.raises(StoreUnavailable, match="slice is too small"):
             await reserve(store)
 
 

@@ -133,14 +133,14 @@ async def test_an_unreachable_store_fails_at_once(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_store_that_lets_nobody_in_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_refuses_the_login_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_client, "CONNECT_SECONDS", 0.05)
     path = tmp_path / "deaf.sock"
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(path))
         deaf.listen()
         store = RedisStore.at(f"unix://{path}")
-        with pytest.raises(StoreUnavailable, match=r"it takes no connection within 0\.05 s"):
+        with pytest.raises(StoreUnavailable, match=r"no connection within 0\.05 s"):
             await store.connect()
         await store.close()
 
@@ -181,7 +181,7 @@ SENT = re.compile(r"""\(b"([A-Z]+)"(?:, b"([A-Z]+)")?""")  # by this process
 OF_CONNECTIONS = {"ping"}  # +@connection has them
 
 
-def test_the_commands_that_are_documented_are_those_that_are_sent_or_that_scripts_call() -> None:
+def test_the_documented_commands_are_the_sent_ones_and_the_scripts() -> None:
     store = Path(redis_client.__file__).parent
     called = {name for path in LUA.glob("*.lua") for name in CALLED.findall(path.read_text(encoding="utf-8"))}
     sources = [path.read_text(encoding="utf-8") for path in store.glob("*.py")]
@@ -192,7 +192,7 @@ def test_the_commands_that_are_documented_are_those_that_are_sent_or_that_script
 
 @pytest.fixture(params=sorted(BINARIES))
 def restricted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """The URL of a server for anybody, and for a user who has the commands and the keys that are documented."""
+    """The URL of a server without authentication, and for a user with the documented commands and keys."""
     acl = tmp_path / "users.acl"
     acl.write_text(f"user default on nopass ~* &* +@all\nuser sluice on >secret ~sluice:* {NEEDED}\n")
     with running(BINARIES[request.param], tmp_path, "--aclfile", str(acl)) as url:
@@ -318,7 +318,7 @@ async def test_what_the_store_lacks_is_said_once_and_that_it_serves_again(
             await until_connected(store)
     said = [record.getMessage() for record in caplog.records if record.name.startswith("quotas")]
     assert len(said) == 2, said
-    assert re.match("tenants are served as their policies say of outages: .* does not serve: .*'maxmemory'", said[0])
+    assert re.match("each tenant's on_store_outage applies: .* does not serve: .*'maxmemory'", said[0])
     assert said[1] == "the quota store serves again"
 
 

@@ -144,7 +144,7 @@ async def test_a_settlement_whose_answer_is_lost_is_settled_once(
     await runner.client.close()
 
 
-async def test_output_of_which_nobody_knows_how_much_was_delivered_counts_as_it_was_booked(
+async def test_output_of_unknown_delivery_counts_as_it_was_booked(
     store: RedisStore, other: RedisStore, tenant: str
 ) -> None:
     limits = (Limit(Resource.OUTPUT_TOKENS, 100, Budget(BudgetPeriod.DAY)),)

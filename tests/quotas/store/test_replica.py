@@ -125,7 +125,7 @@ class World(ClockedTenant):
             await life.heartbeat()
 
     async def retry(self, pick: int, index: int) -> None:
-        """A later attempt takes the place of one that a replica has, which may be dead, or go on and settle it."""
+        """A later attempt supersedes another replica's, which may be dead, or go on and settle it."""
         running = [(life, reservation) for life in (*self.lives, *self.dead) for reservation in life.taken]
         if not running:
             return

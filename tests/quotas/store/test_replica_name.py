@@ -30,7 +30,7 @@ def test_processes_that_share_a_folder_have_names_of_their_own_and_a_dead_ones_i
     assert ReplicaName.kept_in(tmp_path).id not in {first.id, second.id}
 
 
-def test_who_spent_what_the_store_does_not_know_comes_back_under_another_name(tmp_path: Path) -> None:
+def test_a_replica_with_unreported_spending_comes_back_under_another_name(tmp_path: Path) -> None:
     name = ReplicaName.kept_in(tmp_path)
     assert name.give_up()
     die(name)

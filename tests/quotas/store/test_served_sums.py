@@ -102,7 +102,7 @@ async def test_a_store_that_lost_everything_is_where_all_begin_again(url: str, f
         assert (await two.exchange({})).served == {"a": 2.0}
 
 
-def test_what_nobody_can_need_is_forgotten(loop_and_runner: tuple[asyncio.Runner, ScriptRunner], fleet: str) -> None:
+def test_expired_sums_are_forgotten(loop_and_runner: tuple[asyncio.Runner, ScriptRunner], fleet: str) -> None:
     loop, runner = loop_and_runner
     clock, execute = Clock(), runner.client.execute
 

@@ -77,7 +77,7 @@ class Running:
 
 
 class PaperName(ReplicaName):
-    """A name that is kept by the test; without a former life, or of one that had given it up, it is a new one."""
+    """A name kept by the test; new without a former life, or after one that had given it up."""
 
     def __init__(self, former: "PaperName | None") -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class World(ClockedTenant):
             await self._end(life, one, None)
 
     async def _end(self, life: Life, one: Running, output_tokens: int | None) -> None:
-        """All that it asked for was used, or at most so much output."""
+        """Its whole ask was used, or at most this much output."""
         life.running.remove(one)
         ask = one.ask
         output = ask.output_tokens if output_tokens is None else min(output_tokens, ask.output_tokens)

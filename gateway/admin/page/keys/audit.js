@@ -17,7 +17,7 @@ export function auditTable(root) {
     key: ({ at, action, target, result }) => `${at} ${action} ${target} ${result}`,
     matches: (entry, words) => Object.values(entry).join(" ").toLowerCase().includes(words),
     sort: { id: "at", descending: true },
-    empty: "Nothing was changed yet.",
+    empty: "No change yet.",
   });
 }
 

@@ -44,8 +44,8 @@ export class KeyDialog {
     const lifetime = choice("key-expires", LIFETIMES);
     const scopes = Object.entries(SCOPES).map(([scope, title]) => checkbox(scope, title));
     const fields = [
-      ...field("Tenant", tenant, "On whose behalf its requests run."),
-      ...field("Name", name, "To know it by; may be empty."),
+      ...field("Tenant", tenant, "The tenant of its requests."),
+      ...field("Name", name, "A label; may be empty."),
       ...field("Expires", lifetime),
       el("span", {}, "May be used for"),
       el("fieldset", { "aria-label": "May be used for" }, ...scopes.map(({ label }) => label)),
@@ -57,7 +57,7 @@ export class KeyDialog {
       scopes: scopes.filter(({ box }) => box.checked).map(({ box }) => box.value),
       unnamed,
     });
-    this.#show("New API key", fields, "Make the key", (unnamed) => this.#api().post("keys", asked(unnamed)));
+    this.#show("New API key", fields, "Create the key", (unnamed) => this.#api().post("keys", asked(unnamed)));
     tenant.focus();
   }
 
@@ -65,7 +65,7 @@ export class KeyDialog {
     const overlap = choice("key-overlap", OVERLAPS);
     const fields = [
       el("p", { class: "whole" }, `${whose(row)} gets a new secret; its id, limits and usage stay.`),
-      ...field("The old one opens", overlap),
+      ...field("The old one stays valid", overlap),
     ];
     const path = `keys/${segment(row.id)}/rotate`;
     this.#show(`Rotate key ${shown(row.id, 24)}?`, fields, "Rotate", () =>
@@ -74,7 +74,7 @@ export class KeyDialog {
   }
 
   revoke(row) {
-    const text = `${whose(row)} opens nothing from then on, here at once and elsewhere within a second.`;
+    const text = `${whose(row)} is refused from then on, here at once and elsewhere within a second.`;
     const fields = [el("p", { class: "whole" }, `${text} Requests that run are not ended. It cannot be undone.`)];
     const path = `keys/${segment(row.id)}/revoke`;
     const form = this.#show(`Revoke key ${shown(row.id, 24)}?`, fields, "Revoke", () => this.#api().post(path), true);
@@ -86,7 +86,7 @@ export class KeyDialog {
     const problem = el("p", { class: "problem", role: "alert" });
     const keep = el("button", { type: "button", click: () => this.dialog.close() }, "Close");
     const submit = el("button", { type: "submit", class: danger ? "danger" : "primary" }, verb);
-    const anyway = el("button", { type: "submit", hidden: true, value: "unnamed" }, "Make it all the same");
+    const anyway = el("button", { type: "submit", hidden: true, value: "unnamed" }, "Create it nevertheless");
     const answers = el("div", { class: "answers" }, keep, anyway, submit);
     const form = el("form", {}, el("div", { class: "fields" }, ...fields), problem, answers);
     form.addEventListener("submit", (event) => {
@@ -121,11 +121,11 @@ export class KeyDialog {
     const secret = el("code", { class: "secret", id: "key-secret", tabindex: 0 }, key);
     const copied = el("span", { class: "muted", role: "status" });
     const copy = el("button", { type: "button", class: "primary", click: () => this.#copy(secret, copied) }, "Copy");
-    const close = el("button", { type: "button", click: () => this.dialog.close() }, "I have kept it");
-    const old = until ? ` The old secret opens until ${moment(until)}.` : "";
+    const close = el("button", { type: "button", click: () => this.dialog.close() }, "I have stored it");
+    const old = until ? ` The old secret is valid until ${moment(until)}.` : "";
     this.dialog.replaceChildren(
       el("div", { class: "heading" }, el("h2", { id: "key-title" }, `Key ${shown(id, 24)} of ${shown(tenant, 80)}`)),
-      el("p", {}, `This is its secret. It is shown this once and stored nowhere: keep it now.${old}`),
+      el("p", {}, `This is its secret. It is shown this once and stored nowhere: store it now.${old}`),
       secret,
       el("div", { class: "answers" }, copied, close, copy),
     );

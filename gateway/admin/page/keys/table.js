@@ -33,7 +33,7 @@ export function keysTable(root, dialog) {
 function state({ expired, old_until: until, origin, named }) {
   const parts = [
     expired ? "expired" : "valid",
-    until && `its old secret opens until ${moment(until)}`,
+    until && `its old secret is valid until ${moment(until)}`,
     ORIGINS[origin] ?? shown(origin, 24),
     !named && "the policy does not name its tenant",
   ];

@@ -8,7 +8,7 @@ import { moment } from "../units.js";
 
 const CLASSES = [
   ["Class"],
-  ["Asked for as", false, "major"],
+  ["Service tiers", false, "major"],
   ["First token"],
   ["Per token"],
   ["When late", false, "major"],
@@ -47,7 +47,7 @@ export class InForce {
     const from = hasFiles ? "" : ", the built-in one";
     const facts = `Version ${shown(version, 24)}${from}, since ${moment(since?.at)}; ${counted(number, "tenant")} named.`;
     setText(byId("in-force-facts"), facts);
-    setText(byId("policy-problem"), problem ? `An edit was not taken: ${shown(problem, 600)}` : "");
+    setText(byId("policy-problem"), problem ? `An edit was rejected: ${shown(problem, 600)}` : "");
     byId("policy-reload").hidden = !hasFiles;
     byId("policy-classes").replaceChildren(plainTable("Classes", CLASSES, Object.entries(classes).map(classCells)));
     const groupOf = groupsByTenant(groups);

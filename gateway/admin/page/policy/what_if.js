@@ -26,7 +26,7 @@ export function whatIf(answer) {
     el("p", { class: "muted" }, what),
     plainTable("Figures of both policies", FIGURES, figures(before, after)),
     ...remarks("Not simulated", answer.not_simulated),
-    ...remarks("Taken for granted", answer.assumed),
+    ...remarks("Assumptions", answer.assumed),
     ...part("Classes: as it is → edited", answer.classes),
     ...part(`Tenants: as it is → edited${answer.tenants.length > MOST ? `, the first ${MOST}` : ""}`, tenants),
   ];
@@ -37,7 +37,7 @@ function figures(before, after) {
   return [
     row("Completed", ({ completed }) => whole(completed)),
     row("Refused", ({ refused, refusals }) => `${whole(refused)}${reasons(refusals)}`),
-    row("As good as promised", ({ goodput }) => percent(goodput)),
+    row("Goodput", ({ goodput }) => percent(goodput)),
     row("First token, p50", ({ first_token: tail }) => duration(tail.p50)),
     row("First token, p99", ({ first_token: tail }) => duration(tail.p99)),
     row("Per token, p99", ({ per_token: tail }) => duration(tail.p99)),

@@ -40,7 +40,7 @@ export class Days {
 
   #inWords() {
     const used = this.#days.filter((day) => day.requests);
-    if (used.length === 0) return "Tokens by day: nothing was used.";
+    if (used.length === 0) return "Tokens by day: none.";
     const words = used.slice(-31).map((day) => `${day.day}: ${compact(day.input_tokens)} in, ${compact(day.output_tokens)} out`);
     return `Tokens by day. ${words.join("; ")}.`;
   }

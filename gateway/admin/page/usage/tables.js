@@ -22,7 +22,7 @@ export function usageTable(root) {
     key: ({ tenant, key }) => `${tenant} ${key}`,
     matches: ({ tenant, key }, words) => `${tenant} ${key ?? ""}`.toLowerCase().includes(words),
     limit: 25,
-    empty: "Nothing was used in these days.",
+    empty: "No use on these days.",
   });
 }
 
@@ -39,7 +39,7 @@ export function budgetsTable(root) {
     ],
     key: ({ tenant, key, resource, period }) => `${tenant} ${key} ${resource} ${period}`,
     matches: ({ tenant, key }, words) => `${tenant} ${key ?? ""}`.toLowerCase().includes(words),
-    empty: "The policy gives nobody a budget: limits such as tokens: 10M/month.",
+    empty: "The policy sets no budget, such as limits: {tokens: 10M/month}.",
   });
 }
 

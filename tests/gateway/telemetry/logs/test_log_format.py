@@ -75,7 +75,7 @@ def test_a_line_of_text_shows_the_fields_that_have_a_value() -> None:
     assert line.endswith("WARNING  hello tenant='a b' seconds=0.25 empty=''")
 
 
-def test_colour_is_only_for_who_asks_for_it() -> None:
+def test_colour_is_only_for_a_setting_that_asks_for_it() -> None:
     assert "\033" not in TextFormat().format(a_record())
     assert "\033[33mWARNING" in TextFormat(colour=True).format(a_record())
 

@@ -66,7 +66,7 @@ def test_lines_come_in_order_and_whole_from_any_thread(pipe: Pipe) -> None:
         assert [line for line in lines if line.startswith(f"{n} ")] == [f"{n} {i} {'x' * 99}" for i in range(100)]
 
 
-def test_a_reader_that_stops_holds_nobody_up_and_is_told_what_it_missed(
+def test_a_stopped_reader_delays_no_request_and_is_told_of_its_losses(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = LogWriter(pipe.writing, max_pending_bytes=200_000)
@@ -194,7 +194,7 @@ def test_nothing_of_it_is_left_afterwards(file: TextIO) -> None:
     assert (list(root.handlers), root.level, ours.level, logging.logThreads) == before
 
 
-def test_a_gateway_whose_log_nobody_reads_serves_and_stops_as_ever(tmp_path: Path) -> None:
+def test_a_gateway_with_an_unread_log_serves_and_stops_as_ever(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "stderr")
     unread = os.open(tmp_path / "stderr", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, 4096)

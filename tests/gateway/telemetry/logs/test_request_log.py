@@ -61,7 +61,7 @@ def test_choices_are_added_up_and_the_queue_is_that_of_the_last(caplog: pytest.L
     assert (fields["queue_seconds"], fields["first_token_seconds"]) == (0.016, 0.025)
 
 
-def test_one_that_never_left_the_queue_waited_until_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_never_left_the_queue_waited_until_its_end(caplog: pytest.LogCaptureFixture) -> None:
     _, fields = line(caplog, outcome=Outcome.EXPIRED, timelines=[a_timeline(admitted=None, first_token=None)])
     assert (fields["queue_seconds"], fields["first_token_seconds"]) == (0.076, None)
 

@@ -154,7 +154,7 @@ def sums(page: Page) -> tuple[float, float]:
     return page.value(f"{STOP}_sum"), page.value(f"{RELEASE}_sum")
 
 
-def test_one_that_waits_is_let_go_at_once(rig: Rig) -> None:
+def test_a_queued_sequence_is_released_at_once(rig: Rig) -> None:
     leave(rig, rig.record(rig.arrive("a")))
     assert sums(rig.page()) == (pytest.approx(0.002), pytest.approx(0.002))
 

@@ -10,7 +10,7 @@ def names(first: int, count: int) -> list[BlockName]:
     return NAMES[first : first + count]
 
 
-def test_idle_blocks_are_cached_and_nobody_is_charged_for_them(rig: Rig) -> None:
+def test_idle_blocks_are_cached_and_charged_to_no_tenant(rig: Rig) -> None:
     rig.arrive("a", prompt=12, names=names(0, 3))
     rig.run()
     page = rig.page()

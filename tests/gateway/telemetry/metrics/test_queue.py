@@ -50,6 +50,6 @@ def promotions(rig: Rig) -> tuple[float, float]:
     return page.value("sluice_promotions_total", **{"class": "batch"}), page.value("sluice_promotions_total")
 
 
-def test_promotions_count_those_whose_age_made_up_for_their_class() -> None:
+def test_promotions_count_requests_whose_age_made_up_for_their_class() -> None:
     assert promotions(rig_with_aging(1.0)) == (1, 1)
     assert promotions(rig_with_aging(60.0)) == (0, 0)

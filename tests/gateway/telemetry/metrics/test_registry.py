@@ -19,7 +19,7 @@ def name_of(name: str, kind: Kind, unit: str) -> str:
     return Family(name, kind, unit, "").prometheus_name
 
 
-def test_names_follow_from_those_of_opentelemetry() -> None:
+def test_names_follow_from_opentelemetrys() -> None:
     assert name_of("gen_ai.server.request.duration", Kind.HISTOGRAM, "s") == "gen_ai_server_request_duration_seconds"
     assert name_of("sluice.kv.wasted", Kind.GAUGE, "By") == "sluice_kv_wasted_bytes"
     assert name_of("sluice.kv.bytes", Kind.GAUGE, "By") == "sluice_kv_bytes"

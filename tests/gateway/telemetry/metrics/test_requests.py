@@ -37,7 +37,7 @@ def test_attempts_of_other_keys_and_other_numbers_are_others() -> None:
     assert memory.returned("k", 2, 11.0) is True
 
 
-def test_of_several_it_is_the_one_that_was_due_last() -> None:
+def test_of_several_refusals_the_last_due_one_counts() -> None:
     memory = RetryMemory()
     for due in (10.0, 20.0, 30.0):
         memory.refused("k", 0, due)
@@ -189,7 +189,7 @@ def test_a_model_that_a_client_made_up_makes_no_series(rig: Rig) -> None:
     assert page.labels(f"{DURATION}_count", "gen_ai_request_model") == {"embedded", "_OTHER"}
 
 
-def test_goodput_counts_who_met_every_target(rig: Rig) -> None:
+def test_goodput_counts_requests_that_met_every_target(rig: Rig) -> None:
     late = a_sequence(first_token_target=0.001)
     end(rig)
     page = end(rig, timelines=[a_timeline(), a_timeline(sequence=late)])
@@ -197,7 +197,7 @@ def test_goodput_counts_who_met_every_target(rig: Rig) -> None:
     assert page.value("sluice_slo_misses_total", target=LatencyTarget.TTFT, **{"class": "standard"}) == 1
 
 
-def test_who_expired_missed_and_who_was_cancelled_is_not_judged(rig: Rig) -> None:
+def test_an_expired_request_missed_and_a_cancelled_one_is_not_judged(rig: Rig) -> None:
     late = a_sequence(output=0, first_token_by=100.02)
     waited = [a_timeline(sequence=late, first_token=None)]
     end(rig, timelines=waited, outcome=Outcome.DISCONNECTED)

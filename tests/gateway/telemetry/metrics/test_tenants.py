@@ -34,7 +34,7 @@ def test_service_counts_for_its_weight() -> None:
     assert served(FairnessMeter(weights.__getitem__), {"a": 3, "b": 1}, {"a", "b"}) < 0.7
 
 
-def test_those_that_got_what_they_asked_for_are_not_compared() -> None:
+def test_satisfied_tenants_are_not_compared() -> None:
     assert served(FairnessMeter(lambda _: 1.0), {"a": 1, "b": 100}, {"a"}) == 1.0
 
 
@@ -139,7 +139,7 @@ def test_tenants_beyond_the_cap_are_added_up(rig: Rig) -> None:
     assert page.value(tokens, kind="prompt") == page.value("vllm:prompt_tokens_total")
 
 
-def test_fairness_is_measured_among_those_that_wait(rig: Rig) -> None:
+def test_fairness_is_measured_among_waiting_tenants(rig: Rig) -> None:
     tick = rig.metrics._tenants.tick
     for number in range(30):
         for tenant in ("acme", "zeta"):

@@ -107,7 +107,7 @@ def test_tenants_without_number_are_not_remembered() -> None:
     assert len(capped._tenants) <= MAX_TENANTS
 
 
-def test_one_that_has_used_up_its_allowance_is_not_forgotten_for_those_that_have_theirs_back() -> None:
+def test_a_spent_allowance_is_not_forgotten_for_refilled_ones() -> None:
     capped = sampler(most=40)
     for number in range(MAX_TENANTS):
         capped.reason_to_trace(at(number, tenant=str(number), trace=SAMPLED))

@@ -82,7 +82,7 @@ def test_a_request_becomes_the_tree_of_its_phases() -> None:
     }
 
 
-def test_times_are_those_of_the_story_on_the_calendar_of_its_beginning() -> None:
+def test_times_are_the_records_on_the_calendar_of_its_beginning() -> None:
     tree = spans()
     milliseconds = {
         name: (round((span.start_time - BEGAN_NS) / 1e6), round((span.end_time - BEGAN_NS) / 1e6))
@@ -112,7 +112,7 @@ def test_the_trace_is_the_clients_and_the_root_is_the_span_that_answers_were_giv
     assert root.parent and root.parent.is_remote
 
 
-def test_the_root_says_who_asked_and_what_it_took() -> None:
+def test_the_root_has_the_client_and_the_cost() -> None:
     timeline = a_timeline()
     table = timeline.sequence.block_table
     table.peak, table.block_seconds, timeline.promise.charged = 3, 0.5, 0.012

@@ -11,7 +11,7 @@ from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.request_record import RequestRecord, trace_context
-from gateway.telemetry.tracing.step_spans import MAX_LINKS, MAX_STEPS, PATIENCE_SECONDS, StepSpans
+from gateway.telemetry.tracing.step_spans import MAX_LINKED_STEPS, MAX_LINKS, MAX_WAIT_SECONDS, StepSpans
 from tests.gateway.telemetry.records import BEGAN_NS, a_record, a_sequence, a_timeline
 
 
@@ -129,7 +129,7 @@ def test_a_step_does_not_wait_for_ever_for_a_long_request(run: Run) -> None:
     long, short = run.begin(), run.begin()
     run.step(long, short)
     run.end(short)
-    run.now += PATIENCE_SECONDS
+    run.now += MAX_WAIT_SECONDS
     run.step(long)
     assert [links(span) for span in run.sent] == [ids(short)]
     run.end(long)
@@ -146,11 +146,11 @@ def test_what_waits_at_the_end_is_sent(run: Run) -> None:
 
 def test_neither_a_long_request_nor_a_crowd_grows_without_bound(run: Run) -> None:
     crowd = [run.begin() for _ in range(MAX_LINKS + 10)]
-    for _ in range(MAX_STEPS + 10):
+    for _ in range(MAX_LINKED_STEPS + 10):
         run.step(*crowd)
     for record in crowd:
         run.end(record)
-    assert len(run.sent) == MAX_STEPS
+    assert len(run.sent) == MAX_LINKED_STEPS
     assert all(len(span.links) == MAX_LINKS for span in run.sent)
 
 

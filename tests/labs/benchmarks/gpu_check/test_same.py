@@ -6,7 +6,7 @@ import torch
 from backend.sampling_params import SamplingParams
 from backend.worker.swapper import Swapper
 from labs.benchmarks.gpu_check import near_ties, same
-from labs.benchmarks.gpu_check.agreement import NEAR
+from labs.benchmarks.gpu_check.agreement import NEAR_TIE_LOGITS
 from labs.benchmarks.gpu_check.models import TINY, write_checkpoint
 from labs.benchmarks.gpu_check.near_ties import Difference, Reference, Request, difference
 
@@ -27,7 +27,7 @@ class Known(Reference):
 
 
 def test_answers_may_part_where_two_tokens_are_as_likely_and_nowhere_else() -> None:
-    request, near = Request([5], GREEDY, 0), Known([1.0, 1.0 - NEAR / 2, 0.9])
+    request, near = Request([5], GREEDY, 0), Known([1.0, 1.0 - NEAR_TIE_LOGITS / 2, 0.9])
     assert difference(near, [request], [[0, 7]], [[1, 8]]) == Difference(wrong=0, near=1)
     assert difference(near, [request], [[0, 7]], [[2, 8]]) == Difference(wrong=1, near=0)
     assert difference(near, [request], [[0, 7]], [[0]]) == Difference(wrong=1, near=0)
@@ -44,7 +44,7 @@ def test_a_draw_may_part_where_one_token_ends_and_the_next_begins(monkeypatch: p
     request, even = Request([5], DRAWN, 0), Known([1.0, 1.0])
     drawn = next(token for token in (0, 1) if even.could_choose(request, [], token))
     assert not even.could_choose(request, [], 1 - drawn)
-    monkeypatch.setattr(near_ties, "NEAR", 0.999)
+    monkeypatch.setattr(near_ties, "NEAR_TIE_LOGITS", 0.999)
     assert even.could_choose(request, [], 1 - drawn)
 
 
@@ -62,7 +62,7 @@ def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("swapped")
-def test_answers_through_swapped_blocks_are_those_of_each_request_alone() -> None:
+def test_answers_through_swapped_blocks_equal_each_request_alone() -> None:
     found = {finding.what: finding for finding in same.check(CPU)}
     assert found["answers that differ, swapped"].value == 0
     assert found["swapped: blocks copied back"].met

@@ -71,7 +71,7 @@ def found_under(own: str | None, carried: str | None = None) -> tuple[dict[str, 
 
 
 def short(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(sanitize, "SECONDS", dict.fromkeys(SUMMARIES, seconds))
+    monkeypatch.setattr(sanitize, "TOOL_SECONDS", dict.fromkeys(SUMMARIES, seconds))
     monkeypatch.setattr(sanitize, "SECONDS_TO_START", seconds)
 
 

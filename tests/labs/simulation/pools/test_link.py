@@ -11,7 +11,7 @@ from labs.simulation.pools.link import Link, LinkQueue
 from tests.examples import examples
 
 
-def test_transfers_follow_each_other_and_latency_delays_nobody_else() -> None:
+def test_transfers_follow_each_other_and_latency_delays_no_other() -> None:
     queue = LinkQueue[str](Link(bytes_per_second=100.0, latency=0.5))
     queue.add("a", 200, 1.0)
     queue.add("b", 100, 2.0)

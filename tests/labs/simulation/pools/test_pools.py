@@ -42,7 +42,7 @@ def test_a_long_prompt_does_not_hold_up_answers_that_are_decoded_elsewhere() -> 
     assert together.per_token.p99 is not None and together.per_token.p99 > 1.4, "10 s of prefill beside its decodes"
 
 
-def test_who_has_a_first_token_waits_for_the_rest_and_its_last_deadline_counts() -> None:
+def test_a_request_with_a_first_token_waits_for_the_rest_by_its_last_deadline() -> None:
     requests = [Arrival(0.0, 20, 5, patience=4.0, done_within=within) for within in (20.0, 9.0)]
     for request, good in zip(requests, (1.0, 0.0), strict=True):
         found = simulate_split(APART, POLICY, [request], DEVICE, Link(100.0, 0.5), Objective(5.0, 2.0))

@@ -1,4 +1,4 @@
-"""Two pools in one time: memory is held on one side until the other has it all, and nothing of anybody stays behind."""
+"""Two pools in one time: memory is held on one side until the other has it all, and no memory stays behind."""
 
 from math import inf
 

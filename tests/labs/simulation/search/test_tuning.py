@@ -22,7 +22,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
         "prefill_chunk": (64, 256),
     }
     monkeypatch.setattr(tuning, "LADDERS", ladders)
-    monkeypatch.setattr(tuning, "FEWEST", 10)
+    monkeypatch.setattr(tuning, "MIN_PART_REQUESTS", 10)
 
 
 def tuner(policy: SimulatedPolicy = CRAMPED, budget: float = 12) -> Tuner:
