@@ -10,7 +10,9 @@ MAX_TABLE_ENTRIES = 2**20  # unless the pool has half as many blocks
 
 
 class Batching(StrEnum):
-    """Batching decides when waiting sequences may join, and which rows a step computes: see `scheduler.batching`."""
+    """Batching decides when waiting sequences may join, and which rows a step computes: see `scheduler.batching`, and
+    `labs.batchings` for all but the first.
+    """
 
     CONTINUOUS = "continuous"
     STATIC = "static"

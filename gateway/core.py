@@ -22,6 +22,7 @@ from backend.config import Batching, KVAllocation
 from backend.errors import ConfigError
 from backend.extensions import extensions
 from backend.loader import LoadedModel
+from backend.scheduler.batching import RULES
 from backend.sizing import EngineOptions
 from backend.structured_output.compiler import GrammarCompiler
 from backend.structured_output.process_setup import StructuredOutputOptions
@@ -70,9 +71,11 @@ def _report(error: Exception) -> None:
 def core_config(settings: Settings) -> CoreConfig:
     """Return the core's configuration as the settings choose it. Raises `ConfigError`."""
     for extension in extensions():
-        import_module(extension.CHOICES)  # which adds orders
+        import_module(extension.CHOICES)  # which adds orders and batching rules
     if settings.order not in ORDERS:
         raise ConfigError(f"--order {settings.order}: must be one of {', '.join(ORDERS)}")
+    if settings.batching not in RULES:
+        raise ConfigError(f"--batching {settings.batching}: must be one of {', '.join(RULES)}")
     return CoreConfig(
         order=settings.order,
         memory=MemoryGate(settings.admit),

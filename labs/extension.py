@@ -6,8 +6,8 @@ COMMANDS = {
     "pools": "labs.cli.pools:add_pools_command",
 }
 
-CHOICES = "labs.orderings.published"
-"""The module that adds orders when it is imported."""
+CHOICES = "labs.choices"
+"""The module that adds orders and batching rules when it is imported."""
 
 WHAT_IF = "labs.what_if.process"
 """The program that answers a `gateway.admin.recent_traffic.WhatIfQuestion`."""
