@@ -23,7 +23,7 @@ from gateway import sse
 from gateway.errors import ApiError
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, ContentBlock, FinishReason, Identity, Kind, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, Ending, FinishReason, Identity, Kind, TokenUsage
 from gateway.openai.response_items import OUTPUT_ORDINAL, item_id
 
 Json = dict[str, Any]
@@ -183,15 +183,9 @@ class ResponseEvents(BlockEncoder):
             ended += self._of_item("response.content_part.done", content_index=0, part=item.part(text))
         return ended + self._event("response.output_item.done", output_index=self.num_blocks, item=whole)
 
-    def finish(
-        self,
-        reason: FinishReason,
-        usage: TokenUsage | None = None,
-        told: Mapping[str, Any] | None = None,
-        stop_string: str | None = None,
-    ) -> bytes:
-        self._reason = reason
-        return self.end_blocks(reason, told)
+    def finish(self, ending: Ending) -> bytes:
+        self._reason = ending.reason
+        return self.end_blocks(ending.reason, ending.told)
 
     def response(self, usage: TokenUsage) -> Json:
         """Returns the whole response, once its last block has ended."""
