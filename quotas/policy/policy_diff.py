@@ -72,7 +72,7 @@ def policy_diff(old: Policy, new: Policy, most: int | None = None) -> list[str]:
     """Return the changes as lines of text, `most` of them: a heading for everyone whom they concern, and an indented
     line for each.
     """
-    return list(islice(_lines(_changes(old, new)), most))
+    return list(islice(_lines(policy_changes(old, new)), most))
 
 
 def _lines(changes: Iterable[Change]) -> Iterator[str]:
@@ -82,14 +82,10 @@ def _lines(changes: Iterable[Change]) -> Iterator[str]:
         yield from (f"  {change}" if heading else str(change) for change in some if change.field)
 
 
-def policy_changes(old: Policy, new: Policy) -> list[Change]:
-    """Return every field that differs once all defaults are filled in: first of the classes, then of tenants that are
+def policy_changes(old: Policy, new: Policy) -> Iterator[Change]:
+    """Yield every field that differs once all defaults are filled in: first of the classes, then of tenants that are
     not named, then of each tenant that either policy names, and then of groups that share.
     """
-    return list(_changes(old, new))
-
-
-def _changes(old: Policy, new: Policy) -> Iterator[Change]:
     yield from _classes(old, new)
     yield from _tenants(old, new)
     yield from _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))
