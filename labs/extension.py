@@ -9,5 +9,8 @@ COMMANDS = {
 CHOICES = "labs.choices"
 """The module that adds orders and batching rules when it is imported."""
 
+ROUTINGS = "labs.routings.published"
+"""The module that adds ways to pick a replica when it is imported."""
+
 WHAT_IF = "labs.what_if.process"
 """The program that answers a `gateway.admin.recent_traffic.WhatIfQuestion`."""
