@@ -29,8 +29,6 @@ class EngineOptions:
     kv_memory_bytes: int | None = None
     kv_memory_fraction: float | None = None
     batching: Batching = Batching.CONTINUOUS
-    max_batch_delay: float | None = None
-    preferred_batch_sizes: tuple[int, ...] = ()
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
@@ -71,8 +69,6 @@ def size_engine(
         max_num_batched_tokens=budget,
         prefill_chunk=None if chunk == "off" else chunk,
         batching=options.batching,
-        max_batch_delay=options.max_batch_delay,
-        preferred_batch_sizes=options.preferred_batch_sizes,
         kv_allocation=options.kv_allocation,
         steps_in_flight=options.steps_in_flight,
         num_host_blocks=_host_blocks(options, per_block),

@@ -79,7 +79,6 @@ def core_config(settings: Settings) -> CoreConfig:
     return CoreConfig(
         order=settings.order,
         memory=MemoryGate(settings.admit),
-        min_free_blocks=settings.min_free_blocks,
         prefill_share=settings.prefill_share,
         calibration=settings.calibration == "on",
         overload=Overload(settings.overload),
@@ -154,8 +153,6 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_memory_bytes=settings.kv_memory_bytes,
         kv_memory_fraction=settings.kv_memory_fraction,
         batching=Batching(settings.batching),
-        max_batch_delay=settings.max_batch_delay,
-        preferred_batch_sizes=settings.preferred_batch_sizes,
         kv_allocation=KVAllocation(settings.kv_allocation),
         prefix_cache=settings.prefix_cache == "on",
         swap_space_bytes=settings.swap_space_bytes,

@@ -12,8 +12,6 @@ from gateway.settings.field import (
     FractionOrAuto,
     IntOrAuto,
     NameOrAuto,
-    SecondsOrAuto,
-    Sizes,
     setting,
 )
 from gateway.settings.machine import spare_cores
@@ -160,14 +158,12 @@ class EngineFields(BaseSettings):
         "who goes next: fair, by shares of engine time and due times, or fcfs, first come first served; a checkout has "
         "more to compare with (`sluice simulate`)",
     )
-    admit: Literal["forecast", "minimum_free", "optimistic"] = setting(
+    admit: Literal["forecast", "optimistic"] = setting(
         "engine",
         "HOW",
         "forecast",
-        "when a request gets KV memory: by a forecast of what those running will need, while --min-free-blocks are "
-        "free, or whenever its prompt fits",
+        "when a request gets KV memory: by a forecast of what those running will need, or whenever its prompt fits",
     )
-    min_free_blocks: int = setting("engine", "N", 0, "KV blocks that --admit minimum_free leaves free", ge=0)
     overload: Literal["deadline", "controlled_delay", "bounded", "unbounded"] = setting(
         "engine",
         "HOW",
@@ -190,22 +186,8 @@ class EngineFields(BaseSettings):
         "engine",
         "HOW",
         "continuous",
-        "when a request may join a step, and which of those running it computes: window gathers requests of one token "
-        "of output, such as scores; the others are baselines to measure by (see `sluice simulate`)",
-    )
-    max_batch_delay: SecondsOrAuto = setting(
-        "engine",
-        "SECONDS",
-        None,
-        "time for which --batching window gathers requests, or wait lets them wait for others; auto: 0.005, and 0.05",
-        ge=0,
-        le=10,
-    )
-    preferred_batch_sizes: Sizes = setting(
-        "engine",
-        "N,N",
-        (),
-        "sizes at which a batch that --batching window gathers starts at once; none: --max-num-seqs",
+        "when a request may join a step, and which of those running it computes; all but the default are baselines to "
+        "measure by (see `sluice simulate`)",
     )
     kernels: Literal["auto", "native", "triton", "torch", "reference"] = setting(
         "engine",
