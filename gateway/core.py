@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import ORDERS, PRIOR_STEP_TIME, CoreConfig, MemoryGate, Overload, make_core
+from admission.core import EXPIRIES, ORDERS, PRIOR_STEP_TIME, CoreConfig, MemoryGate, Overload, make_core
 from admission.event_logs.event_log import make_logged_core
 from admission.step_times.step_time import StepTimeModel
 from backend.config import Batching, KVAllocation
@@ -71,11 +71,10 @@ def _report(error: Exception) -> None:
 def core_config(settings: Settings) -> CoreConfig:
     """Return the core's configuration as the settings choose it. Raises `ConfigError`."""
     for extension in extensions():
-        import_module(extension.CHOICES)  # which adds orders and batching rules
-    if settings.order not in ORDERS:
-        raise ConfigError(f"--order {settings.order}: must be one of {', '.join(ORDERS)}")
-    if settings.batching not in RULES:
-        raise ConfigError(f"--batching {settings.batching}: must be one of {', '.join(RULES)}")
+        import_module(extension.CHOICES)
+    for name, choices in (("order", ORDERS), ("batching", RULES), ("overload", EXPIRIES)):
+        if (chosen := getattr(settings, name)) not in choices:
+            raise ConfigError(f"--{name} {chosen}: must be one of {', '.join(choices)}")
     return CoreConfig(
         order=settings.order,
         memory=MemoryGate(settings.admit),
