@@ -46,7 +46,6 @@ class ReplicaView:
     next_event: int = 0  # of its cached beginnings
     open: set[OpenRequest] = field(default_factory=set)  # what it has not answered to the end
     on_way: set[OpenRequest] = field(default_factory=set)  # those of them of which its state may not tell yet
-    num_picked: int = 0
 
     @property
     def name(self) -> str:
@@ -110,7 +109,6 @@ class ReplicaView:
         one = OpenRequest(tenant, work, now)
         self.open.add(one)
         self.on_way.add(one)
-        self.num_picked += 1
         return one
 
     def ended(self, one: OpenRequest) -> None:

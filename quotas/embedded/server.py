@@ -227,10 +227,6 @@ class SharedServer:
         self._own: PrivateServer | None = None
         self._told_leftover_to_end = False
 
-    @property
-    def is_owned(self) -> bool:
-        return self._own is not None
-
     def connect(self, seconds: float, stopping: StopSignal) -> ServerConnection | None:
         """Return a connection to the server, which is started where no gateway runs one, or None when told to stop.
 
