@@ -23,6 +23,7 @@ from backend.errors import ConfigError
 from backend.extensions import extensions
 from backend.loader import LoadedModel
 from backend.scheduler.batching import RULES
+from backend.scheduler.block_tables import POOLS
 from backend.sizing import EngineOptions
 from backend.structured_output.compiler import GrammarCompiler
 from backend.structured_output.process_setup import StructuredOutputOptions
@@ -72,9 +73,10 @@ def core_config(settings: Settings) -> CoreConfig:
     """Return the core's configuration as the settings choose it. Raises `ConfigError`."""
     for extension in extensions():
         import_module(extension.CHOICES)
-    for name, choices in (("order", ORDERS), ("batching", RULES), ("overload", EXPIRIES)):
+    all_choices = {"order": ORDERS, "batching": RULES, "overload": EXPIRIES, "kv_allocation": POOLS}
+    for name, choices in all_choices.items():
         if (chosen := getattr(settings, name)) not in choices:
-            raise ConfigError(f"--{name} {chosen}: must be one of {', '.join(choices)}")
+            raise ConfigError(f"--{name.replace('_', '-')} {chosen}: must be one of {', '.join(choices)}")
     return CoreConfig(
         order=settings.order,
         memory=MemoryGate(settings.admit),

@@ -1,5 +1,6 @@
-"""Adds published orders, batching rules and overload control to those of the product once it is imported."""
+"""Adds what the product is compared with to its choices, once this is imported: orders, batching rules and more."""
 
 import labs.batchings.published
+import labs.contiguous_pool
 import labs.controlled_delay
 import labs.orderings.published  # noqa: F401 - adds orders

@@ -7,7 +7,7 @@ COMMANDS = {
 }
 
 CHOICES = "labs.choices"
-"""The module that adds orders, batching rules and overload control when it is imported."""
+"""The module that adds choices to those of the core when it is imported."""
 
 ROUTINGS = "labs.routings.published"
 """The module that adds ways to pick a replica when it is imported."""

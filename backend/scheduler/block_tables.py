@@ -9,7 +9,7 @@ from sys import maxsize
 
 from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_names import BlockName
-from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool, blocks_for
+from backend.paged_kv.block_pool import BlockPool, PagedPool, blocks_for
 from backend.paged_kv.host_pool import HostBlock
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
@@ -23,10 +23,8 @@ from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
 
-_POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
-    KVAllocation.PAGED: PagedPool,
-    KVAllocation.CONTIGUOUS: ContiguousPool,
-}
+POOLS: dict[KVAllocation, Callable[[int], BlockPool]] = {KVAllocation.PAGED: PagedPool}
+"""The pools that can be chosen, by their number of blocks; other packages add theirs (`backend.extensions`)."""
 
 BLOCKS_NAMED_AT_ONCE = 4  # blocks of output
 # one in 1,024 blocks is evicted in advance: evicting a batch takes half the time per block
@@ -44,7 +42,7 @@ class BlockTables:
     """
 
     def __init__(self, config: EngineConfig, counters: Counters) -> None:
-        self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
+        self.pool: BlockPool = POOLS[config.kv_allocation](config.num_blocks)
         self.cache = PrefixCache(self.pool)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)

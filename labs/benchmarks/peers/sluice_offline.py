@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-import labs.batchings.published  # noqa: F401 - adds batching rules
+import labs.choices  # noqa: F401 - adds batching rules and contiguous memory
 from backend.config import Batching, KVAllocation
 from backend.llm import LLM
 from backend.sampling_params import SamplingParams

@@ -5,6 +5,7 @@ from hypothesis.stateful import initialize, rule
 
 from backend.config import Batching, KVAllocation
 from backend.scheduler.batching import RULES
+from backend.scheduler.block_tables import POOLS
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.sequence import FinishReason
 from tests.backend.scheduler.bench import Bench, LossyMachine, expected
@@ -53,14 +54,6 @@ def test_without_chunking_a_prompt_is_computed_whole() -> None:
     bench.add(30, 2)
     bench.drain()
     assert max(max(batch.lengths) for batch in bench.batches) == 30
-
-
-def test_contiguous_allocation_takes_the_whole_run_up_front() -> None:
-    bench = Bench(kv_allocation=KVAllocation.CONTIGUOUS)
-    sequence = bench.add(5, 12)
-    bench.plan()
-    assert sequence.block_table.blocks == [0, 1, 2, 3]
-    bench.drain()
 
 
 def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
@@ -141,7 +134,7 @@ class SchedulerMachine(LossyMachine):
         num_blocks=st.integers(4, 16),
         depth=st.integers(1, 2),
         chunk=st.sampled_from([None, 1, 3, 6]),
-        allocation=st.sampled_from(list(KVAllocation)),
+        allocation=st.deferred(lambda: st.sampled_from(list(POOLS))),
         batching=st.deferred(lambda: st.sampled_from(list(RULES))),
     )
     def start(
