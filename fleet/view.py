@@ -59,7 +59,6 @@ class ReplicaView:
 
     @property
     def waiting(self) -> Mapping[str, WaitingWork]:
-        """The work that waits there, with what is on its way."""
         told = self.state.waiting if self.state else NOBODY
         return add_work(told, [(one.tenant, one.work) for one in self.on_way]) if self.on_way else told
 

@@ -57,7 +57,6 @@ class BetweenTurns:
             self._retention.left(chain, names[-1])
 
     def has_left(self, sequence: Sequence) -> None:
-        """Drop the chain of a finished sequence where retention keeps none."""
         if self._retention.keep is Keep.DROPPED and sequence.status is SequenceStatus.FINISHED:
             self._cache.drop_chain()
 

@@ -335,7 +335,6 @@ class BlockTables:
         self.between_turns.has_left(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
-        """Invalidate the cached blocks of a sequence."""
         cached = [self.cache.at(block) for block in sequence.block_table.blocks]
         self.cache.invalidate([one for one in cached if one is not None])
 

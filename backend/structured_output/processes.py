@@ -52,7 +52,6 @@ class ForkedProcess:
         return 0.0
 
     def close(self) -> None:
-        """Close the links to it."""
         for link in self.links:
             link.close()
 

@@ -96,7 +96,6 @@ class FleetTenants:
 
 
 def _places(view: ReplicaView) -> dict[str, Place]:
-    """Return what each tenant has on a replica."""
     places = {
         name: Place(view.name, one.requests, 0, one.prefill_seconds, one.seconds) for name, one in view.waiting.items()
     }

@@ -63,7 +63,6 @@ def kernels(features: str | None = None) -> Check:
 
 
 def core() -> Check:
-    """Check whether the core was compiled from the sources as they are."""
     if compiled_core.compiled() is None:
         return warning(
             "core", "interpreted: it decides the same, in more than twice the time", compiled_core.how_to_compile()

@@ -48,7 +48,6 @@ class ResponseIdentity(Identity):
         return cls(f"resp_{urandom(24).hex()}", int(time.time()), model, echoed=echoed, items=items)
 
     def item(self, block: ContentBlock, ordinal: int) -> "Item":
-        """Returns an item of the output."""
         return Item(item_id(_TYPES[block.kind], self.id, OUTPUT_ORDINAL + ordinal), block)
 
     def response(
