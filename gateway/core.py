@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from hashlib import sha256
@@ -73,7 +73,12 @@ def core_config(settings: Settings) -> CoreConfig:
     """Return the core's configuration as the settings choose it. Raises `ConfigError`."""
     for extension in extensions():
         import_module(extension.CHOICES)
-    all_choices = {"order": ORDERS, "batching": RULES, "overload": EXPIRIES, "kv_allocation": POOLS}
+    all_choices: dict[str, Collection[str]] = {
+        "order": ORDERS,
+        "batching": RULES,
+        "overload": EXPIRIES,
+        "kv_allocation": POOLS,
+    }
     for name, choices in all_choices.items():
         if (chosen := getattr(settings, name)) not in choices:
             raise ConfigError(f"--{name.replace('_', '-')} {chosen}: must be one of {', '.join(choices)}")

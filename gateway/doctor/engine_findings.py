@@ -2,7 +2,8 @@
 
 from admission.explain import REASONS
 from gateway.doctor.finding import Finding, Severity
-from gateway.doctor.snapshot import Snapshot, Window, is_own_limit, is_paused, plain_reason
+from gateway.doctor.reasons import is_own_limit, is_paused, plain_reason
+from gateway.doctor.snapshot import Snapshot, Window
 from quotas.policy.units import show_wait
 
 FULL_SHARE_OF_POOL = 0.9  # of the KV blocks: the forecast of what those running will need holds back about the rest

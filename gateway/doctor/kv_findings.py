@@ -2,7 +2,8 @@
 
 from admission.explain import REASONS
 from gateway.doctor.finding import Finding
-from gateway.doctor.snapshot import Json, Snapshot, Window, plain_reason
+from gateway.doctor.reasons import plain_reason
+from gateway.doctor.snapshot import Json, Snapshot, Window
 
 RECOMPUTED_SHARE = 0.1  # of the tokens of prefills: twice what preemptions may cost, see `PREEMPTED_SHARE`
 LOST_HITS_SHARE = 0.5  # of the hits that there were before: less than that comes and goes with what is asked

@@ -4,7 +4,8 @@ from collections import Counter
 
 from admission.explain import REASONS
 from gateway.doctor.finding import Finding, Severity
-from gateway.doctor.snapshot import Json, Window, is_own_limit, plain_reason
+from gateway.doctor.reasons import is_own_limit, plain_reason
+from gateway.doctor.snapshot import Json, Window
 
 LATE_SHARE = 0.1  # of those admitted: a target is meant for nine in ten
 MIN_ADMISSIONS = 5.0  # fewer say nothing of a tenth

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from admission.explain import BEHIND_PREFIX, PAUSED_PREFIX, REASONS
 from quotas.policy.units import duration
 
 _SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)", re.ASCII)
@@ -178,20 +177,3 @@ class CountAbove:
     @property
     def share(self) -> float:
         return self.count / self.total if self.total else 0.0
-
-
-OWN_LIMITS = ("allowance", "tokens")  # of `REASONS`: limits of the tenant's own
-
-
-def plain_reason(reason: str | None) -> str:
-    """Return a reason to wait without the words that say whose it is."""
-    return (reason or "").removeprefix(BEHIND_PREFIX).removeprefix(PAUSED_PREFIX)
-
-
-def is_own_limit(reason: str | None) -> bool:
-    return plain_reason(reason) in {REASONS[name] for name in OWN_LIMITS}
-
-
-def is_paused(row: Mapping[str, Any]) -> bool:
-    """Return whether a live request stands still at a limit of its tenant."""
-    return str(row["reason"] or "").startswith(PAUSED_PREFIX)

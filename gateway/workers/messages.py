@@ -118,11 +118,12 @@ def request_of(message: Message, binary: memoryview) -> EngineRequest:
     sampling = _sampling(tuple(drawn), tuple(stop_token_ids))
     if constraints is not None:
         sampling = _constrained(sampling, *constraints)
+    first, last, interval = (inf if seconds is None else seconds for seconds in until)
     return EngineRequest(
         **fields,
         prompts=prompts,
         sampling=sampling,
-        deadlines=ClientDeadlines(*(inf if seconds is None else seconds for seconds in until), is_relative),
+        deadlines=ClientDeadlines(first, last, interval, is_relative),
         attempt=None if attempt is None else Attempt(*attempt),
         beginnings=Beginnings(tuple(map(bytes.fromhex, digests)), num_bytes),
     )

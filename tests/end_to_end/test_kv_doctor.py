@@ -13,7 +13,7 @@ from gateway.doctor.finding import Finding
 from gateway.doctor.findings import findings
 from gateway.doctor.kv_findings import LEAST_TOKENS
 from gateway.doctor.live import LiveGateway
-from gateway.doctor.snapshot import plain_reason
+from gateway.doctor.reasons import plain_reason
 from tests.gateway.server_process import eventually
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
