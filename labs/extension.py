@@ -9,7 +9,7 @@ COMMANDS = {
 CHOICES = "labs.choices"
 """The module that adds choices to those of the core when it is imported."""
 
-ROUTINGS = "labs.routings.published"
+ROUTINGS = "labs.routings"
 """The module that adds ways to pick a replica when it is imported."""
 
 WHAT_IF = "labs.what_if.process"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-import labs.routings.published  # noqa: F401 - adds ways to pick
+import labs.routings  # noqa: F401 - adds ways to pick
 from admission.promise import Promise
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import Sequence as Running

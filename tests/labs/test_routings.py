@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-import labs.routings.published  # noqa: F401 - adds ways to pick
+import labs.routings  # noqa: F401 - adds ways to pick
 from fleet.picker import PICKERS, Knowledge, Picker, Routing
 from fleet.prefix_map import PrefixMap
 from gateway.replica.state import KVTokens
