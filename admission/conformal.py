@@ -58,7 +58,6 @@ class BoundLine:
     relative_from: float  # the shortest estimate that is itself the unit; inf: the unit is a second
 
     def at(self, estimate: float) -> float:
-        """Return the bound of an estimate, as `ConformalBound.bound` does."""
         unit = 1.0 if self.relative_from == inf else max(estimate, self.relative_from)
         bound = estimate + unit * self.margin
         return bound if bound > 0 else 0.0

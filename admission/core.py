@@ -8,9 +8,9 @@ from typing import NamedTuple
 from admission.aging import Aging
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller
-from admission.expiry import ControlledDelay, DeadlineExpiry, Expiry, NoExpiry
+from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
 from admission.forecast import Forecaster
-from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate, MinimumFree, Optimistic
+from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate
 from admission.kv.retention import Between, make_retention
 from admission.kv.swap_choice import Swap, SwapChoice
 from admission.ledger import EngineTimeTariff, Ledger
@@ -34,11 +34,11 @@ _BOUNDS = tuple(f"{whose}max_waiting{unit}" for whose in ("", "tenant_") for uni
 
 
 class MemoryGate(StrEnum):
-    """The rule by which a sequence may join the running ones."""
+    """The rule by which a sequence may join the running ones, if its present tokens fit."""
 
     FORECAST = "forecast"
-    MINIMUM_FREE = "minimum_free"
-    OPTIMISTIC = "optimistic"
+    MINIMUM_FREE = "minimum_free"  # while a fixed number of blocks stays free, as vLLM's watermark does
+    OPTIMISTIC = "optimistic"  # always: memory relies on preemption
 
 
 class Overload(StrEnum):
@@ -47,7 +47,7 @@ class Overload(StrEnum):
     """
 
     DEADLINE = "deadline"  # infeasible requests are refused at once, and expired when their deadline has passed
-    CONTROLLED_DELAY = "controlled_delay"  # CoDel: requests are given up after too long a wait
+    CONTROLLED_DELAY = "controlled_delay"  # requests are given up after too long a wait: see `labs.controlled_delay`
     BOUNDED = "bounded"
     UNBOUNDED = "unbounded"
 
@@ -122,6 +122,13 @@ ORDERS: dict[str, Callable[[OrderParts], WaitingOrder]] = {
 }
 """The orders of waiting requests by name; other packages add theirs (`backend.extensions`)."""
 
+EXPIRIES: dict[Overload, Callable[[Forecaster], Expiry]] = {
+    Overload.DEADLINE: lambda forecaster: DeadlineExpiry(forecaster.alone),
+    Overload.BOUNDED: lambda forecaster: NoExpiry(),
+    Overload.UNBOUNDED: lambda forecaster: NoExpiry(),
+}
+"""What expires under each rule of overload control; other packages add theirs."""
+
 
 def raise_failure(error: Exception) -> None:
     """Raise the exception of an observer at the event that it observed."""
@@ -156,7 +163,7 @@ def make_core(
     scheduler = Scheduler(engine, order, hooks)
     forecaster = Forecaster(scheduler, order, backlog, pipeline, model, lengths)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
-    expiry = _expiry(config, forecaster)
+    expiry = EXPIRIES[config.overload](forecaster)
     return Controller(
         scheduler,
         order,
@@ -182,13 +189,11 @@ def _overload_config(config: CoreConfig) -> OverloadConfig:
     return OverloadConfig(ours, theirs, config.overload is Overload.DEADLINE, config.confidence)
 
 
-def _expiry(config: CoreConfig, estimator: Forecaster) -> Expiry:
-    if config.overload is Overload.DEADLINE:
-        return DeadlineExpiry(estimator.alone)
-    return ControlledDelay() if config.overload is Overload.CONTROLLED_DELAY else NoExpiry()
-
-
 def _gate(config: CoreConfig, forecast: FuturePeak) -> Gate:
-    if config.memory is MemoryGate.FORECAST:
-        return forecast
-    return MinimumFree(config.min_free_blocks) if config.memory is MemoryGate.MINIMUM_FREE else Optimistic()
+    match config.memory:
+        case MemoryGate.FORECAST:
+            return forecast
+        case MemoryGate.MINIMUM_FREE:
+            return lambda sequence, running, num_free, num_held, num_kept: num_free >= config.min_free_blocks
+        case MemoryGate.OPTIMISTIC:
+            return lambda sequence, running, num_free, num_held, num_kept: True

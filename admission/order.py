@@ -64,25 +64,6 @@ def half_target_at(sequence: Sequence) -> float:
     return sequence.arrival + DUE_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
 
 
-def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahead_s: float, run_up_s: float) -> float:
-    """Return the most engine seconds, for each unit of weight, by which the service of two tenants differs over any
-    interval in which both have requests without deadlines waiting: |W_i/w_i - W_j/w_j|.
-
-    `start_s`: the largest difference of two tenants' credits (`Share.spread_s`). `latest_s`: the largest delay after
-    which a request is due without its tenant's debt: half its target and the offset of its class (of tenants in one
-    class, half the target alone). `ahead_s`: seconds that a tenant has prepaid for prompts and not used yet.
-    `run_up_s`: seconds that a tenant spends between two choices of its requests.
-
-    While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all asking
-    tenants; afterwards i spends at most the run-up. Grants are the same for both while both have work waiting. So the
-    difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from its value when the
-    later backlog began, at most `start_s`; service is grants less credit less prepaid seconds.
-    """
-    one, other = weights
-    first = max(start_s, latest_s / (one + other) + run_up_s / min(one, other))
-    return first + latest_s / (one + other) + (run_up_s + ahead_s) * (1 / one + 1 / other)
-
-
 @dataclass(slots=True)
 class Work:
     """An amount of waiting work: engine seconds as predicted, tokens to compute, and requests."""

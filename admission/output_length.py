@@ -106,7 +106,6 @@ class _Lengths:
         return (self._sum - self._sums[first]) / count if count else None
 
     def above(self, generated: int) -> list[int]:
-        """Return the lengths above `generated`, sorted."""
         return self._sorted[bisect_right(self._sorted, generated) :]
 
     def quantile_above(self, generated: int, share: float) -> int | None:

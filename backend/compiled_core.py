@@ -23,7 +23,6 @@ FOLDERS = (
     "backend",
     "backend/paged_kv",
     "backend/scheduler",
-    "backend/scheduler/batching",
     "admission",
     "admission/event_logs",
     "admission/kv",
@@ -41,8 +40,7 @@ def _modules(folder: str, *interpreted: str) -> tuple[str, ...]:
 MODULES = (
     "backend.step_loop",
     *_modules("backend/paged_kv", "block_names", "kv_cache"),
-    *_modules("backend/scheduler", "waiting_queue"),
-    *_modules("backend/scheduler/batching"),
+    *_modules("backend/scheduler", "batching", "waiting_queue"),
     *_modules("admission", "admission", "core", "explain", "observer", "outcome", "request", "scheduling_policy"),
     *_modules("admission/event_logs"),
     *_modules("admission/kv"),

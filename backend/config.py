@@ -14,7 +14,9 @@ KVCacheDtype = Literal["auto", "fp8"]
 
 
 class Batching(StrEnum):
-    """Batching decides when waiting sequences may join, and which rows a step computes: see `scheduler.batching`."""
+    """Batching decides when waiting sequences may join, and which rows a step computes: see `scheduler.batching`, and
+    `labs.batchings` for all but the first.
+    """
 
     CONTINUOUS = "continuous"
     STATIC = "static"
@@ -52,8 +54,6 @@ class EngineOptions:
     kv_memory_bytes: int | None = None
     kv_memory_fraction: float | None = None
     batching: Batching = Batching.CONTINUOUS
-    max_batch_delay: float | None = None
-    preferred_batch_sizes: tuple[int, ...] = ()
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
     kv_cache_dtype: KVCacheDtype = "auto"

@@ -15,7 +15,7 @@ def extensions() -> tuple[ModuleType, ...]:
     """Return the module `extension` of each package that lies beside this one; one elsewhere is a stranger's.
 
     It has `COMMANDS`, the place `module:function` of each command that it adds to `sluice` by the command's name, and
-    `CHOICES`, the name of a module that adds its choices to those of the core when it is imported.
+    `CHOICES` and `ROUTINGS`, the names of modules that add choices to those of the core and of a router when imported.
     """
     there = [name for name in PACKAGES if (Path(ROOT) / name / "extension.py").is_file()]
     return tuple(import_module(f"{name}.extension") for name in there)

@@ -15,16 +15,13 @@ from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
 
 TIE_SECONDS, TIE_SHARE = 0.005, 0.1  # predictions closer than either are equal
-SCORE_WEIGHTS = (3.0, 2.0, 2.0)  # of the cached share, the queue and the memory, in `WeightedSum`
-MIN_CACHED_SHARE = 0.3  # the cached share above which `CacheAware` follows the cache
 RECENT_SECONDS = 20.0
 MAX_BUSY_SHARE = 0.95  # of the time: beyond capacity a queue never empties
 MAX_PLACED_BEGINNINGS = 256  # remembered places of prompts before a replica reports them cached
-UNBALANCED_REQUESTS, UNBALANCED_RATIO = 64, 1.5  # largest load over the least, above which `CacheAware` balances load
 
 
 class Routing(StrEnum):
-    """The routing policies; all but the first are baselines."""
+    """The routing policies; all but the first are baselines of `labs`."""
 
     PREDICTED = "predicted"
     ROUND_ROBIN = "round_robin"
@@ -70,69 +67,6 @@ class Picker:
 
     def sent(self, request: RoutedRequest, view: ReplicaView, prefill: float, now: float) -> None:
         """Record that a request is sent to a replica, where it takes `prefill` seconds of prefill."""
-
-
-class RoundRobin(Picker):
-    def __init__(self) -> None:
-        self._next = 0
-
-    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        return views[self._next % len(views)]
-
-    def sent(self, request: RoutedRequest, view: ReplicaView, prefill: float, now: float) -> None:
-        self._next += 1
-
-
-class LeastLoad(Picker):
-    """The replica with the fewest requests, ties at random."""
-
-    def __init__(self, dice: Random) -> None:
-        self._dice = dice
-
-    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        least = min(view.load for view in views)
-        return self._dice.choice([view for view in views if view.load == least])
-
-
-class WeightedSum(Picker):
-    """The highest sum of weighted scores between 0 and 1, as llm-d's scheduler has them: the cached share of the
-    prompt, the emptiest queue and the most free memory.
-    """
-
-    def __init__(self, knowledge: Knowledge, dice: Random) -> None:
-        self._knowledge, self._dice = knowledge, dice
-
-    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        longest = max(view.load for view in views)
-
-        def score(view: ReplicaView) -> float:
-            state = view.state
-            free = (state.kv.free + state.kv.cached) / max(state.kv.total, 1) if state else 0.0
-            queue = 1 - view.load / longest if longest else 1.0
-            parts = self._knowledge.cached_share(request, view, now), queue, free
-            return sum(weight * part for weight, part in zip(SCORE_WEIGHTS, parts, strict=True))
-
-        scores = [score(view) for view in views]
-        best = max(scores)
-        return self._dice.choice([view for view, one in zip(views, scores, strict=True) if one == best])
-
-
-class CacheAware(Picker):
-    """The replica with most of the prompt cached if that is enough of it, else with most free memory; by load alone
-    while loads are far apart: the rule of SGLang's router.
-    """
-
-    def __init__(self, knowledge: Knowledge, dice: Random) -> None:
-        self._knowledge, self._least_load = knowledge, LeastLoad(dice)
-
-    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
-        loads = [view.load for view in views]
-        if max(loads) - min(loads) > UNBALANCED_REQUESTS and max(loads) > UNBALANCED_RATIO * min(loads):
-            return self._least_load.pick(request, views, now)
-        shares = [self._knowledge.cached_share(request, view, now) for view in views]
-        if max(shares) > MIN_CACHED_SHARE:
-            return views[shares.index(max(shares))]
-        return max(views, key=lambda view: view.state.kv.free if view.state else 0)
 
 
 class RecentRequests:
@@ -228,14 +162,5 @@ class LeastPredicted(Picker):
         return self._dice.choice([view for view, load in zip(views, loads, strict=True) if load == least])
 
 
-def make_picker(routing: Routing, knowledge: Knowledge, dice: Random) -> Picker:
-    match routing:
-        case Routing.ROUND_ROBIN:
-            return RoundRobin()
-        case Routing.LEAST_LOAD:
-            return LeastLoad(dice)
-        case Routing.WEIGHTED:
-            return WeightedSum(knowledge, dice)
-        case Routing.CACHE_AWARE:
-            return CacheAware(knowledge, dice)
-    return LeastPredicted(knowledge, dice)
+PICKERS: dict[Routing, Callable[[Knowledge, Random], Picker]] = {Routing.PREDICTED: LeastPredicted}
+"""The ways to pick that can be chosen; other packages add theirs (`backend.extensions`)."""

@@ -21,7 +21,7 @@ from fleet.endpoint import FleetServices
 from fleet.fleet import Fleet
 from fleet.membership import Membership
 from fleet.metrics import RouterMetrics
-from fleet.picker import Knowledge, Routing, make_picker
+from fleet.picker import PICKERS, Knowledge, Routing
 from fleet.poller import Poller
 from fleet.prefix_map import PrefixMap
 from fleet.retries import RetryBudget
@@ -76,7 +76,7 @@ class FleetProcess:
         self._policies = policies = LivePolicy(settings.policy)
         self._keys = KeySource(settings, policies.current)
         knowledge = Knowledge(PrefixMap(), lambda tenant: policies.current.tenant(tenant).weight)
-        picker = make_picker(options.routing, knowledge, random.Random())
+        picker = PICKERS[options.routing](knowledge, random.Random())
         self.fleet = Fleet(picker, knowledge, lambda: asyncio.get_running_loop().time())
 
     @asynccontextmanager

@@ -46,7 +46,6 @@ class ReplicaView:
     next_event: int = 0  # next change of its cached beginnings
     open: set[OpenRequest] = field(default_factory=set)  # unfinished requests
     on_way: set[OpenRequest] = field(default_factory=set)  # unfinished requests perhaps not yet in its state
-    num_picked: int = 0
 
     @property
     def name(self) -> str:
@@ -60,7 +59,6 @@ class ReplicaView:
 
     @property
     def waiting(self) -> Mapping[str, WaitingWork]:
-        """The queued work there, with requests on their way."""
         told = self.state.waiting if self.state else NOBODY
         return add_work(told, [(one.tenant, one.work) for one in self.on_way]) if self.on_way else told
 
@@ -110,7 +108,6 @@ class ReplicaView:
         one = OpenRequest(tenant, work, now)
         self.open.add(one)
         self.on_way.add(one)
-        self.num_picked += 1
         return one
 
     def ended(self, one: OpenRequest) -> None:

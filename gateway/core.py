@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from hashlib import sha256
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from admission.controller import Controller
-from admission.core import ORDERS, PRIOR_STEP_TIME, CoreConfig, MemoryGate, Overload, make_core
+from admission.core import EXPIRIES, ORDERS, PRIOR_STEP_TIME, CoreConfig, MemoryGate, Overload, make_core
 from admission.event_logs.event_log import make_logged_core
 from admission.step_times.step_time import StepTimeModel
 from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.extensions import extensions
 from backend.loader import LoadedModel
+from backend.scheduler.batching import RULES
+from backend.scheduler.block_tables import POOLS
 from backend.structured_output.compiler import GrammarCompiler
 from backend.structured_output.process_setup import StructuredOutputOptions
 from gateway.api.prompt_names import PromptNames
@@ -67,13 +69,19 @@ def _report(error: Exception) -> None:
 def core_config(settings: Settings) -> CoreConfig:
     """Return the core's configuration as the settings choose it. Raises `ConfigError`."""
     for extension in extensions():
-        import_module(extension.CHOICES)  # adds orders
-    if settings.order not in ORDERS:
-        raise ConfigError(f"--order {settings.order}: must be one of {', '.join(ORDERS)}")
+        import_module(extension.CHOICES)
+    all_choices: dict[str, Collection[str]] = {
+        "order": ORDERS,
+        "batching": RULES,
+        "overload": EXPIRIES,
+        "kv_allocation": POOLS,
+    }
+    for name, choices in all_choices.items():
+        if (chosen := getattr(settings, name)) not in choices:
+            raise ConfigError(f"--{name.replace('_', '-')} {chosen}: must be one of {', '.join(choices)}")
     return CoreConfig(
         order=settings.order,
         memory=MemoryGate(settings.admit),
-        min_free_blocks=settings.min_free_blocks,
         prefill_share=settings.prefill_share,
         calibration=settings.calibration == "on",
         overload=Overload(settings.overload),

@@ -32,8 +32,3 @@ def last_progress(stream: bytes) -> int | None:
     """
     said = _PROGRESS.findall(stream)
     return int(said[-1]) if said else None
-
-
-def comment(text: bytes = b"") -> bytes:
-    """Returns a line that clients ignore; it keeps proxies from closing a silent stream."""
-    return b": " + text + b"\n\n"

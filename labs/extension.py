@@ -6,8 +6,11 @@ COMMANDS = {
     "pools": "labs.cli.pools:add_pools_command",
 }
 
-CHOICES = "labs.orderings.published"
-"""The module that adds orders when it is imported."""
+CHOICES = "labs.choices"
+"""The module that adds choices to those of the core when it is imported."""
+
+ROUTINGS = "labs.routings"
+"""The module that adds ways to pick a replica when it is imported."""
 
 WHAT_IF = "labs.what_if.process"
 """The program that answers a `gateway.admin.recent_traffic.WhatIfQuestion`."""

@@ -11,12 +11,12 @@ QuotaError
 └── StoreFault           an answer that no working store gives
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from quotas.policy.limit import Limit
+from quotas.policy.limit import Budget, Limit, Rate
 from quotas.policy.units import show_wait
-from quotas.reservation import LimitState
+from quotas.reservation import Ask, LimitState
 
 
 class QuotaError(Exception):
@@ -77,3 +77,24 @@ class StoreUnsuitable(QuotaError):
 
 class StoreFault(QuotaError):
     pass
+
+
+def refusals(states: Iterable[LimitState], ask: Ask, now: float) -> list[QuotaRefused]:
+    """Return one refusal for each limit that has less left than is asked; `now` is the Unix time of the states."""
+    found = (_forecast_refusal(state, ask.of(state.limit.resource), now) for state in states)
+    return [refusal for refusal in found if refusal is not None]
+
+
+def _forecast_refusal(state: LimitState, asked: int, now: float) -> QuotaRefused | None:
+    limit, left = state.limit, state.remaining
+    if asked > limit.capacity:
+        return NeverFits(limit, asked)
+    if asked <= left:
+        return None
+    match limit.window:
+        case Rate(seconds=seconds):
+            since_then = (limit.capacity - asked) * seconds / limit.amount  # from when it suffices until it is full
+            return LimitExceeded(limit, asked, left, max(state.reset - since_then, 0.0))
+        case Budget():
+            return BudgetSpent(limit, asked, left, round(now + state.reset))
+    return LimitExceeded(limit, asked, left, None)

@@ -72,12 +72,10 @@ from admission.event_logs.names import (
     read_scheduling_policy,
 )
 from admission.event_logs.numbers import checksum, in_seconds, moment
-from admission.event_logs.replayed_output import END_TOKEN, output_of
-from admission.event_logs.written import ids_of, number_of, prompt_of, text_of
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import Asked, AskedPrompt
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.calibration_steps import CalibrationStep
@@ -85,7 +83,7 @@ from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.paged_kv.block_names import BlockName
 from backend.sampling_params import SamplingParams
-from backend.scheduler.batch import StepOutput
+from backend.scheduler.batch import NO_TOKEN, StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
@@ -94,6 +92,7 @@ Entry = list[Any]
 Write = Callable[[str], object]
 MakeModel = Callable[[StepTime, float], StepTimeModel]  # from coefficients and the number of steps they count as
 
+END_TOKEN = 1  # ends a sequence in a replay; all other tokens are 0
 _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
@@ -121,10 +120,10 @@ class EventLog(CoreObserver):
         self._log("gateway", now, unix, model, block_bytes)
 
     def requested(self, asked: Asked, now: float) -> None:
-        prompts = [prompt_of(one) for one in asked.prompts]
-        who = f"{text_of(asked.id)},{text_of(asked.tenant)},{text_of(asked.key)},{text_of(asked.service_tier)}"
-        times = f"{number_of(asked.first_token)},{number_of(asked.last_token)},{number_of(asked.interval)}"
-        said = f"{who},{asked.body_bytes},{times},[{','.join(prompts)}],{text_of(asked.refusal)}"
+        prompts = [_prompt_of(one) for one in asked.prompts]
+        who = f"{_text_of(asked.id)},{_text_of(asked.tenant)},{_text_of(asked.key)},{_text_of(asked.service_tier)}"
+        times = f"{_number_of(asked.first_token)},{_number_of(asked.last_token)},{_number_of(asked.interval)}"
+        said = f"{who},{asked.body_bytes},{times},[{','.join(prompts)}],{_text_of(asked.refusal)}"
         self._write(f'["request",{moment(now)},{said}]')
 
     def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
@@ -132,16 +131,16 @@ class EventLog(CoreObserver):
         promise, why = (answer, None) if isinstance(answer, Promise) else (None, REFUSALS.of(type(answer)))
         tokens = f"{prompt},{request.max_tokens},{sequence.token_limit - prompt}"
         deadlines = request.first_token_by, request.done_by, request.first_token_target
-        by = ",".join([number_of(seconds) for seconds in deadlines])
-        promised = f"{number_of(promise.first_token)},{number_of(promise.last_token)}" if promise else "null,null"
+        by = ",".join([_number_of(seconds) for seconds in deadlines])
+        promised = f"{_number_of(promise.first_token)},{_number_of(promise.last_token)}" if promise else "null,null"
         self._write(
-            f'["arrive",{moment(now)},{text_of(sequence.id)},{text_of(sequence.tenant)},{tokens},'
-            f"{request.priority_class},{number_of(request.token_interval)},{request.body_bytes},"
-            f"{by},{promised},{text_of(why)}{self._kept_of(sequence)}]"
+            f'["arrive",{moment(now)},{_text_of(sequence.id)},{_text_of(sequence.tenant)},{tokens},'
+            f"{request.priority_class},{_number_of(request.token_interval)},{request.body_bytes},"
+            f"{by},{promised},{_text_of(why)}{self._kept_of(sequence)}]"
         )
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        ended = f"{text_of(sequence.id)},{text_of(FINISH_REASONS.of(reason))}"
+        ended = f"{_text_of(sequence.id)},{_text_of(FINISH_REASONS.of(reason))}"
         self._write(f'["finish",{moment(now)},{ended}{self._cached()}]')
 
     def gave_up(self, sequence: Sequence, now: float) -> None:
@@ -156,7 +155,7 @@ class EventLog(CoreObserver):
 
     def prefixes_pinned(self, tenant: str, names: Collection[BlockName], now: float) -> None:
         pinned = runs_of([name.ordinal for name in names])
-        self._write(f'["pin",{moment(now)},{text_of(tenant)},{pinned}]')
+        self._write(f'["pin",{moment(now)},{_text_of(tenant)},{pinned}]')
 
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         self._log("extend", now, sequence.id, tokens)
@@ -180,7 +179,7 @@ class EventLog(CoreObserver):
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """Write a plan. Lines of each step and of each request are formatted by hand: twice as fast as the encoder."""
         planned = "null,0,0,[]" if step is None else self._planned(step)
-        preempted, blocked, held, ended = ids_of(self._scheduler.preempted), "null", "null", "[]"
+        preempted, blocked, held, ended = _ids_of(self._scheduler.preempted), "null", "null", "[]"
         if (reason := self._scheduler.wait_reason) and (head := self._scheduler.waiting_head):
             overtakes = [1] if head is self._scheduler.overtaker else []
             blocked = _encode([OBSTACLES.of(reason), head.id, *overtakes])
@@ -194,14 +193,14 @@ class EventLog(CoreObserver):
     def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
         stopped = complete = "[]"
         if step.ended:
-            stopped = ids_of([sequence for sequence, reason in step.ended if reason is FinishReason.STOP])
-            complete = ids_of([sequence for sequence, reason in step.ended if reason is FinishReason.LENGTH])
+            stopped = _ids_of([sequence for sequence, reason in step.ended if reason is FinishReason.STOP])
+            complete = _ids_of([sequence for sequence, reason in step.ended if reason is FinishReason.LENGTH])
         jumped = f",{_encode([[one.id, count] for one, count in step.jumped.items()])}" if step.jumped else ""
-        ended = f"{stopped},{complete},{ids_of(step.failed)}{jumped}{self._cached()}"
+        ended = f"{stopped},{complete},{_ids_of(step.failed)}{jumped}{self._cached()}"
         self._write(f'["done",{moment(now)},{output.step},{moment(output.elapsed)},{ended}]')
 
     def rolled_back(self, step: ScheduledStep, now: float) -> None:
-        preempted = ids_of(self._scheduler.preempted)
+        preempted = _ids_of(self._scheduler.preempted)
         self._write(f'["lost",{moment(now)},{step.batch.step},{preempted}{self._cached()}]')
 
     def _planned(self, step: ScheduledStep) -> str:
@@ -219,8 +218,8 @@ class EventLog(CoreObserver):
         turn, the prompt group, and the grammar.
         """
         blocks = runs_of([name.ordinal for name in sequence.block_names])
-        again, group = number_of(sequence.request.expects_followup), text_of(sequence.prompt_group)
-        return f",{blocks},{again},{group},{text_of(sequence.request.grammar)}"
+        again, group = _number_of(sequence.request.expects_followup), _text_of(sequence.prompt_group)
+        return f",{blocks},{again},{group},{_text_of(sequence.request.grammar)}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Return the end of a line: the news of the prefix cache, mostly none."""
@@ -237,6 +236,26 @@ class EventLog(CoreObserver):
 
     def _log(self, kind: str, now: float, *said: Any) -> None:
         self._write(f'["{kind}",{moment(now)},{_encode(said)[1:]}')
+
+
+# parts of lines are put together by hand: the encoder takes twice as long
+
+
+def _text_of(text: str | None) -> str:
+    return "null" if text is None else encode_basestring_ascii(text)
+
+
+def _prompt_of(prompt: AskedPrompt) -> str:
+    declared, repeated = "true" if prompt.is_declared else "false", ",true" if prompt.is_repeated else ""
+    return f"[{prompt.prompt_tokens},{prompt.most},{declared}{repeated}]"
+
+
+def _number_of(number: float | None) -> str:
+    return "null" if number is None else repr(number)
+
+
+def _ids_of(sequences: list[Sequence]) -> str:
+    return f"[{','.join([encode_basestring_ascii(sequence.id) for sequence in sequences])}]" if sequences else "[]"
 
 
 def make_logged_core(
@@ -348,7 +367,7 @@ class _Replay:
         elif kind == "done":
             _, _, step, elapsed, ended, _, failed, *jumped = entry
             sampled = [sequence.id for sequence in core.in_flight[0].sampled]
-            core.update_from_output(output_of(sampled, step, in_seconds(elapsed), ended, failed, *jumped), now)
+            core.update_from_output(_output_of(sampled, step, in_seconds(elapsed), ended, failed, *jumped), now)
         elif kind == "lost":
             core.rollback(now)
         else:
@@ -391,3 +410,15 @@ class _Replay:
         sequence.limit_to(allowed)
         self._sequences[name] = sequence
         return sequence
+
+
+def _output_of(
+    sampled: list[str], step: int, elapsed: float, ended: list[str], failed: list[str], jumped: Listed[list[Any]] = ()
+) -> StepOutput:
+    """Return the output of a step that sampled for these ids, with tokens that have its effects alone: `ended` got an
+    end token, `failed` no token, and `jumped` gives the number of tokens that a grammar forced.
+    """
+    forced = {name: [0] * (count - 1) + [END_TOKEN if name in ended else 0] for name, count in jumped}
+    drawn = dict.fromkeys(ended, END_TOKEN) | dict.fromkeys(failed, NO_TOKEN) | dict.fromkeys(forced, 0)
+    by_row = {row: forced[name] for row, name in enumerate(sampled) if name in forced}
+    return StepOutput(step, [drawn.get(name, 0) for name in sampled], elapsed, forced=by_row or None)

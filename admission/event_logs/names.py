@@ -1,7 +1,7 @@
 """The names used in an event log, and the code's object behind each.
 
-The left of each colon is the log's name, in the order of writing. Once a release has written logs, it stays fixed for
-that version, or recorded logs could not be replayed. The right is the code's present name, and follows every renaming.
+The log's names are in the order of writing. Once a release has written logs, they stay fixed for that version, or
+recorded logs could not be replayed; what the code renames gets another name here than in the code.
 
 A new field, refusal or value gets a name here, in the order of writing. Older logs lack it: the logs of
 tests/labs/core/recorded are recorded anew (`python -m scripts.record_logs`), and `VERSION` rises once a release has
@@ -51,98 +51,39 @@ class Names(Generic[T]):
 
 ENGINE_FIELDS = Names(
     {
-        "num_blocks": "num_blocks",
-        "max_model_len": "max_model_len",
-        "block_size": "block_size",
-        "max_num_seqs": "max_num_seqs",
-        "max_num_batched_tokens": "max_num_batched_tokens",
-        "prefill_chunk": "prefill_chunk",
-        "batching": "batching",
-        "max_batch_delay": "max_batch_delay",
-        "preferred_batch_sizes": "preferred_batch_sizes",
-        "kv_allocation": "kv_allocation",
-        "steps_in_flight": "steps_in_flight",
-        "max_preemptions": "max_preemptions",
-        "prefix_cache": "prefix_cache",
-        "num_host_blocks": "num_host_blocks",
-        "block_copy_seconds": "block_copy_seconds",
-        "copies_run_ahead": "copies_run_ahead",
+        name: name
+        for name in (
+            "num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk",
+            "batching", "max_batch_delay", "preferred_batch_sizes", "kv_allocation", "steps_in_flight",
+            "max_preemptions", "prefix_cache", "num_host_blocks", "block_copy_seconds", "copies_run_ahead",
+        )
     }
-)
+)  # fmt: skip
 CORE_FIELDS = Names(
     {
-        "order": "order",
-        "weights": "weights",
-        "burst": "burst_s",
-        "seconds_per_class": "seconds_per_class",
-        "memory": "memory",
-        "min_free_blocks": "min_free_blocks",
-        "swap": "swap",
-        "between_turns": "between_turns",
-        "prefill_share": "prefill_share",
-        "overload": "overload",
-        "confidence": "confidence",
-        "max_waiting": "max_waiting",
-        "max_waiting_tokens": "max_waiting_tokens",
-        "max_waiting_bytes": "max_waiting_bytes",
-        "max_waiting_seconds": "max_waiting_seconds",
-        "tenant_max_waiting": "tenant_max_waiting",
-        "tenant_max_waiting_tokens": "tenant_max_waiting_tokens",
-        "tenant_max_waiting_bytes": "tenant_max_waiting_bytes",
-        "tenant_max_waiting_seconds": "tenant_max_waiting_seconds",
-        "memory_risk": "memory_risk",
-        "calibration": "calibration",
+        {"burst_s": "burst"}.get(name, name): name
+        for name in (
+            "order", "weights", "burst_s", "seconds_per_class", "memory", "min_free_blocks", "swap", "between_turns",
+            "prefill_share", "overload", "confidence", "max_waiting", "max_waiting_tokens", "max_waiting_bytes",
+            "max_waiting_seconds", "tenant_max_waiting", "tenant_max_waiting_tokens", "tenant_max_waiting_bytes",
+            "tenant_max_waiting_seconds", "memory_risk", "calibration",
+        )
     }
-)
+)  # fmt: skip
 CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, its possible values
     "batching": Names({one.value: one for one in Batching}),
-    "kv_allocation": Names({"paged": KVAllocation.PAGED, "contiguous": KVAllocation.CONTIGUOUS}),
-    "swap": Names({"measured": Swap.MEASURED, "always": Swap.ALWAYS, "never": Swap.NEVER}),
-    "between_turns": Names(
-        {"measured": Between.MEASURED, "lru": Between.LRU, "hold": Between.HOLD, "drop": Between.DROP}
-    ),
+    "kv_allocation": Names({one.value: one for one in KVAllocation}),
+    "swap": Names({one.value: one for one in Swap}),
+    "between_turns": Names({one.value: one for one in Between}),
     "memory": Names({one.value: one for one in MemoryGate}),
-    "overload": Names(
-        {
-            "deadline": Overload.DEADLINE,
-            "controlled_delay": Overload.CONTROLLED_DELAY,
-            "bounded": Overload.BOUNDED,
-            "unbounded": Overload.UNBOUNDED,
-        }
-    ),
+    "overload": Names({one.value: one for one in Overload}),
 }
 REFUSALS: Names[type[AdmissionRefused]] = Names(
     {"QueueFull": QueueFull, "TenantQueueFull": TenantQueueFull, "DeadlineUnmeetable": DeadlineInfeasible}
 )
-FINISH_REASONS = Names(
-    {
-        "stop": FinishReason.STOP,
-        "length": FinishReason.LENGTH,
-        "cancelled": FinishReason.CANCELLED,
-        "expired": FinishReason.EXPIRED,
-        "failed": FinishReason.FAILED,
-        "grammar": FinishReason.GRAMMAR,
-        "preempted": FinishReason.PREEMPTED,
-    }
-)
-OBSTACLES = Names(
-    {
-        "batch": WaitReason.BATCH,
-        "peers": WaitReason.PEERS,
-        "release": WaitReason.RELEASE,
-        "budget": WaitReason.BUDGET,
-        "slots": WaitReason.SLOTS,
-        "memory": WaitReason.MEMORY,
-        "allowance": WaitReason.ALLOWANCE,
-        "tokens": WaitReason.TOKENS,
-    }
-)
-POLICY_FIELDS = (
-    "weights",
-    "offsets",
-    "bounds",
-    "may_wait",
-)  # fields of `SchedulingPolicy`, written by position
+FINISH_REASONS = Names({one.value: one for one in FinishReason})
+OBSTACLES = Names({one.value: one for one in WaitReason})
+POLICY_FIELDS = ("weights", "offsets", "bounds", "may_wait")  # fields of `SchedulingPolicy`, written by position
 BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
 
 

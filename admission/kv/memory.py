@@ -80,24 +80,3 @@ class FuturePeak:
             variance += square
             peak = max(peak, held + min(left, steps) * count + above * variance**0.5)
         return peak
-
-
-class MinimumFree:
-    """Admits while a fixed number of blocks stays free, as vLLM's watermark does."""
-
-    def __init__(self, min_free_blocks: int) -> None:
-        self._min_free = min_free_blocks
-
-    def __call__(
-        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
-    ) -> bool:
-        return num_free >= self._min_free
-
-
-class Optimistic:
-    """Admits every sequence that fits now, and relies on preemption."""
-
-    def __call__(
-        self, sequence: Sequence, running: Iterable[Sequence], num_free: int, num_held: int, num_kept: int
-    ) -> bool:
-        return True

@@ -15,7 +15,6 @@ ERRORS_REMEMBERED = 32  # of the newest steps
 
 
 def work_of_shape(step: CalibrationStep) -> StepWork:
-    """Returns the work of a calibration step."""
     return StepWork(
         step.num_prefills * step.length,
         step.num_decodes,

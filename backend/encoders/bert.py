@@ -315,7 +315,6 @@ class Bert:
         self, config: BertConfig, family: _Family, weights: BertWeights, ops: Ops, separator: int | None
     ) -> None:
         self.config = config
-        self.num_parameters = sum(target.numel() for _, target in weights.named())
         self._words, self._positions, self._token_types = weights.words, weights.positions, weights.token_types
         self._biases, self._norm = weights.biases, weights.norm
         self._separator = separator

@@ -1,7 +1,5 @@
 """A decoder that embeds: the layers of `backend.model.decoder` over whole inputs, without a KV cache."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -18,7 +16,6 @@ class CausalEncoder:
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_tokens: int) -> None:
         self.config = config
-        self.num_parameters = replace(weights, lm_head=weights.embedding).num_parameters
         self._ops = ops
         self._embedding, self._final_norm = weights.embedding, weights.final_norm
         self._cos_sin = rope_table(config, max_tokens).to(weights.embedding.device)

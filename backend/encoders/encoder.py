@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,6 @@ from backend.encoders.folder import EncoderFolder, Kind, read_folder
 from backend.encoders.packed import PackedInputs
 from backend.encoders.pooling import ACTIVATIONS, Dense, normalize, pool
 from backend.errors import ModelLoadError
-from backend.json_file import JsonFile
 from backend.kernels.cpu import select_ops
 from backend.kernels.ops import Ops
 from backend.model.model_config import ModelConfig, read_model_config
@@ -40,17 +39,10 @@ class EncoderConfig:
     dim: int  # of a vector; 1 for scores
     max_tokens: int  # of an input, special tokens included
     vocab_size: int  # token ids are below it
-    num_parameters: int
-    normalized: bool  # vectors have length 1
-    prompts: Mapping[str, str]  # by name; one stands before a text, as "query: "
-    default_prompt: str  # where the caller names none
-    is_matryoshka: bool  # the first numbers of a vector are a vector, once normalised
-    matryoshka_dimensions: tuple[int, ...]  # the lengths that it was trained for; empty where nothing says
+    default_prompt: str  # stands before each text, as "query: "
 
 
 class _Model(Protocol):
-    num_parameters: int
-
     def forward(self, packed: PackedInputs) -> Tensor: ...
 
 
@@ -128,9 +120,7 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
         tokenizer, max_tokens = _tokenizer(folder, decoder.vocab_size, most)
         model = CausalEncoder(decoder, load_weights(folder.directory, decoder, dtype, device), ops, max_tokens)
         widths = (decoder.head_dim, decoder.hidden_size, decoder.intermediate_size)
-    finish, dim, more = _finish(folder, model, ops, device)
-    config = folder.config
-    dimensions = _matryoshka_dimensions(config, dim)
+    finish, dim = _finish(folder, model, ops, device)
     return Encoder(
         EncoderConfig(
             kind=folder.kind,
@@ -138,12 +128,7 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
             dim=dim,
             max_tokens=max_tokens,
             vocab_size=model.config.vocab_size,
-            num_parameters=model.num_parameters + more,
-            normalized=folder.pooled[-1:] == ("normalize",),
-            prompts=folder.prompts,
             default_prompt=folder.default_prompt,
-            is_matryoshka=bool(dimensions) or config.flag("is_matryoshka", default=False),
-            matryoshka_dimensions=dimensions,
         ),
         tokenizer,
         model,
@@ -193,12 +178,12 @@ def _separator(folder: EncoderFolder, tokenizer: Tokenizer) -> int:
 
 def _finish(
     folder: EncoderFolder, model: Bert | CausalEncoder, ops: Ops, device: torch.device
-) -> tuple[Callable[[Tensor], Tensor], int, int]:
-    """Return what makes results of hidden states, their size, and the parameters in it."""
+) -> tuple[Callable[[Tensor], Tensor], int]:
+    """Return what makes results of hidden states, and their size."""
     if isinstance(model, Bert) and folder.kind == "score":
         activation = ACTIVATIONS[folder.score_activation]
-        return lambda hidden: activation(model.logits(hidden[:, 0].float())).unsqueeze(1), 1, 0
-    dim, parameters = model.config.hidden_size * len(folder.poolings), 0
+        return lambda hidden: activation(model.logits(hidden[:, 0].float())).unsqueeze(1), 1
+    dim = model.config.hidden_size * len(folder.poolings)
     steps: list[Callable[[Tensor], Tensor]] = []
     for step in folder.pooled:
         if step == "normalize":
@@ -209,20 +194,10 @@ def _finish(
                 f"{step.directory / 'config.json'}: in_features is {step.in_features}; the {dim} of what comes before "
                 "is expected"
             )
-        dense = Dense(step, ops, device)
-        steps.append(dense)
-        dim, parameters = step.out_features, parameters + dense.num_parameters
+        steps.append(Dense(step, ops, device))
+        dim = step.out_features
 
     def finish(hidden: Tensor) -> Tensor:
         return functools.reduce(lambda vectors, step: step(vectors), steps, pool(hidden, folder.poolings))
 
-    return finish, dim, parameters
-
-
-def _matryoshka_dimensions(config: JsonFile, dim: int) -> tuple[int, ...]:
-    said = config.get("matryoshka_dimensions") or []
-    if not isinstance(said, list) or not all(isinstance(size, int) and size > 0 for size in said):
-        raise config.wrong("matryoshka_dimensions", "a list of counts is expected")
-    if any(size > dim for size in said):
-        raise config.wrong("matryoshka_dimensions", f"counts of at most {dim} are expected")
-    return tuple(said)
+    return finish, dim

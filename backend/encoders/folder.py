@@ -3,7 +3,6 @@
 What is not supported is refused by name: a vector that is slightly wrong looks like any other.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal
@@ -51,8 +50,7 @@ class EncoderFolder:
     pooled: tuple[DenseLayer | Literal["normalize"], ...]  # what becomes of a pooled vector, in order
     max_seq_length: int | None  # of an input, special tokens included
     lower_case: bool
-    prompts: Mapping[str, str]  # by name, each to stand before a text
-    default_prompt: str
+    default_prompt: str  # stands before each text
     score_activation: str  # from a logit to a score
 
 
@@ -70,7 +68,6 @@ def read_folder(path: Path) -> EncoderFolder:
         _check_order(path, kinds, kind)
     sentence = _sentence_config(directory)
     said = _optional(path / "config_sentence_transformers.json")
-    prompts, default_prompt = _prompts(said)
     poolings = [
         _poolings(JsonFile.read(folder / "config.json"), config) for name, folder in modules if name == "Pooling"
     ]
@@ -89,8 +86,7 @@ def read_folder(path: Path) -> EncoderFolder:
         ),
         max_seq_length=None if limit is None else sentence.integer("max_seq_length"),
         lower_case=sentence.flag("do_lower_case", default=False),
-        prompts=prompts,
-        default_prompt=default_prompt,
+        default_prompt=_default_prompt(said),
         score_activation=_score_activation(config, said),
     )
 
@@ -192,12 +188,13 @@ def _score_activation(config: JsonFile, said: JsonFile) -> str:
     return _activation(said, "activation_fn", saved)
 
 
-def _prompts(file: JsonFile) -> tuple[Mapping[str, str], str]:
+def _default_prompt(file: JsonFile) -> str:
     prompts = file.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise file.wrong("prompts", "an object from names to texts is expected")
-    prompts = {name: text or "" for name, text in prompts.items()}
     default = file.get("default_prompt_name")
-    if default is not None and default not in list(prompts):
+    if default is None:
+        return ""
+    if default not in list(prompts):
         raise file.wrong("default_prompt_name", f"one of the prompts is expected: {', '.join(prompts) or 'none'}")
-    return prompts, "" if default is None else prompts[default]
+    return prompts[default] or ""

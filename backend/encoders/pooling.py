@@ -60,7 +60,6 @@ class Dense:
         for full_name, tensor in checkpoint.tensors():
             info = checkpoint.infos[full_name]
             copy_checked(info, info.stored_as, tensor, targets[info.stored_as])
-        self.num_parameters = sum(target.numel() for target in targets.values())
         self._linear: Linear = ops.linear(targets["linear.weight"], targets.get("linear.bias"))
         self._activation = ACTIVATIONS[layer.activation]
 

@@ -20,7 +20,6 @@ import triton.language as tl
 from backend.kernels.triton_lang import await_inputs
 
 FAR = tl.constexpr(87.0)  # beyond it a weight, exp(-distance), is no normal fp32 number: none is drawn from there
-ALL = tl.constexpr(0x42AE0000)  # the cut-off that keeps all others
 UNFILTERED = tl.constexpr(-1)  # the cut-off of a row of which every logit is kept
 UNITS = tl.constexpr(2.0**44)  # of mass that the largest logit has
 MAX_VOCAB = 1 << 19  # whose masses 63 bits hold

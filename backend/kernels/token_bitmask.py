@@ -9,7 +9,6 @@ BLOCK = 4096
 
 @triton.jit
 def _apply_token_bitmask(logits, row_stride, bitmasks, words, indices, vocab, BLOCK: tl.constexpr):
-    """Mask one block of one row."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.load(indices + row).to(tl.int64)
     if index >= 0:

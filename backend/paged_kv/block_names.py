@@ -75,7 +75,6 @@ class BlockNames:
         self._ordinals = count(1)
 
     def root(self, *salt: str) -> bytes:
-        """Return the root of the names under this salt."""
         digest = blake2b(digest_size=DIGEST_BYTES, key=self._secret)
         for part in (*self._context, *salt):
             said = part.encode("utf-8", "surrogatepass")

@@ -52,7 +52,6 @@ class HostPool:
         return len(self._by_name)
 
     def named(self, name: BlockName) -> HostBlock | None:
-        """Return the block of that name."""
         return self._by_name.get(name)
 
     def limit(self, tenant: str, floor: int) -> None:

@@ -153,7 +153,6 @@ class PrefixCache:
         return ((tenant, [cached.block for cached in idle]) for tenant, idle in self._idle.items())
 
     def named(self, name: BlockName) -> CachedBlock | None:
-        """Return the block of that name."""
         return self._by_name.get(name)
 
     def num_held_back_from(self, found: Iterable[CachedBlock]) -> int:

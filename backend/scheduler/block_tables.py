@@ -4,13 +4,13 @@ Sequences with a common prefix share its blocks. Each of their tenants is charge
 account of its first sequence that holds the block.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from sys import maxsize
 from typing import Protocol
 
 from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_names import BlockName
-from backend.paged_kv.block_pool import BlockPool, ContiguousPool, PagedPool, blocks_for
+from backend.paged_kv.block_pool import BlockPool, PagedPool, blocks_for
 from backend.paged_kv.host_pool import HostBlock
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.allowances import Allowances
@@ -25,10 +25,8 @@ from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
 
-_POOLS: dict[KVAllocation, type[PagedPool] | type[ContiguousPool]] = {
-    KVAllocation.PAGED: PagedPool,
-    KVAllocation.CONTIGUOUS: ContiguousPool,
-}
+POOLS: dict[KVAllocation, Callable[[int], BlockPool]] = {KVAllocation.PAGED: PagedPool}
+"""The pools that can be chosen, by their number of blocks; other packages add theirs (`backend.extensions`)."""
 
 BLOCKS_NAMED_AT_ONCE = 4  # blocks of output
 # one in 1,024 blocks is evicted in advance: evicting a batch takes half the time per block
@@ -52,7 +50,7 @@ class BlockTables:
 
     def __init__(self, config: EngineConfig, hooks: SchedulerHooks, counters: Counters) -> None:
         retention = hooks.retention
-        self.pool: BlockPool = _POOLS[config.kv_allocation](config.num_blocks)
+        self.pool: BlockPool = POOLS[config.kv_allocation](config.num_blocks)
         self.cache = PrefixCache(self.pool, retention.worth if retention.keep is Keep.WHILE_WORTH else None)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
@@ -352,7 +350,6 @@ class BlockTables:
         self.between_turns.has_left(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
-        """Invalidate the cached blocks of a sequence."""
         cached = [self.cache.at(block) for block in sequence.block_table.blocks]
         self.cache.invalidate([one for one in cached if one is not None])
 

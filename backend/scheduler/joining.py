@@ -1,7 +1,7 @@
 """Says whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
 
 from backend.config import EngineConfig, KVAllocation
-from backend.scheduler.batching.rule import BatchingRule
+from backend.scheduler.batching import BatchingRule
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.preemption import Preemption

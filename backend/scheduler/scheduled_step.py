@@ -121,25 +121,6 @@ class ScheduledStep:
         """Drop the hits of a slot's last sequence, preempted before it had a row, from the batch."""
         self.batch.new_blocks[:] = [told for told in self.batch.new_blocks if told[0] != slot]
 
-    def add_decodes(self, sequences: list[Sequence]) -> None:
-        """Add a row for the next token of each sequence, behind the present decodes and before all prefills."""
-        batch, first, count = self.batch, self.batch.num_decodes, len(sequences)
-        starts = [sequence.num_computed_tokens for sequence in sequences]
-        batch.slots[first:first] = [sequence.slot for sequence in sequences]
-        batch.starts[first:first] = starts
-        batch.lengths[first:first] = [1] * count
-        batch.sampled = [*range(first + count), *[row + count for row in batch.sampled[first:]]]
-        batch.forks = [(index + count, slot) for index, slot in batch.forks]
-        batch.num_decodes = first + count
-        self.sequences[first:first] = sequences
-        self.sampled[first:first] = sequences
-        self.leaders = {group: row + count for group, row in self.leaders.items()}
-        self.decode_context += sum(starts) + count
-        for sequence in sequences:
-            sequence.num_computed_tokens += 1
-            sequence.num_tokens += 1
-            sequence.last_step = batch.step
-
     def add_prefill(self, sequence: Sequence, length: int) -> None:
         """Add a row for the next `length` tokens of a prompt or a recompute.
 

@@ -12,8 +12,7 @@ from backend.paged_kv.prefix_cache import CachedBlock
 from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
-from backend.scheduler.batching.choices import RULES
-from backend.scheduler.batching.rule import StepParts
+from backend.scheduler.batching import RULES, StepParts
 from backend.scheduler.block_tables import BlockNaming
 from backend.scheduler.forking import Forking
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
@@ -73,8 +72,18 @@ class Scheduler:
         self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
-        whole = (config, self.kv_manager, waiting, self.in_flight, self._rows, self._budget, self.counters)
-        self._rule = RULES[config.batching](StepParts(*whole, self._plan_decodes, self._plan_prefills))
+        parts = StepParts(
+            config,
+            self.kv_manager,
+            waiting,
+            self.in_flight,
+            self._rows,
+            self._budget,
+            self.counters,
+            self._plan_decodes,
+            self._plan_prefills,
+        )
+        self._rule = RULES[config.batching](parts)
 
     # arrivals and departures
 

@@ -33,16 +33,6 @@ class StepRows:
         scheduled.batch.new_blocks.append((sequence.slot, held, blocks))
         return True
 
-    def add_decodes(self, sequences: list[Sequence], scheduled: ScheduledStep, most: int) -> None:
-        """Add the next token of each of these sequences with memory for it, before all prefills, at most `most`."""
-        rows = list[Sequence]()
-        for sequence in sequences:
-            if len(rows) < most and sequence.status is _RUNNING:
-                self._blocks.name_known(sequence)
-                if self.grow(sequence, 1, scheduled):
-                    rows.append(sequence)
-        scheduled.add_decodes([sequence for sequence in rows if sequence.status is _RUNNING])
-
     def add_jumps(self, jumping: list[Sequence], scheduled: ScheduledStep, most: int) -> None:
         """Add rows for tokens forced by grammars: decodes in fewer steps, which wait for no prefill.
 

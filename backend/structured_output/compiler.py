@@ -220,7 +220,6 @@ class GrammarCompiler:
         self._trim(compiled.owner)
 
     def release_all(self, several: Iterable[CompiledGrammar]) -> None:
-        """Release each of several."""
         for compiled in several:
             self.release(compiled)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -20,7 +21,6 @@ from backend.own_process import module_command, module_environment
 from backend.structured_output.frames import receive_frame, send_frame
 from backend.structured_output.mask_time import MaskTime
 from backend.structured_output.process_setup import ProcessSetup
-from backend.structured_output.shared_memory import SharedMemory
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,6 @@ class ForkedProcess:
         return 0.0
 
     def close(self) -> None:
-        """Close the links to it."""
         for link in self.links:
             link.close()
 
@@ -94,6 +93,21 @@ class MatchingProcess(ForkedProcess):
         """Have it forget a grammar, which those that match it by now go on with."""
         with self._compiling, suppress(OSError):
             send_frame(self._grammars, grammar.hash)
+
+
+class SharedMemory:
+    """Memory of zeros that the processes share which are given its file; it is gone with the last of them."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.fd = os.memfd_create("sluice-masks")
+        os.ftruncate(self.fd, num_bytes)
+        self.bytes = mmap.mmap(self.fd, num_bytes)
+
+    def close(self) -> None:
+        """Close the file; what was made of the memory stays as long as it is referred to."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class GrammarProcesses:

@@ -58,7 +58,6 @@ class StepShape:
 
 
 def largest(max_num_batched_tokens: int) -> int:
-    """Return the tokens of the largest shape."""
     return min(max_num_batched_tokens, MAX_TOKENS)
 
 

@@ -15,6 +15,7 @@ SHARED = (
     "windows.css",
     "icon.svg",
     "api.js",
+    "board.js",
     "detail.js",
     "dom.js",
     "freshness.js",

@@ -96,7 +96,6 @@ class FleetTenants:
 
 
 def _places(view: ReplicaView) -> dict[str, Place]:
-    """Each tenant's work on a replica."""
     places = {
         name: Place(view.name, one.requests, 0, one.prefill_seconds, one.seconds) for name, one in view.waiting.items()
     }

@@ -143,7 +143,6 @@ class History:
         )
 
     def _waiting(self) -> dict[str, int]:
-        """Count the sequences that wait, by class."""
         return Counter(
             record.service_class or ""
             for record in self._telemetry.live

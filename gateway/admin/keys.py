@@ -27,11 +27,6 @@ from quotas.policy.policy import SCOPES, Policy
 
 OVERLAP = "24h"
 
-ELSEWHERE = {
-    "policy": "in a policy file, and is changed there",
-    "demo": "the demo key: set SLUICE_DEMO_KEY, or listen on an address other than loopback, to disable it",
-}
-
 T = TypeVar("T")
 
 

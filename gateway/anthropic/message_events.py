@@ -20,7 +20,7 @@ from gateway.anthropic.errors import error_event
 from gateway.errors import ApiError
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, ContentBlock, Identity, Kind, ReplyFinishReason, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, Ending, Identity, Kind, ReplyFinishReason, TokenUsage
 
 Json = dict[str, Any]
 
@@ -113,15 +113,9 @@ class MessageEvents(BlockEncoder):
     def close(self, kind: Kind, reason: ReplyFinishReason | None) -> bytes:
         return _event("content_block_stop", index=self.num_blocks)
 
-    def finish(
-        self,
-        reason: ReplyFinishReason,
-        usage: TokenUsage | None = None,
-        told: Mapping[str, Any] | None = None,
-        stop_string: str | None = None,
-    ) -> bytes:
-        self._ended = _ended(reason, stop_string)
-        return self._begun(usage) + self.end_blocks(reason)
+    def finish(self, ending: Ending) -> bytes:
+        self._ended = _ended(ending.reason, ending.stop_string)
+        return self._begun(ending.usage) + self.end_blocks(ending.reason)
 
     def end(self, usage: TokenUsage) -> bytes:
         ended = _event("message_delta", delta=self._ended, usage=usage_of_message(usage))

@@ -4,7 +4,7 @@ The API: https://docs.claude.com/en/api/messages.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Required, cast
+from typing import Annotated, Any, Literal, NamedTuple, Required, cast
 
 from pydantic import BeforeValidator, Field, with_config
 from typing_extensions import TypedDict  # as in `gateway.openai.bodies`
@@ -200,12 +200,18 @@ def parse_message_request(raw: JsonBody, limits: Limits) -> ChatRequest:
     )
 
 
-def parse_count_request(raw: JsonBody, limits: Limits) -> tuple[str, Conversation, Ignored | None]:
-    """Returns the model and the conversation whose tokens are to be counted, and what was ignored. Parse any body.
-    Raises `ApiError`, and nothing else.
-    """
+class CountRequest(NamedTuple):
+    """A request to count the tokens of a conversation."""
+
+    model: str
+    conversation: Conversation
+    ignored: Ignored | None
+
+
+def parse_count_request(raw: JsonBody, limits: Limits) -> CountRequest:
+    """Parse any body. Raises `ApiError`, and nothing else."""
     body = COUNT.read(raw, ignored := limits.ignored())
-    return body["model"], _conversation(body, ignored), ignored
+    return CountRequest(body["model"], _conversation(body, ignored), ignored)
 
 
 def _thinks(body: CountBody) -> bool:

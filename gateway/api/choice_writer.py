@@ -7,7 +7,7 @@ from gateway import sse
 from gateway.api.text_stream import TextStream
 from gateway.http.request_scope import Exchange
 from gateway.http.responses import ResponseWriter
-from gateway.openai.replies import StreamEncoder, TokenUsage
+from gateway.openai.replies import Ending, StreamEncoder, TokenUsage
 
 
 class Progress:
@@ -79,7 +79,7 @@ class ChoiceWriter:
         return self._events(await self._text.pieces(receiver))
 
     def _finish(self) -> bytes:
-        return self._chunks.finish(self._text.told_reason, self._usage, None, self._text.stop_string)
+        return self._chunks.finish(Ending(self._text.told_reason, self._usage, None, self._text.stop_string))
 
     def _write_pending(self, exchange: Exchange) -> bool:
         """Write the pending text; if that might block, take nothing and return False."""

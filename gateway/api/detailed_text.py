@@ -23,7 +23,7 @@ from gateway.api.text_stream import TextStream
 from gateway.http.responses import ResponseWriter
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.logprobs import Spelling, ToldToken, prompt_logprobs
-from gateway.openai.replies import Choice, StreamEncoder
+from gateway.openai.replies import Choice, Ending, StreamEncoder
 from gateway.openai.requests import GenerationRequest
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 
@@ -301,7 +301,7 @@ class DetailedChoiceWriter(ChoiceWriter):
         return list(filter(None, [self._chunks.text("".join(pieces), self._usage, self._told())]))
 
     def _finish(self) -> bytes:
-        return self._chunks.finish(self._text.told_reason, self._usage, self._told(), self._text.stop_string)
+        return self._chunks.finish(Ending(self._text.told_reason, self._usage, self._told(), self._text.stop_string))
 
     def _told(self) -> Members:
         """Details of the tokens since the last event; null while none is certain."""

@@ -10,13 +10,16 @@ import orjson
 
 from admission.outcome import Outcome
 from backend.text.response_templates.template import CALLS, REASONING, ResponseTemplate
+from gateway.anthropic.message_request import CountRequest, parse_count_request
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.engine_client import KVMemory
 from gateway.api.frontend import Frontend
 from gateway.errors import ApiError, Forbidden, InvalidApiKey
+from gateway.http.json_body import JsonBody
 from gateway.http.responses import encode_headers
+from gateway.openai.limits import Limits
 from gateway.openai.replies import detokenized, model_card, models_list, tokenized
-from gateway.openai.requests import parse_detokenize_request, parse_tokenize_request
+from gateway.openai.requests import DetokenizeRequest, TokenizeRequest, parse_detokenize_request, parse_tokenize_request
 from gateway.replica.sglang import loads, model_info, server_info
 from gateway.telemetry.metrics.prometheus import CONTENT_TYPE
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -132,45 +135,68 @@ class LimitsEndpoint(Endpoint):
         return Outcome.COMPLETED
 
 
-class TokenizeEndpoint(Endpoint):
-    """Answers POST /tokenize with the token ids of a prompt or of a conversation.
+class TokenizerEndpoint(Endpoint):
+    """Answers what the tokenizer alone is asked for.
 
     A call counts as a request and costs no tokens, since the model computes nothing. A limit that is spent refuses it
     before its body is read.
     """
 
-    async def answer(self, call: Call) -> Outcome:
-        frontend = self.frontend
-        policy = frontend.policy(self.authenticate(call), "inference")
-        with closing(await self.charge(call, policy)) as charge:
-            request = await self.read(call, policy, partial(parse_tokenize_request, limits=frontend.model.limits))
-            frontend.check_model(request.model, policy)
-            text = request.prompt
-            if request.conversation is not None:
-                text = await frontend.render(policy.name, request.conversation)
-            param = "prompt" if request.conversation is None else "messages"
-            token_ids = await frontend.encode(policy.name, text or "", request.add_special_tokens, param)
-            strings = await frontend.spellings(policy.name, token_ids) if request.return_token_strs else None
-            charge.was_served = True
-            self.tell_ignored(call, request.ignored)
-            await call.response.reply(tokenized(token_ids, frontend.model.limits.max_model_len, strings))
-        return Outcome.COMPLETED
+    def parse(self, body: JsonBody, limits: Limits) -> Any:
+        """Returns a request that has `model` and `ignored`. Raises `ApiError`."""
+        raise NotImplementedError
 
-
-class DetokenizeEndpoint(Endpoint):
-    """Answers POST /detokenize with the text of token ids. A call counts as one of `TokenizeEndpoint` does."""
+    async def reply(self, request: Any, tenant: str) -> bytes:
+        raise NotImplementedError
 
     async def answer(self, call: Call) -> Outcome:
         frontend = self.frontend
         policy = frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
-            request = await self.read(call, policy, partial(parse_detokenize_request, limits=frontend.model.limits))
+            request = await self.read(call, policy, partial(self.parse, limits=frontend.model.limits))
             frontend.check_model(request.model, policy)
-            text = await frontend.decode(policy.name, request.tokens, skip_special_tokens=False)
+            body = await self.reply(request, policy.name)
             charge.was_served = True
             self.tell_ignored(call, request.ignored)
-            await call.response.reply(detokenized(text))
+            await call.response.reply(body)
         return Outcome.COMPLETED
+
+
+class TokenizeEndpoint(TokenizerEndpoint):
+    """Answers POST /tokenize with the token ids of a prompt or of a conversation."""
+
+    def parse(self, body: JsonBody, limits: Limits) -> TokenizeRequest:
+        return parse_tokenize_request(body, limits)
+
+    async def reply(self, request: TokenizeRequest, tenant: str) -> bytes:
+        frontend, text, param = self.frontend, request.prompt or "", "prompt"
+        if request.conversation is not None:
+            text, param = await frontend.render(tenant, request.conversation), "messages"
+        token_ids = await frontend.encode(tenant, text, request.add_special_tokens, param)
+        strings = await frontend.spellings(tenant, token_ids) if request.return_token_strs else None
+        return tokenized(token_ids, frontend.model.limits.max_model_len, strings)
+
+
+class DetokenizeEndpoint(TokenizerEndpoint):
+    """Answers POST /detokenize with the text of token ids."""
+
+    def parse(self, body: JsonBody, limits: Limits) -> DetokenizeRequest:
+        return parse_detokenize_request(body, limits)
+
+    async def reply(self, request: DetokenizeRequest, tenant: str) -> bytes:
+        return detokenized(await self.frontend.decode(tenant, request.tokens, skip_special_tokens=False))
+
+
+class CountTokensEndpoint(TokenizerEndpoint):
+    """Answers POST /v1/messages/count_tokens."""
+
+    def parse(self, body: JsonBody, limits: Limits) -> CountRequest:
+        return parse_count_request(body, limits)
+
+    async def reply(self, request: CountRequest, tenant: str) -> bytes:
+        text = await self.frontend.render(tenant, request.conversation)
+        token_ids = await self.frontend.encode(tenant, text, False, "messages", is_cut=True)
+        return orjson.dumps({"input_tokens": len(token_ids)})
 
 
 class TokenizerInfoEndpoint(Endpoint):

@@ -83,7 +83,6 @@ class InProcessGeneration:
         self.settle_now()
 
     def settle_now(self) -> None:
-        """Settle as `settle` does."""
         self._record.engine.settling = self._client.service.telemetry.clock()
         self._grant.settle()
 

@@ -1,17 +1,11 @@
 """Anthropic's messages: chats whose content is blocks."""
 
-from contextlib import closing
-from functools import partial
 from typing import cast
 
-import orjson
-
-from admission.outcome import Outcome
 from backend.text.response_templates.template import REASONING
 from gateway.anthropic.message_events import MessageEvents, MessageIdentity, whole_message
-from gateway.anthropic.message_request import parse_count_request, parse_message_request
+from gateway.anthropic.message_request import parse_message_request
 from gateway.api.chat_dialect import ChatDialect
-from gateway.api.endpoint import Call, Endpoint
 from gateway.api.frontend import Frontend
 from gateway.http.json_body import JsonBody
 from gateway.openai.answer_message import AnswerMessage
@@ -43,21 +37,3 @@ class MessageDialect(ChatDialect):
 
     def complete(self, identity: Identity, choices: list[Choice], usage: TokenUsage) -> bytes:
         return whole_message(cast(MessageIdentity, identity), choices[0], usage)
-
-
-class CountTokensEndpoint(Endpoint):
-    """Answers POST /v1/messages/count_tokens. A call counts as one of `TokenizeEndpoint` does."""
-
-    async def answer(self, call: Call) -> Outcome:
-        frontend = self.frontend
-        policy = frontend.policy(self.authenticate(call), "inference")
-        with closing(await self.charge(call, policy)) as charge:
-            parse = partial(parse_count_request, limits=frontend.model.limits)
-            model, conversation, ignored = await self.read(call, policy, parse)
-            frontend.check_model(model, policy)
-            text = await frontend.render(policy.name, conversation)
-            token_ids = await frontend.encode(policy.name, text, False, "messages", is_cut=True)
-            charge.was_served = True
-            self.tell_ignored(call, ignored)
-            await call.response.reply(orjson.dumps({"input_tokens": len(token_ids)}))
-        return Outcome.COMPLETED

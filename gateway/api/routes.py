@@ -14,6 +14,7 @@ from gateway.api.chat_dialect import ChatDialect
 from gateway.api.dialects import CompletionDialect
 from gateway.api.encoding_endpoints import make_encoding_endpoints
 from gateway.api.endpoints import (
+    CountTokensEndpoint,
     DetokenizeEndpoint,
     FailingEndpoint,
     HealthEndpoint,
@@ -30,7 +31,7 @@ from gateway.api.endpoints import (
 from gateway.api.engine_client import ALIVE, READY, STARTED
 from gateway.api.frontend import Frontend
 from gateway.api.generation import GenerationEndpoint
-from gateway.api.message_dialect import CountTokensEndpoint, MessageDialect
+from gateway.api.message_dialect import MessageDialect
 from gateway.api.openapi import DocsEndpoint, OpenApiEndpoint
 from gateway.api.response_dialect import ResponseDialect
 from gateway.api.stored_responses import CancelResponseEndpoint, InputItemsEndpoint, ResponseEndpoint

@@ -5,9 +5,11 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from backend.extensions import extensions
 from gateway.cli.arguments import argument
 from gateway.cli.flags import SettingsError
 from gateway.replica.fleet_secret import FleetSecret
@@ -108,7 +110,6 @@ def add_fleet_flags(parser: ArgumentParser) -> None:
 def fleet_options(namespace: Namespace, settings: Settings, by_address: bool = False) -> Any:
     """Return the `FleetOptions`; with `by_address` replicas are named by IP address. Raises `SettingsError`."""
     from fleet.membership import DnsMembership, FileMembership, Membership  # noqa: PLC0415 - no other command needs it
-    from fleet.picker import Routing  # noqa: PLC0415
     from fleet.process import FleetOptions  # noqa: PLC0415
     from fleet.replicas import ReplicasError  # noqa: PLC0415
 
@@ -122,7 +123,18 @@ def fleet_options(namespace: Namespace, settings: Settings, by_address: bool = F
             membership = FileMembership(namespace.replicas, by_address)
         except ReplicasError as error:
             raise SettingsError(f"--replicas {error}") from None
-    return FleetOptions(membership, Routing(namespace.routing), namespace.state_interval, namespace.replica_ca_file)
+    return FleetOptions(membership, _routing(namespace.routing), namespace.state_interval, namespace.replica_ca_file)
+
+
+def _routing(name: str) -> Any:
+    """Return the way to pick, once the extensions have added theirs. Raises `SettingsError`."""
+    from fleet.picker import PICKERS, Routing  # noqa: PLC0415
+
+    for extension in extensions() if name not in PICKERS else ():
+        import_module(extension.ROUTINGS)
+    if name not in PICKERS:
+        raise SettingsError(f"--routing {name}: must be one of {', '.join(PICKERS)}")
+    return Routing(name)
 
 
 def _announced(model: str, settings: Settings, by_address: bool) -> Any:

@@ -22,8 +22,7 @@ from gateway.tenants.key_store import KeyStore, KeyStoreError
 from gateway.tenants.live_policy import check_policy
 from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
 from quotas.embedded.errors import EmbeddedStoreError
-from quotas.errors import QuotaError
-from quotas.limiter import refusals
+from quotas.errors import QuotaError, refusals
 from quotas.policy.limit import Budget, Limit, Rate, Resource
 from quotas.policy.policy import SERVICE_TIERS, ClassPolicy, Policy
 from quotas.policy.policy_diff import policy_diff

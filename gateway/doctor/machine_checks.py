@@ -63,7 +63,6 @@ def kernels(features: str | None = None) -> Check:
 
 
 def core() -> Check:
-    """Check that the core was compiled from the present sources."""
     if compiled_core.compiled() is None:
         return warning(
             "core", "interpreted: same decisions, in more than twice the time", compiled_core.how_to_compile()

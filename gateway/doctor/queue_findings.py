@@ -26,7 +26,7 @@ SERVERS_REASONS = {  # of `sluice_refusals_total`, with the remedy
 FAILURES = {"quota_store", "error"}  # other reasons may be overload, which refusals answer
 REMEDIES = {
     "batch": "serve with --batching continuous, the default",
-    "peers": "lower --max-batch-delay or the preferred sizes, or serve with --batching continuous, the default",
+    "peers": "serve with --batching continuous, the default",
     "release": "this passes; if it stays, lower --max-num-seqs",
     "budget": "raise --max-num-batched-tokens, or add replicas",
     "slots": "raise --max-num-seqs if KV memory has room, or add replicas",

@@ -105,7 +105,6 @@ class Snapshot:
 
     @property
     def kv_share(self) -> float:
-        """Share of the KV blocks that are used."""
         return float(self.engine["kv_blocks_used"] / max(1, self.engine["kv_blocks"]))
 
 

@@ -9,7 +9,7 @@ import orjson
 
 from backend.text.response_templates.calls import CallArguments, CallStart
 from backend.text.response_templates.parser import Event, Part, ResponseParser, TextDelta
-from gateway.openai.replies import ChatChunks, ContentBlock, Identity, Kind, ReplyFinishReason, TokenUsage
+from gateway.openai.replies import ChatChunks, ContentBlock, Ending, Identity, Kind, TokenUsage
 
 _ALPHABET = string.ascii_letters + string.digits
 
@@ -156,16 +156,10 @@ class MessageChunks(ChatChunks):
             events.append(b'%b"delta":%b%b' % (self._head, orjson.dumps(delta), self._tail(None, usage, told)))
         return b"".join(events)
 
-    def finish(
-        self,
-        reason: ReplyFinishReason,
-        usage: TokenUsage | None = None,
-        told: Mapping[str, Any] | None = None,
-        stop_string: str | None = None,
-    ) -> bytes:
-        before = self.text("", usage, told)
+    def finish(self, ending: Ending) -> bytes:
+        before = self.text("", ending.usage, ending.told)
         told, self._told = self._told, None
-        return before + super().finish(reason, usage, told)
+        return before + super().finish(ending._replace(told=told))
 
 
 def joined(one: Any, other: Any) -> Any:

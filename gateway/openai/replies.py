@@ -93,6 +93,15 @@ def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenU
     return _completion(identity, "text_completion", [_text_choice(*pair) for pair in enumerate(choices)], usage)
 
 
+class Ending(NamedTuple):
+    """Why a streamed choice ends, and what its last event includes."""
+
+    reason: ReplyFinishReason
+    usage: TokenUsage | None = None
+    told: Mapping[str, Any] | None = None
+    stop_string: str | None = None  # the one that ended the text
+
+
 class StreamEncoder(Protocol):
     """Encodes the events of one streamed choice: `start`, any number of `text`, `finish`, and for one of the choices
     `end`.
@@ -104,15 +113,7 @@ class StreamEncoder(Protocol):
 
     def text(self, text: str, usage: TokenUsage | None = None, told: Mapping[str, Any] | None = None) -> bytes: ...
 
-    def finish(
-        self,
-        reason: ReplyFinishReason,
-        usage: TokenUsage | None = None,
-        told: Mapping[str, Any] | None = None,
-        stop_string: str | None = None,
-    ) -> bytes:
-        """`stop_string`: the stop string that ended the text."""
-        ...
+    def finish(self, ending: Ending) -> bytes: ...
 
     def end(self, usage: TokenUsage) -> bytes:
         """The end of the stream, after the last event of each choice."""
@@ -159,14 +160,8 @@ class Chunks:
         tail = self._text_tail if is_plain else self.TEXT[1] + self._tail(None, usage, told)
         return self._text_head + orjson.dumps(text) + tail
 
-    def finish(
-        self,
-        reason: ReplyFinishReason,
-        usage: TokenUsage | None = None,
-        told: Mapping[str, Any] | None = None,
-        stop_string: str | None = None,
-    ) -> bytes:
-        return self._head + self.FINISH + self._tail(reason, usage, told)
+    def finish(self, ending: Ending) -> bytes:
+        return self._head + self.FINISH + self._tail(ending.reason, ending.usage, ending.told)
 
     def end(self, usage: TokenUsage) -> bytes:
         if not self._include_usage:

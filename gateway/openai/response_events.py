@@ -23,7 +23,7 @@ from gateway import sse
 from gateway.errors import ApiError
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, ContentBlock, Identity, Kind, ReplyFinishReason, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, Ending, Identity, Kind, ReplyFinishReason, TokenUsage
 from gateway.openai.response_items import OUTPUT_ORDINAL, item_id
 
 Json = dict[str, Any]
@@ -48,7 +48,6 @@ class ResponseIdentity(Identity):
         return cls(f"resp_{urandom(24).hex()}", int(time.time()), model, echoed=echoed, items=items)
 
     def item(self, block: ContentBlock, ordinal: int) -> "Item":
-        """Returns an item of the output."""
         return Item(item_id(_TYPES[block.kind], self.id, OUTPUT_ORDINAL + ordinal), block)
 
     def response(
@@ -183,15 +182,9 @@ class ResponseEvents(BlockEncoder):
             ended += self._of_item("response.content_part.done", content_index=0, part=item.part(text))
         return ended + self._event("response.output_item.done", output_index=self.num_blocks, item=whole)
 
-    def finish(
-        self,
-        reason: ReplyFinishReason,
-        usage: TokenUsage | None = None,
-        told: Mapping[str, Any] | None = None,
-        stop_string: str | None = None,
-    ) -> bytes:
-        self._reason = reason
-        return self.end_blocks(reason, told)
+    def finish(self, ending: Ending) -> bytes:
+        self._reason = ending.reason
+        return self.end_blocks(ending.reason, ending.told)
 
     def response(self, usage: TokenUsage) -> Json:
         """Returns the whole response, once its last block has ended."""

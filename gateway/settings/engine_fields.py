@@ -14,9 +14,7 @@ from gateway.settings.field import (
     FractionOrAuto,
     IntOrAuto,
     NameOrAuto,
-    SecondsOrAuto,
     SettingRecord,
-    Sizes,
     setting,
 )
 from gateway.settings.machine import spare_cores
@@ -165,14 +163,12 @@ class SchedulingFields(SettingRecord):
         "order of requests: fair, by shares of engine time and due times, or fcfs, first come first served; a "
         "checkout has baselines (`sluice simulate`)",
     )
-    admit: Literal["forecast", "minimum_free", "optimistic"] = setting(
+    admit: Literal["forecast", "optimistic"] = setting(
         "engine",
         "HOW",
         "forecast",
-        "admission test for KV memory: by a forecast of the running requests' need, while --min-free-blocks are "
-        "free, or whenever the prompt fits",
+        "admission test for KV memory: by a forecast of the running requests' need, or whenever the prompt fits",
     )
-    min_free_blocks: int = setting("engine", "N", 0, "KV blocks kept free by --admit minimum_free", ge=0)
     overload: Literal["deadline", "controlled_delay", "bounded", "unbounded"] = setting(
         "engine",
         "HOW",
@@ -185,22 +181,8 @@ class SchedulingFields(SettingRecord):
         "engine",
         "HOW",
         OPTIONS.batching,
-        "when a request may join a step, and which of those running it computes: window gathers requests of one token "
-        "of output, such as scores; the others are baselines to measure by (see `sluice simulate`)",
-    )
-    max_batch_delay: SecondsOrAuto = setting(
-        "engine",
-        "SECONDS",
-        OPTIONS.max_batch_delay,
-        "time for which --batching window gathers requests, or wait lets them wait for others; auto: 0.005, and 0.05",
-        ge=0,
-        le=10,
-    )
-    preferred_batch_sizes: Sizes = setting(
-        "engine",
-        "N,N",
-        OPTIONS.preferred_batch_sizes,
-        "sizes at which a batch that --batching window gathers starts at once; none: --max-num-seqs",
+        "when a request may join a step, and which of those running it computes; all but the default are baselines to "
+        "measure by (see `sluice simulate`)",
     )
 
 

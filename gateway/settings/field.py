@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, SecretStr
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "SLUICE_"
 GROUPS = ("model", "engine", "memory", "quotas", "network", "security", "admin", "logging", "telemetry")
@@ -12,10 +12,6 @@ GROUPS = ("model", "engine", "memory", "quotas", "network", "security", "admin",
 
 def _auto(value: object) -> object:
     return None if value == "auto" else value
-
-
-def _parts(value: object) -> object:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def setting(group: str, unit: str, default: Any, description: str, **limits: Any) -> Any:
@@ -35,11 +31,9 @@ class SettingRecord(BaseSettings):
 IntOrAuto = Annotated[int | None, BeforeValidator(_auto)]  # None: auto
 ChunkOrAuto = Annotated[Annotated[int, Field(ge=1)] | Literal["off"] | None, BeforeValidator(_auto)]
 BytesOrAuto = Annotated[ByteSize | None, BeforeValidator(_auto)]
-SecondsOrAuto = Annotated[float | None, BeforeValidator(_auto)]
 FractionOrAuto = Annotated[float | None, BeforeValidator(_auto)]
 NameOrAuto = Annotated[str | None, BeforeValidator(_auto)]
 PathOrAuto = Annotated[Path | None, BeforeValidator(_auto)]
 UrlOrAuto = Annotated[SecretStr | None, BeforeValidator(_auto)]
 PortOrOff = Annotated[int, Field(ge=0, le=65_535)] | Literal["off"]
 SecretOrAuto = Annotated[SecretStr | None, BeforeValidator(_auto)]
-Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_parts)]  # joined by commas

@@ -208,26 +208,6 @@ def _advertised_can_be_asked(settings: Settings) -> str | None:
     )
 
 
-def _free_blocks_are_left(settings: Settings) -> str | None:
-    if not settings.min_free_blocks or settings.admit == "minimum_free":
-        return None
-    return f"--min-free-blocks {settings.min_free_blocks} is for --admit minimum_free, and --admit is {settings.admit}"
-
-
-def _batches_are_gathered(settings: Settings) -> str | None:
-    sizes, batching = settings.preferred_batch_sizes, settings.batching
-    if not sizes or batching == "window":
-        return None
-    return f"--preferred-batch-sizes {','.join(map(str, sizes))} is for --batching window, and --batching is {batching}"
-
-
-def _others_are_waited_for(settings: Settings) -> str | None:
-    delay, batching = settings.max_batch_delay, settings.batching
-    if delay is None or batching in ("window", "wait"):
-        return None
-    return f"--max-batch-delay {delay:g} is for --batching window and wait, and --batching is {batching}"
-
-
 _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _advertised_can_be_asked,
     _one_kv_size,
@@ -239,9 +219,6 @@ _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _tls_pair,
     _files_suffice,
     _admin_key_is_chosen,
-    _free_blocks_are_left,
-    _batches_are_gathered,
-    _others_are_waited_for,
 )
 
 

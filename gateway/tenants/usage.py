@@ -43,7 +43,6 @@ def by_tenant(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def cost(usage: Usage, price: Price) -> Decimal:
-    """Return the exact cost of usage at a price."""
     with localcontext(EXACT):
         computed = (usage.input_tokens - usage.cached_tokens) * price.input + usage.cached_tokens * price.cached_input
         return computed + usage.output_tokens * price.output

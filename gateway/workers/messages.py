@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,141 +69,76 @@ def _subclasses(kind: type[ApiError]) -> list[type[ApiError]]:
     return [kind, *(found for below in kind.__subclasses__() for found in _subclasses(below))]
 
 
+# What crosses as it is, by the names of fields: each is a number, a text, a flag, null, or a list of numbers.
+_OF_REQUEST = (
+    "id", "tenant", "key", "max_tokens", "service_tier", "service_class", "priority_class", "token_interval",
+    "first_token_target", "first_token_by", "done_by", "body_bytes", "streams", "may_stop", "cache_salt", "num_answers",
+    "expects_followup",
+)  # fmt: skip
+_OF_SAMPLING = (  # and `stop_token_ids`
+    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "ignore_eos",
+)  # fmt: skip
+_OF_RECORD = (  # when the engine is asked, or when it ends without that
+    "request_id", "method", "path", "began", "began_ns", "num_retries", "tenant", "key", "model", "operation",
+    "streams", "num_choices", "num_answers", "service_class", "policy_version", "response_id", "body_bytes",
+    "authenticated", "body_read",
+)  # fmt: skip
+_asked = attrgetter("logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs")
+_request, _drawn, _begun = (attrgetter(*names) for names in (_OF_REQUEST, _OF_SAMPLING, _OF_RECORD))
+
+
 def request_message(request: EngineRequest) -> tuple[Message, bytes]:
     """Returns a request as a message, and its token ids as 32-bit numbers."""
-    sampling, deadlines = request.sampling, request.deadlines
-    drawn = [
-        sampling.max_tokens,
-        sampling.min_tokens,
-        sampling.temperature,
-        sampling.top_p,
-        sampling.top_k,
-        sampling.min_p,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-        sampling.repetition_penalty,
-        sampling.seed,
-        sampling.stop_token_ids,
-        sampling.ignore_eos,
-        _constraints(sampling),
-    ]
-    until = [_known(deadlines.first_token), _known(deadlines.last_token), _known(deadlines.interval)]
+    sampling, deadlines, beginnings = request.sampling, request.deadlines, request.beginnings
     token_ids = array("I")
     prompts = request.prompts[:: request.num_answers]
     for prompt in prompts:
         token_ids.extend(prompt)
     message = [
-        request.id,
-        request.tenant,
-        request.key,
+        _request(request),
         [len(prompt) for prompt in prompts],
-        request.max_tokens,
-        drawn,
-        request.service_tier,
-        request.service_class,
-        request.priority_class,
-        request.token_interval,
-        request.first_token_target,
-        request.first_token_by,
-        request.done_by,
-        until,
+        [_drawn(sampling), sampling.stop_token_ids, _constraints(sampling)],
+        [_known(deadlines.first_token), _known(deadlines.last_token), _known(deadlines.interval)],
         deadlines.is_relative,
-        request.body_bytes,
-        request.streams,
-        request.may_stop,
-        request.cache_salt,
-        request.num_answers,
-        request.expects_followup,
         request.attempt,
-        [digest.hex() for digest in request.beginnings.digests],
-        request.beginnings.num_bytes,
+        [[digest.hex() for digest in beginnings.digests], beginnings.num_bytes],
     ]
     return message, token_ids.tobytes()
 
 
 def engine_request_of(message: Message, binary: memoryview) -> EngineRequest:
     """Returns the request of a message. Its stop strings stay with the worker, which looks for them."""
-    name, tenant, key, lengths, max_tokens, drawn, tier, service_class, priority_class, *rest = message
-    token_interval, first_token_target, first_token_by, done_by, until, is_relative, *others = rest
+    plain, lengths, (drawn, stop_token_ids, constraints), until, is_relative, attempt, (digests, num_bytes) = message
+    fields = dict(zip(_OF_REQUEST, plain, strict=True))
     token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
-    body_bytes, streams, may_stop, cache_salt, num_answers, expects_followup, attempt, digests, prompt_bytes = others
     for length in lengths:
-        prompts += [token_ids[start : start + length]] * num_answers
+        prompts += [token_ids[start : start + length]] * fields["num_answers"]
         start += length
-    *numbers, stop_token_ids, ignore_eos, constraints = drawn
-    sampling = _sampling(*numbers, tuple(stop_token_ids), ignore_eos)
+    sampling = _sampling(tuple(drawn), tuple(stop_token_ids))
     if constraints is not None:
         sampling = _constrained(sampling, *constraints)
     first, last, interval = (inf if seconds is None else seconds for seconds in until)
-    deadlines = ClientDeadlines(first, last, interval, is_relative)
     return EngineRequest(
-        id=name,
-        tenant=tenant,
-        key=key,
+        **fields,
         prompts=prompts,
-        max_tokens=max_tokens,
         sampling=sampling,
-        service_tier=tier,
-        service_class=service_class,
-        priority_class=priority_class,
-        token_interval=token_interval,
-        first_token_target=first_token_target,
-        first_token_by=first_token_by,
-        done_by=done_by,
-        deadlines=deadlines,
-        body_bytes=body_bytes,
-        streams=streams,
-        may_stop=may_stop,
-        cache_salt=cache_salt,
-        num_answers=num_answers,
-        expects_followup=expects_followup,
+        deadlines=ClientDeadlines(first, last, interval, is_relative),
         attempt=None if attempt is None else Attempt(*attempt),
-        beginnings=Beginnings(tuple(map(bytes.fromhex, digests)), prompt_bytes),
+        beginnings=Beginnings(tuple(map(bytes.fromhex, digests)), num_bytes),
     )
 
 
 @lru_cache(1024)
-def _sampling(
-    max_tokens: int | None,
-    min_tokens: int,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    min_p: float,
-    presence_penalty: float,
-    frequency_penalty: float,
-    repetition_penalty: float,
-    seed: int | None,
-    stop_token_ids: tuple[int, ...],
-    ignore_eos: bool,
-) -> SamplingParams:
+def _sampling(drawn: tuple[Any, ...], stop_token_ids: tuple[int, ...]) -> SamplingParams:
     """Sampling parameters, checked once for all requests with the same."""
-    return SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop_token_ids=stop_token_ids,
-        ignore_eos=ignore_eos,
-    )
+    return SamplingParams(**dict(zip(_OF_SAMPLING, drawn, strict=True)), stop_token_ids=stop_token_ids)
 
 
 def _constraints(sampling: SamplingParams) -> Message | None:
     """The rarely used parameters; None without any."""
-    bias, allowed, bad_words, grammar = (
-        sampling.logit_bias,
-        sampling.allowed_token_ids,
-        sampling.bad_words,
-        sampling.grammar,
-    )
-    asked = [bias, allowed, bad_words, sampling.logprobs, sampling.prompt_logprobs]
-    if grammar is None and asked == [(), None, (), None, None]:
+    grammar, asked = sampling.grammar, _asked(sampling)
+    if grammar is None and asked == ((), None, (), None, None):
         return None
     return [*asked, None if grammar is None else [grammar.kind, grammar.source, grammar.owner]]
 
@@ -230,42 +166,16 @@ def _constrained(
 def record_message(record: RequestRecord) -> Message:
     """The record of a request as known when the engine is called, or at an end without the engine."""
     trace = record.trace
-    return [
-        record.request_id,
-        record.method,
-        record.path,
-        [f"{trace.trace_id:x}", trace.span_id, trace.parent_id, trace.client_samples, trace.state],
-        record.began,
-        record.began_ns,
-        record.num_retries,
-        record.tenant,
-        record.key,
-        record.model,
-        record.operation,
-        record.streams,
-        record.num_choices,
-        record.num_answers,
-        record.service_class,
-        record.policy_version,
-        record.response_id,
-        record.body_bytes,
-        record.authenticated,
-        record.body_read,
-        record.ignored,
-    ]
+    ids = [f"{trace.trace_id:x}", trace.span_id, trace.parent_id, trace.client_samples, trace.state]
+    return [_begun(record), ids, record.ignored]
 
 
 def record_of(message: Message, sampling: SamplingParams | None = None) -> RequestRecord:
-    request_id, method, path, trace, began, began_ns, num_retries, *known = message
-    record = RequestRecord(
-        request_id, method, path, TraceContext(int(trace[0], 16), *trace[1:]), began, began_ns, num_retries
+    plain, (trace_id, *ids), ignored = message
+    fields = dict(zip(_OF_RECORD, plain, strict=True))
+    return RequestRecord(
+        **fields, trace=TraceContext(int(trace_id, 16), *ids), sampling=sampling, ignored=tuple(ignored)
     )
-    record.tenant, record.key, record.model, record.operation, record.streams, record.num_choices = known[:6]
-    record.num_answers, record.service_class, record.policy_version, record.response_id = known[6:10]
-    record.body_bytes, record.authenticated, record.body_read, ignored = known[10:]
-    record.ignored = tuple(ignored)
-    record.sampling = sampling
-    return record
 
 
 def end_message(record: RequestRecord) -> Message:

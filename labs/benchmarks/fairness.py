@@ -4,8 +4,8 @@ Llama-3-8B on an A100 (simulated) with 10,000 tokens of KV memory. Four tenants 
 the size of their requests, 80 to 1,100 weighted tokens (prompt 1, output 2), and in what they offer: all more than
 their share. Gaps are the largest over all intervals in which two tenants had work waiting throughout.
 
-In engine time the gap is held against its bound (`admission.order.gap_bound`), computed from what the run showed:
-P, the most that a tenant had paid ahead, and M, the most that one ran up between two admissions.
+In engine time the gap is held against its bound (`labs.simulation.fairness_monitor.gap_bound`), computed from what the
+run showed: P, the most that a tenant had paid ahead, and M, the most that one ran up between two admissions.
 
 The ledger may be wrong about the device. So the same is asked of true costs (`true_costs`): the shares of
 equal tenants with different requests, the growth of their gap, and what a tenant gains that leaves early, splits its

@@ -38,7 +38,6 @@ from backend.stream import TokenStream
 from backend.text.tokenizer import Tokenizer
 from backend.worker import calibration
 from backend.worker.model_runner import ModelRunner
-from backend.worker.simulated import SimulatedExecutor, TokenRule
 from gateway.admin.port import open_admin_port
 from gateway.app import SWITCH_INTERVAL_SECONDS, TenantSources, serve, serve_engine
 from gateway.http.server import open_ports
@@ -51,6 +50,7 @@ from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.quota_store import open_store
 from labs.benchmarks.machine import num_writes
 from labs.benchmarks.parts import PartSampler
+from labs.benchmarks.simulated_executor import SimulatedExecutor, TokenRule
 
 TEXT = " the quick brown fox jumps over the lazy dog"
 KEY = "sk-benchmark"

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+import labs.routings  # noqa: F401 - adds ways to pick
 from admission.promise import Promise
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import Sequence as Running
 from fleet.fleet import Fleet
-from fleet.picker import Knowledge, Routing, make_picker
+from fleet.picker import PICKERS, Knowledge, Routing
 from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.replicas import ReplicaAddress
@@ -82,7 +83,7 @@ class SimulatedFleet:
     def __init__(self, replicas: int, routing: Routing, policy: SimulatedPolicy, device: Device, seed: int) -> None:
         self.now = 0.0
         knowledge = Knowledge(PrefixMap(), lambda _: 1.0)
-        self._fleet = Fleet(make_picker(routing, knowledge, Random(seed)), knowledge, lambda: self.now)
+        self._fleet = Fleet(PICKERS[routing](knowledge, Random(seed)), knowledge, lambda: self.now)
         self._fleet.set_replicas(ReplicaAddress(f"http://10.0.0.{n}:80", "") for n in range(1, replicas + 1))
         self._replicas = {name: _Replica(self, policy, device) for name in self._fleet.views}
         self.arriving: Routed  # while its replica takes it

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
-import labs.orderings.published  # noqa: F401 - adds orders
+import labs.choices  # noqa: F401 - adds what can be chosen
 from admission.controller import Controller
 from admission.core import ORDERS, CoreConfig, MemoryGate, Overload, make_core
 from admission.kv.retention import Between

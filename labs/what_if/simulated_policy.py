@@ -12,8 +12,8 @@ from gateway.tenants.cache_limits import blocks_kept
 from gateway.tenants.effective_policy import EffectivePolicy, KVShape
 from labs.simulation.arrival import Arrival, ClassTarget
 from labs.simulation.gateway_rules import GatewayRefused, GatewayRefusedForGood
+from labs.what_if.limiter import Charge, Limiter
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaRefused
-from quotas.limiter import Charge, Limiter
 from quotas.policy.limit import Limit
 from quotas.policy.policy import ClassPolicy, Policy
 from quotas.reservation import Ask, Usage

@@ -225,10 +225,6 @@ class SharedServer:
         self._own: PrivateServer | None = None
         self._told_leftover_to_end = False
 
-    @property
-    def is_owned(self) -> bool:
-        return self._own is not None
-
     def connect(self, seconds: float, stopping: StopSignal) -> ServerConnection | None:
         """A connection to the server, which is started if no gateway runs one; None when told to stop.
 

@@ -72,7 +72,7 @@ def policy_diff(old: Policy, new: Policy, most: int | None = None) -> list[str]:
     """The changes as lines of text, `most` of them: a heading for each tenant or class, and an indented line for each
     change.
     """
-    return list(islice(_lines(_changes(old, new)), most))
+    return list(islice(_lines(policy_changes(old, new)), most))
 
 
 def _lines(changes: Iterable[Change]) -> Iterator[str]:
@@ -82,14 +82,10 @@ def _lines(changes: Iterable[Change]) -> Iterator[str]:
         yield from (f"  {change}" if heading else str(change) for change in some if change.field)
 
 
-def policy_changes(old: Policy, new: Policy) -> list[Change]:
+def policy_changes(old: Policy, new: Policy) -> Iterator[Change]:
     """Every changed field, defaults filled in: of classes first, then of unnamed tenants, then of each named tenant,
     then of sharing groups.
     """
-    return list(_changes(old, new))
-
-
-def _changes(old: Policy, new: Policy) -> Iterator[Change]:
     yield from _classes(old, new)
     yield from _tenants(old, new)
     yield from _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))

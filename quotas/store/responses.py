@@ -36,7 +36,6 @@ class ResponseStore:
         return contents[::-1] if status == b"ok" else None
 
     async def delete(self, tenant: str, response: str) -> bool:
-        """Delete a response. Return whether there was one."""
         (status,) = await self._ask(Script.DELETE_RESPONSE, tenant, response)
         return status == b"ok"
 

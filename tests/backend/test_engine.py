@@ -7,8 +7,9 @@ from admission.controller import Controller
 from admission.outcome import QueueFull
 from backend.config import Batching
 from backend.errors import DeviceError, MemoryExhausted
-from backend.scheduler.scheduled_step import WaitReason
-from backend.scheduler.sequence import FinishReason, SequenceStatus
+from backend.scheduler.batching import RULES, BatchingRule
+from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.stream import STREAMS_PER_CALLBACK
 from tests.backend.paper_device import continuation
 from tests.backend.scheduler.bench import END
@@ -62,8 +63,24 @@ async def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_c
     assert stream.sequence.output == []
 
 
-async def test_a_request_that_waits_for_others_is_woken_though_nothing_happens() -> None:
-    async with running(Bench(batching=Batching.WINDOW, preferred_batch_sizes=(2,), max_batch_delay=0.3)) as bench:
+class Later(BatchingRule):
+    """Lets a sequence join a while after it has come."""
+
+    def plan(self, scheduled: ScheduledStep) -> None:
+        self.wakes_at = None
+        super().plan(scheduled)
+
+    def why_closed(self, sequence: Sequence, scheduled: ScheduledStep) -> WaitReason | None:
+        due = sequence.arrival + 0.3
+        if scheduled.planned_at >= due:
+            return None
+        self.wakes_at = due
+        return WaitReason.PEERS
+
+
+async def test_a_request_that_waits_for_others_is_woken_though_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, Batching.CONTINUOUS, Later)
+    async with running(Bench()) as bench:
         bench.executor.free()
         with bench.admitted(bench.request(max_tokens=1)) as stream:
             await bench.settle()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from backend import LLM, SamplingParams
-from backend.config import Batching, EngineOptions, KVAllocation
+from backend.config import EngineOptions
 from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
 from backend.grammar import Grammar, GrammarKind
 from backend.scheduler.batch import Batch, StepOutput
@@ -40,14 +40,6 @@ SHAPES: dict[str, EngineOptions] = {
     "chunked": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, prefill_chunk=7),
     "unchunked": EngineOptions(max_num_seqs=4, prefill_chunk="off"),
     "one step in flight": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, steps_in_flight=1),
-    "static": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.STATIC),
-    "static, padded": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.STATIC_PADDED),
-    "prompts before decodes": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.SLAI),
-    "rows that pause": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.MULTILEVEL_FEEDBACK),
-    "rows that wait for others": EngineOptions(
-        max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.NESTED_WAIT
-    ),
-    "contiguous": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, kv_allocation=KVAllocation.CONTIGUOUS),
     "blocks of one token": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, block_size=1),
 }
 

@@ -4,6 +4,7 @@ filter and of the Gateway API inference extension.
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from fleet.ext_proc.exchange import PIECE_BYTES
 from fleet.ext_proc.messages import KIND, HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 from fleet.ext_proc.server import EXT_PROC, HEALTH, NOT_SERVING, SERVING, handlers
-from fleet.picker import RoundRobin
+from fleet.picker import Picker
+from fleet.prediction import RoutedRequest
 from fleet.process import Serving
+from fleet.view import ReplicaView
 from quotas.reservation import Attempt
 from tests.fleet.ext_proc_gateway import (
     ANSWER_TRAILERS,
@@ -233,10 +236,21 @@ async def test_a_request_late_at_the_picked_replica_is_sent_to_the_earliest() ->
     assert gateway.refusal[:2] == (429, "deadline_unmeetable")
 
 
+class InTurn(Picker):
+    def __init__(self) -> None:
+        self._next = 0
+
+    def pick(self, request: RoutedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+        return views[self._next % len(views)]
+
+    def sent(self, request: RoutedRequest, view: ReplicaView, prefill: float, now: float) -> None:
+        self._next += 1
+
+
 async def test_a_request_counts_once_with_any_other_fields() -> None:
     gateway = PaperGateway(PaperFleet(a=never, b=never, c=never))
     fleet = gateway.fleet.fleet
-    fleet._picker = RoundRobin()
+    fleet._picker = InTurn()
     first = []
     for _ in range(6):
         await gateway.exchange(head(), *body(WHOLE), *answer(b"x"))

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.picker import MAX_PLACED_BEGINNINGS, Knowledge, LeastPredicted, Picker, Routing, make_picker
+from fleet.picker import MAX_PLACED_BEGINNINGS, Knowledge, LeastPredicted, Picker
 from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
 from fleet.view import ReplicaView
-from gateway.replica.state import KVTokens
 from tests.fleet.states import view, work
 
 SHORT = RoutedRequest("t", 100)
@@ -116,21 +115,3 @@ def test_a_new_beginning_goes_where_fewer_requests_are(knowledge: Knowledge) -> 
 def test_of_two_at_random_the_less_loaded(knowledge: Knowledge) -> None:
     views = [view("a", running=3), view("b"), view("c")]
     assert not picks(predicted(knowledge), SHORT, views)["a"]
-
-
-def test_the_baselines(knowledge: Knowledge) -> None:
-    def picker(routing: Routing) -> Picker:
-        return make_picker(routing, knowledge, Random(1))
-
-    views = [view("a", running=2), view("b"), view("c", running=1, kv=KVTokens(1000, 100, 0))]
-    assert picks(picker(Routing.ROUND_ROBIN), SHORT, views, 6) == {"a": 2, "b": 2, "c": 2}
-    assert picks(picker(Routing.LEAST_LOAD), SHORT, views) == {"b": 200}
-    assert picks(picker(Routing.WEIGHTED), SHORT, views) == {"b": 200}
-    knowledge.prefixes.learn("c:8000", LONG.digests, 0.0)
-    knowledge.prefixes.learn("a:8000", LONG.digests, 0.0)
-    assert picks(picker(Routing.WEIGHTED), LONG, views) == {"a": 200}
-    assert picks(picker(Routing.CACHE_AWARE), LONG, views) == {"a": 200}
-    assert picks(picker(Routing.CACHE_AWARE), SHORT, views) == {"a": 200}, "of those with most free memory the first"
-    far = [view("a", running=100), view("b", running=20)]
-    assert picks(picker(Routing.CACHE_AWARE), LONG, far) == {"b": 200}
-    assert isinstance(picker(Routing.PREDICTED), LeastPredicted)

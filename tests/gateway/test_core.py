@@ -1,5 +1,4 @@
 from dataclasses import fields, replace
-from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast, get_args
@@ -9,13 +8,15 @@ import torch
 
 from admission.core import CoreConfig, MemoryGate, Overload, make_core
 from admission.outcome import QueueFull
-from backend.config import EngineConfig, EngineOptions
+from backend.config import Batching, EngineConfig, EngineOptions
 from backend.errors import ConfigError
 from backend.loader import LoadedModel
 from backend.model.hub import resolve_model
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.scheduler.batch import StepOutput
+from backend.scheduler.batching import BatchingRule
 from backend.scheduler.sequence import FinishReason
+from gateway import core as gateway_core
 from gateway.core import core_config, engine_options, open_core
 from gateway.settings.settings import Settings
 from gateway.tenants.live_policy import scheduling_policy
@@ -25,9 +26,16 @@ from tests.backend.sequences import make_sequence
 ENGINE = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=128)
 
 
-@pytest.mark.parametrize(("setting", "kinds"), [("admit", MemoryGate), ("overload", Overload)])
-def test_every_choice_of_the_core_is_one_of_the_operators(setting: str, kinds: type[StrEnum]) -> None:
-    assert get_args(Settings.model_fields[setting].annotation) == tuple(kinds)
+def test_every_choice_of_the_core_is_one_of_the_operators_but_what_takes_an_amount() -> None:
+    fields = Settings.model_fields
+    assert {*get_args(fields["admit"].annotation)} == {*MemoryGate} - {MemoryGate.MINIMUM_FREE}
+    assert get_args(fields["overload"].annotation) == tuple(Overload)
+
+
+def test_a_rule_of_batching_that_no_package_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_core, "RULES", {Batching.CONTINUOUS: BatchingRule})
+    with pytest.raises(ConfigError, match="--batching window: must be one of continuous"):
+        core_config(Settings(batching="window"))
 
 
 def test_the_defaults_are_the_cores() -> None:

@@ -19,7 +19,7 @@ def test_events_joined_into_one_write_are_read_one_by_one() -> None:
 
 
 def test_comments_are_invisible() -> None:
-    assert decoded(sse.comment() + sse.event(b"1") + sse.comment(b"still here") + sse.DONE) == ["1", "[DONE]"]
+    assert decoded(sse.progress(0) + sse.event(b"1") + b": still here\n\n" + sse.DONE) == ["1", "[DONE]"]
 
 
 def test_proxies_are_told_not_to_hold_events_back() -> None:
@@ -34,4 +34,4 @@ def test_progress_is_found_at_the_end_of_what_has_come_and_no_client_sees_it() -
     found = [sse.last_progress(stream[:end]) for end in range(len(stream) + 1)]
     assert found == sorted(found, key=lambda count: count or 0)
     assert (found[0], found[-2], found[-1]) == (None, 1, 12)
-    assert sse.last_progress(sse.comment(b"hello")) is None
+    assert sse.last_progress(b": hello\n\n") is None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend import LLM, SamplingParams
-from backend.config import Batching, EngineOptions
+from backend.config import EngineOptions
 from backend.loader import LoadedModel
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.sequence import FinishReason
@@ -28,9 +28,6 @@ SHAPES: dict[str, EngineOptions] = {
     "chunked": EngineOptions(max_num_seqs=3, max_num_batched_tokens=24, prefill_chunk=7),
     "unchunked": EngineOptions(max_num_seqs=4, prefill_chunk="off"),
     "one step in flight": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, steps_in_flight=1),
-    "static": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.STATIC),
-    "static, padded": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.STATIC_PADDED),
-    "prompts before decodes": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, batching=Batching.SLAI),
     "blocks of three tokens": EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, block_size=3),
 }
 SCARCE = EngineOptions(

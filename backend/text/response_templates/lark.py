@@ -76,7 +76,6 @@ class Lark:
         return " ".join([*free, first, *rest])
 
     def token(self, text: str) -> int | None:
-        """Return the special token that a text is."""
         return self.vocabulary.special.get(text)
 
     def without(self, text: str) -> str:

@@ -8,7 +8,6 @@ from backend.text.response_templates.calls import (
     CallArguments,
     CallEvent,
     CallReader,
-    CallStart,
     Properties,
     call_reader,
 )
@@ -58,13 +57,11 @@ class ResponseParser:
         self._with_calls = with_calls
         self._texts = {part: _PartText(part) for part in Part}
         self._num_empty = 0
-        self.num_calls = 0  # that have begun
         self._field: Field | None = None  # of the explicit region that is open
         self._region = self._outside()
         watch, self._opened = template.outside(with_calls)
         self._scanner = Scanner(watch)
         self.feed(begun)
-        self.num_calls = 0
 
     @property
     def is_in_call(self) -> bool:
@@ -148,7 +145,6 @@ class ResponseParser:
                 case CallArguments(), CallArguments():
                     merged[-1] = CallArguments(last.text + event.text)
                 case _:
-                    self.num_calls += isinstance(event, CallStart)
                     merged.append(event)
         return merged
 

@@ -1,94 +1,44 @@
 // Puts the page of a fleet together: one poll a second, whose answers go to the parts.
 
-import { Unauthorized } from "./api.js";
+import { Board } from "./board.js";
 import { byId } from "./dom.js";
-import { Freshness } from "./freshness.js";
-import { Poller } from "./poller.js";
 import { replicaDetail, replicasTable } from "./replicas.js";
-import { SignIn } from "./sign_in.js";
-import { Troubles, allTroubles, fillFacts, fillGauges } from "./summary.js";
+import { allTroubles, fillFacts, fillGauges } from "./summary.js";
 import { tenantDetail, tenantsTable } from "./tenants.js";
 import { counted, shown } from "./text.js";
 import { compact, duration, number, percent, whole } from "./units.js";
 
-const DIAGNOSIS_PERIOD = 10000; // milliseconds
-const DIAGNOSIS_PATIENCE = 30000; // the router and its replicas watch themselves for a while before they answer
-
-class Board {
-  #api = null;
-  #findings = null; // not looked for yet
-  #diagnosed = -Infinity;
-  #undiagnosed = null; // why the last question was not answered
-
+class FleetBoard extends Board {
   constructor() {
+    super();
     const openReplica = (name) => this.#open(this.replica, this.tenant, name, `Replica ${shown(name)}`);
     const openTenant = (name) => this.#open(this.tenant, this.replica, name, `Tenant ${shown(name)}`);
     this.replica = replicaDetail(openTenant);
     this.tenant = tenantDetail(openReplica);
+    this.windows = [this.replica, this.tenant];
     this.tables = [replicasTable(byId("replicas"), openReplica), tenantsTable(byId("tenants"), openTenant)];
-    this.troubles = new Troubles(byId("problems"));
-    this.freshness = new Freshness();
-    this.poller = new Poller(
-      () => this.#poll(),
-      (error, wait) => this.#failed(error, wait),
-    );
-    this.signIn = new SignIn((api) => this.#begin(api));
-    this.#listen();
-    this.signIn.begin();
   }
 
   /** In place of the other window, from which it may have been asked for. */
   #open(detail, other, name, title) {
     if (other.dialog.open) other.dialog.close();
-    detail.open(this.#api, name, title);
+    detail.open(this.api, name, title);
   }
 
-  #listen() {
-    byId("sign-out").addEventListener("click", () => this.#leave(""));
-    byId("try-now").addEventListener("click", () => this.poller.now());
-    byId("pause").addEventListener("click", () => this.#pause(this.poller.running));
-    byId("filter").addEventListener("input", ({ target }) => {
-      for (const table of this.tables) table.filter(target.value.trim().toLowerCase());
-    });
-  }
-
-  #begin(api) {
-    this.#api = api;
-    byId("sign-in").hidden = true;
-    byId("board").hidden = false;
-    this.#pause(false);
-  }
-
-  #leave(why) {
-    this.poller.stop();
-    this.#api = null;
-    for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
-    this.signIn.ask(why);
-  }
-
-  #pause(paused) {
-    byId("pause").setAttribute("aria-pressed", paused);
-    if (paused) this.poller.stop();
-    else this.poller.start();
-    this.freshness.pause(paused);
+  allTables() {
+    return this.tables;
   }
 
   /** Of the parts, only the overview must answer. */
-  async #poll() {
-    const api = this.#api;
+  async ask(api) {
     const asked = Promise.allSettled([api.get("fleet/tenants")]);
     const overview = await api.get("overview");
     const [tenants] = await asked;
-    if (api !== this.#api) return;
-    this.#diagnose(api);
-    this.#show(overview, tenants.value);
     const unanswered = tenants.reason ? [{ part: "tenants", error: tenants.reason }] : [];
-    if (this.#undiagnosed) unanswered.push(this.#undiagnosed);
-    this.troubles.show(troubles(overview, this.#findings ?? [], unanswered), this.#findings !== null);
-    await Promise.all([this.replica.refresh(), this.tenant.refresh()]);
+    return { answers: { overview, tenants: tenants.value }, unanswered };
   }
 
-  #show(overview, tenants) {
+  show({ overview, tenants }) {
     this.freshness.answered({ model: models(overview), draining: overview.draining, engine: overview });
     byId("model").textContent = models(overview);
     fillFacts(facts(overview));
@@ -98,21 +48,15 @@ class Board {
     if (tenants) tenantsTable.update(tenants.tenants, tenants.truncated);
   }
 
-  async #diagnose(api) {
-    if (performance.now() - this.#diagnosed < DIAGNOSIS_PERIOD) return;
-    this.#diagnosed = Infinity; // until it is answered
-    try {
-      this.#findings = (await api.get("diagnosis", DIAGNOSIS_PATIENCE)).findings;
-      this.#undiagnosed = null;
-    } catch (error) {
-      this.#undiagnosed = { part: "diagnosis", error };
-    }
-    this.#diagnosed = performance.now();
-  }
-
-  #failed(error, wait) {
-    if (error instanceof Unauthorized) this.#leave("The key is no longer accepted.");
-    else this.freshness.failed(error, wait);
+  troublesOf({ draining, replicas }, findings, unanswered) {
+    const own = [
+      draining && {
+        serious: false,
+        gist: "This router drains: it takes nothing new",
+        text: `This router drains: it takes nothing new, for ${counted(replicas.length, "replica")}.`,
+      },
+    ];
+    return allTroubles(own, findings, unanswered);
   }
 }
 
@@ -146,15 +90,4 @@ function gauges({ replicas, available, replicas_wanted, running, seats, waiting,
   ];
 }
 
-function troubles({ draining, replicas }, findings, unanswered) {
-  const own = [
-    draining && {
-      serious: false,
-      gist: "This router drains: it takes nothing new",
-      text: `This router drains: it takes nothing new, for ${counted(replicas.length, "replica")}.`,
-    },
-  ];
-  return allTroubles(own, findings, unanswered);
-}
-
-new Board();
+new FleetBoard().start();

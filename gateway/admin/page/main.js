@@ -1,21 +1,18 @@
 // Puts the page together: one poll a second, whose answers go to the parts.
 
-import { Unauthorized } from "./api.js";
+import { Board } from "./board.js";
 import { CancelQuestion } from "./cancel_question.js";
 import { Charts } from "./charts.js";
 import { byId } from "./dom.js";
-import { Freshness } from "./freshness.js";
 import { KeysView } from "./keys/view.js";
 import { PolicyView } from "./policy/view.js";
-import { Poller } from "./poller.js";
 import { Pool } from "./pool.js";
 import { refusalsTable } from "./refusals.js";
 import { requestDetail } from "./request_detail.js";
 import { address, liveTable, recentTable } from "./requests.js";
-import { SignIn } from "./sign_in.js";
 import { Search } from "./search.js";
 import { Slots, patterns } from "./slots.js";
-import { Troubles, showFacts, showGauges, troubles } from "./summary.js";
+import { showFacts, showGauges, troubles } from "./summary.js";
 import { tenantDetail } from "./tenant_detail.js";
 import { tenantsTable } from "./tenants.js";
 import { shown } from "./text.js";
@@ -23,63 +20,39 @@ import { UsageView } from "./usage/view.js";
 import { Views } from "./views.js";
 
 const NOW = ["tenants", "requests", "queue", "kv", "refusals"]; // what the first view asks each second
-const DIAGNOSIS_PERIOD = 10000; // milliseconds
-const DIAGNOSIS_PATIENCE = 30000; // the gateway watches itself for a while before it answers
 
-class Board {
-  #api = null;
-  #findings = null; // not looked for yet
-  #diagnosed = -Infinity;
-  #undiagnosed = null; // why the last question was not answered
-
+class GatewayBoard extends Board {
   constructor() {
+    super();
     document.body.append(patterns());
     this.slots = new Slots();
     this.charts = new Charts(byId("charts"));
     this.pool = new Pool(byId("pool"), byId("pool-scale"), this.slots);
-    this.request = requestDetail((row) => this.question.ask(this.#api, row));
+    this.request = requestDetail((row) => this.question.ask(this.api, row));
     this.tenant = tenantDetail((row) => this.#openRequest(row));
+    this.windows = [this.request, this.tenant];
     this.question = new CancelQuestion();
     this.tables = this.#makeTables();
     this.search = new Search(); // of tenants
     this.others = { policy: new PolicyView(), keys: new KeysView(), usage: new UsageView() };
-    this.troubles = new Troubles(byId("problems"));
-    this.freshness = new Freshness();
-    this.poller = new Poller(
-      () => this.#poll(),
-      (error, wait) => this.#failed(error, wait),
-    );
     this.views = new Views(["now", ...Object.keys(this.others)], () => this.#turn());
-    this.signIn = new SignIn((api) => this.#begin(api));
-    this.#listen();
-    this.signIn.begin();
+    for (const choice of document.querySelectorAll("[name=which]"))
+      choice.addEventListener("change", () => this.#choose(choice.value));
   }
 
   #makeTables() {
     const openRequest = (row) => this.#openRequest(row);
-    const openTenant = (name) => this.tenant.open(this.#api, name, `Tenant ${shown(name)}`);
+    const openTenant = (name) => this.tenant.open(this.api, name, `Tenant ${shown(name)}`);
     return {
       tenants: tenantsTable(byId("tenants"), this.slots, openTenant),
-      live: liveTable(byId("live"), openRequest, (row) => this.question.ask(this.#api, row)),
+      live: liveTable(byId("live"), openRequest, (row) => this.question.ask(this.api, row)),
       recent: recentTable(byId("recent"), openRequest),
       refusals: refusalsTable(byId("refusals"), openRequest),
     };
   }
 
   #openRequest(row) {
-    this.request.open(this.#api, address(row), `Request ${shown(row.id, 128)}`);
-  }
-
-  #listen() {
-    byId("sign-out").addEventListener("click", () => this.#leave(""));
-    byId("try-now").addEventListener("click", () => this.poller.now());
-    byId("pause").addEventListener("click", () => this.#pause(this.poller.running));
-    byId("filter").addEventListener("input", ({ target }) => {
-      const tables = [this.tables, ...Object.values(this.others).map((view) => view.tables)].flatMap(Object.values);
-      for (const table of tables) table.filter(target.value.trim().toLowerCase());
-    });
-    for (const choice of document.querySelectorAll("[name=which]"))
-      choice.addEventListener("change", () => this.#choose(choice.value));
+    this.request.open(this.api, address(row), `Request ${shown(row.id, 128)}`);
   }
 
   #choose(which) {
@@ -89,44 +62,16 @@ class Board {
   /** To another view, which is asked for even while the page is paused. */
   #turn() {
     if (this.poller.running) this.poller.now();
-    else if (this.#api !== null) this.#poll().catch((error) => this.#failed(error, 0));
+    else if (this.api !== null) this.poll().catch((error) => this.failed(error, 0));
   }
 
-  #begin(api) {
-    this.#api = api;
-    byId("sign-in").hidden = true;
-    byId("board").hidden = false;
-    this.#pause(false);
-  }
-
-  #leave(why) {
-    this.poller.stop();
-    this.#api = null;
-    for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
-    this.signIn.ask(why);
-  }
-
-  #pause(paused) {
-    byId("pause").setAttribute("aria-pressed", paused);
-    if (paused) this.poller.stop();
-    else this.poller.start();
-    this.freshness.pause(paused);
-  }
-
-  async #poll() {
-    const api = this.#api;
-    const { answers, unanswered } = await this.#askAll(api, this.views.current);
-    if (api !== this.#api) return;
-    this.#diagnose(api);
-    this.freshness.answered(answers.overview);
-    this.#show(answers);
-    if (this.#undiagnosed) unanswered.push(this.#undiagnosed);
-    this.troubles.show(troubles(answers.overview, this.#findings ?? [], unanswered), this.#findings !== null);
-    await Promise.all([this.request.refresh(), this.tenant.refresh()]);
+  allTables() {
+    return [this.tables, ...Object.values(this.others).map((view) => view.tables)].flatMap(Object.values);
   }
 
   /** For the view that is shown. Of the parts, only the overview must answer. */
-  async #askAll(api, view) {
+  async ask(api) {
+    const view = this.views.current;
     const parts = view === "now" ? [...NOW] : [];
     const asked = Promise.allSettled(parts.map((part) => api.get(part === "tenants" ? part + this.search.ask() : part)));
     const overview = await api.get("overview");
@@ -140,19 +85,8 @@ class Board {
     return { answers: { ...answers, overview }, unanswered: unanswered.filter(({ error }) => error) };
   }
 
-  async #diagnose(api) {
-    if (performance.now() - this.#diagnosed < DIAGNOSIS_PERIOD) return;
-    this.#diagnosed = Infinity; // until it is answered
-    try {
-      this.#findings = (await api.get("diagnosis", DIAGNOSIS_PATIENCE)).findings;
-      this.#undiagnosed = null;
-    } catch (error) {
-      this.#undiagnosed = { part: "diagnosis", error };
-    }
-    this.#diagnosed = performance.now();
-  }
-
-  #show({ overview, tenants, requests, queue, kv, refusals }) {
+  show({ overview, tenants, requests, queue, kv, refusals }) {
+    this.freshness.answered(overview);
     showFacts(overview);
     showGauges(overview);
     this.charts.update(overview);
@@ -160,6 +94,10 @@ class Board {
     if (requests) this.#showRequests(requests, queue?.waiting ?? []);
     if (kv) this.pool.update(kv);
     if (refusals) this.tables.refusals.update(refusals.refusals);
+  }
+
+  troublesOf(overview, findings, unanswered) {
+    return troubles(overview, findings, unanswered);
   }
 
   #showTenants({ tenants, truncated }) {
@@ -180,11 +118,6 @@ class Board {
     );
     this.tables.recent.update(recent);
   }
-
-  #failed(error, wait) {
-    if (error instanceof Unauthorized) this.#leave("The key is no longer accepted.");
-    else this.freshness.failed(error, wait);
-  }
 }
 
-new Board();
+new GatewayBoard().start();

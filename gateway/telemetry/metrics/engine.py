@@ -1,9 +1,13 @@
-"""Metrics of the engine: steps, batches and the device's memory, and how fast a disconnect frees KV blocks."""
+"""Metrics of the engine: steps, batches, memory and work, and how fast a disconnect frees KV blocks."""
 
 from collections.abc import Callable, Mapping
 
 from admission.controller import Controller
 from admission.outcome import Outcome
+from admission.step_times.step_time import StepTimeModel
+from backend.scheduler.kv_accounts import KVAccounts
+from backend.scheduler.scheduler import Scheduler
+from gateway.replica.reader import ReplicaReader
 from gateway.telemetry.core_observer import CompletedStep
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
@@ -97,6 +101,46 @@ class EngineMetrics:
 
     def _num_left(self) -> int:
         return self._scheduler.counters.admissions - len(self._scheduler.running)
+
+
+def show_kv(registry: Registry, scheduler: Scheduler) -> None:
+    """Show blocks of KV memory as they are, one that several sequences share once, and what the prefix cache does."""
+    kv, counters, config = KVAccounts(scheduler.kv_manager), scheduler.counters, scheduler.config
+    registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: config.num_blocks)
+    registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: kv.num_held)
+    registry.gauge("sluice.kv.blocks_shared", "KV blocks with several holders.", lambda: kv.num_shared)
+    registry.gauge("sluice.kv.blocks_reserved", "KV blocks kept for queued sequences.", lambda: kv.num_reserved)
+    registry.gauge("sluice.kv.blocks_cached", "Idle KV blocks: cached, without a holder.", lambda: kv.num_idle)
+    registry.gauge("sluice.kv.blocks_kept", "Idle KV blocks kept by floors.", lambda: kv.num_floored)
+    registry.gauge("sluice.kv.blocks_pinned", "Idle KV blocks kept by pins.", lambda: kv.num_pinned)
+    registry.gauge("sluice.kv.host_blocks", "KV blocks for which the host has room.", lambda: kv.num_host_blocks)
+    registry.gauge("sluice.kv.host_blocks_used", "KV blocks that the host has.", lambda: kv.num_swapped)
+    registry.total(
+        "sluice.prefix_cache.queries", "Prompt tokens looked for in the prefix cache.", lambda: kv.num_queried_tokens
+    )
+    registry.total(
+        "sluice.prefix_cache.hits", "Prompt tokens found in the prefix cache.", lambda: counters.cached_tokens
+    )
+    registry.total("sluice.prefix_cache.evictions", "Idle KV blocks evicted.", lambda: kv.evictions)
+    swapped = Family("sluice.kv.swapped_blocks", Kind.COUNTER, "", "KV blocks copied to or from the host.", ("to",))
+    registry.read(swapped, lambda: [(("host",), counters.swapped_out), (("device",), counters.swapped_in)])
+    registry.total("sluice.kv.swaps_declined", "KV blocks the host did not take.", lambda: kv.swaps_declined)
+
+
+TERMS = ("step", "prefill", "decode", "decode_context", "prefill_context", "prefill_pairs", "beyond_knee")
+"""The names of the coefficients of `StepTime`, in their order."""
+
+
+def show_work(registry: Registry, replica: ReplicaReader, model: StepTimeModel) -> None:
+    """Show what replicas are compared and scaled by: the work of each, and the cost of its steps."""
+
+    def coefficients() -> list[Point]:
+        return [((term,), value) for term, value in zip(TERMS, model.fitted.coefficients, strict=True)]
+
+    registry.gauge("sluice.work", "Predicted engine time of all that runs and waits.", replica.work_seconds, "s")
+    registry.gauge("sluice.replicas_wanted", "That work, over its target for one replica.", replica.replicas_wanted)
+    each = Family("sluice.step_time.coefficient", Kind.GAUGE, "s", "Seconds of a unit of a step's work.", ("term",))
+    registry.read(each, coefficients)
 
 
 class DisconnectMetrics:

@@ -10,16 +10,14 @@ from gateway.http.connection_table import ConnectionCounts
 from gateway.replica.reader import ReplicaReader
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
-from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics
+from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics, show_kv, show_work
 from gateway.telemetry.metrics.estimates import EstimateMetrics
 from gateway.telemetry.metrics.grammars import GrammarSources, count_grammars
-from gateway.telemetry.metrics.kv_memory import KVMetrics
 from gateway.telemetry.metrics.labels import ClassNames
 from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show_connections, show_debts
 from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.metrics.queue import QueueMetrics
 from gateway.telemetry.metrics.registry import Registry
-from gateway.telemetry.metrics.replica import count_work
 from gateway.telemetry.metrics.requests import RequestMetrics
 from gateway.telemetry.metrics.tenants import TenantMetrics
 from gateway.telemetry.metrics.vllm import VllmMetrics
@@ -69,7 +67,7 @@ class Metrics:
         self._estimates = EstimateMetrics(registry, core, classes)
         self._engine = EngineMetrics(registry, core, sources.memory)
         count_grammars(registry, sources.grammars, scheduler.counters)
-        KVMetrics(registry, scheduler)
+        show_kv(registry, scheduler)
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
         self._store = StoreMetrics(registry, sources.store)
         show_debts(registry, sources.debts)
@@ -81,7 +79,7 @@ class Metrics:
         self.replica = ReplicaReader(
             sources.model, core, sources.backlog_target, clock, lambda: policies.current.version
         )
-        count_work(registry, self.replica, core.step_time)
+        show_work(registry, self.replica, core.step_time)
 
         sources.core_telemetry.on_admit.append(self._queue.admitted)
         sources.core_telemetry.on_step.append(self._engine.stepped)

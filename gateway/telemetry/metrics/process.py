@@ -114,7 +114,6 @@ class ProcessMetrics:
         show_resources(registry)
 
     def bind(self, name: str, read: Callable[[], float]) -> None:
-        """Read the metric with `read` from now on."""
         self._sources[name] = read
 
     def pushed(self, result: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+import labs.choices  # noqa: F401 - adds batching rules and contiguous memory
 from backend.config import Batching, EngineOptions, KVAllocation
 from backend.llm import LLM
 from backend.sampling_params import SamplingParams

@@ -119,11 +119,6 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "heads": (config(num_attention_heads=5), "num_attention_heads is 5; it must divide hidden_size 32"),
     "no layers": (config(num_hidden_layers=0), "num_hidden_layers is 0; an integer of at least 1 and below"),
     "eps": (config(layer_norm_eps=-1), "layer_norm_eps is -1; a finite number above 0"),
-    "matryoshka": (config(matryoshka_dimensions=["8"]), "matryoshka_dimensions is ['8']; a list of counts is expected"),
-    "matryoshka beyond": (
-        config(matryoshka_dimensions=[8, 64]),
-        "matryoshka_dimensions is [8, 64]; counts of at most 32 are expected",
-    ),
     "a longer table of positions": (
         config(max_position_embeddings=512),
         "embeddings.position_embeddings.weight has shape [128, 32], but config.json calls for [512, 32]",

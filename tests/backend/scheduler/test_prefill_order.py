@@ -1,7 +1,6 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.config import Batching
 from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.sequence import Sequence
@@ -63,7 +62,7 @@ def test_what_is_due_at_the_same_time_or_later_is_computed_behind_what_runs() ->
 
 
 def test_where_whole_prompts_are_computed_none_is_cut() -> None:
-    bench = roomy(batching=Batching.STATIC, prefill_chunk=None, max_num_batched_tokens=64, max_model_len=64)
+    bench = roomy(prefill_chunk=None, max_num_batched_tokens=64, max_model_len=64)
     first, second = due(bench, 60, at=1.0), due(bench, 40, at=0.0)
     bench.plan()
     assert prefilled(bench) in ({first.id: 60}, {second.id: 40})

@@ -4,8 +4,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from backend.config import Batching, KVAllocation
+from backend.scheduler.batching import RULES
+from backend.scheduler.block_tables import POOLS
 from backend.scheduler.kv_accounts import KVAccounts
-from backend.scheduler.sequence import FinishReason, SequenceStatus
+from backend.scheduler.sequence import FinishReason
 from tests.backend.scheduler.bench import Bench, LossyMachine, expected
 from tests.examples import examples
 
@@ -46,40 +48,12 @@ def test_sequences_join_while_others_run() -> None:
     assert batch is not None and len(batch.slots) == 2
 
 
-def test_static_batching_lets_nobody_join_until_the_batch_has_drained() -> None:
-    bench = Bench(batching=Batching.STATIC)
-    first = bench.add(3, 6)
-    bench.plan()
-    bench.add(3, 6)
-    while first.status is not SequenceStatus.FINISHED:
-        batch = bench.plan()
-        assert batch is None or len(batch.slots) == 1
-        bench.complete()
-    bench.drain()
-
-
-def test_static_batching_fills_its_batch_beyond_one_steps_budget() -> None:
-    bench = Bench(batching=Batching.STATIC)
-    sequences = [bench.add(6, 4) for _ in range(4)]
-    bench.plan()
-    assert all(sequence.status is SequenceStatus.RUNNING for sequence in sequences)
-    bench.drain()
-
-
 def test_without_chunking_a_prompt_is_computed_whole() -> None:
     bench = Bench(prefill_chunk=None, max_num_batched_tokens=40)
     bench.add(30, 2)
     bench.add(30, 2)
     bench.drain()
     assert max(max(batch.lengths) for batch in bench.batches) == 30
-
-
-def test_contiguous_allocation_takes_the_whole_run_up_front() -> None:
-    bench = Bench(kv_allocation=KVAllocation.CONTIGUOUS)
-    sequence = bench.add(5, 12)
-    bench.plan()
-    assert sequence.block_table.blocks == [0, 1, 2, 3]
-    bench.drain()
 
 
 def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
@@ -113,19 +87,6 @@ def test_prompt_tokens_of_a_step_that_was_lost_are_not_billed() -> None:
     bench.lose()
     bench.scheduler.finish(sequence, FinishReason.CANCELLED)
     assert sequence.num_billed_tokens == bench.scheduler.counters.prompt_tokens == 6
-
-
-def test_static_batching_without_chunking_seats_nobody_whose_prompt_a_smaller_step_cannot_hold() -> None:
-    bench = Bench(batching=Batching.STATIC, prefill_chunk=None, max_num_batched_tokens=40)
-    lost = bench.add(12, 4)
-    bench.plan()
-    bench.lose()
-    bench.scheduler.finish(lost, FinishReason.CANCELLED)
-    sequence = bench.add(30, 4)
-    batch = bench.plan()
-    assert batch is not None and [admitted.slot for admitted in batch.admitted] == [sequence.slot]
-    bench.drain()
-    assert sequence.output == expected(sequence)
 
 
 def test_sequences_that_join_are_counted_each_time() -> None:
@@ -173,11 +134,11 @@ class SchedulerMachine(LossyMachine):
         num_blocks=st.integers(4, 16),
         depth=st.integers(1, 2),
         chunk=st.sampled_from([None, 1, 3, 6]),
-        batching=st.sampled_from(list(Batching)),
-        allocation=st.sampled_from(list(KVAllocation)),
+        allocation=st.deferred(lambda: st.sampled_from(list(POOLS))),
+        batching=st.deferred(lambda: st.sampled_from(list(RULES))),
     )
     def start(
-        self, num_blocks: int, depth: int, chunk: int | None, batching: Batching, allocation: KVAllocation
+        self, num_blocks: int, depth: int, chunk: int | None, allocation: KVAllocation, batching: Batching
     ) -> None:
         self.begin(
             num_blocks=num_blocks,

@@ -87,7 +87,7 @@ def check_all(llm: LLM, texts: list[list[int]], times: int = 1) -> None:
             check(oracle(), completion, asked)
 
 
-@pytest.mark.parametrize("shape", ["chunked", "contiguous", "blocks of one token"])
+@pytest.mark.parametrize("shape", ["chunked", "blocks of one token"])
 def test_they_are_those_of_transformers_and_texts_are_as_if_nobody_asked(
     checkpoint: Path, texts: list[list[int]], shape: str
 ) -> None:

@@ -11,7 +11,7 @@ from gateway.anthropic.errors import error_reply
 from gateway.anthropic.message_events import MessageEvents, MessageIdentity, whole_message
 from gateway.errors import ApiError, BadRequest, DeadlineExceeded, Forbidden, InvalidApiKey, Overloaded, Preempted
 from gateway.openai.answer_message import AnswerMessage
-from gateway.openai.replies import Choice, ContentBlock, TokenUsage
+from gateway.openai.replies import Choice, ContentBlock, Ending, TokenUsage
 from tests.examples import examples
 from tests.gateway.openai.random_answers import CALL, new_message, pieces, reason_of, whole
 
@@ -40,7 +40,7 @@ def streamed(text: list[str], is_cut: bool = False, stop: str | None = None, pla
     if message is not None:
         message.finish(is_cut=is_cut)
     reason = ("length" if is_cut else "stop") if message is None else reason_of(message, is_cut)
-    return events_of(stream + events.finish(reason, USAGE, None, stop) + events.end(USAGE))
+    return events_of(stream + events.finish(Ending(reason, USAGE, None, stop)) + events.end(USAGE))
 
 
 def accumulated(events: list[Json]) -> Json:

@@ -8,7 +8,7 @@ import pytest
 from backend.text.response_templates.builtin import builtin_template
 from backend.text.response_templates.parser import ResponseParser
 from gateway.openai.answer_message import AnswerMessage, MessageChunks, new_call_id
-from gateway.openai.replies import Identity, TokenUsage
+from gateway.openai.replies import Ending, Identity, TokenUsage
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
@@ -88,7 +88,7 @@ def test_what_is_told_of_tokens_waits_for_an_event() -> None:
         one.push(token)
         events += chunks.text(token, usage, {"logprobs": {"content": [token], "refusal": None}})
     one.finish()
-    events += chunks.finish("stop", usage, {"logprobs": {"content": ["end"], "refusal": None}})
+    events += chunks.finish(Ending("stop", usage, {"logprobs": {"content": ["end"], "refusal": None}}))
     read = [json.loads(line.removeprefix("data: ")) for line in events.decode().split("\n\n") if line]
     told = [event["choices"][0]["logprobs"] for event in read]
     assert [token for one in told if one for token in one["content"]] == ["a", " <tool", "_call", "s ", "b", "end"]

@@ -10,7 +10,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.openai import replies
-from gateway.openai.replies import ChatChunks, Choice, CompletionChunks, Identity, TokenUsage
+from gateway.openai.replies import ChatChunks, Choice, CompletionChunks, Ending, Identity, TokenUsage
 from gateway.sse import DONE
 
 USAGE = TokenUsage(prompt_tokens=7, completion_tokens=5, cached_tokens=4)
@@ -55,7 +55,7 @@ def test_a_text_completion_is_what_the_client_expects() -> None:
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_chat_chunks_are_what_the_client_expects(include_usage: bool) -> None:
     chunks = ChatChunks(Identity.of_chat("m", "fp"), include_usage)
-    events = [chunks.start(), chunks.text("Hi"), chunks.text("!"), chunks.finish("stop")]
+    events = [chunks.start(), chunks.text("Hi"), chunks.text("!"), chunks.finish(Ending("stop"))]
     parsed = [ChatCompletionChunk.model_validate(data(event)) for event in events]
     assert [chunk.choices[0].delta.role for chunk in parsed] == ["assistant", None, None, None]
     assert [chunk.choices[0].delta.content for chunk in parsed] == ["", "Hi", "!", None]
@@ -77,7 +77,7 @@ def test_the_usage_chunk_has_no_choices() -> None:
 def test_completion_chunks_are_what_the_client_expects() -> None:
     chunks = CompletionChunks(Identity.of_completion("m"), include_usage=False, index=3)
     assert chunks.start() == b""
-    text, end = data(chunks.text("Hi")), data(chunks.finish("length"))
+    text, end = data(chunks.text("Hi")), data(chunks.finish(Ending("length")))
     assert text["choices"] == [{"index": 3, "text": "Hi", "logprobs": None, "finish_reason": None}]
     assert Completion.model_validate(end).choices[0].finish_reason == "length"
     assert text["object"] == "text_completion"

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from gateway.errors import Preempted
 from gateway.http.json_body import JsonBody
 from gateway.openai.limits import Limits
-from gateway.openai.replies import Choice, TokenUsage
+from gateway.openai.replies import Choice, Ending, TokenUsage
 from gateway.openai.response_events import ResponseEvents, ResponseIdentity, whole_response
 from gateway.openai.response_request import parse_response_request
 from tests.examples import examples
@@ -50,7 +50,7 @@ def streamed(text: list[str], is_cut: bool = False, **options: Any) -> list[Json
         message.push(piece)
         stream += events.text(piece)
     message.finish(is_cut=is_cut)
-    return events_of(stream + events.finish(reason_of(message, is_cut)) + events.end(USAGE))
+    return events_of(stream + events.finish(Ending(reason_of(message, is_cut))) + events.end(USAGE))
 
 
 def without_ids(response: Json) -> Json:
@@ -121,7 +121,7 @@ def test_an_answer_of_three_kinds_is_three_items() -> None:
 def test_a_text_that_nothing_parses_is_one_message(text: list[str]) -> None:
     events = ResponseEvents(identity(), None)
     stream = events.start() + b"".join(map(events.text, text))
-    read = events_of(stream + events.finish("stop") + events.end(USAGE))
+    read = events_of(stream + events.finish(Ending("stop")) + events.end(USAGE))
     check_items(read)
     expected = json.loads(orjson.dumps(whole_response(identity(), Choice("".join(text), "stop"), USAGE)))
     assert without_ids(read[-1]["response"]) == without_ids(expected)
@@ -142,7 +142,7 @@ def test_log_probabilities_come_with_the_text_that_they_are_about() -> None:
         message.push(piece)
         stream += events.text(piece, None, told(piece))
     message.finish()
-    read = events_of(stream + events.finish("stop", None, told("<|end|>")) + events.end(USAGE))
+    read = events_of(stream + events.finish(Ending("stop", None, told("<|end|>"))) + events.end(USAGE))
     check_items(read)
     (item,) = Response.model_validate(read[-1]["response"]).output
     assert item.type == "message" and item.content[0].type == "output_text"

@@ -1,4 +1,3 @@
-import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -198,19 +197,6 @@ def test_an_address_that_cannot_be_read_is_refused_without_its_password(name: st
 def test_an_address_may_have_a_password_that_is_encoded() -> None:
     for url in ("redis://:a%2Fb%23@h:6379/0", "rediss://user:pw@h", "unix:///tmp/store.sock", "redis://h"):
         assert Settings(redis_url=url).redis_url is not None
-
-
-@pytest.mark.parametrize(
-    ("fields", "remedy"),
-    [
-        ({"min_free_blocks": 5}, "is for --admit minimum_free, and --admit is forecast"),
-        ({"preferred_batch_sizes": (4, 8)}, "4,8 is for --batching window, and --batching is continuous"),
-        ({"max_batch_delay": 0.1, "batching": "slai"}, "0.1 is for --batching window and wait, and --batching is slai"),
-    ],
-)
-def test_what_would_have_no_effect_is_refused(fields: dict[str, Any], remedy: str) -> None:
-    with pytest.raises(ValidationError, match=re.escape(remedy)):
-        Settings(**fields)
 
 
 def test_secrets_stay_out_of_representations_and_errors() -> None:

@@ -8,13 +8,14 @@ import pytest
 from admission.controller import Controller
 from admission.core import PRIOR_STEP_TIME, CoreConfig, Overload, make_core
 from admission.event_logs.event_log import replay
-from admission.expiry import ControlledDelay, DeadlineExpiry
+from admission.expiry import DeadlineExpiry
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.promise import Promise
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from labs.controlled_delay import ControlledDelay
 from labs.simulation.arrival import Arrival
 from labs.simulation.recorder import AttemptOutcome
 from tests.admission.clocked_core import ClockedCore

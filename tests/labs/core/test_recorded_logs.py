@@ -20,6 +20,7 @@ import pytest
 from admission.core import MemoryGate
 from admission.event_logs.event_log import VERSION, replay
 from backend.config import Batching
+from labs import choices  # noqa: F401 - adds orders and batching rules
 from labs.orderings import published
 
 RECORDED = Path(__file__).with_name("recorded")

@@ -10,11 +10,12 @@ Waived: every sequence that fits joins any step; every decode in every step.
 
 from math import log2
 
-from backend.scheduler.batching.fluid import ArrivalRate, StepSeconds
-from backend.scheduler.batching.rule import BatchingRule, StepParts
-from backend.scheduler.batching.wait import MAX_WAIT_S
+from backend.scheduler.batching import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
+from labs.batchings.fluid import ArrivalRate, StepSeconds
+from labs.batchings.running import add_decodes, jumping, prefilling, ready
+from labs.batchings.wait import MAX_WAIT_S
 
 STAGE_TOKENS = (32, 128, 512, 2048)  # tokens of an answer at which it pauses
 
@@ -45,24 +46,24 @@ class NestedWait(BatchingRule):
     def plan(self, scheduled: ScheduledStep) -> None:
         self.wakes_at = None
         parts, now = self.parts, scheduled.planned_at
-        self._stages = {one: self._stage(one) for one in parts.running.values()}
+        self._stages = {one: self._stage(one) for one in parts.kv_manager.running.values()}
         self._places = self._begin(now)
-        ready = parts.ready(scheduled)
-        for sequence in self._pause(ready, now):
+        decodes = ready(parts, scheduled)
+        for sequence in self._pause(decodes, now):
             scheduled.paused[sequence] = WaitReason.PEERS
-        going_on = [one for one in ready if one not in scheduled.paused]
-        parts.rows.add_decodes(going_on, scheduled, parts.budget.tokens)
-        parts.rows.add_jumps(parts.jumping(), scheduled, parts.budget.tokens)
-        prefilling = parts.prefilling()
-        if prefilling or parts.waiting:
-            parts.plan_prefills(prefilling, scheduled)
+        going_on = [one for one in decodes if one not in scheduled.paused]
+        add_decodes(parts, going_on, scheduled, parts.budget.tokens)
+        parts.rows.add_jumps(jumping(parts), scheduled, parts.budget.tokens)
+        prompts = prefilling(parts)
+        if prompts or parts.waiting:
+            parts.plan_prefills(prompts, scheduled)
 
     def why_closed(self, sequence: Sequence, scheduled: ScheduledStep) -> WaitReason | None:
         if sequence not in self._waiting:
             return None
         if not self._places:
             return WaitReason.PEERS
-        if self.parts.running and self.parts.kv_manager.blocks.num_available < self._buffer():
+        if self.parts.kv_manager.running and self.parts.kv_manager.blocks.num_available < self._buffer():
             return WaitReason.BATCH
         self._places -= 1
         return None
@@ -112,7 +113,7 @@ class NestedWait(BatchingRule):
 
     def _buffer(self) -> float:
         """Return the free blocks reserved for running sequences."""
-        running = len(self.parts.running)
+        running = len(self.parts.kv_manager.running)
         return log2(1 + running) * self.parts.config.blocks_for(STAGE_TOKENS[0])
 
     def _wake(self, due: float) -> None:

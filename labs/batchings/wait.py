@@ -9,10 +9,10 @@ its own.
 Waived: every sequence that fits joins any step.
 """
 
-from backend.scheduler.batching.fluid import ArrivalRate, StepSeconds, memory_of
-from backend.scheduler.batching.rule import BatchingRule, StepParts
+from backend.scheduler.batching import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence, SequenceStatus
+from labs.batchings.fluid import ArrivalRate, StepSeconds, memory_of
 
 MAX_WAIT_S = 0.05  # longest delay of the oldest sequence of a type
 ANSWERS_REMEMBERED = 64  # newest answers of a type

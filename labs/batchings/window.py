@@ -8,7 +8,7 @@ are batched continuously; a window ahead of one in the queue delays it by at mos
 Waived: every sequence that fits joins any step.
 """
 
-from backend.scheduler.batching.rule import BatchingRule, StepParts
+from backend.scheduler.batching import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
 

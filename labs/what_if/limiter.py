@@ -3,34 +3,11 @@
 A level counts as lua/level.lua does, in whole numbers, so that both decide every sequence of calls alike.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused, refusals
 from quotas.policy.limit import DAY_MICROSECONDS, Budget, Limit, Rate
 from quotas.reservation import Ask, LimitState, Usage
-
-
-def refusals(states: Iterable[LimitState], ask: Ask, now: float) -> list[QuotaRefused]:
-    """A refusal for each limit with less left than is asked; `now` is the Unix time of the states."""
-    found = (_forecast_refusal(state, ask.of(state.limit.resource), now) for state in states)
-    return [refusal for refusal in found if refusal is not None]
-
-
-def _forecast_refusal(state: LimitState, asked: int, now: float) -> QuotaRefused | None:
-    limit, left = state.limit, state.remaining
-    if asked > limit.capacity:
-        return NeverFits(limit, asked)
-    if asked <= left:
-        return None
-    match limit.window:
-        case Rate(seconds=seconds):
-            since_then = (limit.capacity - asked) * seconds / limit.amount  # from the refill of `asked` to a full burst
-            return LimitExceeded(limit, asked, left, max(state.reset - since_then, 0.0))
-        case Budget():
-            return BudgetSpent(limit, asked, left, round(now + state.reset))
-    return LimitExceeded(limit, asked, left, None)
-
 
 MICROSECONDS_PER_SECOND = 10**6
 

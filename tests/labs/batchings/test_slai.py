@@ -6,8 +6,8 @@ import pytest
 
 from backend.config import Batching
 from backend.scheduler.batch import Batch
-from backend.scheduler.batching.slai import DEFAULT_TOKEN_INTERVAL_S, OFFSET_STEPS
 from backend.scheduler.sequence import Sequence, SequenceStatus
+from labs.batchings.slai import DEFAULT_TOKEN_INTERVAL_S, OFFSET_STEPS
 from tests.backend.scheduler.bench import Bench, expected
 
 STEP = 0.01  # seconds that each takes

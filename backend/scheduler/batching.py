@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Sized
+from dataclasses import dataclass
 
-from backend.config import EngineConfig
+from backend.config import Batching, EngineConfig
 from backend.scheduler.batch import Counters
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.lost_steps import TokenBudget
@@ -12,46 +13,23 @@ from backend.scheduler.sequence import Sequence
 from backend.scheduler.step_rows import StepRows
 
 
+@dataclass(frozen=True, slots=True)
 class StepParts:
-    """The scheduler's parts that a rule plans a step with."""
+    """The scheduler's parts that a rule plans a step with.
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        kv_manager: KVManager,
-        waiting: Sized,
-        in_flight: deque[ScheduledStep],
-        rows: StepRows,
-        budget: TokenBudget,
-        counters: Counters,
-        plan_decodes: Callable[[ScheduledStep], list[Sequence]],
-        plan_prefills: Callable[[list[Sequence], ScheduledStep], None],
-    ) -> None:
-        """`plan_decodes` adds a row for every decode and returns the prefilling sequences; `plan_prefills` spends the
-        rest of the step on these, and on waiting sequences, which it admits.
-        """
-        self.config, self.kv_manager, self.running = config, kv_manager, kv_manager.running
-        self.waiting, self.in_flight, self.rows = waiting, in_flight, rows
-        self.budget, self.counters = budget, counters
-        self.plan_decodes, self.plan_prefills = plan_decodes, plan_prefills
+    `plan_decodes` adds a row for every decode and returns the prefilling sequences; `plan_prefills` spends the rest of
+    the step on these, and on waiting sequences, which it admits.
+    """
 
-    def prefilling(self) -> list[Sequence]:
-        return [s for s in self.running.values() if s.num_computed_tokens < s.num_admitted_tokens and not s.jumps]
-
-    def jumping(self) -> list[Sequence]:
-        """Return the running sequences with uncomputed forced tokens."""
-        return [s for s in self.running.values() if s.num_computed_tokens < s.num_admitted_tokens and s.jumps]
-
-    def ready(self, scheduled: ScheduledStep) -> list[Sequence]:
-        """Return the decodes that may run, and record the decodes paused at a limit of their tenants."""
-        ready = list[Sequence]()
-        for sequence in self.running.values():
-            is_decode = sequence.num_admitted_tokens <= sequence.num_computed_tokens < sequence.num_tokens
-            if is_decode and sequence.num_tokens != sequence.token_limit:
-                ready.append(sequence)
-            elif is_decode and sequence.num_tokens < sequence.request.most_tokens:
-                scheduled.paused[sequence] = WaitReason.TOKENS
-        return ready
+    config: EngineConfig
+    kv_manager: KVManager
+    waiting: Sized
+    in_flight: deque[ScheduledStep]
+    rows: StepRows
+    budget: TokenBudget
+    counters: Counters
+    plan_decodes: Callable[[ScheduledStep], list[Sequence]]
+    plan_prefills: Callable[[list[Sequence], ScheduledStep], None]
 
 
 class BatchingRule:
@@ -91,3 +69,7 @@ class BatchingRule:
     def why_closed(self, sequence: Sequence, scheduled: ScheduledStep) -> WaitReason | None:
         """Return why this rule keeps the head of the queue out of the step, regardless of room; None: it may join."""
         return None
+
+
+RULES: dict[Batching, type[BatchingRule]] = {Batching.CONTINUOUS: BatchingRule}
+"""The rules that can be chosen; other packages add theirs (`backend.extensions`)."""

@@ -10,9 +10,10 @@ tokens, since a batch's rows share its time, and memory stays.
 Waived: every decode in every step, and with it the promised times between tokens.
 """
 
-from backend.scheduler.batching.rule import BatchingRule, StepParts
+from backend.scheduler.batching import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
+from labs.batchings.running import add_decodes, jumping, prefilling, ready
 
 FIRST_QUANTUM_TOKENS = 64  # tokens, of the first level
 SEQUENCES_PER_ROW = 4  # sequences that hold memory, for each row of a step
@@ -29,19 +30,19 @@ class MultilevelFeedback(BatchingRule):
 
     def plan(self, scheduled: ScheduledStep) -> None:
         parts, now = self.parts, scheduled.planned_at
-        jobs = {s: self._jobs.get(s) or _Job(s, now) for s in parts.running.values()}
+        jobs = {s: self._jobs.get(s) or _Job(s, now) for s in parts.kv_manager.running.values()}
         self._jobs = jobs
         for sequence, job in jobs.items():
             job.update(sequence, now)
         in_turn = sorted(jobs, key=lambda s: jobs[s].rank)
-        ready, prefilling, jumping = set(parts.ready(scheduled)), set(parts.prefilling()), set(parts.jumping())
-        can_run = [s for s in in_turn if s in ready or s in prefilling or s in jumping]
+        decodes, prompts, jumps = set(ready(parts, scheduled)), set(prefilling(parts)), set(jumping(parts))
+        can_run = [s for s in in_turn if s in decodes or s in prompts or s in jumps]
         chosen, passed_over = can_run[: self._rows], can_run[self._rows :]
-        parts.rows.add_decodes([s for s in chosen if s in ready], scheduled, parts.budget.tokens)
-        parts.rows.add_jumps([s for s in chosen if s in jumping], scheduled, parts.budget.tokens)
-        prompts = [s for s in chosen if s in prefilling]
-        if prompts or parts.waiting:
-            parts.plan_prefills(prompts, scheduled)
+        add_decodes(parts, [s for s in chosen if s in decodes], scheduled, parts.budget.tokens)
+        parts.rows.add_jumps([s for s in chosen if s in jumps], scheduled, parts.budget.tokens)
+        served = [s for s in chosen if s in prompts]
+        if served or parts.waiting:
+            parts.plan_prefills(served, scheduled)
         for sequence in scheduled.sequences:
             if sequence in jobs:
                 jobs[sequence].last_run = now

@@ -1,8 +1,8 @@
 """Who has had little goes first, and sinks by what it had."""
 
 from backend.config import Batching
-from backend.scheduler.batching.multilevel_feedback import FIRST_QUANTUM_TOKENS, SEQUENCES_PER_ROW, STARVATION_S
 from backend.scheduler.sequence import Sequence
+from labs.batchings.multilevel_feedback import FIRST_QUANTUM_TOKENS, SEQUENCES_PER_ROW, STARVATION_S
 from tests.backend.paper_device import continuation
 from tests.backend.scheduler.bench import Bench
 

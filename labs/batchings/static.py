@@ -4,10 +4,11 @@ With packed prompts, and rows that end with their answers, this is the best case
 real costs. Waived: every sequence that fits joins any step.
 """
 
-from backend.scheduler.batching.padding import Padding
-from backend.scheduler.batching.rule import BatchingRule, StepParts
+from backend.scheduler.batching import BatchingRule, StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import Sequence
+from labs.batchings.padding import Padding
+from labs.batchings.running import prefilling
 
 
 class StaticBatching(BatchingRule):
@@ -18,7 +19,7 @@ class StaticBatching(BatchingRule):
         self._is_closed = False
 
     def plan(self, scheduled: ScheduledStep) -> None:
-        self._is_closed = bool(self.parts.running or self.parts.in_flight)
+        self._is_closed = bool(self.parts.kv_manager.running or self.parts.in_flight)
         super().plan(scheduled)
 
     def why_closed(self, sequence: Sequence, scheduled: ScheduledStep) -> WaitReason | None:
@@ -30,12 +31,12 @@ class PaddedStaticBatching(StaticBatching):
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
-        self._padding = Padding(parts.config, parts.running, parts.counters)
+        self._padding = Padding(parts.config, parts.kv_manager.running, parts.counters)
 
     def plan(self, scheduled: ScheduledStep) -> None:
-        if prefilling := self.parts.prefilling():
+        if prompts := prefilling(self.parts):
             self._is_closed = True
-            self.parts.plan_prefills(prefilling, scheduled)
+            self.parts.plan_prefills(prompts, scheduled)
         else:
             super().plan(scheduled)
         if scheduled.sequences:

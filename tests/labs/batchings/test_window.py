@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.config import Batching
-from backend.scheduler.batching.window import DEFAULT_MAX_DELAY_S
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence
+from labs.batchings.window import DEFAULT_MAX_DELAY_S
 from tests.backend.scheduler.bench import Bench, expected
 
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from backend.config import Batching
 from backend.scheduler.batch import Batch
-from backend.scheduler.batching import nested_wait
-from backend.scheduler.batching.fluid import ArrivalRate, memory_of
-from backend.scheduler.batching.wait import MAX_WAIT_S
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import Sequence
+from labs.batchings import nested_wait
+from labs.batchings.fluid import ArrivalRate, memory_of
+from labs.batchings.wait import MAX_WAIT_S
 from tests.backend.scheduler.bench import Bench, expected
 
 STEP = 1.0  # seconds, so that the arrivals a second are the threshold

@@ -7,18 +7,19 @@ tokens come as early as possible, and all decodes stall meanwhile; chunked prefi
 Waived: every decode in every step, and with it the promised times between tokens.
 """
 
-from backend.scheduler.batching.rule import BatchingRule
+from backend.scheduler.batching import BatchingRule
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
+from labs.batchings.running import prefilling
 
 
 class PrefillFirst(BatchingRule):
     """Plans decodes only in steps without a prefill."""
 
     def plan(self, scheduled: ScheduledStep) -> None:
-        prefilling = self.parts.prefilling()
-        if prefilling or self.parts.waiting:
-            self.parts.plan_prefills(prefilling, scheduled)
+        prompts = prefilling(self.parts)
+        if prompts or self.parts.waiting:
+            self.parts.plan_prefills(prompts, scheduled)
         if not scheduled.sequences:
             self.parts.plan_decodes(scheduled)
 

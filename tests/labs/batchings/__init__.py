@@ -1,0 +1,1 @@
+import labs.batchings.published  # noqa: F401 - adds batching rules
