@@ -1,4 +1,4 @@
-"""A model's files are packaged with Sluice, in a local directory, or on the Hugging Face hub."""
+"""A model's files are packaged with Sluice, in a local directory or GGUF file, or on the Hugging Face hub."""
 
 import re
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.errors import ModelLoadError
+from backend.model.gguf_folder import folder_of
 
 EMBEDDED = "embedded"
 """The small model that comes with the package has this name."""
@@ -40,8 +41,12 @@ def _local(name_or_path: str) -> Path | None:
     try:
         if name_or_path and path.is_dir():
             return path
+        if path.is_file() and path.suffix == ".gguf":
+            return folder_of(path)
         if path.is_file():
-            raise ModelLoadError(f"{path} is a file; name the directory that holds config.json and the weights")
+            raise ModelLoadError(
+                f"{path} is a file; name a .gguf file, or the directory that holds config.json and the weights"
+            )
     except OSError as error:
         raise ModelLoadError(f"{path}: {error.strerror}") from None
     if _HUB_NAME.fullmatch(name_or_path) is None:
