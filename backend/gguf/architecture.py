@@ -4,6 +4,7 @@ Keys of the file's own architecture that are not known here may change the arith
 """
 
 import re
+import struct
 from collections import Counter
 from math import prod
 from typing import Any
@@ -77,6 +78,9 @@ class Architecture:
         for key in ("attention.value_length", "rope.dimension_count"):
             if own.integer(key, default=head_dim) != head_dim:
                 raise own.wrong(key, f"the {head_dim} numbers of a head are expected")
+        layers = own.integer("block_count")
+        if layers > len(tensors):
+            raise own.wrong("block_count", f"there are {len(tensors)} tensors")
         if _EMBEDDING not in tensors:
             raise self.general.wrong(_EMBEDDING, "a tensor of this name is expected")
         return {
@@ -84,7 +88,7 @@ class Architecture:
             "vocab_size": tensors[_EMBEDDING].shape[0],
             "hidden_size": hidden,
             "intermediate_size": own.integer("feed_forward_length"),
-            "num_hidden_layers": own.integer("block_count"),
+            "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": own.integer("attention.head_count_kv", default=heads),
             "head_dim": head_dim,
@@ -116,7 +120,7 @@ class Architecture:
     def _rope_factors(self, tensor: StoredTensor) -> list[float]:
         if tensor.format.name != "F32" or len(tensor.shape) != 1:
             raise self.general.wrong(_ROPE_FACTORS, "a tensor of one dimension in F32 is expected")
-        return memoryview(self._file.read(tensor.start, tensor.num_bytes)).cast("f").tolist()
+        return [*struct.unpack(f"<{tensor.shape[0]}f", self._file.read(tensor.start, tensor.num_bytes))]
 
     def _dtype(self) -> str:
         """Return the type in which a GPU is to serve: that of most numbers, bfloat16 of quantised ones."""

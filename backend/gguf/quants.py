@@ -12,7 +12,7 @@ from torch import Tensor
 
 from backend.gguf.reader import GgufFile, StoredTensor
 
-BLOCKS_AT_ONCE = 2**22  # numbers, so that what is between bytes and numbers stays small
+NUMBERS_AT_ONCE = 2**20  # so that what lies between bytes and numbers stays in caches
 
 
 def dequantised(file: GgufFile, tensor: StoredTensor) -> Tensor:
@@ -21,7 +21,7 @@ def dequantised(file: GgufFile, tensor: StoredTensor) -> Tensor:
     if stored.size == 1:
         data = file.read(tensor.start, tensor.num_bytes)
         return torch.frombuffer(data, dtype=_PLAIN[stored.name]).view(tensor.shape)
-    blocks, step = size // stored.size, max(1, BLOCKS_AT_ONCE // stored.size)
+    blocks, step = size // stored.size, max(1, NUMBERS_AT_ONCE // stored.size)
     numbers = torch.empty(blocks, stored.size)
     for first in range(0, blocks, step):
         some = min(step, blocks - first)
@@ -45,7 +45,8 @@ def _nibbles(packed: Tensor) -> Tensor:
 def _bits(packed: Tensor, count: int) -> Tensor:
     """Return what `count` bits at a time are of each byte, lowest first: [..., 8 / count, bytes]."""
     shifts = torch.arange(0, 8, count, dtype=torch.uint8).view(-1, 1)
-    return (packed.unsqueeze(-2) >> shifts) & (2**count - 1)
+    bits: Tensor = (packed.unsqueeze(-2) >> shifts) & (2**count - 1)
+    return bits
 
 
 def _fifth_bits(blocks: Tensor, first: int) -> Tensor:

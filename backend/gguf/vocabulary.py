@@ -60,6 +60,8 @@ class Vocabulary:
         self._json = JsonFile(file.path, file.metadata)
         self._tokens: list[str] = self._array("tokens", str)
         self._ids = {token: index for index, token in enumerate(self._tokens)}
+        if not self._tokens:
+            raise self._wrong("tokens", "there are none")
         if len(self._ids) < len(self._tokens):
             raise self._wrong("tokens", "a token is there twice")
         if max(map(len, self._tokens), default=0) > MAX_TOKEN_CHARS:
@@ -199,7 +201,7 @@ class Vocabulary:
 
     def _array(self, name: str, kind: type) -> list[Any]:
         value = self._value(name)
-        if not isinstance(value, list) or not all(type(one) is kind for one in value) or not value:
+        if not isinstance(value, list) or not all(type(one) is kind for one in value):
             raise self._wrong(name, f"an array of {kind.__name__} is expected")
         return value
 
