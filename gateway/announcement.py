@@ -32,6 +32,7 @@ class Ready:
     admin_host: str = "127.0.0.1"
     admin_key: str = ""  # where it is
     num_http_workers: int = 0
+    default_tools: bool = False  # whether the chat template has no place for tools of its own
 
     @property
     def admin_url(self) -> str:
@@ -57,6 +58,8 @@ class Ready:
         ]
         if self.num_http_workers:
             lines += [f"  HTTP      {self.num_http_workers} worker{'s' if self.num_http_workers > 1 else ''}"]
+        if self.default_tools:
+            lines += ["  tools     told by a text of ours: the model's chat template has no place for them"]
         if not self.batch_invariant:
             lines += [
                 "  seeds     may draw other text beside other requests: these kernels add in an order of the batch's"

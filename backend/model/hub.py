@@ -1,4 +1,4 @@
-"""A model's files are packaged with Sluice, in a local directory, or on the Hugging Face hub."""
+"""A model's files are packaged with Sluice, in a local directory or GGUF file, or on the Hugging Face hub."""
 
 import re
 from collections.abc import Callable
@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from backend.errors import ModelLoadError
+from backend.kernels.build import cache_directory
+from backend.model.gguf_folder import folder_of
 
 EMBEDDED = "embedded"
 """The small model that comes with the package has this name."""
 
+SMOLLM2 = "smollm2"
+"""SmolLM2-135M-Instruct, which `scripts/download` fetches once for all."""
+
+_SMOLLM2_FILE = "models/SmolLM2-135M-Instruct.Q4_1.gguf"  # as in scripts/download
+_HUB_PREFIX = "hf:"  # before a name that is not to be taken for a directory's
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
 _UNWANTED = ["*/*", "consolidated*"]
@@ -36,26 +43,41 @@ def _local(name_or_path: str) -> Path | None:
     """Return the directory, None for a hub name. Raises `ModelLoadError` for what is neither."""
     if name_or_path == EMBEDDED:
         return Path(__file__).parents[1] / EMBEDDED
+    if name_or_path == SMOLLM2:
+        return _smollm2()
     path = Path(name_or_path).expanduser()
     try:
         if name_or_path and path.is_dir():
             return path
+        if path.is_file() and path.suffix == ".gguf":
+            return folder_of(path)
         if path.is_file():
-            raise ModelLoadError(f"{path} is a file; name the directory that holds config.json and the weights")
+            raise ModelLoadError(
+                f"{path} is a file; name a .gguf file, or the directory that holds config.json and the weights"
+            )
     except OSError as error:
         raise ModelLoadError(f"{path}: {error.strerror}") from None
-    if _HUB_NAME.fullmatch(name_or_path) is None:
+    if _HUB_NAME.fullmatch(name_or_path.removeprefix(_HUB_PREFIX)) is None:
         raise ModelLoadError(f"there is no directory {name_or_path!r}, and a hub name has the form organisation/name")
     return None
 
 
+def _smollm2() -> Path:
+    file = cache_directory() / _SMOLLM2_FILE
+    if not file.is_file():
+        raise ModelLoadError(
+            f"{file} does not exist: `scripts/download {SMOLLM2}` fetches it, 93 MB, and so does `scripts/serve`"
+        )
+    return folder_of(file)
+
+
 def _download(name: str, unwanted: list[str]) -> Path:
     patterns = {"allow_patterns": _WANTED, "ignore_patterns": unwanted}
-    return Path(_from_hub(name, lambda hub: hub.snapshot_download(name, **patterns)))
+    return Path(_from_hub(name, lambda hub: hub.snapshot_download(name.removeprefix(_HUB_PREFIX), **patterns)))
 
 
 def _download_config(name: str) -> Path:
-    return Path(_from_hub(name, lambda hub: hub.hf_hub_download(name, "config.json"))).parent
+    return Path(_from_hub(name, lambda hub: hub.hf_hub_download(name.removeprefix(_HUB_PREFIX), "config.json"))).parent
 
 
 def _from_hub(name: str, fetch: Callable[[Any], str]) -> str:

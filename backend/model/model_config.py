@@ -20,7 +20,7 @@ from backend.sampling_params import SamplingParams
 class RopeScaling:
     """Rotary frequencies are stretched for longer contexts by these; `rope` has the formulas and their sources."""
 
-    kind: str  # "linear", "llama3" or "yarn"
+    kind: str  # "linear", "llama3", "yarn" or "divided"
     factor: float
     original_max_position: int  # context length before stretching (llama3, yarn)
     low_freq_factor: float = 1.0  # llama3
@@ -29,6 +29,7 @@ class RopeScaling:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
     attention_factor: float = 1.0  # on cos and sin (yarn)
+    divisors: tuple[float, ...] = ()  # of each pair's frequency (divided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,9 @@ def _check_whole(file: JsonFile, config: ModelConfig) -> None:
             f"{file.path}: eos_token_id {beyond[0]} lies outside the vocabulary of {config.vocab_size} tokens; "
             f"correct it here or in generation_config.json"
         )
+    scaling, pairs = config.rope_scaling, config.head_dim // 2
+    if scaling is not None and scaling.kind == "divided" and len(scaling.divisors) != pairs:
+        raise file.wrong("rope_scaling", f"a divisor for each of {pairs} pairs is expected")
     if config.max_position >= MAX_COUNT:
         raise ModelLoadError(
             f"{file.path}: its rope scaling makes a context of {config.max_position:.3g} positions; fewer than "
@@ -281,7 +285,17 @@ def _rope_scaling(file: JsonFile, rope: JsonFile | None, max_position: int) -> R
         return _llama3(rope, original)
     if kind == "yarn":
         return _yarn(rope, original, max_position)
+    if kind == "divided":
+        return RopeScaling(kind, 1.0, original, divisors=_divisors(rope))
     raise rope.wrong(key, "default, linear, dynamic, llama3 or yarn is supported")
+
+
+def _divisors(rope: JsonFile) -> tuple[float, ...]:
+    """Return the divisors of frequencies that a GGUF file holds instead of a formula's numbers."""
+    divisors = rope.get("divisors")
+    if not isinstance(divisors, list) or not all(isinstance(one, float) and 0 < one < MAX_COUNT for one in divisors):
+        raise rope.wrong("divisors", "a list of numbers above 0 is expected")
+    return tuple(divisors)
 
 
 def _original_max_position(file: JsonFile, rope: JsonFile, max_position: int) -> int:
@@ -321,8 +335,8 @@ def _yarn_attention_factor(rope: JsonFile, factor: float) -> float:
 
 
 def _stretched(max_position: int, scaling: RopeScaling | None) -> int:
-    """Return the context after scaling. llama3 checkpoints claim the stretched length; the others the original."""
-    if scaling is None or scaling.kind == "llama3":
+    """Return the context after scaling. Checkpoints of llama3, in GGUF divided, claim the stretched one."""
+    if scaling is None or scaling.kind in ("llama3", "divided"):
         return max_position
     return max(max_position, int(scaling.original_max_position * scaling.factor))
 

@@ -1,4 +1,4 @@
-"""A model's safetensors files are known by their headers, without torch, which takes seconds to import."""
+"""A model's files of weights are known by their headers, without torch, which takes seconds to import."""
 
 import reprlib
 import stat
@@ -13,13 +13,17 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from backend.errors import ModelLoadError
+from backend.gguf.architecture import Architecture
+from backend.gguf.reader import GgufFile
 from backend.json_file import JsonFile
 
 NAME_MAX = 255  # bytes, of a file's name on Linux
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+GGUF_LINK = "model.gguf"  # in the folder that `gguf_folder` makes of a file
 _BASE, _HEAD = "model.", "lm_head."
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class TensorInfo:
 
 
 class Shards:
-    """One model.safetensors, or the shards that model.safetensors.index.json lists.
+    """One model.safetensors, or the shards that model.safetensors.index.json lists, or a GGUF file.
 
     The constructor reads every header, so that a missing, truncated or contradictory file is found before any tensor
     is read. ModelLoadError names the file. Tensors have the names of a causal language model: tensors of a base model
@@ -51,6 +55,8 @@ class Shards:
             stored.update(infos)
         self._is_base = not any(name.startswith(_BASE) for name in stored)
         self.infos = {self.full_name(name): info for name, info in stored.items()}
+        if is_gguf(self.source):  # bytes are counted as they come out of it
+            self.num_bytes = sum(prod(info.shape) * _BYTES[info.dtype] for info in stored.values())
 
     def full_name(self, stored_as: str) -> str:
         """Return the name of the tensor that a shard holds under this one."""
@@ -67,11 +73,14 @@ class Shards:
 
 def _shards(directory: Path) -> tuple[Path, dict[Path, set[str] | None]]:
     """Return the file that speaks for the checkpoint, and each shard with the tensors that an index expects in it."""
-    single, index = directory / _SINGLE, directory / _INDEX
+    single, index, gguf = directory / _SINGLE, directory / _INDEX, directory / GGUF_LINK
     if single.exists():
         return single, {single: None}
     if index.exists():
         return index, _read_index(index)
+    if gguf.exists():
+        file = gguf.readlink() if gguf.is_symlink() else gguf
+        return file, {file: None}
     if any(directory.glob("*.bin")):
         raise ModelLoadError(
             f"{directory} holds only .bin weights, which can run code when loaded; convert them with transformers: "
@@ -125,7 +134,15 @@ def opened(shard: Path, framework: str) -> Iterator[Any]:
         raise ModelLoadError(f"{shard} is truncated, corrupt or unreadable ({error}); download it again") from error
 
 
+def is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf"
+
+
 def _read_header(shard: Path) -> dict[str, TensorInfo]:
+    if is_gguf(shard):
+        with GgufFile(shard) as file:
+            names = Architecture(file).names().items()
+        return {name: TensorInfo(shard, name, one.shape, one.format.torch_dtype) for name, one in names}
     with opened(shard, "np") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         return {name: TensorInfo(shard, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}

@@ -1,16 +1,19 @@
 """The decoder's weights are allocated fused, then filled from a checkpoint or at random."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from backend.errors import ModelLoadError
+from backend.gguf.checkpoint import opened_gguf
 from backend.model.model_config import ModelConfig
-from backend.model.shards import Shards, TensorInfo, opened
+from backend.model.shards import Shards, TensorInfo, is_gguf, opened
 from backend.parallel.shard import Shard, Slices, rows_per_rank
 
 
@@ -22,7 +25,7 @@ class Checkpoint(Shards):
         infos = self.infos[name], self.infos[other]
         if infos[0].dtype != infos[1].dtype:
             return False
-        with opened(infos[0].shard, "pt") as file, opened(infos[1].shard, "pt") as other_file:
+        with _opened(infos[0].shard) as file, _opened(infos[1].shard) as other_file:
             return torch.equal(file.get_tensor(infos[0].stored_as), other_file.get_tensor(infos[1].stored_as))
 
     def tensors(self, part: Callable[[str], Slices] = lambda _: ()) -> Iterator[tuple[str, Tensor]]:
@@ -31,11 +34,15 @@ class Checkpoint(Shards):
         Of a tensor for whose name `part` returns slices, those alone are read.
         """
         for path in self.paths:
-            with opened(path, "pt") as file:
+            with _opened(path) as file:
                 for stored_as in file.keys():  # noqa: SIM118 (not a dict)
                     name = self.full_name(stored_as)
                     slices = part(name)
                     yield name, file.get_slice(stored_as)[slices] if slices else file.get_tensor(stored_as)
+
+
+def _opened(path: Path) -> AbstractContextManager[Any]:
+    return opened_gguf(path) if is_gguf(path) else opened(path, "pt")
 
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -88,7 +95,7 @@ def load_weights(
     progress: Callable[[int], None] = lambda _: None,
     shard: Shard | None = None,
 ) -> Weights:
-    """Read the safetensors of `directory`, converting to `dtype`; one tensor beyond the model is in memory at a time.
+    """Read the weights of `directory`, converting to `dtype`; one tensor beyond the model is in memory at a time.
     Of a `shard`, only what it holds is read.
 
     Of a config that ties them, a head that is stored as well is held apart only where it differs from the embedding.

@@ -32,6 +32,8 @@ _FILL_IN_THE_MIDDLE = [  # what stands before the text before, before the text b
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
 ]
 ChatControlTokens = Literal["text", "parsed"]
+DEFAULT_TOOLS = Path(__file__).with_name("default_tools.jinja").read_text(encoding="utf-8")
+"""Stands before a chat template that has no place for tools: it tells of them, of calls and of results in messages."""
 _SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 
 
@@ -92,10 +94,12 @@ class Tokenizer:
         path = model_dir / "tokenizer.json"
         core, config = _read_core(path), _optional(model_dir / "tokenizer_config.json")
         special_tokens = _special_tokens(config, _optional(model_dir / "special_tokens_map.json"))
-        found, template = _read_chat_template(model_dir, config), None
+        template, found = None, _read_chat_template(model_dir, config)
         if found:
-            control = control_tokens(core, found[0]) if chat_control_tokens == "text" else None
-            template = ChatTemplate(found[0], special_tokens, found[1], control)
+            template = _chat_template(*found, special_tokens, core, chat_control_tokens)
+            if "tools" not in template.variables and config.get("response_template") is None:
+                found = DEFAULT_TOOLS + found[0], found[1]
+                template = _chat_template(*found, special_tokens, core, chat_control_tokens)
         tokenizer = cls(core, special_tokens, template, _read_response_template(config, found), config.values)
         if tokenizer.vocab_size > model_vocab_size:
             raise ModelLoadError(
@@ -198,6 +202,10 @@ class Tokenizer:
         return self.chat_template.render(messages, add_generation_prompt, **variables)
 
     @property
+    def has_default_tools(self) -> bool:
+        return self._chat_template is not None and self._chat_template.source.startswith(DEFAULT_TOOLS)
+
+    @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
@@ -288,6 +296,17 @@ def _read_chat_template(model_dir: Path, tokenizer_config: JsonFile) -> tuple[st
     raise tokenizer_config.wrong(
         "chat_template", 'a string, or a list of templates with one named "default", is expected'
     )
+
+
+def _chat_template(
+    source: str,
+    origin: str,
+    special_tokens: Mapping[str, str],
+    core: tokenizers.Tokenizer,
+    chat_control_tokens: ChatControlTokens,
+) -> ChatTemplate:
+    control = control_tokens(core, source) if chat_control_tokens == "text" else None
+    return ChatTemplate(source, special_tokens, origin, control)
 
 
 def _read_response_template(

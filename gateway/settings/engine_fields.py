@@ -29,7 +29,8 @@ class ModelFields(SettingRecord):
         "model",
         "MODEL",
         "embedded",
-        "embedded, a local directory in Hugging Face layout, or a hub name such as Qwen/Qwen3-0.6B",
+        "embedded, smollm2, a local directory in Hugging Face layout, a .gguf file, or a hub name such as "
+        "Qwen/Qwen3-0.6B, with or without hf: before it",
         min_length=1,
     )
     served_model_name: NameOrAuto = setting(

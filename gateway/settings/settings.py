@@ -49,11 +49,13 @@ class Settings(SettingFields):
 
     @property
     def served_name(self) -> str:
-        """The model's name in the API; a directory goes by its own name, not by its path."""
+        """The model's name in the API; a directory or a file goes by its own name, not by its path."""
         if self.served_model_name:
             return self.served_model_name
-        directory = Path(self.model).expanduser()
-        return directory.resolve().name if directory.is_dir() else self.model
+        path = Path(self.model).expanduser()
+        if path.suffix == ".gguf":
+            return path.stem
+        return path.resolve().name if path.is_dir() else self.model.removeprefix("hf:")
 
     @field_validator("demo_key")
     @classmethod

@@ -81,6 +81,11 @@ def test_the_demo_key_is_not_in_the_representation() -> None:
     assert "0123" not in repr(READY)
 
 
+def test_it_says_that_tools_are_told_by_a_text_of_ours() -> None:
+    assert "told by a text of ours" in str(replace(READY, default_tools=True))
+    assert "tools" not in str(READY)
+
+
 def test_http_workers_are_counted_where_there_are_any() -> None:
     assert "HTTP      2 workers\n" in str(replace(READY, num_http_workers=2))
     assert "worker" not in str(READY)

@@ -6,6 +6,8 @@ import pytest
 from backend.errors import ModelLoadError
 from backend.model import hub
 from backend.model.hub import EMBEDDED, resolve_encoder, resolve_model
+from tests.backend.families import random_model
+from tests.backend.gguf.files import gguf, metadata_of, save, tensors_of, words
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -18,11 +20,24 @@ def test_the_embedded_model_lies_in_the_package() -> None:
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelLoadError, match="is a file; name the directory"):
+    with pytest.raises(ModelLoadError, match=r"is a file; name a \.gguf file, or the directory"):
         resolve_model(str(tmp_path / "model.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["./nowhere/at/all", "nowhere", "/nowhere/model", "a/b/c", ""])
+def test_smollm2_is_served_from_the_cache_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
+    with pytest.raises(
+        ModelLoadError, match=r"Q4_1\.gguf does not exist: `scripts/download smollm2` fetches it, 93 MB"
+    ):
+        resolve_model("smollm2")
+    (tmp_path / "models").mkdir()
+    path = tmp_path / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    model = random_model("llama-gqa-tied")
+    save(path, gguf(metadata_of(model) | words(131), tensors_of(model)))
+    assert resolve_model("smollm2").name == "SmolLM2-135M-Instruct.Q4_1"
+
+
+@pytest.mark.parametrize("name", ["./nowhere/at/all", "nowhere", "/nowhere/model", "a/b/c", "hf:name", "hf:", ""])
 def test_what_is_neither_a_directory_nor_a_hub_name_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +60,7 @@ def test_a_hub_name_is_downloaded_without_duplicates_of_the_weights(monkeypatch:
         return f"/cache/{name}"
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert resolve_model("org/name") == Path("/cache/org/name")
+    assert resolve_model("org/name") == resolve_model("hf:org/name") == Path("/cache/org/name")
     assert "*.safetensors" in asked["allow_patterns"]
     assert "consolidated*" in asked["ignore_patterns"]
 

@@ -153,7 +153,10 @@ def test_the_response_template_is_the_checkpoints_own_or_that_of_its_chat_templa
     write_model(tmp_path, chat_template="<tool_call>")
     template = Tokenizer.from_dir(tmp_path, 1024).response_template
     assert template is not None and [field.name for field in template.fields] == ["tool_calls", "content"]
-    write_model(tmp_path, chat_template="plain")
+    write_model(tmp_path, response_template=own, chat_template="plain")
+    template = Tokenizer.from_dir(tmp_path, 1024).response_template
+    assert template is not None and [field.name for field in template.fields] == ["content"]
+    write_model(tmp_path)
     assert Tokenizer.from_dir(tmp_path, 1024).response_template is None
     write_model(tmp_path, response_template={"fields": {"content": {"open_pattern": "(a"}}})
     with pytest.raises(

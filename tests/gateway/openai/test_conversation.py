@@ -26,11 +26,12 @@ CALLS: Any = {
     "role": "assistant",
     "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
 }
+OWN_FORM = {"start_anchor": "A:", "fields": {"content": {"close": ";"}}}  # of answers: that of calls is unknown
 RESULT = {"role": "tool", "tool_call_id": "a", "content": "2"}
 
 
-def tokenizer(path: Path, template: str) -> Tokenizer:
-    return Tokenizer.from_dir(write_model(path, chat_template=template), 1024)
+def tokenizer(path: Path, template: str, **config: Any) -> Tokenizer:
+    return Tokenizer.from_dir(write_model(path, chat_template=template, **config), 1024)
 
 
 def conversation(**fields: Any) -> Conversation:
@@ -84,15 +85,24 @@ def test_a_message_whose_end_is_left_out_cannot_be_continued(tmp_path: Path) -> 
 )
 def test_what_a_template_has_no_place_for_is_refused_by_name(tmp_path: Path, fields: Any, param: str) -> None:
     with pytest.raises(BadRequest, match="Leave") as refusal:
-        conversation(**fields).render(tokenizer(tmp_path, PLAIN))
+        conversation(**fields).render(tokenizer(tmp_path, PLAIN, response_template=OWN_FORM))
     assert refusal.value.param == param
+
+
+def test_tools_are_told_where_a_template_has_no_place_for_them(tmp_path: Path) -> None:
+    told = conversation(messages=[*HI, CALLS, RESULT], tools=[TOOL]).render(tokenizer(tmp_path, PLAIN))
+    assert told.startswith("user:You may call functions.") and '{"name": "f", "description": ""' in told
+    assert told.endswith(
+        'Hi;assistant:<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>;'
+        "user:<tool_response>\n2\n</tool_response>;"
+    )
 
 
 @pytest.mark.parametrize("template", [PLAIN, TEMPLATE + "{{ raise_exception('no') }}"])
 def test_messages_that_were_made_of_something_else_are_refused_by_its_name(tmp_path: Path, template: str) -> None:
     messages = template_messages([{"role": "user", "content": "Hi"}, CALLS])
     with pytest.raises((BadRequest, InvalidRequest)) as refusal:
-        Conversation(messages, prompt_field="input").render(tokenizer(tmp_path, template))
+        Conversation(messages, prompt_field="input").render(tokenizer(tmp_path, template, response_template=OWN_FORM))
     assert refusal.value.param == "input" and "messages[" not in str(refusal.value)
 
 

@@ -177,6 +177,9 @@ def test_clients_call_a_model_in_a_directory_by_the_directorys_name(tmp_path: Pa
     assert Settings(model=str(tmp_path / "small" / ".." / "small")).served_name == "small"
     assert Settings(model="Qwen/Qwen3-0.6B").served_name == "Qwen/Qwen3-0.6B"
     assert Settings(model="embedded", served_model_name="mine").served_name == "mine"
+    assert Settings(model="/models/Small-135M.Q4_1.gguf").served_name == "Small-135M.Q4_1"
+    assert Settings(model="hf:Qwen/Qwen3-0.6B").served_name == "Qwen/Qwen3-0.6B"
+    assert Settings(model="smollm2").served_name == "smollm2"
 
 
 @pytest.mark.parametrize(

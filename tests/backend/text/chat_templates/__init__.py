@@ -9,13 +9,18 @@ import tokenizers
 from tokenizers import AddedToken
 
 from backend.text.chat_template import ChatTemplate
-from backend.text.tokenizer import Tokenizer, control_tokens
+from backend.text.tokenizer import DEFAULT_TOOLS, Tokenizer, control_tokens
 from tests.backend.text.response_templates.families import deepseek
 from tests.backend.tiny_tokenizers import byte_level_bpe
 
 _HERE = Path(__file__).parent
 _EMBEDDED = _HERE.parents[3] / "backend" / "embedded" / "tokenizer_config.json"
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 TEMPLATES: Mapping[str, str] = {
+    "chatml": DEFAULT_TOOLS + CHATML,
     "embedded": json.loads(_EMBEDDED.read_text(encoding="utf-8"))["chat_template"],
     **{path.stem: path.read_text(encoding="utf-8") for path in sorted(_HERE.glob("*.jinja"))},
 }
