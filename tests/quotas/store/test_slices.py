@@ -353,3 +353,27 @@ def test_three_kills_in_a_row_take_from_a_limit_what_was_used(
         assert state.remaining == 100_000 - 60 * 120
 
     loop.run(live())
+
+
+def test_a_dead_replicas_slice_does_not_bring_back_levels_that_have_expired(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+) -> None:
+    loop, runner = loop_and_runner
+    month, rate = (
+        Limit(Resource.TOKENS, 10**6, Budget(BudgetPeriod.MONTH)),
+        Limit(Resource.TOKENS, 999, Rate(60, 999), "k1"),
+    )
+    world = World(runner, {None: [month], "k1": [rate]})
+
+    async def live() -> None:
+        await world.wait(0)
+        await world.reserve(0, "k1", Ask(1, 50, 50), 1)
+        await world.wait(BEAT)
+        assert world.lives[0].store.set_aside()
+        await world.cut(0)
+        await ClockedTenant.wait(world, DAY)
+        await runner.client.execute(b"DEL", f"sluice:{{{world.tenant}}}:key:k1".encode())
+        await world.reserve(1, None, Ask(1, 1, 1), 1)
+        assert await world.state(":key:k1") == {}
+
+    loop.run(live())
