@@ -70,7 +70,8 @@ class TrackedReservation:
     booked: Usage = NO_USAGE
     granted: bool = False
     used: Usage | None = None  # set from its end until the store has settled it
-    settling: bool = False  # a settle may have run: if the store lacks the reservation, it did
+    is_settle_sent: bool = False  # if the store lacks the reservation without a mark, that call has settled it
+    is_overdue: bool = False  # the next heartbeat settles it
     outage: Outage = "closed"  # what to do while the store is away
     extensions: tuple[Reservation, ...] = ()  # made during an outage
     is_local: bool = False  # granted by this replica alone during an outage

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
+from quotas.errors import ConnectionLost, NotSent, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, replica_field
 from quotas.store.replica_name import ReplicaName
@@ -146,11 +146,11 @@ class ReplicaReservations:
     async def settle(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
         """Settle an ended reservation. If this is interrupted, the next heartbeat does it."""
         try:
-            if await self._settled(account, tracked) == b"GONE" and not tracked.settling:
+            if not await self._settled(account, tracked):
                 await self.renew(account, tracked)
                 await self._settled(account, tracked)
         except BaseException:
-            tracked.settling = True
+            tracked.is_overdue = True
             raise
         self.forget(account, tracked)
 
@@ -168,8 +168,7 @@ class ReplicaReservations:
         """
 
         def answered(answer: list[bytes] | Exception) -> None:
-            if isinstance(answer, QuotaError):
-                tracked.settling = True  # it may have run
+            tracked.is_settle_sent = tracked.is_overdue = isinstance(answer, QuotaError)
             match answer:
                 case [b"OK"]:
                     self.forget(account, tracked)
@@ -184,7 +183,7 @@ class ReplicaReservations:
         return self._runner.submit(Script.SETTLE, self._settlement(account, tracked), answered)
 
     async def heartbeat(self) -> None:
-        overdue = [pair for pair in self._reservations.values() if pair[1].settling]
+        overdue = [pair for pair in self._reservations.values() if pair[1].is_overdue]
         await all_of(self.settle(account, tracked) for account, tracked in overdue)
         await all_of(self.renew(account) for account in {account: None for account, _ in self._reservations.values()})
         await all_of(self.reclaim(state) for state in list(self._uncertain))
@@ -253,13 +252,19 @@ class ReplicaReservations:
         answer = await self._runner.run(Script.RESTORE, account.command(Script.RESTORE, source, NO_ASK, field, rest))
         account.remember(answer)
 
-    async def _settled(self, account: QuotaAccount, tracked: TrackedReservation) -> bytes:
-        command = self._settlement(account, tracked)
+    async def _settled(self, account: QuotaAccount, tracked: TrackedReservation) -> bool:
+        """Send the settlement. Returns False if the reservation has to be restored first."""
+        command, was_sent = self._settlement(account, tracked), tracked.is_settle_sent
+        tracked.is_settle_sent = True
         try:
-            return (await self._runner.run_once(Script.SETTLE, command))[0]
+            answer = await self._runner.run_once(Script.SETTLE, command)
         except ConnectionLost:
-            tracked.settling = True
-            return (await self._runner.run_once(Script.SETTLE, command))[0]
+            was_sent = True
+            answer = await self._runner.run_once(Script.SETTLE, command)
+        except NotSent:
+            tracked.is_settle_sent = was_sent
+            raise
+        return answer[0] == b"OK" or (answer[0] == b"GONE" and was_sent)
 
     def _settlement(self, account: QuotaAccount, tracked: TrackedReservation) -> bytes:
         return account.settlement(self._runner.scripts[Script.SETTLE], tracked.field, tracked.used or NOTHING)

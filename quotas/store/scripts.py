@@ -52,7 +52,7 @@ PARTS = {
     Script.RESERVE: ACCOUNT,
     Script.EXTEND: ACCOUNT,
     Script.STATES: ACCOUNT,
-    Script.RESTORE: (*ACCOUNT, "settlement"),
+    Script.RESTORE: (*ACCOUNT, "settlement", "ledger"),
     Script.SETTLE: SETTLEMENT,
     Script.HEARTBEAT: ("life", *SETTLEMENT),
     Script.SUPERSEDE: SETTLEMENT,

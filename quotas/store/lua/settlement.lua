@@ -1,6 +1,9 @@
-local function superseded(field) -- the mark that stays of a reservation which a later attempt has undone
-  return 'x' .. field:sub(2)
-end
+local MARK_LIFE = 3600e6 -- microseconds after which a replica that is away is not expected to ask any more
+
+-- Marks that stay of a reservation for its replica, which may live on: a later attempt has undone it, or its router
+-- concluded it (until when the mark stays); and it was reclaimed (the requests booked for it, and until when).
+local function superseded(field) return 'x' .. field:sub(2) end
+local function reclaimed(field) return 'g' .. field:sub(2) end
 
 local function opened(text)
   local r, i, o, bi, bc, bo, first, last, late = struct.unpack(RECORD, text)
