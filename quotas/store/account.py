@@ -81,6 +81,10 @@ class TrackedReservation:
     def __post_init__(self) -> None:
         self.field = b"r:" + self.reservation.id.encode()
 
+    def charged_again(self, day: int) -> None:
+        self.first_day = self.last_day = day
+        self.last_day_output = 0
+
     @property
     def progress(self) -> Usage:
         """The usage of the reservation without its extensions."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from quotas.errors import ConnectionLost, NotSent, QuotaError, StoreFault, StoreUnavailable
@@ -10,7 +11,9 @@ from quotas.store.account import Levels, QuotaAccount, TrackedReservation, repli
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
+RESTORED_AT_ONCE = 1000  # reservations: one script is short, and Lua unpacks at most 8,000 words
 MAX_ATTEMPTS = 4  # of a call that needs another one first
+CALLS_AT_ONCE = 256  # so that the loop takes turns between them
 NO_ASK = Ask(0, 0, 0)
 CHARGE_RECLAIMED, CHARGE_ALL = 0, -1  # charge of lua/restore.lua: the reclaimed part, or all
 DAY_MICROSECONDS = 86_400_000_000
@@ -105,11 +108,9 @@ class ReplicaReservations:
         After an interruption a later call takes them over, once.
         """
         await self.renew(account)  # a store that lost its state is told the rest first
-        today = (await self.levels(account)).now // DAY_MICROSECONDS
         taken = [tracked for tracked in account.reservations.values() if tracked.is_local]
         for tracked in taken:
             tracked.is_offered = True
-            tracked.first_day = tracked.last_day = today
         await self._put_back(account, taken, CHARGE_ALL)
         for tracked in taken:
             tracked.is_local, tracked.granted = False, True
@@ -183,9 +184,16 @@ class ReplicaReservations:
         return self._runner.submit(Script.SETTLE, self._settlement(account, tracked), answered)
 
     async def heartbeat(self) -> None:
+        await in_order(self._settle_overdue, self._renew_all, self._reclaim_uncertain)
+
+    async def _settle_overdue(self) -> None:
         overdue = [pair for pair in self._reservations.values() if pair[1].is_overdue]
         await all_of(self.settle(account, tracked) for account, tracked in overdue)
+
+    async def _renew_all(self) -> None:
         await all_of(self.renew(account) for account in {account: None for account, _ in self._reservations.values()})
+
+    async def _reclaim_uncertain(self) -> None:
         await all_of(self.reclaim(state) for state in list(self._uncertain))
 
     async def renew(self, account: QuotaAccount, ending: TrackedReservation | None = None) -> None:
@@ -245,12 +253,18 @@ class ReplicaReservations:
         """Restore the reservations. `charged` is the time of `levels`, which include them, or one of `CHARGE_RECLAIMED`
         and `CHARGE_ALL`.
         """
-        records = [word for tracked in known for word in account.record(tracked)]
-        rest = [*_numbers(charged, *(levels or (0,) * len(account.limits))), *records]
-        field = f"r:{self.next_id()}".encode()
-        source = self._runner.scripts[Script.RESTORE]
-        answer = await self._runner.run(Script.RESTORE, account.command(Script.RESTORE, source, NO_ASK, field, rest))
-        account.remember(answer)
+        source, none = self._runner.scripts[Script.RESTORE], (0,) * len(account.limits)
+        for first in range(0, max(len(known), 1), RESTORED_AT_ONCE):
+            some = known[first : first + RESTORED_AT_ONCE]
+            records = [word for tracked in some for word in account.record(tracked)]
+            rest = [*_numbers(charged, *((not first and levels) or none)), *records]
+            field = f"r:{self.next_id()}".encode()
+            command = account.command(Script.RESTORE, source, NO_ASK, field, rest)
+            answer = await self._runner.run(Script.RESTORE, command)
+            if charged <= 0:
+                for tracked in some:
+                    tracked.charged_again(Levels.of(answer).now // DAY_MICROSECONDS)
+        account.remember(answer)  # not before: a restoration that was interrupted begins again
 
     async def _settled(self, account: QuotaAccount, tracked: TrackedReservation) -> bool:
         """Send the settlement. Returns False if the reservation has to be restored first."""
@@ -282,11 +296,19 @@ class ReplicaReservations:
         account.reservations.pop(tracked.reservation.id, None)
 
 
-async def all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run the calls at once; raise the first failure when all are done."""
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
+async def all_of(calls: Iterable[Coroutine[Any, Any, None]], at_once: int = CALLS_AT_ONCE) -> None:
+    """Run the calls, some at once; raise the first failure when all are done."""
+    waiting, failures = iter(calls), list[BaseException]()
+    while some := list(islice(waiting, at_once)):
+        results = await asyncio.gather(*some, return_exceptions=True)
+        failures += [result for result in results if isinstance(result, BaseException)]
+    for failure in failures:
+        raise failure
+
+
+async def in_order(*steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run the steps one after another, each of them though one before failed; raise the first failure at the end."""
+    await all_of((step() for step in steps), at_once=1)
 
 
 def _numbers(*numbers: int) -> list[bytes]:

@@ -25,7 +25,7 @@ for a = base + n + 1, #ARGV, 2 do
       redis.call('HDEL', KEYS[1], reclaimed(ARGV[a]))
     end
     fields[#fields + 1] = ARGV[a]
-    fields[#fields + 1] = ARGV[a + 1]
+    fields[#fields + 1] = seen > 0 and ARGV[a + 1] or charged_on(floor(now / DAY), ARGV[a + 1])
   end
 end
 cost.t = cost.i + cost.o

@@ -13,6 +13,10 @@ local function opened(text)
   }
 end
 
+local function charged_on(day, text) -- a reservation that is charged again
+  return text:sub(1, DAYS_OFFSET) .. pack('<ddd', day, day, 0) .. text:sub(RECORD_SIZE + 1)
+end
+
 -- A budget gets back what was taken from its present period: all of it, or the output that was added on the last day.
 local function refundable(record, letter, window, at, refund)
   if not BUDGETS[window] or first_day(window, record.first) == at then return refund end

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.bound_process import bound
-from quotas.errors import NeverFits, NotSent, QuotaError, QuotaRefused, StoreUnavailable
+from quotas.errors import NeverFits, NotSent, QuotaError, QuotaRefused, StoreFault, StoreUnavailable
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import NOTHING, Ask, Attempt, Delivered, LimitState, Reservation, Usage
 from quotas.store.redis_store import RedisStore
@@ -378,5 +378,53 @@ def test_marks_for_a_replica_go_when_it_begins_anew_or_is_away_for_an_hour(
             await pair.tenant.wait(3600 * 10**6)
             await pair.outlive_lease()
         assert not [field for field in await pair.tenant.state() if field[:2] in {b"x:", b"g:"}]
+
+    loop.run(live())
+
+
+def test_what_is_charged_again_on_the_next_day_is_refunded_in_that_day(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair = Pair(runner, BUDGET, now=(START // DAY + 1) * DAY - 20 * 10**6)
+        await pair.tenant.wait(0)
+        reservation = await pair.reserve(pair.cut, Ask(1, 100, 8000))
+        await pair.outlive_lease()
+        await pair.cut.heartbeat()
+        assert await pair.used() == 8100
+        await pair.cut.settle(reservation, Usage(100, 10))
+        assert await pair.used() == 110
+
+    loop.run(live())
+
+
+def test_more_reservations_than_one_script_restores_are_handed_over(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair, count = Pair(runner, replace(BUDGET, amount=10**6)), 4100
+        await pair.tenant.wait(0)
+        pair.wire.is_cut = True
+        for _ in range(count):
+            await pair.cut.reserve(pair.tenant.tenant, None, pair.limits, Ask(1, 0, 10), "open")
+        pair.wire.is_cut = False
+        await pair.cut.heartbeat()
+        assert await pair.used() == 10 * count
+
+    loop.run(live())
+
+
+def test_a_fault_in_one_tenants_state_stops_no_other_tenants_heartbeat(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair, faulty = Pair(runner, BUDGET), Pair(runner, BUDGET).tenant.tenant
+        await pair.tenant.wait(0)
+        await pair.cut.reserve(faulty, None, pair.limits, Ask(1, 10, 10))
+        await runner.client.execute(b"HSET", f"sluice:{{{faulty}}}".encode(), b"now", b"x")
+        pair.cut.book(pair.tenant.tenant, None, Usage(5, 5))
+        with pytest.raises(StoreFault):
+            await pair.cut.heartbeat()
+        assert await pair.booked() == Usage(5, 5)
 
     loop.run(live())
