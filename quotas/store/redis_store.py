@@ -321,7 +321,7 @@ class RedisStore:
             older, account = account, self._new_account(tenant, key, limits)
             if older is not None:
                 account.carry_over(older)
-                self._fallback.slices.forget(older)
+                self._fallback.slices.replace(older, account)
             self._accounts[tenant, key] = account
         account.last_used = self._monotonic()
         return account

@@ -344,8 +344,7 @@ def test_three_kills_in_a_row_take_from_a_limit_what_was_used(
                 await world.reserve(0, None, Ask(1, 100, 200), 1)
                 await world._end(world.lives[0], world.lives[0].running[-1], 20)
             await world.wait(2 * BEAT)
-            slices = world.lives[0].store._fallback.slices._slices.values()
-            assert sum(slice_._granted[0] for slice_ in slices) > 1000, "much is set aside"
+            assert world.lives[0].store.set_aside()["tokens"] > 1000, "much is set aside"
             await world.crash(0)
             await ClockedTenant.wait(world, away)
             (state,) = await world.lives[1].store.states(world.tenant, None, (limit,))
@@ -377,5 +376,49 @@ def test_a_dead_replicas_slice_does_not_bring_back_levels_that_have_expired(
         await runner.client.execute(b"DEL", f"sluice:{{{world.tenant}}}:key:k1".encode())
         await world.reserve(1, None, Ask(1, 1, 1), 1)
         assert await world.state(":key:k1") == {}
+
+    loop.run(live())
+
+
+@pytest.mark.parametrize("key", [None, "k1"], ids=["of all keys", "of a key"])
+def test_after_a_policy_edit_a_tenant_is_granted_what_its_replica_set_aside_before(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], key: str | None
+) -> None:
+    loop, runner = loop_and_runner
+    day = Limit(Resource.TOKENS, 100_000, Budget(BudgetPeriod.DAY), key)
+    added = Limit(Resource.REQUESTS, 10**6, Rate(60, 10**6), key)
+    world = World(runner, {None: [], "k1": [], key: [day]})
+
+    async def live() -> None:
+        await world.wait(3 * BEAT)  # into the next day
+        store = world.lives[0].store
+        for name in ("k1", "k2"):
+            await store.settle(await store.reserve(world.tenant, name, (day,), Ask(1, 0, 3000), "lease"), NOTHING)
+        await store.heartbeat()
+        assert store.set_aside()["tokens"] >= 3000
+        await store.reserve(world.tenant, "k1", (added, day), Ask(1, 0, 100_000), "lease")
+
+    loop.run(live())
+
+
+def test_dropping_idle_slices_leaves_the_tables_of_others(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+) -> None:
+    loop, runner = loop_and_runner
+    limits = (Limit(Resource.TOKENS, 10_000, Rate(60, 10_000)),)
+
+    async def live() -> None:
+        now = START
+        await runner.client.execute(b"SET", b"test:clock", b"%d" % now)
+        store = RedisStore(runner, LEASE, lambda: now / 1e6)
+        for tenant in range(20):
+            await store.settle(await store.reserve(f"t{tenant}", None, limits, Ask(1, 1, 1), "lease"), Usage(1, 1))
+        slices = store._fallback.slices
+        tables = slices._slices, slices._of
+        for _ in range(3):
+            now += BEAT * 2
+            await store.heartbeat()
+        assert (slices._slices, slices._of) == ({}, {})
+        assert slices._slices is tables[0] and slices._of is tables[1], "no table is made anew for each"
 
     loop.run(live())
