@@ -6,6 +6,7 @@ QuotaError
 │   ├── LimitExceeded    a rate is spent for now, or a concurrency limit is reached
 │   └── BudgetSpent      the budget of this period is spent
 ├── StoreUnavailable     no answer in time, or none at all
+│   ├── NotSent          there was no connection to send the call on
 │   └── ConnectionLost   it broke while the call was under way
 ├── StoreUnsuitable      the server must not keep quotas as it is; the message names the remedy
 └── StoreFault           an answer that no working store gives
@@ -64,6 +65,10 @@ class BudgetSpent(QuotaRefused):
 
 
 class StoreUnavailable(QuotaError):
+    pass
+
+
+class NotSent(StoreUnavailable):
     pass
 
 

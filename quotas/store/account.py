@@ -70,7 +70,8 @@ class TrackedReservation:
     booked: Usage = NO_USAGE
     granted: bool = False
     used: Usage | None = None  # set from its end until the store has settled it
-    settling: bool = False  # a settle may have run: if the store lacks the reservation, it did
+    is_settle_sent: bool = False  # if the store lacks the reservation without a mark, that call has settled it
+    is_overdue: bool = False  # the next heartbeat settles it
     outage: Outage = "closed"  # what to do while the store is away
     extensions: tuple[Reservation, ...] = ()  # made during an outage
     is_local: bool = False  # granted by this replica alone during an outage
@@ -79,6 +80,10 @@ class TrackedReservation:
 
     def __post_init__(self) -> None:
         self.field = b"r:" + self.reservation.id.encode()
+
+    def charged_again(self, day: int) -> None:
+        self.first_day = self.last_day = day
+        self.last_day_output = 0
 
     @property
     def progress(self) -> Usage:

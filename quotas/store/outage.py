@@ -14,7 +14,7 @@ from quotas.errors import StoreUnavailable
 from quotas.policy.policy import Outage
 from quotas.reservation import NOTHING, Ask, LimitState, Reservation, Usage
 from quotas.store.account import QuotaAccount, TrackedReservation
-from quotas.store.replica import ReplicaReservations, all_of
+from quotas.store.replica import ReplicaReservations, all_of, in_order
 from quotas.store.replica_name import ReplicaName
 from quotas.store.slices import Slice, Slices
 
@@ -118,14 +118,15 @@ class OutageFallback:
 
         Work that a failing call leaves undone is done by the next.
         """
-        await all_of(self._adopt(account) for account in {local.account: None for local in self._locals.values()})
-        await self._deferred.flush()
-        await self.slices.renew()
+        await in_order(self._adopt_all, self._deferred.flush, self.slices.renew)
         if not self._locals and self._deferred.is_empty:
             self._name.keep()
 
     async def close(self) -> None:
         await self.slices.close()
+
+    async def _adopt_all(self) -> None:
+        await all_of(self._adopt(account) for account in {local.account: None for local in self._locals.values()})
 
     async def _adopt(self, account: QuotaAccount) -> None:
         taken = await self._replica.adopt(account)

@@ -17,8 +17,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
-from quotas.store.redis_link import RedisLink, command, copy_of
+from quotas.errors import ConnectionLost, NotSent, QuotaError, StoreFault, StoreUnavailable
+from quotas.store.redis_link import RedisLink, command
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class RedisClient:
             async with asyncio.timeout(self.timeout):
                 await self._attempted.wait()
         if self._link is None:
-            raise copy_of(self._reason)
+            raise NotSent(*self._reason.args)
         return self._link
 
     async def _stay_connected(self) -> None:

@@ -27,7 +27,7 @@ from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
 from quotas.store.outage import OutageFallback
-from quotas.store.replica import ReplicaReservations
+from quotas.store.replica import ReplicaReservations, in_order
 from quotas.store.replica_name import ReplicaName
 from quotas.store.responses import ResponseStore
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
@@ -299,10 +299,8 @@ class RedisStore:
         """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a
         lease or more often.
         """
-        await self._replica.heartbeat()
-        await self._fallback.reconcile()
-        await self._ledger.flush()
         self._forget_idle()
+        await in_order(self._replica.heartbeat, self._fallback.reconcile, self._ledger.flush)
 
     async def usage(self, tenant: str, day: date) -> dict[str | None, Usage]:
         """Return the usage of each of the tenant's keys on a UTC day; None stands for requests without a key."""
@@ -323,7 +321,7 @@ class RedisStore:
             older, account = account, self._new_account(tenant, key, limits)
             if older is not None:
                 account.carry_over(older)
-                self._fallback.slices.forget(older)
+                self._fallback.slices.replace(older, account)
             self._accounts[tenant, key] = account
         account.last_used = self._monotonic()
         return account

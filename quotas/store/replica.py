@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
-from quotas.errors import ConnectionLost, QuotaError, StoreFault, StoreUnavailable
+from quotas.errors import ConnectionLost, NotSent, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, replica_field
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
+RESTORED_AT_ONCE = 1000  # reservations: one script is short, and Lua unpacks at most 8,000 words
 MAX_ATTEMPTS = 4  # of a call that needs another one first
+CALLS_AT_ONCE = 256  # so that the loop takes turns between them
 NO_ASK = Ask(0, 0, 0)
 CHARGE_RECLAIMED, CHARGE_ALL = 0, -1  # charge of lua/restore.lua: the reclaimed part, or all
 DAY_MICROSECONDS = 86_400_000_000
@@ -105,11 +108,9 @@ class ReplicaReservations:
         After an interruption a later call takes them over, once.
         """
         await self.renew(account)  # a store that lost its state is told the rest first
-        today = (await self.levels(account)).now // DAY_MICROSECONDS
         taken = [tracked for tracked in account.reservations.values() if tracked.is_local]
         for tracked in taken:
             tracked.is_offered = True
-            tracked.first_day = tracked.last_day = today
         await self._put_back(account, taken, CHARGE_ALL)
         for tracked in taken:
             tracked.is_local, tracked.granted = False, True
@@ -146,11 +147,11 @@ class ReplicaReservations:
     async def settle(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
         """Settle an ended reservation. If this is interrupted, the next heartbeat does it."""
         try:
-            if await self._settled(account, tracked) == b"GONE" and not tracked.settling:
+            if not await self._settled(account, tracked):
                 await self.renew(account, tracked)
                 await self._settled(account, tracked)
         except BaseException:
-            tracked.settling = True
+            tracked.is_overdue = True
             raise
         self.forget(account, tracked)
 
@@ -168,8 +169,7 @@ class ReplicaReservations:
         """
 
         def answered(answer: list[bytes] | Exception) -> None:
-            if isinstance(answer, QuotaError):
-                tracked.settling = True  # it may have run
+            tracked.is_settle_sent = tracked.is_overdue = isinstance(answer, QuotaError)
             match answer:
                 case [b"OK"]:
                     self.forget(account, tracked)
@@ -184,9 +184,16 @@ class ReplicaReservations:
         return self._runner.submit(Script.SETTLE, self._settlement(account, tracked), answered)
 
     async def heartbeat(self) -> None:
-        overdue = [pair for pair in self._reservations.values() if pair[1].settling]
+        await in_order(self._settle_overdue, self._renew_all, self._reclaim_uncertain)
+
+    async def _settle_overdue(self) -> None:
+        overdue = [pair for pair in self._reservations.values() if pair[1].is_overdue]
         await all_of(self.settle(account, tracked) for account, tracked in overdue)
+
+    async def _renew_all(self) -> None:
         await all_of(self.renew(account) for account in {account: None for account, _ in self._reservations.values()})
+
+    async def _reclaim_uncertain(self) -> None:
         await all_of(self.reclaim(state) for state in list(self._uncertain))
 
     async def renew(self, account: QuotaAccount, ending: TrackedReservation | None = None) -> None:
@@ -246,20 +253,32 @@ class ReplicaReservations:
         """Restore the reservations. `charged` is the time of `levels`, which include them, or one of `CHARGE_RECLAIMED`
         and `CHARGE_ALL`.
         """
-        records = [word for tracked in known for word in account.record(tracked)]
-        rest = [*_numbers(charged, *(levels or (0,) * len(account.limits))), *records]
-        field = f"r:{self.next_id()}".encode()
-        source = self._runner.scripts[Script.RESTORE]
-        answer = await self._runner.run(Script.RESTORE, account.command(Script.RESTORE, source, NO_ASK, field, rest))
-        account.remember(answer)
+        source, none = self._runner.scripts[Script.RESTORE], (0,) * len(account.limits)
+        for first in range(0, max(len(known), 1), RESTORED_AT_ONCE):
+            some = known[first : first + RESTORED_AT_ONCE]
+            records = [word for tracked in some for word in account.record(tracked)]
+            rest = [*_numbers(charged, *((not first and levels) or none)), *records]
+            field = f"r:{self.next_id()}".encode()
+            command = account.command(Script.RESTORE, source, NO_ASK, field, rest)
+            answer = await self._runner.run(Script.RESTORE, command)
+            if charged <= 0:
+                for tracked in some:
+                    tracked.charged_again(Levels.of(answer).now // DAY_MICROSECONDS)
+        account.remember(answer)  # not before: a restoration that was interrupted begins again
 
-    async def _settled(self, account: QuotaAccount, tracked: TrackedReservation) -> bytes:
-        command = self._settlement(account, tracked)
+    async def _settled(self, account: QuotaAccount, tracked: TrackedReservation) -> bool:
+        """Send the settlement. Returns False if the reservation has to be restored first."""
+        command, was_sent = self._settlement(account, tracked), tracked.is_settle_sent
+        tracked.is_settle_sent = True
         try:
-            return (await self._runner.run_once(Script.SETTLE, command))[0]
+            answer = await self._runner.run_once(Script.SETTLE, command)
         except ConnectionLost:
-            tracked.settling = True
-            return (await self._runner.run_once(Script.SETTLE, command))[0]
+            was_sent = True
+            answer = await self._runner.run_once(Script.SETTLE, command)
+        except NotSent:
+            tracked.is_settle_sent = was_sent
+            raise
+        return answer[0] == b"OK" or (answer[0] == b"GONE" and was_sent)
 
     def _settlement(self, account: QuotaAccount, tracked: TrackedReservation) -> bytes:
         return account.settlement(self._runner.scripts[Script.SETTLE], tracked.field, tracked.used or NOTHING)
@@ -277,11 +296,19 @@ class ReplicaReservations:
         account.reservations.pop(tracked.reservation.id, None)
 
 
-async def all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run the calls at once; raise the first failure when all are done."""
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
+async def all_of(calls: Iterable[Coroutine[Any, Any, None]], at_once: int = CALLS_AT_ONCE) -> None:
+    """Run the calls, some at once; raise the first failure when all are done."""
+    waiting, failures = iter(calls), list[BaseException]()
+    while some := list(islice(waiting, at_once)):
+        results = await asyncio.gather(*some, return_exceptions=True)
+        failures += [result for result in results if isinstance(result, BaseException)]
+    for failure in failures:
+        raise failure
+
+
+async def in_order(*steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run the steps one after another, each of them though one before failed; raise the first failure at the end."""
+    await all_of((step() for step in steps), at_once=1)
 
 
 def _numbers(*numbers: int) -> list[bytes]:

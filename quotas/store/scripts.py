@@ -46,24 +46,24 @@ class Script(StrEnum):
     DELETE_RESPONSE = "delete_response"
 
 
-ACCOUNT = ("clock", "level", "spec", "record", "account")
+ACCOUNT = ("clock", "life", "level", "spec", "record", "account")
 SETTLEMENT = ("clock", "level", "spec", "record", "settlement", "ledger")
 PARTS = {
     Script.RESERVE: ACCOUNT,
     Script.EXTEND: ACCOUNT,
     Script.STATES: ACCOUNT,
-    Script.RESTORE: (*ACCOUNT, "settlement"),
+    Script.RESTORE: (*ACCOUNT, "settlement", "ledger"),
     Script.SETTLE: SETTLEMENT,
-    Script.HEARTBEAT: SETTLEMENT,
+    Script.HEARTBEAT: ("life", *SETTLEMENT),
     Script.SUPERSEDE: SETTLEMENT,
     Script.CONCLUDE: SETTLEMENT,
     Script.RECLAIM: (*SETTLEMENT, "forfeit"),
     Script.BOOK: ("clock", "level", "ledger"),
-    Script.LEASE_KV: ("clock",),
+    Script.LEASE_KV: ("clock", "life"),
     Script.SLICE: ACCOUNT,
     Script.CHARGE: (*ACCOUNT, "ledger"),
     Script.EXCHANGE: ("clock",),
-    Script.ANNOUNCE: ("clock",),
+    Script.ANNOUNCE: ("clock", "life"),
     Script.STORE_RESPONSE: ("clock", "responses"),
     Script.READ_RESPONSE: ("clock",),
     Script.DELETE_RESPONSE: ("responses",),

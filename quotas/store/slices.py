@@ -70,6 +70,8 @@ class Slice:
         """`field` is its name in the store; `lease` is in seconds."""
         self.account = account
         self.field = field
+        self.users: set[QuotaAccount] = set()  # accounts that spend it; without any it is given back
+        self.lock = asyncio.Lock()  # one call about it at a time
         self.demand = Demand(lease / 2, now)
         self._lease = lease
         self._expires = float("-inf")
@@ -155,9 +157,8 @@ class Slices:
         """`clock` returns seconds, never backwards."""
         self._replica = replica
         self._clock = clock
-        self._slices: dict[tuple[str, tuple[Limit, ...]], Slice] = {}
+        self._slices: dict[str, dict[tuple[Limit, ...], Slice]] = {}  # by tenant and limits
         self._of: dict[QuotaAccount, tuple[Slice, ...]] = {}
-        self._locks: dict[Slice, asyncio.Lock] = {}
         self._releasing: set[Slice] = set()
         self._opening: set[asyncio.Task[None]] = set()
 
@@ -166,6 +167,8 @@ class Slices:
         slices = self._of.get(account)
         if slices is None:
             slices = self._of[account] = tuple(self._scope(account, limits) for limits in account.scopes)
+            for slice_ in slices:
+                slice_.users.add(account)
         for slice_ in slices:
             slice_.demand.add(ask)
 
@@ -175,8 +178,11 @@ class Slices:
         return slices if slices and all(slice_.fits(ask, now) for slice_ in slices) else None
 
     async def release(self, account: QuotaAccount) -> bool:
-        """Give back the account's slices of this replica; returns False without any."""
-        slices = self._of.get(account, ())
+        """Give back this replica's slices of the account and of limits that a new policy has replaced; returns False
+        without any.
+        """
+        unused = (slice_ for slice_ in self._slices.get(account.tenant, {}).values() if not slice_.users)
+        slices = (*self._of.get(account, ()), *unused)
         held = [slice_ for slice_ in slices if not slice_.is_empty or slice_ in self._releasing]
         await all_of(self._release(slice_) for slice_ in held)
         return bool(held)
@@ -184,32 +190,43 @@ class Slices:
     def granted(self) -> dict[str, int]:
         """The units set aside for this replica, by resource."""
         total = Counter[str]()
-        for slice_ in self._locks:
+        for slice_ in self._all():
             for limit, amount in zip(slice_.account.limits, slice_.granted, strict=True):
                 total[limit.resource] += amount
         return dict(total)
 
     def forget(self, account: QuotaAccount) -> None:
-        self._of.pop(account, None)
+        for slice_ in self._of.pop(account, ()):
+            slice_.users.discard(account)
+
+    def replace(self, older: QuotaAccount, newer: QuotaAccount) -> None:
+        """A new policy has replaced the limits of `older`, its tenant's for the accounts of other keys as well."""
+        for slice_ in self._of.get(older, ()):
+            if slice_.account.limits not in newer.scopes:
+                for account in list(slice_.users):
+                    self.forget(account)
+        self.forget(older)
 
     async def renew(self) -> None:
         """Renew every slice; each heartbeat calls it."""
-        await all_of(self._renew(slice_) for slice_ in list(self._locks))
+        await all_of(map(self._renew, self._all()))
 
     async def close(self) -> None:
         for task in self._opening:
             task.cancel()
-        await all_of(self._release(slice_) for slice_ in list(self._locks))
+        await all_of(map(self._release, self._all()))
+
+    def _all(self) -> list[Slice]:
+        return [slice_ for slices in self._slices.values() for slice_ in slices.values()]
 
     def _scope(self, account: QuotaAccount, limits: tuple[Limit, ...]) -> Slice:
-        return self._slices.get((account.tenant, limits)) or self._open(account, limits)
+        return self._slices.get(account.tenant, {}).get(limits) or self._open(account, limits)
 
     def _open(self, account: QuotaAccount, limits: tuple[Limit, ...]) -> Slice:
         key = account.key if limits[0].key else None
         scope = QuotaAccount(account.tenant, key, limits, self._replica.id, self._replica.lease)
         slice_ = Slice(scope, f"s:{self._replica.next_id()}".encode(), self._replica.lease, self._clock())
-        self._slices[account.tenant, limits] = slice_
-        self._locks[slice_] = asyncio.Lock()
+        self._slices.setdefault(account.tenant, {})[limits] = slice_
         task = asyncio.create_task(self._begin(slice_))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -222,20 +239,25 @@ class Slices:
     async def _renew(self, slice_: Slice) -> None:
         slice_.demand.turn(self._clock())
         await self._ask(slice_)
-        if slice_.exceeds_target:  # it knows only now
+        if slice_.exceeds_target:  # what it kept until the answer is above the target that the answer named
             await self._ask(slice_)
-        if slice_.is_empty and slice_.demand.is_none:
+        if slice_.is_empty and (slice_.demand.is_none or not slice_.users):
             self._drop(slice_)
 
     def _drop(self, dropped: Slice) -> None:
-        del self._locks[dropped]
-        self._slices = {name: slice_ for name, slice_ in self._slices.items() if slice_ is not dropped}
-        self._of = {account: slices for account, slices in self._of.items() if dropped not in slices}
+        for account in list(dropped.users):
+            self.forget(account)
+        tenant, limits = dropped.account.tenant, dropped.account.limits
+        slices = self._slices.get(tenant, {})
+        if slices.get(limits) is dropped:
+            del slices[limits]
+            if not slices:
+                del self._slices[tenant]
 
     async def _ask(self, slice_: Slice) -> None:
-        async with self._locks[slice_]:
+        async with slice_.lock:
             asked = self._clock()
-            numbers = slice_.request(asked)
+            numbers = slice_.request(asked) if slice_.users else slice_.release()
             slice_.grant(await self._replica.slice(slice_.account, slice_.field, numbers), asked)
 
     async def _release(self, slice_: Slice) -> None:
@@ -243,7 +265,7 @@ class Slices:
         is_first = slice_ not in self._releasing
         self._releasing.add(slice_)
         try:
-            async with self._locks[slice_]:
+            async with slice_.lock:
                 if is_first:
                     asked, numbers = self._clock(), slice_.release()
                     slice_.grant(await self._replica.slice(slice_.account, slice_.field, numbers), asked)

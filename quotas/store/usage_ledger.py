@@ -1,6 +1,5 @@
 """The ledger: the usage of tenants, by API key and UTC day."""
 
-import asyncio
 import re
 import struct
 from collections import deque
@@ -15,6 +14,7 @@ from quotas.policy.limit import EPOCH
 from quotas.reservation import NOTHING, Usage
 from quotas.store.account import NO_KEY, PREFIX, key_name, state_key
 from quotas.store.redis_link import command
+from quotas.store.replica import all_of
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
@@ -53,9 +53,7 @@ class UsageLedger:
         for tenant, batch in self._open.items():
             self._close(tenant, batch)
         self._open = {}
-        results = await asyncio.gather(*map(self._send, list(self._closed)), return_exceptions=True)
-        for failure in (result for result in results if isinstance(result, BaseException)):
-            raise failure
+        await all_of(map(self._send, list(self._closed)))
 
     async def of(self, ledgers: Iterable[Ledger]) -> list[Batch]:
         """The usage in each of these ledgers, by key; None stands for requests without a key."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from quotas.errors import QuotaError, StoreUnavailable
+from quotas.errors import NotSent, QuotaError, StoreUnavailable
 from quotas.store.redis_client import RedisClient
 from quotas.store.scripts import Script, ScriptRunner
 
@@ -15,6 +15,7 @@ class Wire(ScriptRunner):
         self.on_command = runner.on_command
         self.client: RedisClient = runner.client
         self.is_cut = False
+        self.cut: QuotaError = NotSent("the wire is cut")  # of calls on a cut wire
         self.losses = 0  # of the next answers, those that do not arrive
         self.loss: QuotaError = StoreUnavailable("the answer was lost")  # instead of them
 
@@ -38,7 +39,7 @@ class Wire(ScriptRunner):
 
     def _check(self) -> None:
         if self.is_cut:
-            raise StoreUnavailable("the wire is cut")
+            raise self.cut
 
     def _arrived(self, answer: list[bytes]) -> list[bytes]:
         if not self.losses:

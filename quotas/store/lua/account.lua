@@ -35,10 +35,10 @@ end
 
 local function write(writes, outlive) -- the tenant's state gets its life anew with `outlive`, its key's levels always
   redis.call('HSET', KEYS[1], unpack(writes[1]))
-  if outlive then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+  if outlive then keep(KEYS[1], ARGV[3]) end
   if n > own then
     redis.call('HSET', KEYS[2], unpack(writes[2]))
-    redis.call('PEXPIRE', KEYS[2], ARGV[3])
+    keep(KEYS[2], ARGV[3])
   end
 end
 

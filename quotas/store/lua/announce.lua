@@ -5,7 +5,7 @@ local now, life = clock(), tonumber(ARGV[2])
 if ARGV[1] ~= '' and life > 0 then
   redis.call('HSETNX', KEYS[1], 'since', string.format('%.0f', now))
   redis.call('HSET', KEYS[1], 'r:' .. ARGV[1], string.format('%.0f ', now + life) .. ARGV[3])
-  redis.call('PEXPIRE', KEYS[1], math.ceil(life / 1000))
+  keep(KEYS[1], math.ceil(life / 1000))
 elseif ARGV[1] ~= '' then
   redis.call('HDEL', KEYS[1], 'r:' .. ARGV[1])
 end

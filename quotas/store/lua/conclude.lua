@@ -16,7 +16,7 @@ for i = 1, #all, 2 do
     local more_input, more_cached = input - record.input, cached - record.cached
     book(KEYS[1], now, record.spec[SPEC], r, more_input, more_cached, output - record.output, 0)
     redis.call('HDEL', KEYS[1], field)
-    redis.call('HSET', KEYS[1], superseded(field), 1)
+    redis.call('HSET', KEYS[1], superseded(field), int(now + MARK_LIFE))
     found = found + 1
   end
 end

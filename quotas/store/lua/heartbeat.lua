@@ -1,16 +1,17 @@
 -- Renew a replica's lease and book the progress of its reservations; those that are not here are named in the answer.
--- KEYS: the tenant's state. ARGV: generation, field of the replica, lease (us), least life of the key (ms), then for
+-- KEYS: the tenant's state. ARGV: generation, field of the replica, lease (us), least life of the keys (ms), then for
 -- each reservation its field and, so far, input, cached and output.
 local generation, last_seen, lease = unpack(redis.call('HMGET', KEYS[1], 'generation', 'now', 'lease'))
 if ARGV[1] ~= generation then return {'LOST'} end
-local now, unknown = max(clock(), tonumber(last_seen or 0)), {'OK'}
+local now, unknown, levels = max(clock(), tonumber(last_seen or 0)), {'OK'}, nil
 for a = 5, #ARGV, 4 do
   local text = redis.call('HGET', KEYS[1], ARGV[a])
   if text then
     local record = opened(text)
     local i, c, o = max(ARGV[a + 1], record.input), max(ARGV[a + 2], record.cached), max(ARGV[a + 3], record.output)
     book(KEYS[1], now, record.spec[SPEC], 0, i - record.input, c - record.cached, o - record.output, 0)
-    local asked = record.asked
+    local asked, n, own, key = record.asked, unpack(record.spec, 1, SPEC)
+    if n > own then levels = KEYS[1] .. ':key:' .. key end -- one account has one key
     local head = pack(RECORD, asked.r, asked.i, asked.o, i, c, o, record.first, record.last, record.late)
     redis.call('HSET', KEYS[1], ARGV[a], head .. text:sub(RECORD_SIZE + 1))
   elseif redis.call('HEXISTS', KEYS[1], superseded(ARGV[a])) == 0 then
@@ -19,5 +20,6 @@ for a = 5, #ARGV, 4 do
 end
 local expiry = now + ARGV[3]
 redis.call('HSET', KEYS[1], 'now', int(now), ARGV[2], int(expiry), 'lease', int(min(tonumber(lease) or expiry, expiry)))
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
+keep(KEYS[1], ARGV[4])
+if levels then keep(levels, ARGV[4]) end
 return unknown

@@ -15,7 +15,7 @@ end
 local granted = math.max(0, math.min(tonumber(ARGV[2]), ARGV[3] - others))
 if granted > 0 then
   redis.call('HSET', KEYS[1], ARGV[1], string.format('%d %d', granted, now + ARGV[4]))
-  redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[4] / 1000))
+  keep(KEYS[1], math.ceil(ARGV[4] / 1000))
 else
   redis.call('HDEL', KEYS[1], ARGV[1])
 end

@@ -30,9 +30,16 @@ for field, value in pairs(state) do
     give_back(KEYS[1], record, requests, record.input, record.output)
     book(KEYS[1], now, record.spec[SPEC], requests, 0, 0, 0, 0)
     gone[#gone + 1] = field
+    if replica ~= ARGV[1] then -- it may live, and settle or restore it
+      redis.call('HSET', KEYS[1], reclaimed(field), int(requests) .. ' ' .. int(now + MARK_LIFE))
+    end
   end
-  local former = field:match('^x:(%x+)%.')
-  if former and former ~= ARGV[1] and now >= (expiries[former] or 0) then gone[#gone + 1] = field end
+  local former, count = field:match('^[xg]:(%x+)%.(%d+)')
+  if former == ARGV[1] then
+    if tonumber(count) < tonumber(ARGV[4]) then gone[#gone + 1] = field end
+  elseif former and now >= max(expiries[former] or 0, tonumber(value:match('%d+$'))) then
+    gone[#gone + 1] = field
+  end
   local owner, number = field:match('^s:(%x+)%.(%d+)$')
   if owner == ARGV[1] and tonumber(number) < tonumber(ARGV[4]) then
     give_up(KEYS[1], cmsgpack.unpack(value), now)

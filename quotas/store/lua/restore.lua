@@ -19,8 +19,13 @@ for a = base + n + 1, #ARGV, 2 do
     cost.c = cost.c + back.asked.c
     if seen < 0 then cost.r = cost.r + back.asked.r end
     if seen <= 0 then cost.i, cost.o = cost.i + back.asked.i - back.input, cost.o + back.asked.o - back.output end
+    local mark = redis.call('HGET', KEYS[1], reclaimed(ARGV[a]))
+    if mark then -- its requests are booked as it is settled
+      book(KEYS[1], now, back.spec[SPEC], -tonumber(mark:match('^%d+')), 0, 0, 0, 0)
+      redis.call('HDEL', KEYS[1], reclaimed(ARGV[a]))
+    end
     fields[#fields + 1] = ARGV[a]
-    fields[#fields + 1] = ARGV[a + 1]
+    fields[#fields + 1] = seen > 0 and ARGV[a + 1] or charged_on(floor(now / DAY), ARGV[a + 1])
   end
 end
 cost.t = cost.i + cost.o

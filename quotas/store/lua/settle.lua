@@ -1,7 +1,11 @@
--- Return what a reservation took beyond its use, and book its use. The second time, nothing happens.
+-- Return what a reservation took beyond its use, and book its use. The second time, nothing happens: GONE. RECLAIMED: it
+-- was not settled, and is to be restored first.
 -- KEYS: the tenant's state. ARGV: field of the reservation, requests, input, cached, output, KV byte seconds.
 local text, last_seen = unpack(redis.call('HMGET', KEYS[1], ARGV[1], 'now'))
-if not text then return {redis.call('HDEL', KEYS[1], superseded(ARGV[1])) == 1 and 'OK' or 'GONE'} end
+if not text then
+  if redis.call('HDEL', KEYS[1], superseded(ARGV[1])) == 1 then return {'OK'} end
+  return {redis.call('HEXISTS', KEYS[1], reclaimed(ARGV[1])) == 1 and 'RECLAIMED' or 'GONE'}
+end
 local record = opened(text)
 local r, i, c, o, kv = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 give_back(KEYS[1], record, r, i, o)

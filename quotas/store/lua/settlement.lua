@@ -1,6 +1,9 @@
-local function superseded(field) -- the mark that stays of a reservation which a later attempt has undone
-  return 'x' .. field:sub(2)
-end
+local MARK_LIFE = 3600e6 -- microseconds after which a replica that is away is not expected to ask any more
+
+-- Marks that stay of a reservation for its replica, which may live on: a later attempt has undone it, or its router
+-- concluded it (until when the mark stays); and it was reclaimed (the requests booked for it, and until when).
+local function superseded(field) return 'x' .. field:sub(2) end
+local function reclaimed(field) return 'g' .. field:sub(2) end
 
 local function opened(text)
   local r, i, o, bi, bc, bo, first, last, late = struct.unpack(RECORD, text)
@@ -8,6 +11,10 @@ local function opened(text)
     asked = {r = r, i = i, o = o, t = i + o, c = r}, input = bi, cached = bc, output = bo,
     first = first, last = last, late = late, spec = cmsgpack.unpack(text:sub(RECORD_SIZE + 1)),
   }
+end
+
+local function charged_on(day, text) -- a reservation that is charged again
+  return text:sub(1, DAYS_OFFSET) .. pack('<ddd', day, day, 0) .. text:sub(RECORD_SIZE + 1)
 end
 
 -- A budget gets back what was taken from its present period: all of it, or the output that was added on the last day.

@@ -9,7 +9,7 @@ for i = 1, #all, 2 do
     give_back(KEYS[1], record, 0, 0, 0)
     book(KEYS[1], now, record.spec[SPEC], 0, -record.input, -record.cached, -record.output, 0)
     redis.call('HDEL', KEYS[1], field)
-    redis.call('HSET', KEYS[1], superseded(field), 1)
+    redis.call('HSET', KEYS[1], superseded(field), int(now + MARK_LIFE))
   end
 end
 return {'OK'}

@@ -310,3 +310,35 @@ async def test_state_expires_once_it_is_full_again(store: RedisStore, redis: Red
     assert len(lives) == 3
     state, key_levels, ledger = sorted(lives)
     assert 0 < state <= key_levels <= 2 * 3600 < ledger <= 400 * 86400
+
+
+KEY_RATE = Limit(Resource.REQUESTS, 10, Rate(60, 10), key="k1")
+KEY_CONCURRENCY = Limit(Resource.CONCURRENT_REQUESTS, 1, None, key="k1")
+
+
+async def test_calls_about_shorter_limits_leave_the_life_that_a_longer_one_needs(
+    store: RedisStore, other: RedisStore, redis: Redis, tenant: str
+) -> None:
+    monthly = (MONTHLY, Limit(Resource.TOKENS, 800, Budget(BudgetPeriod.MONTH), key="k1"))
+    for limits in ((*monthly, KEY_RATE), (KEY_RATE,)):
+        await store.settle(await store.reserve(tenant, "k1", limits, Ask(1, 10, 10), "lease"), Usage(10, 10))
+        await store.heartbeat()  # which asks for the slices
+    await other.settle(await other.reserve(tenant, "k1", (KEY_RATE,), Ask()), Usage())
+    for key in (f"sluice:{{{tenant}}}", f"sluice:{{{tenant}}}:key:k1"):
+        assert await redis.ttl(key) > 31 * 86400
+
+
+async def test_a_replica_of_a_shorter_lease_leaves_anothers_lease_of_kv_memory(
+    store: RedisStore, redis: Redis, tenant: str
+) -> None:
+    await store.lease_kv(tenant, 100, 70)
+    await RedisStore(store._runner, lease=1.0).lease_kv(tenant, 100, 10)
+    assert await redis.pttl(f"sluice:{{{tenant}}}:kv") > 1000
+
+
+async def test_a_running_request_keeps_the_levels_of_its_key(store: RedisStore, redis: Redis, tenant: str) -> None:
+    await store.reserve(tenant, "k1", (CONCURRENT, KEY_CONCURRENCY), Ask())
+    for key in (f"sluice:{{{tenant}}}", f"sluice:{{{tenant}}}:key:k1"):
+        await redis.pexpire(key, 1000)
+        await store.heartbeat()
+        assert await redis.ttl(key) > 3000

@@ -13,14 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.bound_process import bound
-from quotas.errors import NeverFits, QuotaRefused
-from quotas.policy.limit import Budget, Limit, Rate
+from quotas.errors import NeverFits, NotSent, QuotaError, QuotaRefused, StoreFault, StoreUnavailable
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import NOTHING, Ask, Attempt, Delivered, LimitState, Reservation, Usage
 from quotas.store.redis_store import RedisStore
+from quotas.store.replica_name import LIFE_ORDINALS, ReplicaName
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
 from tests.quotas.clocked_tenant import LEASE, ClockedTenant, Policy, Steps, booked, policies_of
 from tests.quotas.store_model import DAY, Model, Taken
+from tests.quotas.wire import Wire
 
 START = 1_709_000_000_000_000  # 27 February 2024: a leap day, ends of a week and of a month are near
 KEYS = (None, "k1", "k2")
@@ -281,3 +283,148 @@ def test_four_processes_spend_one_limit_exactly(valkey_url: str) -> None:
     processes = [subprocess.Popen(**bound(command), stdout=subprocess.PIPE, text=True) for _ in range(4)]
     spent = sum(int(process.communicate()[0]) for process in processes)
     assert 0.98 * LIMIT <= spent <= LIMIT
+
+
+class Pair:
+    """Two replicas of one tenant on a clock that the test turns; the first may be cut off."""
+
+    def __init__(self, runner: ScriptRunner, *limits: Limit, now: int = START) -> None:
+        self.tenant = ClockedTenant(runner, {None: list(limits)}, now)
+        self.wire = Wire(runner)
+        self.cut, self.other = RedisStore(self.wire, LEASE), RedisStore(runner, LEASE)
+        self.limits = limits
+
+    async def reserve(self, store: RedisStore, ask: Ask) -> Reservation:
+        return await store.reserve(self.tenant.tenant, None, self.limits, ask)
+
+    async def outlive_lease(self) -> None:
+        """The other replica reclaims what the first holds, and takes nothing."""
+        await self.tenant.wait(round(LEASE * 1e6) + 1)
+        await self.other.settle(await self.reserve(self.other, Ask(1, 0, 1)), NOTHING)
+
+    async def used(self) -> int:
+        (state,) = await self.other.states(self.tenant.tenant, None, self.limits)
+        return state.limit.capacity - state.remaining
+
+    async def booked(self) -> Usage:
+        today = self.tenant.now // DAY
+        return await booked(self.other, self.tenant.tenant, range(today - 1, today + 1))
+
+
+BUDGET = Limit(Resource.TOKENS, 10_000, Budget(BudgetPeriod.DAY))
+TimedRunner = tuple[asyncio.Runner, ScriptRunner]
+
+
+@pytest.mark.parametrize("cut", [NotSent(), StoreUnavailable()], ids=repr)
+@pytest.mark.parametrize("ends", [True, False], ids=["ended in the cut", "ends after it"])
+def test_what_others_reclaimed_is_charged_and_booked_once(
+    loop_and_runner: TimedRunner, cut: QuotaError, ends: bool
+) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair = Pair(runner, BUDGET)
+        await pair.tenant.wait(0)
+        reservation = await pair.reserve(pair.cut, Ask(1, 1000, 1000))
+        await pair.cut.heartbeat()
+        pair.wire.is_cut, pair.wire.cut = True, cut
+        if ends:
+            await pair.cut.settle(reservation, Usage(1000, 700))
+        await pair.outlive_lease()
+        pair.wire.is_cut = False
+        await pair.cut.heartbeat()
+        await pair.cut.settle(reservation, Usage(1000, 700))
+        assert (await pair.used(), await pair.booked(), pair.cut.num_unsettled) == (1700, Usage(1000, 700), 0)
+
+    loop.run(live())
+
+
+def test_an_attempt_that_another_superseded_stays_so_when_its_replica_returns(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair, request = Pair(runner, BUDGET), uuid4().hex
+        await pair.tenant.wait(0)
+        first = await pair.reserve(pair.cut, Ask(1, 1000, 1000, attempt=Attempt(request, 1)))
+        second = await pair.reserve(pair.other, Ask(1, 1000, 1000, attempt=Attempt(request, 2)))
+        await pair.outlive_lease()
+        await pair.other.settle(second, Usage(1000, 800))
+        await pair.cut.heartbeat()
+        await pair.cut.settle(first, Usage(1000, 500))
+        assert (await pair.used(), await pair.booked()) == (1800, Usage(1000, 800))
+
+    loop.run(live())
+
+
+@pytest.mark.parametrize("is_same_replica", [True, False])
+def test_marks_for_a_replica_go_when_it_begins_anew_or_is_away_for_an_hour(
+    loop_and_runner: TimedRunner, is_same_replica: bool
+) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair, request = Pair(runner, BUDGET), uuid4().hex
+        await pair.tenant.wait(0)
+        for number, store in enumerate((pair.cut, pair.other), start=1):
+            await pair.reserve(store, Ask(1, 1, 1, attempt=Attempt(request, number)))
+        await pair.reserve(pair.cut, Ask(1, 1, 1))
+        await pair.outlive_lease()
+        assert {field[:2] for field in await pair.tenant.state()} >= {b"x:", b"g:"}
+        if is_same_replica:
+            name = ReplicaName()
+            name.id, name.first_ordinal = pair.cut.replica, LIFE_ORDINALS
+            await RedisStore(runner, LEASE, name=name).states(pair.tenant.tenant, None, pair.limits)
+        else:
+            await pair.tenant.wait(3600 * 10**6)
+            await pair.outlive_lease()
+        assert not [field for field in await pair.tenant.state() if field[:2] in {b"x:", b"g:"}]
+
+    loop.run(live())
+
+
+def test_what_is_charged_again_on_the_next_day_is_refunded_in_that_day(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair = Pair(runner, BUDGET, now=(START // DAY + 1) * DAY - 20 * 10**6)
+        await pair.tenant.wait(0)
+        reservation = await pair.reserve(pair.cut, Ask(1, 100, 8000))
+        await pair.outlive_lease()
+        await pair.cut.heartbeat()
+        assert await pair.used() == 8100
+        await pair.cut.settle(reservation, Usage(100, 10))
+        assert await pair.used() == 110
+
+    loop.run(live())
+
+
+def test_more_reservations_than_one_script_restores_are_handed_over(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair, count = Pair(runner, replace(BUDGET, amount=10**6)), 4100
+        await pair.tenant.wait(0)
+        pair.wire.is_cut = True
+        for _ in range(count):
+            await pair.cut.reserve(pair.tenant.tenant, None, pair.limits, Ask(1, 0, 10), "open")
+        pair.wire.is_cut = False
+        await pair.cut.heartbeat()
+        assert await pair.used() == 10 * count
+
+    loop.run(live())
+
+
+def test_a_fault_in_one_tenants_state_stops_no_other_tenants_heartbeat(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair, faulty = Pair(runner, BUDGET), Pair(runner, BUDGET).tenant.tenant
+        await pair.tenant.wait(0)
+        await pair.cut.reserve(faulty, None, pair.limits, Ask(1, 10, 10))
+        await runner.client.execute(b"HSET", f"sluice:{{{faulty}}}".encode(), b"now", b"x")
+        pair.cut.book(pair.tenant.tenant, None, Usage(5, 5))
+        with pytest.raises(StoreFault):
+            await pair.cut.heartbeat()
+        assert await pair.booked() == Usage(5, 5)
+
+    loop.run(live())

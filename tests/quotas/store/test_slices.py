@@ -107,8 +107,9 @@ class Life:
 class World(ClockedTenant):
     """Three replicas of a tenant, each on a wire of its own."""
 
-    def __init__(self, runner: ScriptRunner, policy: Policy) -> None:
+    def __init__(self, runner: ScriptRunner, policy: Policy, ends_before_lease: bool = True) -> None:
         super().__init__(runner, policy, START)
+        self._ends_before_lease = ends_before_lease  # of a cut replica, else others reclaim what it runs
         self.moves: dict[Limit, list[tuple[int, int]]] = {limit: [] for key in KEYS for limit in policy[key]}
         self.spent: list[Usage] = []
         self.lives = [self._new_life(pace) for pace in PACES]
@@ -156,8 +157,9 @@ class World(ClockedTenant):
         """What the store has granted ends first: what it takes for dead after the lease, it gives to others."""
         for life in self._chosen(index):
             if not life.wire.is_cut:
-                await self._end_all(life)
-                await self._beat(life)
+                if self._ends_before_lease:
+                    await self._end_all(life)
+                    await self._beat(life)
                 life.wire.is_cut, life.cut_at = True, self.now
 
     async def mend(self, index: int | None) -> None:
@@ -210,7 +212,7 @@ class World(ClockedTenant):
         for life in self.lives:
             if not life.wire.is_cut:
                 await self._beat(life)
-            elif self.now - life.cut_at > LEASE * 0.5e6:
+            elif self._ends_before_lease and self.now - life.cut_at > LEASE * 0.5e6:
                 await self._end_all(life)  # else what is held at once would be held beyond the lease
 
     async def _beat(self, life: Life) -> None:
@@ -274,12 +276,12 @@ def test_replicas_together_never_exceed_a_limit(
 
 
 @examples
-@given(policy=policies, steps=histories(losses, partial_settles))
+@given(policy=policies, steps=histories(losses, partial_settles), ends_before_lease=st.booleans())
 def test_cut_and_lost_requests_are_charged_and_booked_once(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps, ends_before_lease: bool
 ) -> None:
     loop, runner = loop_and_runner
-    world = World(runner, policy)
+    world = World(runner, policy, ends_before_lease)
 
     async def live() -> None:
         await world.live(steps)
@@ -342,8 +344,7 @@ def test_three_kills_in_a_row_take_from_a_limit_what_was_used(
                 await world.reserve(0, None, Ask(1, 100, 200), 1)
                 await world._end(world.lives[0], world.lives[0].running[-1], 20)
             await world.wait(2 * BEAT)
-            slices = world.lives[0].store._fallback.slices._slices.values()
-            assert sum(slice_._granted[0] for slice_ in slices) > 1000, "much is set aside"
+            assert world.lives[0].store.set_aside()["tokens"] > 1000, "much is set aside"
             await world.crash(0)
             await ClockedTenant.wait(world, away)
             (state,) = await world.lives[1].store.states(world.tenant, None, (limit,))
@@ -351,5 +352,73 @@ def test_three_kills_in_a_row_take_from_a_limit_what_was_used(
         assert (used > 3 * 20 * 120) is bool(away)
         (state,) = await world.lives[0].store.states(world.tenant, None, (limit,))
         assert state.remaining == 100_000 - 60 * 120
+
+    loop.run(live())
+
+
+def test_a_dead_replicas_slice_does_not_bring_back_levels_that_have_expired(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+) -> None:
+    loop, runner = loop_and_runner
+    month, rate = (
+        Limit(Resource.TOKENS, 10**6, Budget(BudgetPeriod.MONTH)),
+        Limit(Resource.TOKENS, 999, Rate(60, 999), "k1"),
+    )
+    world = World(runner, {None: [month], "k1": [rate]})
+
+    async def live() -> None:
+        await world.wait(0)
+        await world.reserve(0, "k1", Ask(1, 50, 50), 1)
+        await world.wait(BEAT)
+        assert world.lives[0].store.set_aside()
+        await world.cut(0)
+        await ClockedTenant.wait(world, DAY)
+        await runner.client.execute(b"DEL", f"sluice:{{{world.tenant}}}:key:k1".encode())
+        await world.reserve(1, None, Ask(1, 1, 1), 1)
+        assert await world.state(":key:k1") == {}
+
+    loop.run(live())
+
+
+@pytest.mark.parametrize("key", [None, "k1"], ids=["of all keys", "of a key"])
+def test_after_a_policy_edit_a_tenant_is_granted_what_its_replica_set_aside_before(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], key: str | None
+) -> None:
+    loop, runner = loop_and_runner
+    day = Limit(Resource.TOKENS, 100_000, Budget(BudgetPeriod.DAY), key)
+    added = Limit(Resource.REQUESTS, 10**6, Rate(60, 10**6), key)
+    world = World(runner, {None: [], "k1": [], key: [day]})
+
+    async def live() -> None:
+        await world.wait(3 * BEAT)  # into the next day
+        store = world.lives[0].store
+        for name in ("k1", "k2"):
+            await store.settle(await store.reserve(world.tenant, name, (day,), Ask(1, 0, 3000), "lease"), NOTHING)
+        await store.heartbeat()
+        assert store.set_aside()["tokens"] >= 3000
+        await store.reserve(world.tenant, "k1", (added, day), Ask(1, 0, 100_000), "lease")
+
+    loop.run(live())
+
+
+def test_dropping_idle_slices_leaves_the_tables_of_others(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+) -> None:
+    loop, runner = loop_and_runner
+    limits = (Limit(Resource.TOKENS, 10_000, Rate(60, 10_000)),)
+
+    async def live() -> None:
+        now = START
+        await runner.client.execute(b"SET", b"test:clock", b"%d" % now)
+        store = RedisStore(runner, LEASE, lambda: now / 1e6)
+        for tenant in range(20):
+            await store.settle(await store.reserve(f"t{tenant}", None, limits, Ask(1, 1, 1), "lease"), Usage(1, 1))
+        slices = store._fallback.slices
+        tables = slices._slices, slices._of
+        for _ in range(3):
+            now += BEAT * 2
+            await store.heartbeat()
+        assert (slices._slices, slices._of) == ({}, {})
+        assert slices._slices is tables[0] and slices._of is tables[1], "no table is made anew for each"
 
     loop.run(live())
