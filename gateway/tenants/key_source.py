@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway.background import tell_all
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import KeyRing, Principal, demo_key, demo_record, pepper_of, rotated
 from gateway.tenants.file_watch import FileWatcher, signature
@@ -103,8 +104,7 @@ class KeySource:
             return
         self.ring.change((keys.in_force[key_id] for key_id in change.added + change.changed), change.removed)
         log.info("%d API keys are in force", len(keys.in_force))
-        for changed in self.on_change:
-            await changed(change)
+        await tell_all(self.on_change, change)
 
     def _followed(self, before: _Keys, policy: Policy) -> tuple[_Keys, KeyChange]:
         """The present keys of files and policy, and the difference. Raises `KeyStoreError`."""

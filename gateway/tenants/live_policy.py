@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from gateway.background import tell_all
 from gateway.tenants.file_watch import FileWatcher, signature
 from quotas.policy.policy import DEFAULT_POLICY, Policy, QueueLimits
 from quotas.policy.policy_diff import policy_diff
@@ -107,8 +108,7 @@ class LivePolicy:
             self.problem = error
             self.num_failures += 1
             log.error("the edited policy is not valid; version %s stays in force:\n%s", self.current.version, error)
-            for failed in self.on_failure:
-                await failed(error)
+            await tell_all(self.on_failure, error)
             return
         self.problem = None
         if policy.version != self.current.version:
@@ -116,8 +116,7 @@ class LivePolicy:
             self.history.append(Edition(policy.version, self._clock(), changes))
             self.current = policy
             self.num_reloads += 1
-            for changed in self.on_change:
-                await changed(policy)
+            await tell_all(self.on_change, policy)
 
     def _read(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
         """Read the files; returns the policy and its changes. Raises `PolicyError`."""

@@ -57,6 +57,21 @@ async def test_an_edit_takes_effect_and_its_listener_is_told(tmp_path: Path) -> 
     assert told == [held.current]
 
 
+async def test_a_listener_that_fails_keeps_no_edit_from_the_others(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    told: list[Policy | PolicyError] = []
+
+    async def fail(_: object) -> None:
+        raise RuntimeError
+
+    held.on_change += [fail, telling(told)]
+    held.on_failure += [fail, telling(told)]
+    for text in (TWO, "tenant: {}\n"):
+        with pytest.raises(ExceptionGroup, match="listeners"):
+            await edit(held, text)
+    assert told == [held.current, held.problem]
+
+
 async def test_an_invalid_edit_changes_nothing_and_is_reported_until_it_is_mended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
