@@ -39,6 +39,10 @@ class KeyStoreError(Exception):
     """The directory cannot be used as it is; the message names the file and the remedy."""
 
 
+class KeyStoreUnreadable(KeyStoreError):
+    """The system refused to read or write a file, which may be over at the next attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replaced:
     """The secret of a key before its rotation, and the end of its validity."""
@@ -164,7 +168,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KeyStoreError(f"{path}: {error.strerror}; choose another directory with --state-dir") from None
+        raise KeyStoreUnreadable(f"{path}: {error.strerror}; choose another directory with --state-dir") from None
 
 
 FORMAT = b'{"version": 2}\n'

@@ -53,15 +53,15 @@ class Edition:
 class LivePolicy:
     """Holds the policy in force; `current` is replaced whole, so a reader's earlier one does not change.
 
-    An edit that is not valid changes nothing: `problem` says what is wrong until another edit mends it. Raises
-    `PolicyError` when there is no valid policy to begin with.
+    An edit that is not valid changes nothing: `problem` says what is wrong until another edit mends it. Files that
+    cannot be read are read again until they can. Raises `PolicyError` when there is no valid policy to begin with.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         """Read a file, a folder of files, or for None the default policy; `clock` gives Unix seconds."""
         self._path = path
         self._reader = PolicyReader()
-        self._first_read = signature(self.files())  # of the files, before they were read
+        self._watcher = FileWatcher(self.files, self.reload, signature(self.files()))  # before they are read
         self.current: Policy = DEFAULT_POLICY if path is None else self._reader.parse(read_sources(path))
         self.problem: PolicyError | None = None
         self.checks: list[Check] = []
@@ -93,7 +93,7 @@ class LivePolicy:
 
     async def watch(self) -> None:
         """Apply edits for as long as the server runs, including those since the files were first read."""
-        await FileWatcher(self.files, self.reload, self._first_read).run()
+        await self._watcher.run()
 
     async def reload(self) -> None:
         """Read the files again. Reloads are serialized: listeners learn of each policy in the order of reading."""
@@ -103,12 +103,16 @@ class LivePolicy:
 
     async def _reload(self, path: Path) -> None:
         try:
-            policy, changes = await asyncio.to_thread(self._read, path)
+            sources = await asyncio.to_thread(read_sources, path)
         except PolicyError as error:
-            self.problem = error
-            self.num_failures += 1
-            log.error("the edited policy is not valid; version %s stays in force:\n%s", self.current.version, error)
-            await tell_all(self.on_failure, error)
+            self._watcher.read_again()
+            if str(error) != str(self.problem):
+                await self._reject(error)
+            return
+        try:
+            policy, changes = await asyncio.to_thread(self._parse, sources)
+        except PolicyError as error:
+            await self._reject(error)
             return
         self.problem = None
         if policy.version != self.current.version:
@@ -118,9 +122,14 @@ class LivePolicy:
             self.num_reloads += 1
             await tell_all(self.on_change, policy)
 
-    def _read(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
-        """Read the files; returns the policy and its changes. Raises `PolicyError`."""
-        sources = read_sources(path)
+    async def _reject(self, error: PolicyError) -> None:
+        self.problem = error
+        self.num_failures += 1
+        log.error("the edited policy is not valid; version %s stays in force:\n%s", self.current.version, error)
+        await tell_all(self.on_failure, error)
+
+    def _parse(self, sources: Mapping[str, bytes]) -> tuple[Policy, tuple[str, ...]]:
+        """The policy of these files, and its changes. Raises `PolicyError`."""
         policy = self._reader.parse(sources)
         if policy is self.current:
             return policy, ()

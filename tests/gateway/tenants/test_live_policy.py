@@ -1,4 +1,5 @@
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -185,6 +186,28 @@ async def test_a_policy_that_is_edited_before_the_files_are_watched_takes_effect
     async with beside(held.watch()):
         await edited.wait()
     assert held.current.tenant("acme").weight == 30
+
+
+@pytest.mark.parametrize("refused", ["open", "iterdir"])
+async def test_an_edit_while_the_files_cannot_be_read_is_followed_once_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(ONE)
+    held = LivePolicy(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    file.write_text(f"{TWO}    # edited")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, refused, refuse)
+        for _ in range(5):
+            await held._watcher.poll()
+        assert "Too many open files" in str(held.problem) and held.num_failures == 1
+    for _ in range(2):
+        await held._watcher.poll()
+    assert held.current.tenant("acme").weight == 3 and held.problem is None
 
 
 @settings(max_examples=examples(100), deadline=None)
