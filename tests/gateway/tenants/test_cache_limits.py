@@ -81,9 +81,10 @@ async def test_limits_that_failed_to_reach_the_engine_reach_it_with_the_next_edi
         raise RuntimeError
 
     floors = "tenants: {{a: {{prefix_cache: {{floor: 1MiB}}}}, b: {{weight: {}}}}}"
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+    with monkeypatch.context() as patch:
         patch.setattr(engine, "limit_cache", fail)
-        await limiter.policy_changed(parsed(floors.format(1)))
+        with pytest.raises(RuntimeError):
+            await limiter.policy_changed(parsed(floors.format(1)))
     await limiter.policy_changed(parsed(floors.format(2)))
     assert engine.take() == [("a", 1, None)]
 

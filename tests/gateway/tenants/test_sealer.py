@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from hashlib import sha256
+from os import urandom
 
 import pytest
 from hypothesis import given
@@ -29,6 +31,19 @@ def test_what_was_changed_does_not_open(place: int) -> None:
     sealed[place] ^= 1
     assert Sealer([OLD]).open("acme", "a", bytes(sealed)) is None
     assert Sealer([OLD]).open("acme", "a", bytes(sealed[:place])) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 1000, 2**20])
+@pytest.mark.parametrize("make", [bytes, urandom])
+def test_contents_open_within_a_bound_that_they_meet_and_within_none_that_they_exceed(
+    size: int, make: Callable[[int], bytes]
+) -> None:
+    contents = make(size)
+    sealed = Sealer([OLD]).seal("acme", "a", contents)
+    for most in {0, 1, size // 2, size - 1, size, size + 1, 2 * size}:
+        opened = contents if size <= most else None
+        assert Sealer([OLD]).open("acme", "a", sealed, most) == opened, most
+    assert Sealer([OLD]).open("acme", "a", sealed) == contents
 
 
 def test_a_secret_that_was_replaced_opens_as_long_as_it_is_kept_and_seals_nothing() -> None:
