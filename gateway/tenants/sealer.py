@@ -36,7 +36,7 @@ class Sealer:
         """
         newest, old = settings.storage_secret, settings.old_storage_secrets
         secrets = [] if newest is None else [newest.get_secret_value()]
-        secrets += [] if old is None else filter(None, old.get_secret_value().split(","))
+        secrets += [] if old is None else filter(None, map(str.strip, old.get_secret_value().split(",")))
         derived = hmac.digest(pepper, b"sluice storage secret", "sha256")
         return Sealer([*[secret.encode() for secret in secrets], derived])
 

@@ -53,6 +53,14 @@ def test_a_secret_that_was_replaced_opens_as_long_as_it_is_kept_and_seals_nothin
     assert Sealer([OLD]).open("acme", "a", Sealer([NEW, OLD]).seal("acme", "a", b"contents")) is None
 
 
+def test_old_secrets_may_have_spaces_around_them() -> None:
+    old = [f"{number}" * 32 for number in range(3)]
+    sealer = Sealer.of(Settings(old_storage_secrets=SecretStr(f" {old[0]}, {old[1]} ,{old[2]}, ,\n")), b"pepper")
+    for secret in old:
+        assert sealer.open("acme", "a", Sealer([secret.encode()]).seal("acme", "a", b"contents")) == b"contents"
+    assert len(sealer._secrets) == len(old) + 1
+
+
 def test_settings_name_the_secrets_and_without_any_one_follows_from_the_pepper() -> None:
     new, old = (sha256(secret).hexdigest() for secret in (NEW, OLD))
     settings = Settings(storage_secret=SecretStr(new), old_storage_secrets=SecretStr(old))
