@@ -36,9 +36,10 @@ def check_policy(policy: Policy, sources: Mapping[str, bytes], checks: Iterable[
 
 
 def _place(field: str, places: Mapping[str, Mark], sources: Iterable[str]) -> Mark:
-    """The place of a field, or of the default that it inherits."""
-    _, _, inherited = field.split(".", 2)
-    return places.get(field) or places.get(f"defaults.{inherited}") or Mark(next(iter(sources), ""))
+    """The place of a field, or of the default that it inherits. A tenant's name may have dots."""
+    parts = field.split(".")
+    defaults = [".".join(["defaults", *parts[begin:]]) for begin in range(2, len(parts))]
+    return next((places[one] for one in [field, *defaults] if one in places), Mark(next(iter(sources), "")))
 
 
 @dataclass(frozen=True, slots=True)

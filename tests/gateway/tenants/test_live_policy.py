@@ -108,6 +108,17 @@ async def test_an_edit_that_the_gateway_cannot_keep_to_changes_nothing_and_is_to
     assert held.problem is None and held.current.tenant("acme").weight == 1
 
 
+@pytest.mark.parametrize("name", ["acme", "a.b", "a.b.c", "defaults", "acme.weight"])
+def test_an_inherited_field_is_told_at_the_place_of_the_default_also_of_a_name_with_dots(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "a.yaml").write_text("unnamed_tenants: allow\n")
+    (tmp_path / "p.yaml").write_text(f"defaults:\n  prefix_cache:\n    floor: 1GiB\ntenants:\n  {name}:\n")
+    field = f"tenants.{name}.prefix_cache.floor"
+    with pytest.raises(PolicyError, match=rf"p\.yaml:3:5: {field}: too much"):
+        LivePolicy(tmp_path).require(lambda _: [(field, "too much")])
+
+
 def test_a_policy_that_the_gateway_cannot_keep_to_is_nothing_to_begin_with(tmp_path: Path) -> None:
     held = policies(tmp_path / "p.yaml")
     with pytest.raises(PolicyError, match=r"p\.yaml:3:5: tenants\.acme\.weight: is above 1"):
