@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from fleet.replicas import ReplicaAddress, ReplicasError, parse_replica, read_replicas
+from fleet.replicas import ReplicaAddress, ReplicasError, ReplicasUnreadable, parse_replica, read_replicas
 from gateway.tenants.file_watch import FileWatcher, signature
 from quotas.errors import QuotaError
 
@@ -32,7 +32,9 @@ class Membership(Protocol):
 
 
 class FileMembership:
-    """A file, whose edits are followed; an invalid edit changes nothing. Raises `ReplicasError` at first."""
+    """A file, whose edits are followed; an invalid edit changes nothing, and a file that cannot be read is read again
+    until it can. Raises `ReplicasError` at first.
+    """
 
     def __init__(self, path: Path, by_address: bool = False) -> None:
         """With `by_address` a host has to be an IP address."""
@@ -42,17 +44,27 @@ class FileMembership:
         self._replicas = self._read()
 
     async def watch(self, set_replicas: SetReplicas) -> None:
+        problem = ""  # of the last reading
+
         async def edited() -> None:
+            nonlocal problem
             try:
                 replicas = await asyncio.to_thread(self._read)
             except ReplicasError as error:
+                if isinstance(error, ReplicasUnreadable):
+                    watcher.read_again()
+                    if problem == str(error):
+                        return
+                problem = str(error)
                 log.error("the replicas stay as they were: %s", error)
                 return
+            problem = ""
             set_replicas(replicas)
             log.info("%d replicas are in the file", len(replicas))
 
         set_replicas(self._replicas)
-        await FileWatcher(lambda: [self._path], edited, self._first_read).run()
+        watcher = FileWatcher(lambda: [self._path], edited, self._first_read)
+        await watcher.run()
 
 
 class DnsMembership:

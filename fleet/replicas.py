@@ -28,12 +28,16 @@ class ReplicasError(ValueError):
     """A file of replicas is invalid; each line of the message names the place, the problem and the remedy."""
 
 
+class ReplicasUnreadable(ReplicasError):
+    """The system refused to read the file, which may be over at the next attempt."""
+
+
 def read_replicas(path: Path, by_address: bool = False) -> tuple[ReplicaAddress, ...]:
     """The replicas in a file; with `by_address` their hosts have to be IP addresses. Raises `ReplicasError`."""
     try:
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:
-        raise ReplicasError(f"{path}: {error.strerror}") from None
+        raise ReplicasUnreadable(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ReplicasError(f"{path}: not valid YAML: {error}") from None
     rows = document.get("replicas") if isinstance(document, dict) and set(document) == {"replicas"} else None

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -30,6 +30,21 @@ async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[
 def _tell(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a task beside the server has ended", exc_info=error)
+
+
+News = TypeVar("News")
+
+
+async def tell_all(listeners: Iterable[Callable[[News], Awaitable[object]]], news: News) -> None:
+    """Call listeners one after another. Raises the failures in an `ExceptionGroup` after the last one was called."""
+    failures = []
+    for listener in listeners:
+        try:
+            await listener(news)
+        except Exception as failure:  # noqa: BLE001 - raised below
+            failures.append(failure)
+    if failures:
+        raise ExceptionGroup("listeners failed", failures)
 
 
 Item = TypeVar("Item")

@@ -12,6 +12,7 @@ from gateway.api.encoding_service import EncodingService
 from gateway.api.prompt_names import PromptNames
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
+from gateway.background import tell_all
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.request_record import Telemetry
@@ -60,10 +61,12 @@ class Service:
     async def follow_policies(self) -> None:
         """Apply the present policy to the engine (weights, classes, bounds, cached memory), and each later one."""
 
-        async def apply(policy: Policy) -> None:
+        async def schedule(policy: Policy) -> None:
             self.admission.policy_changed(await asyncio.to_thread(scheduling_policy, policy))
-            await self.cache_limiter.policy_changed(policy)
-            await self.prompt_pinner.policy_changed(policy)
+
+        async def apply(policy: Policy) -> None:
+            parts = schedule, self.cache_limiter.policy_changed, self.prompt_pinner.policy_changed
+            await tell_all(parts, policy)
 
         await apply(self.policies.current)
         self.policies.on_change.append(apply)

@@ -162,7 +162,7 @@ def rotated(record: KeyRecord, pepper: bytes, expires: datetime | None, until: d
     """
     key = _new_secret(record.id)
     present = _record(record.id, key, record.tenant, pepper, expires)
-    old = Replaced(record.digest, min(until, record.expires or until))
+    old = Replaced(record.digest, min(until, expires or until, record.expires or until))
     return key, replace(record, digest=present.digest, created=present.created, expires=expires, replaced=old)
 
 

@@ -90,11 +90,13 @@ class CacheLimiter:
 
     async def policy_changed(self, policy: Policy) -> None:
         """Apply the limits of this policy; floors are lowered before any is raised."""
-        before, self._policy, self._in_force = self._in_force, policy, policy
-        for index, tenant in enumerate(await asyncio.to_thread(self._changed, before, policy, [*self._others])):
+        self._policy = policy
+        changed = await asyncio.to_thread(self._changed, self._in_force, policy, [*self._others])
+        for index, tenant in enumerate(changed):
             if index % TENANTS_PER_TURN == TENANTS_PER_TURN - 1:
                 await asyncio.sleep(0)
             self._limit(tenant)
+        self._in_force = policy
 
     def _changed(self, before: Policy | None, policy: Policy, others: list[str]) -> list[str]:
         """The tenants whose limits `policy` changes; lowered floors come first."""
@@ -115,8 +117,8 @@ class CacheLimiter:
         limits = floor, ceiling = self._pool.cache_limits(self._policy, tenant)
         if limits == self._limits.get(tenant, (0, None)):
             return
+        self._memory.limit_cache(tenant, floor, ceiling)
         if limits == (0, None):
             del self._limits[tenant]
         else:
             self._limits[tenant] = limits
-        self._memory.limit_cache(tenant, floor, ceiling)

@@ -42,7 +42,8 @@ class FileWatcher:
         self._files = files
         self._changed = changed
         self._interval = interval
-        self._taken_up = self._last = read
+        self._last = read
+        self._taken_up: Signature | None = read  # None: to be read again
 
     async def run(self) -> None:
         """Poll the files every interval, for as long as the server runs."""
@@ -53,10 +54,15 @@ class FileWatcher:
             except Exception:
                 log.exception("an edited file could not be read; the next edit will be")
 
+    def read_again(self) -> None:
+        """Call `changed` at the next poll also without an edit, since the files could not be read."""
+        self._taken_up = None
+
     async def poll(self) -> None:
         """Compare the files with the last poll, and call `changed` if they changed before it and not since."""
         now = await asyncio.to_thread(lambda: signature(self._files()))
-        if now == self._last != self._taken_up:
+        stood_still, is_new = now == self._last, now != self._taken_up
+        self._last = now
+        if stood_still and is_new:
             self._taken_up = now
             await self._changed()
-        self._last = now

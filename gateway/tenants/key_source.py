@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway.background import tell_all
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import KeyRing, Principal, demo_key, demo_record, pepper_of, rotated
 from gateway.tenants.file_watch import FileWatcher, signature
-from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError
+from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError, KeyStoreUnreadable
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy import KeyPolicy, Policy, TenantPolicy
 from quotas.policy.policy_diff import changed_tenants
@@ -42,7 +43,8 @@ class _Keys(NamedTuple):
 
 
 class KeySource:
-    """Keeps `ring` equal to the files. Invalid edits change nothing, and are logged.
+    """Keeps `ring` equal to the files. Invalid edits change nothing, and are logged; a file that cannot be read is read
+    again until it can.
 
     Raises `KeyStoreError`, also when there would be no key at all to begin with.
     """
@@ -54,7 +56,8 @@ class KeySource:
         self.demo_key = demo_key(settings, pepper)  # to be shown in the announcement
         demo = [demo_record(self.demo_key, pepper)] if self.demo_key else []
         self._demo = {record.id: record for record in demo}
-        self._first_read = signature(self.files())  # of the files, before they were read
+        self._watcher = FileWatcher(self.files, self.reload, signature(self.files()))  # before they are read
+        self._problem = ""  # of the last reload
         self._keys, _ = self._followed(_Keys({}, None, {}, self._demo), policy)
         if not self.in_force:
             raise KeyStoreError(
@@ -81,7 +84,7 @@ class KeySource:
     async def watch(self, policies: LivePolicy) -> None:
         """Apply edits of the key file since it was read, and of the policies' keys, while the server runs."""
         policies.on_change.append(self.take_policy)
-        await FileWatcher(self.files, self.reload, self._first_read).run()
+        await self._watcher.run()
 
     async def take_policy(self, policy: Policy) -> None:
         self._policy = policy
@@ -96,15 +99,19 @@ class KeySource:
         try:
             keys, change = await asyncio.to_thread(self._followed, self._keys, self._policy)
         except KeyStoreError as error:
+            if isinstance(error, KeyStoreUnreadable):
+                self._watcher.read_again()
+                if self._problem == str(error):
+                    return
+            self._problem = str(error)
             log.error("the API keys stay as they were: %s", error)
             return
-        self._keys = keys
+        self._keys, self._problem = keys, ""
         if change == KeyChange():
             return
         self.ring.change((keys.in_force[key_id] for key_id in change.added + change.changed), change.removed)
         log.info("%d API keys are in force", len(keys.in_force))
-        for changed in self.on_change:
-            await changed(change)
+        await tell_all(self.on_change, change)
 
     def _followed(self, before: _Keys, policy: Policy) -> tuple[_Keys, KeyChange]:
         """The present keys of files and policy, and the difference. Raises `KeyStoreError`."""

@@ -39,6 +39,10 @@ class KeyStoreError(Exception):
     """The directory cannot be used as it is; the message names the file and the remedy."""
 
 
+class KeyStoreUnreadable(KeyStoreError):
+    """The system refused to read or write a file, which may be over at the next attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replaced:
     """The secret of a key before its rotation, and the end of its validity."""
@@ -164,7 +168,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KeyStoreError(f"{path}: {error.strerror}; choose another directory with --state-dir") from None
+        raise KeyStoreUnreadable(f"{path}: {error.strerror}; choose another directory with --state-dir") from None
 
 
 FORMAT = b'{"version": 2}\n'
@@ -262,10 +266,21 @@ def _link_new(path: Path, content: bytes) -> None:
     with suppress(FileExistsError):
         path.hardlink_to(temporary)
     temporary.unlink()
+    _sync_names(path.parent)
 
 
 def _replace(path: Path, content: bytes) -> None:
     _written(path, content).replace(path)
+    _sync_names(path.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    """Wait until links and renames in the folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _written(path: Path, content: bytes) -> Path:

@@ -103,8 +103,10 @@ class KvLeases:
             await asyncio.gather(*(self._renew(tenant, lease, longest[tenant]) for tenant, lease in due))
 
     def _is_due(self, tenant: str, lease: _Lease) -> bool:
-        denied = RETRY_SECONDS if lease.is_short else 0.0
-        return self._clock() >= lease.renewed + (denied if self._memory.is_denied(tenant) else RENEW_SECONDS)
+        now, denied = self._clock(), RETRY_SECONDS if lease.is_short else 0.0
+        if lease.blocks and now >= lease.expires:
+            return True
+        return now >= lease.renewed + (denied if self._memory.is_denied(tenant) else RENEW_SECONDS)
 
     async def _renew(self, tenant: str, lease: _Lease, longest: int) -> None:
         """Renew one lease; `longest` is the tenant's longest sequence, in blocks."""

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from gateway.background import tell_all
 from gateway.tenants.file_watch import FileWatcher, signature
 from quotas.policy.policy import DEFAULT_POLICY, Policy, QueueLimits
 from quotas.policy.policy_diff import policy_diff
@@ -35,9 +36,10 @@ def check_policy(policy: Policy, sources: Mapping[str, bytes], checks: Iterable[
 
 
 def _place(field: str, places: Mapping[str, Mark], sources: Iterable[str]) -> Mark:
-    """The place of a field, or of the default that it inherits."""
-    _, _, inherited = field.split(".", 2)
-    return places.get(field) or places.get(f"defaults.{inherited}") or Mark(next(iter(sources), ""))
+    """The place of a field, or of the default that it inherits. A tenant's name may have dots."""
+    parts = field.split(".")
+    defaults = [".".join(["defaults", *parts[begin:]]) for begin in range(2, len(parts))]
+    return next((places[one] for one in [field, *defaults] if one in places), Mark(next(iter(sources), "")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,15 @@ class Edition:
 class LivePolicy:
     """Holds the policy in force; `current` is replaced whole, so a reader's earlier one does not change.
 
-    An edit that is not valid changes nothing: `problem` says what is wrong until another edit mends it. Raises
-    `PolicyError` when there is no valid policy to begin with.
+    An edit that is not valid changes nothing: `problem` says what is wrong until another edit mends it. Files that
+    cannot be read are read again until they can. Raises `PolicyError` when there is no valid policy to begin with.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         """Read a file, a folder of files, or for None the default policy; `clock` gives Unix seconds."""
         self._path = path
         self._reader = PolicyReader()
-        self._first_read = signature(self.files())  # of the files, before they were read
+        self._watcher = FileWatcher(self.files, self.reload, signature(self.files()))  # before they are read
         self.current: Policy = DEFAULT_POLICY if path is None else self._reader.parse(read_sources(path))
         self.problem: PolicyError | None = None
         self.checks: list[Check] = []
@@ -92,7 +94,7 @@ class LivePolicy:
 
     async def watch(self) -> None:
         """Apply edits for as long as the server runs, including those since the files were first read."""
-        await FileWatcher(self.files, self.reload, self._first_read).run()
+        await self._watcher.run()
 
     async def reload(self) -> None:
         """Read the files again. Reloads are serialized: listeners learn of each policy in the order of reading."""
@@ -102,13 +104,16 @@ class LivePolicy:
 
     async def _reload(self, path: Path) -> None:
         try:
-            policy, changes = await asyncio.to_thread(self._read, path)
+            sources = await asyncio.to_thread(read_sources, path)
         except PolicyError as error:
-            self.problem = error
-            self.num_failures += 1
-            log.error("the edited policy is not valid; version %s stays in force:\n%s", self.current.version, error)
-            for failed in self.on_failure:
-                await failed(error)
+            self._watcher.read_again()
+            if str(error) != str(self.problem):
+                await self._reject(error)
+            return
+        try:
+            policy, changes = await asyncio.to_thread(self._parse, sources)
+        except PolicyError as error:
+            await self._reject(error)
             return
         self.problem = None
         if policy.version != self.current.version:
@@ -116,12 +121,16 @@ class LivePolicy:
             self.history.append(Edition(policy.version, self._clock(), changes))
             self.current = policy
             self.num_reloads += 1
-            for changed in self.on_change:
-                await changed(policy)
+            await tell_all(self.on_change, policy)
 
-    def _read(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
-        """Read the files; returns the policy and its changes. Raises `PolicyError`."""
-        sources = read_sources(path)
+    async def _reject(self, error: PolicyError) -> None:
+        self.problem = error
+        self.num_failures += 1
+        log.error("the edited policy is not valid; version %s stays in force:\n%s", self.current.version, error)
+        await tell_all(self.on_failure, error)
+
+    def _parse(self, sources: Mapping[str, bytes]) -> tuple[Policy, tuple[str, ...]]:
+        """The policy of these files, and its changes. Raises `PolicyError`."""
         policy = self._reader.parse(sources)
         if policy is self.current:
             return policy, ()

@@ -36,7 +36,7 @@ class Sealer:
         """
         newest, old = settings.storage_secret, settings.old_storage_secrets
         secrets = [] if newest is None else [newest.get_secret_value()]
-        secrets += [] if old is None else filter(None, old.get_secret_value().split(","))
+        secrets += [] if old is None else filter(None, map(str.strip, old.get_secret_value().split(",")))
         derived = hmac.digest(pepper, b"sluice storage secret", "sha256")
         return Sealer([*[secret.encode() for secret in secrets], derived])
 
@@ -45,9 +45,9 @@ class Sealer:
         sealed = self._cipher(self._key_id, tenant).encrypt(nonce, zlib.compress(contents, 1), name.encode())
         return self._key_id + nonce + sealed
 
-    def open(self, tenant: str, name: str, sealed: bytes, most: int = 0) -> bytes | None:
+    def open(self, tenant: str, name: str, sealed: bytes, most: int | None = None) -> bytes | None:
         """The contents; None if they were sealed for another tenant or name, or under a removed secret, or are longer
-        than `most` bytes (0: any length).
+        than `most` bytes.
         """
         key_id, nonce = sealed[:KEY_ID_BYTES], sealed[KEY_ID_BYTES : KEY_ID_BYTES + NONCE_BYTES]
         if key_id not in self._secrets or len(nonce) < NONCE_BYTES:
@@ -57,8 +57,10 @@ class Sealer:
         except InvalidTag:
             return None
         unpacking = zlib.decompressobj()
-        contents = unpacking.decompress(packed, max(0, most))
-        return contents if unpacking.eof else None
+        if most is None:
+            return unpacking.decompress(packed)
+        contents = unpacking.decompress(packed, 1 + max(0, most))  # 0 would be no bound
+        return contents if unpacking.eof and len(contents) <= most else None
 
     def _new_cipher(self, key_id: bytes, tenant: str) -> AESGCM:
         return AESGCM(hmac.digest(self._secrets[key_id], _PURPOSE + tenant.encode("utf-8", "surrogatepass"), "sha256"))

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterable
@@ -38,6 +39,28 @@ async def test_a_file_is_read_at_first_and_when_it_was_edited(tmp_path: Path, mo
         await asyncio.sleep(0.001)
     watching.cancel()
     assert heard == [["a:1"], ["b:1"]]
+
+
+async def test_an_edit_while_the_file_cannot_be_read_is_followed_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, heard, failures = tmp_path / "replicas.yaml", Heard(), [OSError(errno.EMFILE, "Too many open files")] * 2
+    file.write_text(ONE)
+    membership, read = FileMembership(file), Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if failures:
+            raise failures.pop()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    file.write_text(TWO)
+    watching = asyncio.create_task(membership.watch(heard.set_replicas))
+    while len(heard) < 2:
+        await asyncio.sleep(0.001)
+    watching.cancel()
+    assert heard == [["a:1"], ["b:1"]]
+    assert caplog.text.count("Too many open files") == 1
 
 
 class Resolver:

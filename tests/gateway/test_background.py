@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.background import ITEMS_PER_TURN, beside, map_in_slices
+from gateway.background import ITEMS_PER_TURN, beside, map_in_slices, tell_all
 
 
 async def test_everything_is_made_in_order_and_others_have_their_turn() -> None:
@@ -50,3 +50,18 @@ async def test_a_task_that_fails_is_told_and_the_block_goes_on(caplog: pytest.Lo
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert "a task beside the server has ended" in caplog.text and "the reason" in caplog.text
+
+
+async def test_the_failures_of_listeners_keep_none_from_the_others_and_are_raised_together() -> None:
+    told: list[str] = []
+
+    async def hear(news: str) -> None:
+        told.append(news)
+
+    async def fail(_: str) -> None:
+        raise ValueError(len(told))
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await tell_all([fail, hear, fail, hear], "news")
+    assert told == ["news"] * 2
+    assert [failure.args for failure in raised.value.exceptions] == [(0,), (1,)]

@@ -1,5 +1,6 @@
 import hmac
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -120,6 +121,14 @@ def test_a_rotated_key_opens_with_both_secrets_until_the_old_one_ends() -> None:
     assert ring.authenticate(b"Bearer " + new.encode()) == opened[0]
     with pytest.raises(InvalidApiKey):
         ring.authenticate(b"Bearer " + KEY.encode())
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 1), (1, None), (1, 3), (3, 1), (1, 1)])
+def test_a_replaced_secret_outlives_neither_its_own_expiry_nor_the_keys(before: int | None, after: int | None) -> None:
+    now = datetime.now(UTC)
+    first, second = (hours and now + timedelta(hours=hours) for hours in (before, after))
+    _, record = rotated(replace(RECORD, expires=first), PEPPER, second, now + timedelta(hours=2))
+    assert record.replaced and record.replaced.expires == now + timedelta(hours=1)
 
 
 def test_another_pepper_opens_nothing() -> None:

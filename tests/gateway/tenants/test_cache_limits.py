@@ -74,6 +74,21 @@ async def test_floors_are_lowered_before_any_is_raised(engine: Engine, limiter: 
     assert engine.take() == [("b", 1, None), ("a", 5, None)]
 
 
+async def test_limits_that_failed_to_reach_the_engine_reach_it_with_the_next_edit(
+    engine: Engine, limiter: CacheLimiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    floors = "tenants: {{a: {{prefix_cache: {{floor: 1MiB}}}}, b: {{weight: {}}}}}"
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "limit_cache", fail)
+        with pytest.raises(RuntimeError):
+            await limiter.policy_changed(parsed(floors.format(1)))
+    await limiter.policy_changed(parsed(floors.format(2)))
+    assert engine.take() == [("a", 1, None)]
+
+
 async def test_thousands_of_tenants_are_told_of_in_turns(engine: Engine, limiter: CacheLimiter) -> None:
     names = ", ".join(f"t{number}: " for number in range(3 * TENANTS_PER_TURN))
     await limiter.policy_changed(parsed(f"defaults: {{prefix_cache: {{ceiling: 1MiB}}}}\ntenants: {{{names}}}"))

@@ -120,3 +120,21 @@ async def test_an_edit_that_cannot_be_taken_up_does_not_end_the_watch(
         assert await taken_up.get() == content
     watching.cancel()
     assert "could not be read" in caplog.text
+
+
+async def test_files_that_could_not_be_read_are_read_again_without_an_edit(tmp_path: Path) -> None:
+    file, failures = tmp_path / "a.yaml", 3
+    file.write_text("1")
+    times = 0
+
+    async def changed() -> None:
+        nonlocal times
+        times += 1
+        if times <= failures:
+            watch.read_again()
+
+    watch = FileWatcher(lambda: [file], changed, signature([file]))
+    file.write_text("22")
+    for _ in range(10):
+        await watch.poll()
+    assert times == failures + 1

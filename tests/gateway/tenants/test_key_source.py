@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -180,6 +181,29 @@ async def test_a_damaged_key_file_changes_nothing(tmp_path: Path) -> None:
     store.path.write_text("{")
     await source.reload()
     assert tenant_of(source.ring, key) == "acme"
+
+
+async def test_an_edit_while_the_key_file_cannot_be_read_is_followed_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A revocation in the key file, and a key of a policy, which the watch of policies has taken up."""
+    store, revoked, record = stored(tmp_path)
+    added, in_policy = new_key("acme", store.pepper())
+    source = KeySource(settings(tmp_path), EMPTY)
+
+    def refuse(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    store.remove(record.id)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        for _ in range(5):
+            await source._watcher.poll()
+        await source.take_policy(policy_with(KeyPolicy(in_policy.id, hmac=in_policy.digest.hex())))
+    assert (tenant_of(source.ring, revoked), tenant_of(source.ring, added)) == ("acme", None)
+    assert caplog.text.count("Too many open files") == 1
+    await source._watcher.poll()
+    assert (tenant_of(source.ring, revoked), tenant_of(source.ring, added)) == (None, "acme")
 
 
 async def beside_a_slow_reload(source: KeySource, act: Callable[[], Coroutine[None, None, None]]) -> None:

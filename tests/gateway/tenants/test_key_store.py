@@ -29,6 +29,25 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
+def test_the_names_of_secrets_and_of_a_file_written_anew_are_on_the_disk_like_their_contents(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut brings no revoked key back."""
+    synced: list[tuple[bool, set[str]]] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        is_folder = os.path.samestat(os.fstat(descriptor), store.directory.stat())
+        synced.append((is_folder, {path.name for path in store.directory.iterdir()}))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    store.pepper()
+    assert synced[-1] == (True, {"pepper"})
+    store.add(record())
+    assert synced[-1] == (True, {"pepper", "keys.json"})
+
+
 def test_the_pepper_is_made_once_and_is_private(store: KeyStore) -> None:
     pepper = store.pepper()
     assert len(pepper) == 32

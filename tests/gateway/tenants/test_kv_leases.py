@@ -121,6 +121,15 @@ async def test_an_outage_leaves_the_lease_until_it_expires(bench: Bench) -> None
     assert await bench.after(RENEW_SECONDS) == 10
 
 
+@pytest.mark.parametrize("tried", [0.0, 0.02, 0.5, 0.98])
+async def test_a_lease_ends_on_time_whenever_a_renewal_was_tried_last(bench: Bench, tried: float) -> None:
+    bench.engine.needs = 8
+    await bench.lease()
+    bench.pool.is_away = True
+    assert await bench.after(29 + tried) == 10
+    assert await bench.after(1 - tried) == 0
+
+
 async def test_an_edited_limit_is_taken_up_with_the_next_request(bench: Bench) -> None:
     bench.engine.needs = 40
     await bench.lease()

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -57,6 +58,21 @@ async def test_an_edit_takes_effect_and_its_listener_is_told(tmp_path: Path) -> 
     assert told == [held.current]
 
 
+async def test_a_listener_that_fails_keeps_no_edit_from_the_others(tmp_path: Path) -> None:
+    held = policies(tmp_path / "p.yaml")
+    told: list[Policy | PolicyError] = []
+
+    async def fail(_: object) -> None:
+        raise RuntimeError
+
+    held.on_change += [fail, telling(told)]
+    held.on_failure += [fail, telling(told)]
+    for text in (TWO, "tenant: {}\n"):
+        with pytest.raises(ExceptionGroup, match="listeners"):
+            await edit(held, text)
+    assert told == [held.current, held.problem]
+
+
 async def test_an_invalid_edit_changes_nothing_and_is_reported_until_it_is_mended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,6 +106,17 @@ async def test_an_edit_that_the_gateway_cannot_keep_to_changes_nothing_and_is_to
     assert str(held.problem) == f"{tmp_path / 'p.yaml'}:1:12: tenants.acme.weight: is above 2: lower it"
     await edit(held, "tenants: {acme: {weight: 1}}\n")
     assert held.problem is None and held.current.tenant("acme").weight == 1
+
+
+@pytest.mark.parametrize("name", ["acme", "a.b", "a.b.c", "defaults", "acme.weight"])
+def test_an_inherited_field_is_told_at_the_place_of_the_default_also_of_a_name_with_dots(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "a.yaml").write_text("unnamed_tenants: allow\n")
+    (tmp_path / "p.yaml").write_text(f"defaults:\n  prefix_cache:\n    floor: 1GiB\ntenants:\n  {name}:\n")
+    field = f"tenants.{name}.prefix_cache.floor"
+    with pytest.raises(PolicyError, match=rf"p\.yaml:3:5: {field}: too much"):
+        LivePolicy(tmp_path).require(lambda _: [(field, "too much")])
 
 
 def test_a_policy_that_the_gateway_cannot_keep_to_is_nothing_to_begin_with(tmp_path: Path) -> None:
@@ -170,6 +197,28 @@ async def test_a_policy_that_is_edited_before_the_files_are_watched_takes_effect
     async with beside(held.watch()):
         await edited.wait()
     assert held.current.tenant("acme").weight == 30
+
+
+@pytest.mark.parametrize("refused", ["open", "iterdir"])
+async def test_an_edit_while_the_files_cannot_be_read_is_followed_once_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(ONE)
+    held = LivePolicy(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    file.write_text(f"{TWO}    # edited")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, refused, refuse)
+        for _ in range(5):
+            await held._watcher.poll()
+        assert "Too many open files" in str(held.problem) and held.num_failures == 1
+    for _ in range(2):
+        await held._watcher.poll()
+    assert held.current.tenant("acme").weight == 3 and held.problem is None
 
 
 @settings(max_examples=examples(100), deadline=None)
