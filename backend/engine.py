@@ -89,7 +89,7 @@ class Engine:
         self._wake: asyncio.TimerHandle | None = None  # to plan again, if nothing happens before
         self._calibration_batch = calibration_batch
         self.calibrating: CalibrationStep | None = None  # in flight
-        self._is_awake = False  # the device, from a step just before
+        self._has_warmed = False  # the device, by a first run of the step in flight
         self._side_work: SideWork | None = None  # asked once a step, and by `side_work_soon`
         self._has_side_job = False  # in flight: one at a time
         self._is_asking_side_work = False
@@ -97,7 +97,7 @@ class Engine:
     def start(self) -> None:
         self._device.start()
         if self._calibration_batch is not None:
-            self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._calibrate_now_and_then)
+            self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._guarded, self._calibrate_now_and_then)
 
     async def stop(self) -> None:
         """Finish the steps in flight and end the device thread. Streams still open end with `DeviceError`."""
@@ -153,7 +153,7 @@ class Engine:
         """Plan after the callbacks that are due now, so that requests which arrive together start together."""
         if not self._is_scheduling:
             self._is_scheduling = True
-            self._loop.call_soon(self._schedule)
+            self._loop.call_soon(self._guarded, self._schedule)
 
     def work_beside(self, side_work: SideWork) -> None:
         """Run the jobs of `side_work` beside the steps, one at a time."""
@@ -163,7 +163,7 @@ class Engine:
         """Ask for side work after the callbacks that are due now."""
         if not self._is_asking_side_work:
             self._is_asking_side_work = True
-            self._loop.call_soon(self._ask_side_work)
+            self._loop.call_soon(self._guarded, self._ask_side_work)
 
     def _ask_side_work(self) -> None:
         self._is_asking_side_work = False
@@ -181,7 +181,7 @@ class Engine:
     def _post(self, result: StepOutput | SideJob[Any] | BaseException) -> None:
         """Post a step's output to the event loop: called on the device thread, once a step."""
         try:
-            self._loop.call_soon_threadsafe(self._on_step, result)
+            self._loop.call_soon_threadsafe(self._guarded, self._on_step, result)
         except RuntimeError:
             log.debug("a step completed after the event loop had closed")
 
@@ -199,42 +199,46 @@ class Engine:
                 self._calibrated(self.calibrating, result)
             self._ask_side_work()
 
-    def _step(self, output: StepOutput | MemoryExhausted | None) -> None:
-        """Account for a step's output, if there is one, launch what may follow, deliver its tokens, and end the streams
-        of sequences that the core gave up; an error ends the engine.
-        """
+    def _guarded(self, part: Callable[..., None], *given: object) -> None:
+        """Run one callback of the event loop; an error ends the engine, which would else go on with half of it done."""
         try:
-            if output is None:
-                self._steps.schedule()
-            else:
-                self._deliver(self._steps.step(output))
-            if self._wake is not None or self.core.wakes_at is not None:
-                self._wake_in_time()
-            for sequence in self.core.take_ended():
-                if (stream := self._streams.pop(sequence, None)) is not None:
-                    stream.end(sequence.finish_reason or FinishReason.PREEMPTED)
+            part(*given)
         except MemoryExhausted as error:
             self._device_failed(error)
         except Exception as error:
             log.critical(CORE_FAILED, exc_info=error)
             self.fail(DeviceError(CORE_FAILED))
 
+    def _step(self, output: StepOutput | MemoryExhausted | None) -> None:
+        """Account for a step's output, if there is one, launch what may follow, deliver its tokens, and end the streams
+        of sequences that the core gave up.
+        """
+        if output is None:
+            self._steps.schedule()
+        else:
+            self._deliver(self._steps.step(output))
+        if self._wake is not None or self.core.wakes_at is not None:
+            self._wake_in_time()
+        for sequence in self.core.take_ended():
+            if (stream := self._streams.pop(sequence, None)) is not None:
+                stream.end(sequence.finish_reason or FinishReason.PREEMPTED)
+
     def _wake_in_time(self) -> None:
         """Have the core plan when it says, unless a step ends before."""
         if self._wake is not None:
             self._wake.cancel()
         seconds = self._steps.seconds_to_wake()
-        self._wake = None if seconds is None else self._loop.call_later(seconds, self._schedule)
+        self._wake = None if seconds is None else self._loop.call_later(seconds, self._guarded, self._schedule)
 
     def _calibrate_now_and_then(self) -> None:
         if not self.failed.done():
             self.calibrate()
-            self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._calibrate_now_and_then)
+            self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._guarded, self._calibrate_now_and_then)
 
     def calibrate(self) -> None:
         """Run a calibration step, if one is due and there is no request."""
         if not (self._streams or self._has_side_job) and (step := self.core.calibrate(self.clock())) is not None:
-            self._is_awake = False
+            self._has_warmed = False
             self._launch_calibration(step)
 
     def _launch_calibration(self, step: CalibrationStep) -> None:
@@ -246,11 +250,11 @@ class Engine:
         """Run the step again if the first run woke the device and no request has come; else tell the core its time."""
         self.calibrating = None
         is_measured = isinstance(result, StepOutput)
-        if is_measured and not (self._is_awake or self._streams or self._has_side_job):
-            self._is_awake = True
+        if is_measured and not (self._has_warmed or self._streams or self._has_side_job):
+            self._has_warmed = True
             self._launch_calibration(step)
             return
-        measured = [(step, result.elapsed)] if isinstance(result, StepOutput) and self._is_awake else []
+        measured = [(step, result.elapsed)] if isinstance(result, StepOutput) and self._has_warmed else []
         self.core.calibrated(measured, self.clock())
         self._step(None)
 

@@ -106,6 +106,9 @@ class DeviceThread:
 
     def _launch(self) -> Iterator[Launched]:
         """Launch each planned step that is not lost, when it is asked for."""
+        # NOTE: numbers rise within an attempt, so one that does not begins the next. A step that is lost at its launch
+        # ends its attempt here; one that is lost while it runs ends it in `_wait`, as steps behind it may be launched.
+        # A calibration step is an attempt of its own, whose loss takes no planned step with it.
         attempt, newest, is_lost = 0, -1, False
         while (batch := self._inbox.get()) is not None and not self._failed:
             if isinstance(batch, SideJob):
@@ -113,7 +116,7 @@ class DeviceThread:
                 continue
             if batch.step <= newest:
                 attempt, is_lost = attempt + 1, False
-            newest = batch.step
+            newest = batch.step if batch.stores else sys.maxsize
             if not is_lost:
                 step = self._try(batch)
                 is_lost = isinstance(step, LostStep)

@@ -1,6 +1,6 @@
 """Runs encoder batches on the engine's device, between its steps.
 
-A tenant's batch runs once its weighted service is no more than that of the tenants with running answers; the batch is
+A tenant's batch runs once its weighted service is no more than that of the tenants in the steps in flight; the batch is
 charged like a step.
 """
 
@@ -12,6 +12,7 @@ from typing import Protocol
 from admission.controller import Controller
 from admission.encoding import EncodingLimits, EncodingQueue, EncodingRequest, Taken
 from backend.engine import Engine
+from backend.errors import DeviceError
 from backend.worker.side_job import SideJob, Stream
 from gateway.api.engine_client import EncodingAsk
 from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
@@ -62,6 +63,7 @@ class EncodingService:
         self._wake: asyncio.TimerHandle | None = None
         if encoders:
             engine.work_beside(self)
+            engine.failed.add_done_callback(self._engine_failed)
 
     async def encode(self, asked: EncodingAsk, queued: EncodingRequest) -> list[Vector]:
         """Return the vector of each input. Raises `Overloaded` if the queue is full, `DeadlineUnmeetable`,
@@ -91,6 +93,11 @@ class EncodingService:
             del self._waiting[queued]
         return [vector for vector in waiting.vectors if vector is not None]
 
+    def _engine_failed(self, failed: asyncio.Future[DeviceError]) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done.done():
+                waiting.done.set_exception(failed.result())
+
     def next_job(self) -> SideJob[list[Vector]] | None:
         """Return the batch to encode now; None while none is due, or a tenant that is owed more runs."""
         now = self._engine.clock()
@@ -104,9 +111,10 @@ class EncodingService:
             return None
         due = [(queue.least_payback(), name) for name, queue in self.queues.items() if queue.taken_at(now) <= now]
         payback, name = min(due)
-        running = self._core.scheduler.running.values()
-        payback_of = self._core.share.payback_of
-        if running and payback > min([payback_of(tenant) for tenant in {one.tenant for one in running}]):
+        running = {
+            one.tenant for step in self._core.in_flight for one in step.sequences
+        }  # no paused answer is waited for
+        if running and payback > min(map(self._core.share.payback_of, running)):
             return None  # asked again after the next step
         batch = self.queues[name].take(is_beside=bool(running))
         inputs = [self._waiting[taken.request].inputs[taken.ordinal] for taken in batch]

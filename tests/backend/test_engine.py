@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,8 @@ from backend.scheduler.batching import RULES, BatchingRule
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.stream import STREAMS_PER_CALLBACK
+from backend.worker.device_stream import CpuStream
+from backend.worker.side_job import SideJob
 from tests.backend.paper_device import continuation
 from tests.backend.scheduler.bench import END
 from tests.backend.stepped_engine import Bench, drain, running
@@ -240,3 +243,25 @@ async def test_a_device_that_fails_in_a_calibration_step_has_failed(bench: Bench
     bench.executor.allow(RuntimeError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(DeviceError, match="illegal memory access"):
         raise await bench.engine.failed
+
+
+@pytest.mark.parametrize("call", ["calibrate", "calibrated", "calibration_batch", "next_job", "finish"])
+async def test_an_error_beside_the_steps_ends_every_stream_as_one_in_them_does(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the books are wrong")
+
+    monkeypatch.setattr("backend.engine.CALIBRATION_CHECK_SECONDS", 0.001)
+    bench = Bench()
+    if call.startswith("calibrat"):
+        owner, name = (bench.engine, "_calibration_batch") if call == "calibration_batch" else (bench.core, call)
+        monkeypatch.setattr(owner, name, fail)
+    else:
+        job = SideJob(tuple, fail, CpuStream())
+        bench.engine.work_beside(SimpleNamespace(next_job=fail if call == "next_job" else lambda: job))
+        bench.engine.side_work_soon()
+    async with running(bench), asyncio.timeout(240):
+        bench.executor.free()
+        with pytest.raises(DeviceError, match="the core failed"):
+            raise await bench.engine.failed

@@ -178,6 +178,26 @@ def test_a_step_that_finds_no_memory_at_its_launch_is_lost_after_those_before_it
 
 
 @EITHER_KIND
+@pytest.mark.parametrize("is_refused", [True, False], ids=["at its launch", "while it runs"])
+def test_a_calibration_step_that_is_lost_takes_no_planned_step_with_it(is_refused: bool, runs_ahead: bool) -> None:
+    with Device(runs_ahead=runs_ahead) as device:
+        device.submit(7)
+        device.complete()
+        assert device.steps(1) == [7]
+        for _ in range(2):
+            device.refusal = MemoryExhausted("calibration") if is_refused else None
+            device.thread.submit(Batch(0, stores=False))
+            if not is_refused:
+                device.complete(MemoryExhausted("calibration"))
+            assert isinstance(device.posted(), MemoryExhausted)
+        device.refusal = None
+        for number in (8, 9):
+            device.submit(number)
+            device.complete()
+        assert device.steps(2) == [8, 9]
+
+
+@EITHER_KIND
 def test_a_device_that_is_stuck_is_told(runs_ahead: bool) -> None:
     with Device(runs_ahead=runs_ahead) as device:
         device.submit(0)

@@ -145,6 +145,27 @@ async def test_of_an_engine_that_has_failed_nothing_is_expected(rig: Rig) -> Non
         await rig.encode([1])
 
 
+async def test_inputs_that_wait_hear_of_a_failure_of_the_engine(rig: Rig) -> None:
+    rig.encoder.may_go.clear()
+    asked = [asyncio.create_task(rig.encode([number])) for number in range(2)]
+    await until(lambda: len(rig.service._waiting) == 2)
+    rig.engine.fail(DeviceError("gone"))
+    async with asyncio.timeout(240):
+        assert [str(one) for one in await asyncio.gather(*asked, return_exceptions=True)] == ["gone", "gone"]
+    assert not rig.service._waiting
+
+
+async def test_inputs_of_a_tenant_in_debt_wait_for_no_paused_answer(rig: Rig) -> None:
+    sequence = make_sequence("s", "chat", 4, 40)
+    sequence.limit_to(sequence.num_prompt_tokens + 3)
+    rig.engine.submit(sequence)
+    await until(lambda: bool(sequence.output) and not rig.core.in_flight)
+    rig.core.arrive(make_sequence("t", "embeds", 4, 40), rig.engine.clock())
+    rig.core.charge("embeds", 5.0, rig.engine.clock())
+    async with asyncio.timeout(240):
+        assert await rig.encode([1, 2], tenant="embeds") == [(3.0, 2.0)]
+
+
 async def until(holds: object) -> None:
     while not holds():  # type: ignore[operator]
         await asyncio.sleep(0.001)
