@@ -46,6 +46,7 @@ class FrameKind(IntEnum):
     DRAIN = 19  # to a worker
     END = 20  # to a worker
     LOGPROBS = 21  # to a worker
+    CANCEL = 22
 
 
 _KINDS = {kind.value: kind for kind in FrameKind}  # a look-up takes a tenth of the instructions of a call to the enum

@@ -94,8 +94,8 @@ class WorkerCharge:
 class WorkerClient:
     """Calls the engine at the other end of a link; see `EngineClient`.
 
-    Keys and the policy here mirror the engine's. Requests are numbered; the streams of a request have its number and
-    the numbers that follow.
+    Keys and the policy here mirror the engine's. Requests, questions and charges are numbered; the streams of a request
+    have its number and the numbers that follow.
     """
 
     def __init__(
@@ -148,8 +148,7 @@ class WorkerClient:
     ) -> WorkerGeneration:
         self._check_link()
         sequences = request.sequences(_NO_ENDS, int)
-        number = self._next_number
-        self._next_number += len(sequences)
+        number = self._take_numbers(len(sequences))
         generation = self._generations[number] = WorkerGeneration(self, number, sequences, request.may_stop, fail)
         for index, stream in enumerate(generation.streams):
             stream.sequence.arrival = self._clock()
@@ -185,8 +184,12 @@ class WorkerClient:
         return float(await self.ask("refused", error_message(error), tenant, key, peer, num_bytes))
 
     async def charge(self, policy: EffectivePolicy) -> WorkerCharge:
-        number, headers = await self.ask("charge", policy.name, policy.key)
-        return WorkerCharge(self.link, number, headers)
+        number = self._take_numbers(1)
+        try:
+            return WorkerCharge(self.link, number, await self.ask("charge", policy.name, policy.key, number))
+        except asyncio.CancelledError:  # it may have been charged
+            WorkerCharge(self.link, number, {}).close()
+            raise
 
     async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
         text = b64encode(contents).decode()
@@ -225,14 +228,16 @@ class WorkerClient:
         return text.encode()
 
     async def ask(self, what: str, *told: Any) -> Any:
-        """The answer of the engine's process; raises the `ApiError` that it answers with."""
+        """The answer of the engine's process; raises the `ApiError` that it answers with. Cancelled, it is there, too."""
         self._check_link()
-        answer, number = asyncio.get_running_loop().create_future(), self._next_number
-        self._next_number += 1
+        answer, number = asyncio.get_running_loop().create_future(), self._take_numbers(1)
         self._questions[number] = answer
         self.link.send(FrameKind.ASK, [number, what, *told])
         try:
             return await answer
+        except asyncio.CancelledError:
+            self.link.send(FrameKind.CANCEL, number)
+            raise
         finally:
             del self._questions[number]
 
@@ -265,6 +270,11 @@ class WorkerClient:
         self._generations.pop(number, None)
         for stream in range(number, number + num_streams):
             self._streams.pop(stream, None)
+
+    def _take_numbers(self, count: int) -> int:
+        """Take `count` numbers in a row for a request's streams, a question or a charge; returns the first."""
+        self._next_number += count
+        return self._next_number - count
 
     def _check_link(self) -> None:
         if self._is_lost:

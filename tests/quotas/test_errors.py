@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused, refusals
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, LimitState
-from quotas.store.account import QuotaAccount, Levels
+from quotas.store.account import Levels, QuotaAccount
 from tests.quotas.clocked_tenant import SPENT
 
 NOW = 1_795_000_000_500_000  # us
