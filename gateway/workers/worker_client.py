@@ -111,7 +111,8 @@ class WorkerClient:
         """`drain` and `end` are called when the engine's process says so; `end`, too, when the link is lost."""
         self.refused_tenants = refused_tenants
         self.link = WorkerLink(self._received, self._lost)
-        self._refused_keys = refused_keys  # keys that exhausted a limit, to be checked with the engine
+        # keys that exhausted a limit, to be checked with the engine; each with a mark of its last refusal
+        self._refused_keys: dict[tuple[str, str | None], object] = {key: object() for key in refused_keys}
         self._keys = keys
         self._policies = policies
         self._clock = clock
@@ -168,9 +169,10 @@ class WorkerClient:
 
     async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
         suspect = (policy.name, policy.key)
-        if suspect in self._refused_keys:
+        if (suspicion := self._refused_keys.get(suspect)) is not None:
             await self.ask("refuse_unread", *suspect, request_id)
-            self._refused_keys.discard(suspect)
+            if self._refused_keys.get(suspect) is suspicion:  # else it was refused meanwhile
+                del self._refused_keys[suspect]
 
     async def refuse_spent(self, policy: EffectivePolicy) -> None:
         await self.ask("refuse_spent", policy.name, policy.key)
@@ -228,7 +230,7 @@ class WorkerClient:
         return text.encode()
 
     async def ask(self, what: str, *told: Any) -> Any:
-        """The answer of the engine's process; raises the `ApiError` that it answers with. Cancelled, it is there, too."""
+        """Returns the answer of the engine's process, where a cancellation arrives too. Raises the `ApiError` it sends."""
         self._check_link()
         answer, number = asyncio.get_running_loop().create_future(), self._take_numbers(1)
         self._questions[number] = answer
@@ -367,4 +369,4 @@ class WorkerClient:
         if key is None:
             self.refused_tenants.add(tenant)
         else:
-            self._refused_keys.add((tenant, key))
+            self._refused_keys[tenant, key] = object()

@@ -129,3 +129,21 @@ async def test_a_charge_that_nobody_waits_for_is_returned(gateway: Gateway, num_
     await until(lambda: worker.is_idle and not gateway.store.outstanding)
     assert all(usage.requests == 0 for usage in gateway.store.usages)
     await worker.close()
+
+
+async def test_a_key_that_is_refused_while_it_is_cleared_stays_suspect(gateway: Gateway) -> None:
+    worker = await through_worker(gateway)
+    policy = policy_of(worker)
+    suspect = (policy.name, policy.key)
+    for is_refused_meanwhile in (True, False):
+        worker.client._suspect([*suspect], memoryview(b""))
+        clearing = asyncio.create_task(worker.client.refuse_unread(policy, "r"))
+        await until(lambda: worker.client._questions)
+        (number,) = worker.client._questions
+        worker.client._answered([number, None, None], memoryview(b""))
+        if is_refused_meanwhile:
+            worker.client._suspect([*suspect], memoryview(b""))
+        await clearing
+        assert (suspect in worker.client._refused_keys) is is_refused_meanwhile
+    await until(lambda: worker.is_idle)
+    await worker.close()
