@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -121,7 +122,9 @@ class Endpoint:
     async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:
         """Count the refusal, and wait before it is sent if its key or address receives too many of them."""
         record, (peer, _) = call.record, call.scope.get("client") or ("", 0)
-        seconds = await self.frontend.engine.refused(refusal, record.tenant, record.key, peer, record.body_bytes)
+        seconds = 0.0
+        with suppress(ApiError, DeviceError):  # an engine that is gone counts nothing
+            seconds = await self.frontend.engine.refused(refusal, record.tenant, record.key, peer, record.body_bytes)
         if seconds and call.response.started is None:
             await self.frontend.active_requests.delay(seconds, call.scope, call.receive, call.send)
 

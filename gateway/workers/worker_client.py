@@ -230,7 +230,7 @@ class WorkerClient:
         return text.encode()
 
     async def ask(self, what: str, *told: Any) -> Any:
-        """Returns the answer of the engine's process, where a cancellation arrives too. Raises the `ApiError` it sends."""
+        """The answer of the engine's process, which is told of a cancellation; raises the `ApiError` that it sends."""
         self._check_link()
         answer, number = asyncio.get_running_loop().create_future(), self._take_numbers(1)
         self._questions[number] = answer

@@ -147,3 +147,20 @@ async def test_a_key_that_is_refused_while_it_is_cleared_stays_suspect(gateway: 
         assert (suspect in worker.client._refused_keys) is is_refused_meanwhile
     await until(lambda: worker.is_idle)
     await worker.close()
+
+
+async def test_a_refusal_is_sent_though_the_engine_is_lost_before_it_is_counted(gateway: Gateway) -> None:
+    worker, client = await through_worker(gateway), client_of(PROMPT, temperature=-1)
+    is_counting = asyncio.Event()
+
+    async def counts(*_: object) -> None:
+        is_counting.set()
+        await asyncio.Event().wait()
+
+    worker.served._questions["refused"] = counts
+    asking = asyncio.create_task(client.ask(worker.app))
+    await is_counting.wait()
+    worker.served.link.abort()
+    await asking
+    assert client.sent[0]["status"] == 400
+    await worker.lost.wait()
