@@ -16,7 +16,7 @@ from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError, InternalError
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import ClientGone
-from gateway.http.responses import ResponseWriter
+from gateway.http.responses import JSON_HEADERS, Headers, ResponseWriter
 from gateway.openai.foreign_fields import Ignored, ignored_header
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
@@ -118,6 +118,12 @@ class Endpoint:
         charge = await self.frontend.engine.charge(policy)
         call.response.add_headers(charge.headers)
         return charge
+
+    async def complete(self, call: Call, body: bytes, status: int = 200, headers: Headers = JSON_HEADERS) -> Outcome:
+        """Send a whole response outside of any scope; the connection of a client that does not read it is dropped."""
+        with self.frontend.active_requests.abort_if_stalled(call.scope):
+            await call.response.reply(body, status, headers)
+        return Outcome.COMPLETED
 
     async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:
         """Count the refusal, and wait before it is sent if its key or address receives too many of them."""

@@ -25,7 +25,7 @@ def encode_headers(headers: Mapping[str, str]) -> Headers:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
-_JSON = encode_headers(JSON)
+JSON_HEADERS = encode_headers(JSON)
 _SSE = encode_headers(sse.HEADERS)
 
 
@@ -87,7 +87,7 @@ class ResponseWriter:
         given, key = self.request_headers.get(b"authorization"), self.request_headers.get(b"x-api-key")
         return given if given is not None or key is None else b"Bearer " + key
 
-    async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
+    async def reply(self, body: bytes, status: int = 200, headers: Headers = JSON_HEADERS) -> None:
         """Send a whole response with this body."""
         length = (b"content-length", str(len(body)).encode())
         left = await self._start(status, [*headers, length], len(body), body)
