@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError, InternalError
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import ClientGone
-from gateway.http.responses import ResponseWriter
+from gateway.http.responses import JSON_HEADERS, Headers, ResponseWriter
 from gateway.openai.foreign_fields import Ignored, ignored_header
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.auth import Principal
@@ -118,10 +119,18 @@ class Endpoint:
         call.response.add_headers(charge.headers)
         return charge
 
+    async def complete(self, call: Call, body: bytes, status: int = 200, headers: Headers = JSON_HEADERS) -> Outcome:
+        """Send a whole response outside of any scope; the connection of a client that does not read it is dropped."""
+        with self.frontend.active_requests.abort_if_stalled(call.scope):
+            await call.response.reply(body, status, headers)
+        return Outcome.COMPLETED
+
     async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:
         """Count the refusal, and wait before it is sent if its key or address receives too many of them."""
         record, (peer, _) = call.record, call.scope.get("client") or ("", 0)
-        seconds = await self.frontend.engine.refused(refusal, record.tenant, record.key, peer, record.body_bytes)
+        seconds = 0.0
+        with suppress(ApiError, DeviceError):  # an engine that is gone counts nothing
+            seconds = await self.frontend.engine.refused(refusal, record.tenant, record.key, peer, record.body_bytes)
         if seconds and call.response.started is None:
             await self.frontend.active_requests.delay(seconds, call.scope, call.receive, call.send)
 

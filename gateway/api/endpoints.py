@@ -73,13 +73,11 @@ class ModelsEndpoint(Endpoint):
         cards = [card for card in self._cards() if policy is None or policy.allows_model(card["id"])]
         name = call.scope.get("path_params", {}).get("model")
         if name is None:
-            await call.response.reply(models_list(cards))
-            return Outcome.COMPLETED
+            return await self.complete(call, models_list(cards))
         card = next((card for card in cards if card["id"] == name), None)
         if card is None:
             frontend.check_model(name, policy)
-        await call.response.reply(orjson.dumps(card))
-        return Outcome.COMPLETED
+        return await self.complete(call, orjson.dumps(card))
 
     def _cards(self) -> list[dict[str, Any]]:
         model, encoders = self.frontend.model, [one.setup for one in self.frontend.encoders.values()]
@@ -131,8 +129,7 @@ class LimitsEndpoint(Endpoint):
         states = await frontend.engine.limit_states(policy)
         kv = await frontend.engine.kv_memory(policy)
         body = limits_report(policy, frontend.effective_policies.version, states, kv)
-        await call.response.reply(orjson.dumps(body))
-        return Outcome.COMPLETED
+        return await self.complete(call, orjson.dumps(body))
 
 
 class TokenizerEndpoint(Endpoint):
@@ -157,9 +154,8 @@ class TokenizerEndpoint(Endpoint):
             frontend.check_model(request.model, policy)
             body = await self.reply(request, policy.name)
             charge.was_served = True
-            self.tell_ignored(call, request.ignored)
-            await call.response.reply(body)
-        return Outcome.COMPLETED
+        self.tell_ignored(call, request.ignored)
+        return await self.complete(call, body)
 
 
 class TokenizeEndpoint(TokenizerEndpoint):
@@ -204,8 +200,7 @@ class TokenizerInfoEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         self.frontend.check_model(None, _policy_of_asker(self, call))
-        await call.response.reply(self.frontend.tokenizer.info)
-        return Outcome.COMPLETED
+        return await self.complete(call, self.frontend.tokenizer.info)
 
 
 class HealthEndpoint(Endpoint):
@@ -219,8 +214,7 @@ class HealthEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
         healthy, details = await self.frontend.engine.health(self._probe)
         body = orjson.dumps({"status": "ok" if healthy else "unavailable", **(details if self._is_detailed else {})})
-        await call.response.reply(body, 200 if healthy else 503)
-        return Outcome.COMPLETED
+        return await self.complete(call, body, 200 if healthy else 503)
 
 
 class LoadsEndpoint(Endpoint):
@@ -231,8 +225,7 @@ class LoadsEndpoint(Endpoint):
         if not self.frontend.public_models:
             raise Forbidden("The load of all tenants is told on the admin port, and here with --public-models on.")
         totals = await self.frontend.engine.load()
-        await call.response.reply(orjson.dumps(loads(totals, datetime.now(UTC))))
-        return Outcome.COMPLETED
+        return await self.complete(call, orjson.dumps(loads(totals, datetime.now(UTC))))
 
 
 class ServerInfoEndpoint(Endpoint):
@@ -242,8 +235,7 @@ class ServerInfoEndpoint(Endpoint):
         _policy_of_asker(self, call)
         model = self.frontend.model
         totals = await self.frontend.engine.load()
-        await call.response.reply(orjson.dumps(server_info(model.name, model.limits.max_model_len, totals)))
-        return Outcome.COMPLETED
+        return await self.complete(call, orjson.dumps(server_info(model.name, model.limits.max_model_len, totals)))
 
 
 class ModelInfoEndpoint(Endpoint):
@@ -251,16 +243,14 @@ class ModelInfoEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         _policy_of_asker(self, call)
-        await call.response.reply(orjson.dumps(model_info(self.frontend.model.name)))
-        return Outcome.COMPLETED
+        return await self.complete(call, orjson.dumps(model_info(self.frontend.model.name)))
 
 
 class VersionEndpoint(Endpoint):
     """Answers GET /version, by which clients of vLLM tell what they talk to; it needs no key, there or here."""
 
     async def answer(self, call: Call) -> Outcome:
-        await call.response.reply(_VERSION)
-        return Outcome.COMPLETED
+        return await self.complete(call, _VERSION)
 
 
 class FailingEndpoint(Endpoint):
@@ -280,8 +270,7 @@ class MetricsEndpoint(Endpoint):
     """Answers GET /metrics in Prometheus' text format."""
 
     async def answer(self, call: Call) -> Outcome:
-        await call.response.reply(await self.frontend.engine.metrics_text(), headers=_METRICS)
-        return Outcome.COMPLETED
+        return await self.complete(call, await self.frontend.engine.metrics_text(), headers=_METRICS)
 
 
 _VERSION = orjson.dumps({"version": VERSION})

@@ -1,5 +1,6 @@
 """Serves requests to generate on the engine of this process: it charges their limits, queues them and settles them."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -20,7 +21,7 @@ from gateway.api.grammars import hold_grammar
 from gateway.api.quota_extender import QuotaExtender
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
-from gateway.errors import ApiError
+from gateway.errors import ApiError, DeadlineExceeded
 from gateway.replica.state import LoadTotals
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -83,13 +84,17 @@ class InProcessGeneration:
         self.settle_now()
 
     def settle_now(self) -> None:
+        self._end_extensions()
         self._record.engine.settling = self._client.service.telemetry.clock()
         self._grant.settle()
 
+    def _end_extensions(self) -> None:
+        if self._extender is not None:
+            self._extender.close()
+
     def close(self) -> None:
         try:
-            if self._extender is not None:
-                self._extender.close()
+            self._end_extensions()
             for stream in self.streams:
                 self._client.service.engine.finish(stream.sequence)
             if self.streams and self.streams[0].sequence.request.sampling.grammar is not None:
@@ -131,6 +136,22 @@ class InProcessClient:
         record: RequestRecord,
         fail: Callable[[ApiError], object],
         make_stream: MakeStream = TokenStream,
+    ) -> InProcessGeneration:
+        by = [at for at in (request.first_token_by, request.done_by) if at is not None]
+        seconds = min(by) - self.service.engine.clock() if by else None
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._generate(request, policy, record, fail, make_stream)
+        except TimeoutError:
+            raise DeadlineExceeded("The deadline of the request passed before it could be met.") from None
+
+    async def _generate(
+        self,
+        request: EngineRequest,
+        policy: EffectivePolicy,
+        record: RequestRecord,
+        fail: Callable[[ApiError], object],
+        make_stream: MakeStream,
     ) -> InProcessGeneration:
         with ExitStack() as held:
             if (grammar := request.sampling.grammar) is not None:

@@ -182,11 +182,9 @@ td:last-child { color: #888; text-align: right }
 
 class OpenApiEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
-        await call.response.reply(orjson.dumps(description()))
-        return Outcome.COMPLETED
+        return await self.complete(call, orjson.dumps(description()))
 
 
 class DocsEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
-        await call.response.reply(page(), headers=HTML)
-        return Outcome.COMPLETED
+        return await self.complete(call, page(), headers=HTML)

@@ -6,6 +6,7 @@ are stored with these. Items have ids that name their response, so that a client
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -123,13 +124,10 @@ class ResponseEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         policy = self.frontend.policy(self.authenticate(call), "inference")
-        charge = await self.charge(call, policy)
-        try:
-            await call.response.reply(orjson.dumps(await self._told(call, policy.name)))
+        with closing(await self.charge(call, policy)) as charge:
+            body = orjson.dumps(await self._told(call, policy.name))
             charge.was_served = True
-        finally:
-            charge.close()
-        return Outcome.COMPLETED
+        return await self.complete(call, body)
 
     async def _told(self, call: Call, tenant: str) -> Json:
         name, method = call.scope["path_params"]["response"], call.scope["method"]

@@ -208,9 +208,11 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_refused_body(self) -> bool:
-        """True while the rest of a body is read whose request has been answered."""
+        """True while the rest of a body is read whose request has been answered, or refused with a delay."""
         exchange = self._exchange
-        return not (self._reads_headers or self.is_answering or exchange is None or exchange.is_complete)
+        if self._reads_headers or exchange is None or exchange.is_complete:
+            return False
+        return exchange.is_refused or not self.is_answering
 
     def _discard(self, num_bytes: int) -> None:
         self._discarded += num_bytes
@@ -286,7 +288,8 @@ class HttpConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if not self._ignores_input:
             self._head_bytes = 0
-            super().on_body(body)
+            if not self._is_refused_body:
+                super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._ignores_input or self._reads_headers:

@@ -88,7 +88,8 @@ class ConnectionEntry:
 
     def yield_place(self) -> None:
         """Note that the current request waits for its delayed refusal, which may be lost."""
-        self._move(ConnectionState.STRANGER)
+        if self.state is not ConnectionState.STRANGER:  # else it keeps its turn
+            self._move(ConnectionState.STRANGER)
 
     def complete_response(self) -> None:
         """Note that the request has been answered."""

@@ -31,10 +31,11 @@ _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte != ord("\t"))  # fo
 class Exchange:
     """One request and its answer on our own server's connection: events and shortcuts beyond ASGI."""
 
-    __slots__ = ("_callback", "_cycle", "_flow", "_is_over", "_transport", "entry", "is_complete")
+    __slots__ = ("_callback", "_cycle", "_flow", "_is_over", "_transport", "entry", "is_complete", "is_refused")
 
     def __init__(self, transport: asyncio.WriteTransport, flow: FlowControl, entry: ConnectionEntry) -> None:
         self.is_complete = False  # the last byte of the request has come
+        self.is_refused = False  # the rest of its body is discarded
         self._transport = transport
         self._flow = flow
         self.entry = entry  # of its connection
@@ -97,7 +98,8 @@ class Exchange:
     def watch(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the client has gone; soon, if it has gone already.
 
-        The body has been read, so the connection reads on: otherwise it could not notice its client leave.
+        The body has been read or is discarded, so the connection reads on: otherwise it could not notice its client
+        leave.
         """
         self._callback = callback
         if self._is_over:
@@ -351,6 +353,7 @@ class ActiveRequests:
         """
         exchange = exchange_of(scope)
         if exchange is not None:
+            exchange.is_refused = True  # a connection with an unread body would not notice its client leave
             exchange.entry.yield_place()
         async with RequestScope(scope, receive, send):
             with suppress(TimeoutError):

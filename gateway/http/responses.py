@@ -25,7 +25,7 @@ def encode_headers(headers: Mapping[str, str]) -> Headers:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
-_JSON = encode_headers(JSON)
+JSON_HEADERS = encode_headers(JSON)
 _SSE = encode_headers(sse.HEADERS)
 
 
@@ -87,11 +87,11 @@ class ResponseWriter:
         given, key = self.request_headers.get(b"authorization"), self.request_headers.get(b"x-api-key")
         return given if given is not None or key is None else b"Bearer " + key
 
-    async def reply(self, body: bytes, status: int = 200, headers: Headers = _JSON) -> None:
+    async def reply(self, body: bytes, status: int = 200, headers: Headers = JSON_HEADERS) -> None:
         """Send a whole response with this body."""
         length = (b"content-length", str(len(body)).encode())
         left = await self._start(status, [*headers, length], len(body), body)
-        await self.send({"type": "http.response.body", "body": left})
+        await self.send({"type": "http.response.body", "body": left})  # also without a rest: it ends the response
 
     async def begin(self, status: int, headers: Headers, part: bytes) -> None:
         """Send the head of another server's response, and the first part of its body; further parts follow by
@@ -139,11 +139,12 @@ class ResponseWriter:
 
         A write costs more than most steps of an answer.
         """
-        self.started, self.status = self._clock(), status
         head = [*headers, *self._extra_headers, (b"x-request-id", self.request_id)]
         if self._is_anthropic:
             head.append((b"request-id", self.request_id))
         if status == 200 and self.exchange is not None and self.exchange.begin(head, length, part):
-            return b""
-        await self.send({"type": "http.response.start", "status": status, "headers": head})
+            part = b""
+        else:
+            await self.send({"type": "http.response.start", "status": status, "headers": head})
+        self.started, self.status = self._clock(), status  # not before: a write that waits may be cancelled
         return part

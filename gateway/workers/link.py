@@ -19,7 +19,8 @@ import orjson
 log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<BII")
-FRAMES_PER_TURN = 16  # some 2 ms of requests: a flood at one worker does not delay the engine's steps
+# At most so much is handled in a turn, some 2 ms of requests: a flood at one worker does not delay the engine's steps.
+FRAMES_PER_TURN, BYTES_PER_TURN = 16, 128 * 1024  # and what is left of a frame that has begun
 
 
 class FrameKind(IntEnum):
@@ -46,6 +47,7 @@ class FrameKind(IntEnum):
     DRAIN = 19  # to a worker
     END = 20  # to a worker
     LOGPROBS = 21  # to a worker
+    CANCEL = 22
 
 
 _KINDS = {kind.value: kind for kind in FrameKind}  # a look-up takes a tenth of the instructions of a call to the enum
@@ -65,9 +67,9 @@ class WorkerLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._pending: list[bytes] = []
-        self._received = deque[bytes]()
-        self._rest = b""  # the beginning of a frame
-        self._is_handling = False
+        self._received = deque[bytes]()  # the beginning of a frame first
+        self._missing = _HEADER.size  # bytes until a frame can be whole
+        self._is_handling = False  # a frame is whole: it is handled in the next turn, and reading is paused
 
     def send(self, kind: FrameKind, message: Any = None, binary: bytes = b"") -> None:
         """Send a frame at the end of this turn of the event loop; dropped if the other end has gone."""
@@ -97,7 +99,8 @@ class WorkerLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received.append(data)
-        if not self._is_handling:
+        self._missing -= len(data)
+        if self._missing <= 0 and not self._is_handling:  # joined only then: a large frame comes in many parts
             self._handle()
 
     def _handle(self) -> None:
@@ -107,15 +110,17 @@ class WorkerLink(asyncio.Protocol):
         """
         if self._transport is None:
             return
-        data = b"".join((self._rest, *self._received))
+        data = b"".join(self._received)
         self._received.clear()
         try:
-            self._rest = data[self._handle_some(data) :]
+            rest = data[self._handle_some(data) :]
         except Exception:
             log.exception("a frame could not be handled: its link is closed", extra={"discreet": True})
             self.abort()
             return
-        was_handling, self._is_handling = self._is_handling, _is_whole(self._rest)
+        self._received.append(rest)
+        self._missing = _frame_size(rest) - len(rest)
+        was_handling, self._is_handling = self._is_handling, self._missing <= 0
         if self._is_handling:
             self._loop.call_soon(self._handle)
         if was_handling != self._is_handling:
@@ -127,21 +132,19 @@ class WorkerLink(asyncio.Protocol):
         with memoryview(data) as view:
             for _ in range(FRAMES_PER_TURN):
                 size = self._handle_one(view[offset:])
-                if not size:
-                    break
                 offset += size
+                if not size or offset >= BYTES_PER_TURN:
+                    break
         return offset
 
     def _handle_one(self, view: memoryview) -> int:
         """Handle the first frame of the view and return its size; 0 if it is incomplete."""
-        if len(view) < _HEADER.size:
-            return 0
-        sizes: tuple[int, int, int] = _HEADER.unpack_from(view)
-        kind, middle = sizes[0], _HEADER.size + sizes[1]
-        end = middle + sizes[2]
+        end = _frame_size(view)
         if end > len(view):
             return 0
-        message = orjson.loads(view[_HEADER.size : middle]) if sizes[1] else None
+        kind, message_size, _ = _HEADER.unpack_from(view)
+        middle = _HEADER.size + message_size
+        message = orjson.loads(view[_HEADER.size : middle]) if message_size else None
         self._receive(_KINDS[kind], message, view[middle:end])
         return end
 
@@ -176,12 +179,13 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def _is_whole(data: bytes) -> bool:
-    """True if the data begins with a whole frame."""
+def _frame_size(data: bytes | memoryview) -> int:
+    """The size of the frame at the beginning of the data; that of a header until there is one."""
     if len(data) < _HEADER.size:
-        return False
-    sizes: tuple[int, int, int] = _HEADER.unpack_from(data)
-    return len(data) >= _HEADER.size + sizes[1] + sizes[2]
+        return _HEADER.size
+    _, message_size, binary_size = _HEADER.unpack_from(data)
+    size: int = _HEADER.size + message_size + binary_size
+    return size
 
 
 def _dumps(message: Any) -> bytes:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0  # for a worker to start serving
 SILENT_SECONDS = 60.0  # without a report: the worker is killed
+CHECK_SECONDS = 1.0  # between looks at its silence
 UPDATE_SECONDS = 5.0  # for workers to apply an edit
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0  # seconds before a dead worker is restarted, doubled each time
 STEADY_SECONDS = 10.0  # of service, after which the pause is minimal again
@@ -174,7 +175,7 @@ class _Seat:
         self._sock = sock
         self._client = client
         self._setup = setup
-        self._heard = asyncio.Event()  # of a report since it was cleared
+        self._silence = 0.0  # seconds without a report
 
     async def run(self) -> None:
         """Start a worker, and a successor whenever it dies, until the pool ends. Raises `ListenError` if it dies before
@@ -234,18 +235,25 @@ class _Seat:
 
     async def _watch(self, served: ServedWorker, process: asyncio.subprocess.Process) -> None:
         """Kill a worker that does not start serving, or stops reporting."""
-        await asyncio.wait({served.ready}, timeout=START_SECONDS)
-        if served.ready.done():
-            self._pool.ready()
-            with suppress(TimeoutError):
-                while True:
-                    self._heard.clear()
-                    async with asyncio.timeout(SILENT_SECONDS):
-                        await self._heard.wait()
+        self._silence = 0.0
+        served.ready.add_done_callback(self._is_ready)
+        loop = asyncio.get_running_loop()
+        while self._silence < (SILENT_SECONDS if served.ready.done() else START_SECONDS):
+            slept = loop.time()
+            await asyncio.sleep(CHECK_SECONDS)
+            self.waited(loop.time() - slept)
         log.error("HTTP worker %d does not answer and is killed", self._index)
         process.kill()
 
+    def waited(self, elapsed: float) -> None:
+        """Count seconds without a report. Time in which this process stood still is not held against the worker."""
+        self._silence += min(elapsed, 2 * CHECK_SECONDS)
+
+    def _is_ready(self, _: object) -> None:
+        self._silence = 0.0
+        self._pool.ready()
+
     def _reported(self, stats: WorkerStats, latencies: Message) -> None:
-        self._heard.set()
+        self._silence = 0.0
         self._pool.table.by_worker[self._index] = stats
         add_latencies(self._client.service.metrics.deliveries, latencies)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import count
@@ -47,7 +47,7 @@ class ServedWorker:
         self._outbox = Outbox(self.link, lambda stream: stream.request.stream_ended())
         self._requests: dict[int, tuple[RemoteRequest, RequestRecord]] = {}
         self._charges: dict[int, InProcessCharge] = {}
-        self._tasks = set[asyncio.Task[None]]()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # of requests that wait for their limits, and of questions
         self._updates: dict[int, asyncio.Future[None]] = {}
         self._numbers = count()
         self._receivers: dict[FrameKind, Callable[[Any, memoryview], object]] = {
@@ -58,6 +58,7 @@ class ServedWorker:
             FrameKind.CLOSE: self._close,
             FrameKind.ENDED: self._ended,
             FrameKind.ASK: self._asked,
+            FrameKind.CANCEL: self._cancelled,
             FrameKind.CLOSE_CHARGE: self._close_charge,
             FrameKind.STATS: self._reported,
         }
@@ -109,7 +110,7 @@ class ServedWorker:
                 ending.callback(request.end)
             for charge in self._charges.values():
                 ending.callback(charge.close)
-            for task in self._tasks:
+            for task in self._tasks.values():
                 ending.callback(task.cancel)
             self._requests, self._charges, self._updates = {}, {}, {}
 
@@ -135,7 +136,7 @@ class ServedWorker:
             _refuse(request, error)
             return
         request.task = asyncio.create_task(self._admit(request, record, number, policy))
-        self._keep(request.task)
+        self._keep(number, request.task)
 
     async def _admit(self, request: RemoteRequest, record: RequestRecord, number: int, policy: EffectivePolicy) -> None:
         current.set(record)
@@ -181,7 +182,11 @@ class ServedWorker:
 
     def _asked(self, message: Message, _: memoryview) -> None:
         number, what, *told = message
-        self._keep(asyncio.create_task(self._answer(number, self._questions[what], told)))
+        self._keep(number, asyncio.create_task(self._answer(number, self._questions[what], told)))
+
+    def _cancelled(self, number: int, _: memoryview) -> None:
+        if number in self._tasks:
+            self._tasks[number].cancel()
 
     async def _answer(self, number: int, question: Callable[..., Any], told: Message) -> None:
         answer, error = None, None
@@ -198,11 +203,9 @@ class ServedWorker:
         if number in self._requests:
             self._requests[number][0].settle()
 
-    async def _charge(self, tenant: str, key: str) -> Message:
-        charge = await self._client.charge(self._policy(tenant, key))
-        number = next(self._numbers)
-        self._charges[number] = charge
-        return [number, charge.headers]
+    async def _charge(self, tenant: str, key: str, number: int) -> Mapping[str, str]:
+        charge = self._charges[number] = await self._client.charge(self._policy(tenant, key))
+        return charge.headers
 
     def _close_charge(self, message: Message, _: memoryview) -> None:
         number, was_served = message
@@ -241,9 +244,9 @@ class ServedWorker:
             request.writing_since = since.get(number)
         self._on_report(WorkerStats(*stats), latencies)
 
-    def _keep(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _keep(self, number: int, task: "asyncio.Task[None]") -> None:
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number))
 
 
 def _refuse(request: RemoteRequest, error: Exception) -> None:

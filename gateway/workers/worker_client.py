@@ -94,8 +94,8 @@ class WorkerCharge:
 class WorkerClient:
     """Calls the engine at the other end of a link; see `EngineClient`.
 
-    Keys and the policy here mirror the engine's. Requests are numbered; the streams of a request have its number and
-    the numbers that follow.
+    Keys and the policy here mirror the engine's. Requests, questions and charges are numbered; the streams of a request
+    have its number and the numbers that follow.
     """
 
     def __init__(
@@ -111,7 +111,8 @@ class WorkerClient:
         """`drain` and `end` are called when the engine's process says so; `end`, too, when the link is lost."""
         self.refused_tenants = refused_tenants
         self.link = WorkerLink(self._received, self._lost)
-        self._refused_keys = refused_keys  # keys that exhausted a limit, to be checked with the engine
+        # keys that exhausted a limit, to be checked with the engine; each with a mark of its last refusal
+        self._refused_keys: dict[tuple[str, str | None], object] = {key: object() for key in refused_keys}
         self._keys = keys
         self._policies = policies
         self._clock = clock
@@ -148,8 +149,7 @@ class WorkerClient:
     ) -> WorkerGeneration:
         self._check_link()
         sequences = request.sequences(_NO_ENDS, int)
-        number = self._next_number
-        self._next_number += len(sequences)
+        number = self._take_numbers(len(sequences))
         generation = self._generations[number] = WorkerGeneration(self, number, sequences, request.may_stop, fail)
         for index, stream in enumerate(generation.streams):
             stream.sequence.arrival = self._clock()
@@ -169,9 +169,10 @@ class WorkerClient:
 
     async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
         suspect = (policy.name, policy.key)
-        if suspect in self._refused_keys:
+        if (suspicion := self._refused_keys.get(suspect)) is not None:
             await self.ask("refuse_unread", *suspect, request_id)
-            self._refused_keys.discard(suspect)
+            if self._refused_keys.get(suspect) is suspicion:  # else it was refused meanwhile
+                del self._refused_keys[suspect]
 
     async def refuse_spent(self, policy: EffectivePolicy) -> None:
         await self.ask("refuse_spent", policy.name, policy.key)
@@ -185,8 +186,12 @@ class WorkerClient:
         return float(await self.ask("refused", error_message(error), tenant, key, peer, num_bytes))
 
     async def charge(self, policy: EffectivePolicy) -> WorkerCharge:
-        number, headers = await self.ask("charge", policy.name, policy.key)
-        return WorkerCharge(self.link, number, headers)
+        number = self._take_numbers(1)
+        try:
+            return WorkerCharge(self.link, number, await self.ask("charge", policy.name, policy.key, number))
+        except asyncio.CancelledError:  # it may have been charged
+            WorkerCharge(self.link, number, {}).close()
+            raise
 
     async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
         text = b64encode(contents).decode()
@@ -225,14 +230,16 @@ class WorkerClient:
         return text.encode()
 
     async def ask(self, what: str, *told: Any) -> Any:
-        """The answer of the engine's process; raises the `ApiError` that it answers with."""
+        """The answer of the engine's process, which is told of a cancellation; raises the `ApiError` that it sends."""
         self._check_link()
-        answer, number = asyncio.get_running_loop().create_future(), self._next_number
-        self._next_number += 1
+        answer, number = asyncio.get_running_loop().create_future(), self._take_numbers(1)
         self._questions[number] = answer
         self.link.send(FrameKind.ASK, [number, what, *told])
         try:
             return await answer
+        except asyncio.CancelledError:
+            self.link.send(FrameKind.CANCEL, number)
+            raise
         finally:
             del self._questions[number]
 
@@ -265,6 +272,11 @@ class WorkerClient:
         self._generations.pop(number, None)
         for stream in range(number, number + num_streams):
             self._streams.pop(stream, None)
+
+    def _take_numbers(self, count: int) -> int:
+        """Take `count` numbers in a row for a request's streams, a question or a charge; returns the first."""
+        self._next_number += count
+        return self._next_number - count
 
     def _check_link(self) -> None:
         if self._is_lost:
@@ -357,4 +369,4 @@ class WorkerClient:
         if key is None:
             self.refused_tenants.add(tenant)
         else:
-            self._refused_keys.add((tenant, key))
+            self._refused_keys[tenant, key] = object()

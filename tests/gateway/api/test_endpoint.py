@@ -71,7 +71,17 @@ class StuckReader:
         await self._dropped.wait()
 
 
-async def test_an_unread_error_is_given_up_with_its_connection() -> None:
+class Answering(Endpoint):
+    async def answer(self, call: Call) -> Outcome:
+        return await self.complete(call, b"{}")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ended"), [(Refusing, (Outcome.FAILED, ShuttingDown)), (Answering, (Outcome.COMPLETED, type(None)))]
+)
+async def test_an_unread_response_is_given_up_with_its_connection(
+    endpoint: type[Endpoint], ended: tuple[Outcome, type]
+) -> None:
     reader, telemetry, request_records = StuckReader(), Telemetry(lambda: 0.0), list[RequestRecord]()
     telemetry.on_end.append(request_records.append)
     frontend: Any = SimpleNamespace(
@@ -84,7 +94,5 @@ async def test_an_unread_error_is_given_up_with_its_connection() -> None:
         return {"type": "http.request", "body": b""}
 
     async with asyncio.timeout(240):
-        await Refusing(frontend)(scope, receive, reader.send)
-    assert [(request_record.outcome, type(request_record.error)) for request_record in request_records] == [
-        (Outcome.FAILED, ShuttingDown)
-    ]
+        await endpoint(frontend)(scope, receive, reader.send)
+    assert [(request_record.outcome, type(request_record.error)) for request_record in request_records] == [ended]

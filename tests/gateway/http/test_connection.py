@@ -19,7 +19,7 @@ from gateway.http.connection import (
     bound_socket,
 )
 from gateway.http.connection_table import ConnectionState, ConnectionTable
-from gateway.http.request_scope import TRANSPORT, show_key
+from gateway.http.request_scope import TRANSPORT, ActiveRequests, show_key
 from gateway.http.responses import ResponseWriter
 
 POST = b"POST /v1/x?q=1 HTTP/1.1\r\nhost: a\r\nx-own: yes\r\ncontent-length: 5\r\n\r\nhello"
@@ -297,6 +297,25 @@ async def test_what_follows_of_an_answered_body_is_read_at_a_bounded_pace(then: 
     await wire.send(b"x" * 2**18)
     assert not wire.transport.reads
     await until(lambda: wire.transport.reads)
+
+
+async def test_a_client_that_leaves_an_unread_body_ends_the_delay_of_its_refusal() -> None:
+    wire, active, delayed = Wire(), ActiveRequests(write_timeout=3600), list[bool]()
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await active.delay(3600, scope, receive, send)
+        delayed.append(True)
+
+    wire.protocol.app = refuse
+    await wire.send(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\nx" % 10**12)
+    for _ in range(2 * FREE_DISCARD_BYTES // 2**16):
+        await wire.send(b"x" * 2**16)
+        assert len(wire.protocol.cycle.body) <= 1
+        await until(lambda: wire.transport.reads)  # at a bounded pace
+    assert wire.protocol._discarded >= FREE_DISCARD_BYTES and not delayed
+    wire.leave()
+    await settled()
+    assert delayed
 
 
 async def test_small_requests_on_one_connection_are_never_held_up() -> None:

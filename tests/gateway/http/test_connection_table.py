@@ -82,6 +82,14 @@ def test_a_request_whose_refusal_is_delayed_makes_room_and_waits_for_its_next_on
     assert [crowd.table.num(state) for state in (STRANGER, IDLE, SERVING)] == [0, 1, 3]
 
 
+def test_a_stranger_whose_refusal_is_delayed_goes_before_those_that_came_later() -> None:
+    crowd = Crowd(4, 4)
+    crowd.enter("a", "b", "c", "d")
+    crowd.entries["a"].yield_place()
+    crowd.enter("newcomer")
+    assert crowd.gone == ["a"]
+
+
 def test_a_request_that_is_there_is_never_given_up() -> None:
     crowd = Crowd(2, 2)
     crowd.enter("a", "b", tenant="acme", state=SERVING)

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import cast
 
 import pytest
@@ -6,6 +7,7 @@ from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway.errors import ShuttingDown
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.request_scope import TRANSPORT, Exchange
 from gateway.http.responses import ResponseWriter
@@ -58,6 +60,28 @@ async def test_a_stream_that_ends_with_its_first_events_has_headers_and_an_end()
     start, end = sent
     assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
     assert end == {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
+
+
+@pytest.mark.parametrize("begin", [lambda writer: writer.stream(b"data: 0\n\n"), lambda writer: writer.reply(b"{}")])
+async def test_an_error_has_its_own_head_if_that_of_the_answer_was_never_written(
+    begin: Callable[[ResponseWriter], Coroutine[None, None, None]],
+) -> None:
+    sent: list[Message] = []
+    is_writable = asyncio.Event()
+
+    async def send(message: Message) -> None:
+        await is_writable.wait()
+        sent.append(message)
+
+    writer = ResponseWriter({"type": "http", "headers": []}, send, lambda: 0.0)
+    writing = asyncio.create_task(begin(writer))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait({writing})
+    assert (writer.started, writer.status) == (None, 0)
+    is_writable.set()
+    await writer.fail(ShuttingDown())
+    assert [message.get("status") for message in sent] == [ShuttingDown.status, None]
 
 
 class Answer:

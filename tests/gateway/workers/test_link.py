@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.link import FRAMES_PER_TURN, FrameKind, WorkerLink, frame, read_frame
+from gateway.workers.link import BYTES_PER_TURN, FRAMES_PER_TURN, FrameKind, WorkerLink, frame, read_frame
 
 Frame = tuple[FrameKind, Any, bytes]
 
@@ -93,6 +93,27 @@ async def test_a_flood_is_handled_a_few_frames_in_a_turn_and_not_read_meanwhile(
         await asyncio.sleep(0)
         counts.append(len(end.received))
     assert counts == [FRAMES_PER_TURN, 2 * FRAMES_PER_TURN, 3 * FRAMES_PER_TURN, 3 * FRAMES_PER_TURN + 1]
+
+
+async def test_large_frames_are_handled_one_in_a_turn() -> None:
+    end = PaperEnd()
+    end.link.data_received(frame(FrameKind.STATS, None, bytes(BYTES_PER_TURN)) * 3)
+    counts = [len(end.received)]
+    while not end.transport.is_reading:
+        await asyncio.sleep(0)
+        counts.append(len(end.received))
+    assert counts == [1, 2, 3]
+
+
+async def test_a_large_frame_is_joined_once_however_many_parts_it_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, num_looks = PaperEnd(), list[int]()
+    handle_some = end.link._handle_some
+    monkeypatch.setattr(end.link, "_handle_some", lambda data: (num_looks.append(len(data)), handle_some(data))[1])
+    sent = frame(FrameKind.ANSWER, [1], bytes(2**20))
+    for start in range(0, len(sent), 2**12):
+        end.link.data_received(sent[start : start + 2**12])
+    assert end.received == [(FrameKind.ANSWER, [1], bytes(2**20))]
+    assert num_looks == [2**12, len(sent)]
 
 
 async def test_nothing_is_begun_for_an_end_that_is_gone() -> None:

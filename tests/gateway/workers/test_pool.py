@@ -11,7 +11,7 @@ from gateway.http.connection import bound_socket
 from gateway.http.server import ListenError
 from gateway.settings.settings import Settings
 from gateway.workers.messages import Setup, Update
-from gateway.workers.pool import WorkerPool
+from gateway.workers.pool import CHECK_SECONDS, SILENT_SECONDS, WorkerPool, _Seat
 from quotas.policy.policy import Policy
 from tests.gateway.paper_gateway import Gateway
 from tests.gateway.workers.test_served_worker import until
@@ -73,3 +73,14 @@ async def test_a_gateway_that_serves_tries_again_until_it_is_told_to_end(
     assert "another starts in" in caplog.text
     assert pool._num_up() == 0
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+
+def test_a_worker_is_not_held_to_the_time_in_which_the_gateway_stood_still(sockets: list[socket.socket]) -> None:
+    seat = _Seat(WorkerPool(SETTINGS, lambda: None), 0, sockets[0], None, None)  # type: ignore[arg-type]
+    seat.waited(1000 * SILENT_SECONDS)
+    assert seat._silence < SILENT_SECONDS / 10
+    for _ in range(int(SILENT_SECONDS / CHECK_SECONDS)):
+        seat.waited(CHECK_SECONDS)
+    assert seat._silence >= SILENT_SECONDS
+    for sock in sockets:
+        sock.close()

@@ -167,7 +167,7 @@ async def test_a_tenant_that_was_refused_is_suspect_in_every_worker(gateway: Gat
     assert await status(workers[0].app, client_of(PROMPT, 2, temperature=-1)) == 400
     await until(lambda: all(worker.client.refused_tenants for worker in workers))
     gateway.service.quotas._note_refused("demo", "demo")
-    await until(lambda: all(worker.client._refused_keys == {("demo", "demo")} for worker in workers))
+    await until(lambda: all([*worker.client._refused_keys] == [("demo", "demo")] for worker in workers))
     for worker in workers:
         assert await status(worker.app, client_of(PROMPT, 2)) == 200
         await worker.close()
